@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
-from random import Random
 
 import pytest
 
@@ -13,58 +11,30 @@ from sfnode.organising.events import (
     ControlChanged,
     ForkProven,
     HeldChanged,
-    Mark,
     OwnerTrusts,
     PeerControl,
     PeerGone,
-    PeersClaim,
-    PeerShows,
-    PetitionHeard,
     Tenure,
-    Wake,
 )
-from sfnode.organising.feeds import CLAIMED
 from sfnode.organising.judging import Judgement, by_schedule
-from sfnode.organising.organiser import (
-    FIRST_TIME,
-    MAX_UNSEALED,
-    PROOF_TIME,
-    SETTLE_TIME,
-    State,
-)
-from sfnode.organising.policy import Admission
+from sfnode.organising.organiser import FIRST_TIME, MAX_UNSEALED, PROOF_TIME, SETTLE_TIME, State
 from sfnode.organising.rates import Schedule
-from sfprotocol.counting import NEVER, Counting, Run, named_digest
+from sfprotocol.counting import Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Admit,
-    Amend,
     Announce,
     Budget,
     Close,
-    Decision,
     Finish,
-    Invite,
     RateFrom,
     Recorded,
     Recount,
     Revoke,
-    RevokeInvitation,
     Seal,
     Unknown,
-    Void,
 )
-from sfprotocol.messages import Petition, Position
-from tests.organising.bench import (
-    BUDGET,
-    EVALUATED,
-    RATE,
-    RUN_ID,
-    UNEVALUATED,
-    Bench,
-    chain_of,
-    feed_of,
-)
+from tests.organising.bench import BUDGET, EVALUATED, RATE, RUN_ID, UNEVALUATED, Bench, chain_of, feed_of
 
 ANNE, BOB = feed_of("anne"), feed_of("bob")
 
@@ -379,130 +349,6 @@ def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted() -> No
     assert bench.of(Seal)[-1].recounted == (Recount(64, 0),)
 
 
-# -- what is missing -----------------------------------------------------------------------------------
-
-
-def lose_the_last_100(bench: Bench) -> None:
-    """Restart without the last hundred named updates."""
-    bench.update(ANNE, 100)
-    bench.advance(3)
-    bench.policy = replace(bench.policy, seal_wait=0.0)
-    bench.held_back = True
-    bench.update(ANNE, 100)
-    bench.advance(1.5)
-    bench.held_back = False
-    (close,) = bench.outbox
-    bench.outbox.clear()
-    bench.counting.apply(Recorded(close.decision))
-    bench.start()
-    bench.do(HeldChanged(ANNE, 0, (bench.marks[ANNE][0],)))
-    bench.do(PeerControl("peer", bench.counting.decisions))
-
-
-def test_nothing_is_sealed_while_named_updates_are_missing() -> None:
-    bench = Bench(policy=replace(UNEVALUATED, amend_after=None)).begin("anne")
-    lose_the_last_100(bench)
-    bench.advance(100_000)
-    assert bench.organiser.behind == 100
-    assert bench.counting.sealed == 1
-    bench.do(HeldChanged(ANNE, 100, (bench.marks[ANNE][1],)))
-    bench.advance(2)
-    assert bench.counting.sealed == 2
-
-
-def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> None:
-    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
-    lose_the_last_100(bench)
-    bench.advance(7000)
-    assert not bench.of(Amend)
-    bench.advance(300)
-    assert bench.of(Amend) == [Amend(0, 1)]
-    assert bench.counting.sealed == 2
-
-
-def test_who_says_that_it_has_what_is_missing_is_waited_for_longer_and_not_for_ever() -> None:
-    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
-    lose_the_last_100(bench)
-    bench.do(PeersClaim(frozenset({ANNE})))
-    bench.advance(CLAIMED * 7200 - 100)
-    assert not bench.of(Amend)
-    bench.advance(300)
-    assert bench.of(Amend) == [Amend(0, 1)]
-
-
-def test_a_feed_is_not_given_up_while_more_of_it_comes_than_there_ever_was() -> None:
-    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
-    lose_the_last_100(bench)
-    for stop in (120, 140, 160):
-        bench.advance(7000)
-        bench.do(HeldChanged(ANNE, 100, (Mark(stop, 0, chain_of(ANNE, stop)),)))
-    for _ in range(7):  # as somebody does who signs ever other histories
-        bench.advance(1000)
-        bench.do(HeldChanged(ANNE, 100, ()))
-        bench.do(HeldChanged(ANNE, 100, (Mark(150, 0, b"another"),)))
-    assert not bench.of(Amend)
-    bench.advance(300)
-    assert bench.of(Amend) == [Amend(0, 1)]
-
-
-def test_nothing_is_given_up_that_is_here_although_its_marks_were_forgotten() -> None:
-    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
-    for _ in range(3):
-        bench.update(ANNE, 100)
-        bench.advance(3)
-    lost, bench.marks[ANNE] = bench.marks[ANNE], [Mark(150, 0, chain_of(ANNE, 150))]
-    bench.start()
-    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
-    bench.do(PeerControl("peer", bench.counting.decisions))
-    bench.marks[ANNE] = lost
-    bench.advance(7300)
-    assert bench.of(Amend) == [Amend(0, 1)]
-    assert bench.named(ANNE) == 100
-
-
-def test_what_is_not_here_is_never_named_whatever_peers_say_that_they_have() -> None:
-    bench = Bench().begin("anne")
-    bench.update(ANNE, 40)
-    bench.do(PeerShows((Position(ANNE, 1000), Position(BOB, 1000))))
-    bench.shown[ANNE] = 1000
-    bench.advance(100)
-    assert [close.moves[0].steps for close in bench.of(Close)] == [40]
-    assert bench.counting.positions() == {0: 40}
-
-
-def test_what_was_shown_of_another_history_is_not_shown_of_this_one() -> None:
-    bench = Bench().begin("anne")
-    bench.update(ANNE, 40)
-    bench.do(HeldChanged(ANNE, 0, ()))
-    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
-    bench.advance(100)
-    assert not bench.of(Close)
-    bench.show(ANNE)
-    bench.advance(100)
-    assert bench.named(ANNE) == 40
-
-
-def test_an_epoch_of_which_nothing_is_left_is_sealed_all_the_same() -> None:
-    bench = Bench(policy=EVALUATED).begin("anne")
-    bench.update(ANNE, 100)
-    bench.advance(2)
-    bench.wish(Amend(0, 0))
-    bench.start()
-    bench.do(PeerControl("peer", bench.counting.decisions))
-    bench.advance(100)
-    assert bench.counting.sealed == 1
-    assert bench.counting.counted == 0
-
-
-def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
-    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
-    lose_the_last_100(bench)
-    bench.advance(100)
-    bench.do(PeerGone("peer"))
-    bench.advance(20_000)
-    assert not bench.of(Amend)
-
-
 # -- whether it may sign -------------------------------------------------------------------------------
 
 
@@ -607,144 +453,3 @@ def test_a_position_is_signed_once_however_long_it_takes() -> None:
     bench.advance(100)
     assert len(bench.outbox) > 5
     assert len(set(bench.outbox)) == 1
-
-
-# -- whatever comes ------------------------------------------------------------------------------------
-
-
-class Story:
-    """Random events around an organiser, as a run of a few members might bring them."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        policy = replace(
-            EVALUATED,
-            target_updates=self.random.choice([1, 50, 400]),
-            seal_wait=self.random.choice([0.0, 30.0]),
-            admission=self.random.choice(list(Admission)),
-            work_bits=0,
-            quota=40,
-        )
-        self.bench = Bench(policy=policy, judge=by_schedule(Schedule("cosine", RATE)), held_back=True)
-        self.names = [f"member {number}" for number in range(5)]
-        self.made: dict[tuple[object, int], int] = {}
-        self.forked: dict[object, int] = {}
-        self.bench.do(PeerControl("peer", 0))
-
-    def step(self) -> None:
-        random, bench = self.random, self.bench
-        match random.randrange(12):
-            case 0 | 1 | 2 | 3:
-                self.update()
-            case 4 if bench.marks:
-                feed = random.choice(list(bench.marks))
-                bench.show(feed, random.choice(bench.marks[feed]).stop)
-            case 5 if random.random() < 0.1 and bench.marks:
-                feed = random.choice(list(bench.marks))
-                if feed not in self.forked:
-                    self.forked[feed] = random.randrange(bench.marks[feed][-1].stop + 1)
-                    bench.do(ForkProven(feed, self.forked[feed]))
-            case 6:
-                origin = feed_of(random.choice(self.names)).origin
-                bench.do(PetitionHeard(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
-            case 7:
-                bench.wish(self.wish())
-            case 8 if bench.asked and random.random() < 0.5:
-                bench.evaluated(random.random(), random.choice([None, 0.5]))
-            case 9:
-                bench.advance(random.choice([0.1, 1.0, 10.0, 100.0]))
-            case 10 if random.random() < 0.1:
-                self.restart()
-            case 10:
-                bench.do(Wake())
-            case _:
-                bench.commit()
-
-    def restart(self) -> None:
-        """Begin anew with what is durable: nothing that was to be signed and was not."""
-        bench = self.bench
-        bench.outbox.clear()
-        bench.asked.clear()
-        bench.start()
-        bench.do(PeerControl("peer", bench.counting.decisions))
-        for feed, marks in bench.marks.items():
-            bench.do(HeldChanged(feed, 0, tuple(marks)))
-            if feed in self.forked:
-                bench.do(ForkProven(feed, self.forked[feed]))
-
-    def update(self) -> None:
-        """Let a member make updates as it may, most of them with the label of the open epoch."""
-        bench, random = self.bench, self.random
-        feed = feed_of(random.choice(self.names), random.choice([0, 0, 0, 1, 63]))
-        member = bench.counting.member(feed.origin)
-        marks = bench.marks.get(feed, [])
-        last = marks[-1].label if marks else 0
-        late = random.random() < 0.2
-        label = random.randint(last, bench.counting.open_epoch) if late else bench.counting.open_epoch
-        if member is None or label >= member.revoked or feed in self.forked:
-            return
-        if bench.counting.ended(bench.counting.number(feed) or 0) < NEVER:
-            return
-        count = min(random.randint(1, 20), member.quota - self.made.get((feed, label), 0))
-        if count > 0:
-            self.made[feed, label] = self.made.get((feed, label), 0) + count
-            bench.update(feed, count, label, shown=random.random() < 0.5)
-
-    def wish(self) -> Decision:
-        random, epoch = self.random, self.bench.counting.open_epoch
-        member = random.randrange(len(self.names))
-        first = random.randrange(epoch + 1)
-        often = [Announce("hello"), Admit(feed_of(self.names[member]).origin, random.choice([40, 50]), 0)]
-        seldom = [
-            Invite(bytes(31) + bytes([random.randrange(3)]), random.randrange(3)),
-            RevokeInvitation(random.randrange(3), epoch),
-            Void(first, first + random.randrange(2), (member,) if random.random() < 0.5 else ()),
-            Budget(random.choice([BUDGET, 2 * BUDGET])),
-            Close(epoch, bytes(8), ()),
-        ]
-        rarely = [
-            Finish(),
-            Revoke(member, random.randrange(epoch + 5)),
-            Amend(64 * member, 0),
-        ]
-        (kind,) = random.choices([often, seldom, rarely], [80, 17, 3])
-        return random.choice(kind)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_whatever_comes_every_decision_holds_and_what_peers_show_is_named(seed: int) -> None:
-    story = Story(seed)
-    bench = story.bench
-    for _ in range(600):
-        story.step()
-    bench.held_back = False
-    bench.commit()
-    for feed in bench.marks:
-        bench.show(feed)
-    bench.advance(31.0)
-    backlog = sum(marks[-1].stop - bench.named(feed) for feed, marks in bench.marks.items())
-    rounds = 2 + backlog // 20
-    bench.advance(rounds * (bench.policy.longest_epoch + bench.policy.seal_wait + 10))
-    assert bench.counting.sealed == bench.counting.open_epoch
-    if bench.counting.complete:
-        return
-    for feed, marks in bench.marks.items():
-        member, number = bench.counting.member(feed.origin), bench.counting.number(feed)
-        assert member is not None
-        assert number is not None
-        if bench.counting.ended(number) < NEVER:
-            continue
-        cut = story.forked.get(feed, NEVER)
-        may = [mark.stop for mark in marks if mark.stop <= cut and mark.label < member.revoked]
-        assert bench.named(feed) >= max(may, default=0)
-
-
-def test_the_same_events_bring_the_same_decisions() -> None:
-    signed = []
-    for _ in range(2):
-        story = Story(7)
-        for _ in range(300):
-            story.step()
-        signed.append(copy.copy(story.bench.signed))
-    assert signed[0] == signed[1]
-    assert signed[0]

@@ -1,0 +1,134 @@
+"""Nothing is sealed while named updates are missing; a feed ends before what is not to be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sfnode.organising.events import HeldChanged, Mark, PeerControl, PeerGone, PeersClaim, PeerShows
+from sfnode.organising.feeds import CLAIMED
+from sfprotocol.decisions import Amend, Close, Recorded
+from sfprotocol.messages import Position
+from tests.organising.bench import EVALUATED, UNEVALUATED, Bench, chain_of, feed_of
+
+ANNE, BOB = feed_of("anne"), feed_of("bob")
+
+
+def lose_the_last_100(bench: Bench) -> None:
+    """Restart without the last hundred named updates."""
+    bench.update(ANNE, 100)
+    bench.advance(3)
+    bench.policy = replace(bench.policy, seal_wait=0.0)
+    bench.held_back = True
+    bench.update(ANNE, 100)
+    bench.advance(1.5)
+    bench.held_back = False
+    (close,) = bench.outbox
+    bench.outbox.clear()
+    bench.counting.apply(Recorded(close.decision))
+    bench.start()
+    bench.do(HeldChanged(ANNE, 0, (bench.marks[ANNE][0],)))
+    bench.do(PeerControl("peer", bench.counting.decisions))
+
+
+def test_nothing_is_sealed_while_named_updates_are_missing() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=None)).begin("anne")
+    lose_the_last_100(bench)
+    bench.advance(100_000)
+    assert bench.organiser.behind == 100
+    assert bench.counting.sealed == 1
+    bench.do(HeldChanged(ANNE, 100, (bench.marks[ANNE][1],)))
+    bench.advance(2)
+    assert bench.counting.sealed == 2
+
+
+def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    lose_the_last_100(bench)
+    bench.advance(7000)
+    assert not bench.of(Amend)
+    bench.advance(300)
+    assert bench.of(Amend) == [Amend(0, 1)]
+    assert bench.counting.sealed == 2
+
+
+def test_who_says_that_it_has_what_is_missing_is_waited_for_longer_and_not_for_ever() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    lose_the_last_100(bench)
+    bench.do(PeersClaim(frozenset({ANNE})))
+    bench.advance(CLAIMED * 7200 - 100)
+    assert not bench.of(Amend)
+    bench.advance(300)
+    assert bench.of(Amend) == [Amend(0, 1)]
+
+
+def test_a_feed_is_not_given_up_while_more_of_it_comes_than_there_ever_was() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    lose_the_last_100(bench)
+    for stop in (120, 140, 160):
+        bench.advance(7000)
+        bench.do(HeldChanged(ANNE, 100, (Mark(stop, 0, chain_of(ANNE, stop)),)))
+    for _ in range(7):  # as somebody does who signs ever other histories
+        bench.advance(1000)
+        bench.do(HeldChanged(ANNE, 100, ()))
+        bench.do(HeldChanged(ANNE, 100, (Mark(150, 0, b"another"),)))
+    assert not bench.of(Amend)
+    bench.advance(300)
+    assert bench.of(Amend) == [Amend(0, 1)]
+
+
+def test_nothing_is_given_up_that_is_here_although_its_marks_were_forgotten() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    for _ in range(3):
+        bench.update(ANNE, 100)
+        bench.advance(3)
+    lost, bench.marks[ANNE] = bench.marks[ANNE], [Mark(150, 0, chain_of(ANNE, 150))]
+    bench.start()
+    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
+    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.marks[ANNE] = lost
+    bench.advance(7300)
+    assert bench.of(Amend) == [Amend(0, 1)]
+    assert bench.named(ANNE) == 100
+
+
+def test_what_is_not_here_is_never_named_whatever_peers_say_that_they_have() -> None:
+    bench = Bench().begin("anne")
+    bench.update(ANNE, 40)
+    bench.do(PeerShows((Position(ANNE, 1000), Position(BOB, 1000))))
+    bench.shown[ANNE] = 1000
+    bench.advance(100)
+    assert [close.moves[0].steps for close in bench.of(Close)] == [40]
+    assert bench.counting.positions() == {0: 40}
+
+
+def test_what_was_shown_of_another_history_is_not_shown_of_this_one() -> None:
+    bench = Bench().begin("anne")
+    bench.update(ANNE, 40)
+    bench.do(HeldChanged(ANNE, 0, ()))
+    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
+    bench.advance(100)
+    assert not bench.of(Close)
+    bench.show(ANNE)
+    bench.advance(100)
+    assert bench.named(ANNE) == 40
+
+
+def test_an_epoch_of_which_nothing_is_left_is_sealed_all_the_same() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(2)
+    bench.wish(Amend(0, 0))
+    bench.start()
+    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.advance(100)
+    assert bench.counting.sealed == 1
+    assert bench.counting.counted == 0
+
+
+def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    lose_the_last_100(bench)
+    bench.advance(100)
+    bench.do(PeerGone("peer"))
+    bench.advance(20_000)
+    assert not bench.of(Amend)

@@ -1,0 +1,168 @@
+"""Whatever comes, every decision of an organiser holds."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from sfnode.organising.events import ForkProven, HeldChanged, PeerControl, PetitionHeard, Wake
+from sfnode.organising.judging import by_schedule
+from sfnode.organising.policy import Admission
+from sfnode.organising.rates import Schedule
+from sfprotocol.counting import NEVER
+from sfprotocol.decisions import (
+    Admit,
+    Amend,
+    Announce,
+    Budget,
+    Close,
+    Decision,
+    Finish,
+    Invite,
+    Revoke,
+    RevokeInvitation,
+    Void,
+)
+from sfprotocol.messages import Petition
+from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of
+
+
+class Story:
+    """Random events around an organiser, as a run of a few members might bring them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        policy = replace(
+            EVALUATED,
+            target_updates=self.random.choice([1, 50, 400]),
+            seal_wait=self.random.choice([0.0, 30.0]),
+            admission=self.random.choice(list(Admission)),
+            work_bits=0,
+            quota=40,
+        )
+        self.bench = Bench(policy=policy, judge=by_schedule(Schedule("cosine", RATE)), held_back=True)
+        self.names = [f"member {number}" for number in range(5)]
+        self.made: dict[tuple[object, int], int] = {}
+        self.forked: dict[object, int] = {}
+        self.bench.do(PeerControl("peer", 0))
+
+    def step(self) -> None:
+        random, bench = self.random, self.bench
+        match random.randrange(12):
+            case 0 | 1 | 2 | 3:
+                self.update()
+            case 4 if bench.marks:
+                feed = random.choice(list(bench.marks))
+                bench.show(feed, random.choice(bench.marks[feed]).stop)
+            case 5 if random.random() < 0.1 and bench.marks:
+                feed = random.choice(list(bench.marks))
+                if feed not in self.forked:
+                    self.forked[feed] = random.randrange(bench.marks[feed][-1].stop + 1)
+                    bench.do(ForkProven(feed, self.forked[feed]))
+            case 6:
+                origin = feed_of(random.choice(self.names)).origin
+                bench.do(PetitionHeard(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
+            case 7:
+                bench.wish(self.wish())
+            case 8 if bench.asked and random.random() < 0.5:
+                bench.evaluated(random.random(), random.choice([None, 0.5]))
+            case 9:
+                bench.advance(random.choice([0.1, 1.0, 10.0, 100.0]))
+            case 10 if random.random() < 0.1:
+                self.restart()
+            case 10:
+                bench.do(Wake())
+            case _:
+                bench.commit()
+
+    def restart(self) -> None:
+        """Begin anew with what is durable: nothing that was to be signed and was not."""
+        bench = self.bench
+        bench.outbox.clear()
+        bench.asked.clear()
+        bench.start()
+        bench.do(PeerControl("peer", bench.counting.decisions))
+        for feed, marks in bench.marks.items():
+            bench.do(HeldChanged(feed, 0, tuple(marks)))
+            if feed in self.forked:
+                bench.do(ForkProven(feed, self.forked[feed]))
+
+    def update(self) -> None:
+        """Let a member make updates as it may, most of them with the label of the open epoch."""
+        bench, random = self.bench, self.random
+        feed = feed_of(random.choice(self.names), random.choice([0, 0, 0, 1, 63]))
+        member = bench.counting.member(feed.origin)
+        marks = bench.marks.get(feed, [])
+        last = marks[-1].label if marks else 0
+        late = random.random() < 0.2
+        label = random.randint(last, bench.counting.open_epoch) if late else bench.counting.open_epoch
+        if member is None or label >= member.revoked or feed in self.forked:
+            return
+        if bench.counting.ended(bench.counting.number(feed) or 0) < NEVER:
+            return
+        count = min(random.randint(1, 20), member.quota - self.made.get((feed, label), 0))
+        if count > 0:
+            self.made[feed, label] = self.made.get((feed, label), 0) + count
+            bench.update(feed, count, label, shown=random.random() < 0.5)
+
+    def wish(self) -> Decision:
+        random, epoch = self.random, self.bench.counting.open_epoch
+        member = random.randrange(len(self.names))
+        first = random.randrange(epoch + 1)
+        often = [Announce("hello"), Admit(feed_of(self.names[member]).origin, random.choice([40, 50]), 0)]
+        seldom = [
+            Invite(bytes(31) + bytes([random.randrange(3)]), random.randrange(3)),
+            RevokeInvitation(random.randrange(3), epoch),
+            Void(first, first + random.randrange(2), (member,) if random.random() < 0.5 else ()),
+            Budget(random.choice([BUDGET, 2 * BUDGET])),
+            Close(epoch, bytes(8), ()),
+        ]
+        rarely = [
+            Finish(),
+            Revoke(member, random.randrange(epoch + 5)),
+            Amend(64 * member, 0),
+        ]
+        (kind,) = random.choices([often, seldom, rarely], [80, 17, 3])
+        return random.choice(kind)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_comes_every_decision_holds_and_what_peers_show_is_named(seed: int) -> None:
+    story = Story(seed)
+    bench = story.bench
+    for _ in range(600):
+        story.step()
+    bench.held_back = False
+    bench.commit()
+    for feed in bench.marks:
+        bench.show(feed)
+    bench.advance(31.0)
+    backlog = sum(marks[-1].stop - bench.named(feed) for feed, marks in bench.marks.items())
+    rounds = 2 + backlog // 20
+    bench.advance(rounds * (bench.policy.longest_epoch + bench.policy.seal_wait + 10))
+    assert bench.counting.sealed == bench.counting.open_epoch
+    if bench.counting.complete:
+        return
+    for feed, marks in bench.marks.items():
+        member, number = bench.counting.member(feed.origin), bench.counting.number(feed)
+        assert member is not None
+        assert number is not None
+        if bench.counting.ended(number) < NEVER:
+            continue
+        cut = story.forked.get(feed, NEVER)
+        may = [mark.stop for mark in marks if mark.stop <= cut and mark.label < member.revoked]
+        assert bench.named(feed) >= max(may, default=0)
+
+
+def test_the_same_events_bring_the_same_decisions() -> None:
+    signed = []
+    for _ in range(2):
+        story = Story(7)
+        for _ in range(300):
+            story.step()
+        signed.append(copy.copy(story.bench.signed))
+    assert signed[0] == signed[1]
+    assert signed[0]
