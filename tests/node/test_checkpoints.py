@@ -15,6 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.admission import Organised
 from sfnode.node import checkpoints, organising
 from sfnode.node.training.model import LocalModel
+from sfnode.organising import checkpoints as organised_checkpoints
 from sfnode.organising import organiser
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
@@ -37,7 +38,7 @@ def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda *said: replace(policy_of(*said), work_bits=4, checkpoint_epochs=2, target_updates=40),
     )
     monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(organiser, "SETTLED", 1)
+    monkeypatch.setattr(organised_checkpoints, "SETTLED", 1)
     monkeypatch.setattr(checkpoints, "LOOK_INTERVAL", 0.05)
 
 
