@@ -108,3 +108,14 @@ def test_a_seal_skips_what_was_revoked_since_its_close_and_tells_no_result_of_an
     assert seal.skipped == (64,)
     assert bench.counting.counted == 50
     assert not bench.of(Evaluated)
+
+
+def test_an_answer_that_was_not_asked_for_or_comes_twice_is_not_told() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.do(EvaluationEnded(0, scores(0.4)))
+    bench.update(ANNE, 100)
+    bench.advance(2)
+    bench.evaluated(0.5)
+    bench.do(EvaluationEnded(0, scores(0.6)))
+    bench.advance(5)
+    assert [said.value for said in bench.of(Evaluated)] == [500_000]
