@@ -455,15 +455,16 @@ def test_scalars_of_another_size_never_count() -> None:
 
 def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() -> None:
     run = Organised()
-    for _ in range(3):
+    for _ in range(8):
         run.epoch()
-    while not run.bench.of(Revoke):
-        run.epoch(BAD / 4)
-    assert run.bench.of(Revoke) == [Revoke(4, 3)]
+    assert EVE not in run.epoch(0.4 * BAD).skipped, "there was more evidence for her"
+    while not run.bench.of(Void):
+        run.epoch(BAD)
+    assert run.bench.of(Revoke) == [Revoke(4, 8)]
     void = run.bench.of(Void)[0]
-    assert (void.first, void.members) == (3, (4,))
+    assert (void.first, void.members) == (8, (4,))
     assert void.last == run.bench.of(Worth)[-1].epoch - 1
-    assert run.bench.counting.counts_of(4) == sum(run.bench.counting.counts(EVE, e) for e in range(3))
+    assert run.bench.counting.counts_of(4) == sum(run.bench.counting.counts(EVE, e) for e in range(8))
     run.epoch(BAD)
     assert len(run.bench.of(Revoke)) == len(run.bench.of(Void)) == 1
 
@@ -474,8 +475,8 @@ def test_flips_of_three_in_ten_show_in_the_first_epoch_though_scalars_agree_litt
     parts = [Part(64 * n, 19, 0, round(drift * math.sqrt(19) * SCORE_ONE)) for n, drift in enumerate(drifts)]
     evidence = Origins()
     evidence.take(Worth(0, 32, tuple(parts)))
-    assert min(evidence.members[n].useful for n in range(7)) > TRUSTED_FROM - 0.1
-    assert max(evidence.members[n].useful for n in range(7, 10)) < TRUSTED_FROM - 0.4
+    assert min(evidence.members[n].useful for n in range(7)) > TRUSTED_FROM - 0.2
+    assert max(evidence.members[n].useful for n in range(7, 10)) < TRUSTED_FROM - 0.9
 
 
 def test_a_policy_may_only_tell_of_harm_and_the_owner_has_the_last_word() -> None:
