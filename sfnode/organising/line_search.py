@@ -26,8 +26,8 @@ SHARE = 0.5
 
 CAUTION = 1 / 4
 """The same where it could have gone further. Runs of the built-in model at constant rates of 7.5e-4 and 1e-3
-were destroyed at losses of 0.16 and 0.18, and after epochs that had counted four times at 0.4, though twice
-each epoch's step would have been better until shortly before (docs/research-log.md)."""
+were destroyed at losses of 0.16 and 0.18, though twice each epoch's step would have been better until shortly
+before (docs/research-log.md)."""
 
 FIRST_ROWS = 16
 """Rows that a search begins with: enough where the rate is wrong by 10 or more, and they cost as much as 14

@@ -109,6 +109,7 @@ class Memory(NamedTuple):
     steady: int
     cut: tuple[int, int, float] | None
     lead: float
+    most: int
 
 
 class Search:
@@ -165,12 +166,13 @@ class Search:
             self._steady,
             self._cut,
             self._lead,
+            self._most,
         )
 
     def remember(self, memory: Memory) -> None:
         """Go on as the search that had this memory when nothing was under way."""
         self._credit, self._credited, self._target, self.settled = memory[:4]
-        self._has_base, self._scored, self._steady, self._cut, self._lead = memory[4:]
+        self._has_base, self._scored, self._steady, self._cut, self._lead, self._most = memory[4:]
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
@@ -221,9 +223,9 @@ class Search:
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
         if self.settled and not last:
             return self._regular(counting, due, cost)
-        least = 0 if self.settled else self._cheapest  # an epoch at a rate that may be far off is searched
         sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
-        scored = last or (due and not sized and self._credit >= cost + least)
+        # an epoch at a rate that may be far off is searched, whatever else is due
+        scored = last or (due and not sized and self._credit >= cost + self._cheapest)
         rest = max(0.0, self._credit - cost * scored)
         if due and not scored:  # it saves up: else what is cheaper would always come first
             rest = min(rest, self._cheapest)
