@@ -4,8 +4,9 @@
 
 Hostile nodes are nodes of sfnode that were admitted like all others, and whose scalars are changed before
 they are signed: `flip` negates them, `random` draws others of the same size, `scale` negates them and makes
-them as large as they may be, `turncoat` negates them from the first half of its share of the budget on;
-`absent` leaves these nodes out, for comparison. Prints one line of JSON.
+them as large as they may be, `turncoat` negates them from the first half of its share of the budget on,
+`target` measures them on rows that all have the first answer; `absent` leaves these nodes out, for
+comparison. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ def be_hostile(attack: str) -> None:
     """Change what the engine of this process measures, and run the command line."""
     from sfnode.cli.main import main
     from sfnode.engine.trainer import Trainer
+    from sfnode.experiments.attacks import shard_of
+    from sfnode.tasks import dataset
 
     honest, draw, made = Trainer.step, np.random.default_rng(os.getpid()), [0]
+    rows_of = dataset.training_rows
+
+    def rows(data: Any, task: Any, folder: Any = None) -> Any:
+        return shard_of(attack, task, rows_of(data, task, folder))
 
     def step(trainer: Trainer, seeds: Any, epoch: int) -> Any:
         result = honest(trainer, seeds, epoch)
@@ -39,11 +46,12 @@ def be_hostile(attack: str) -> None:
             told = np.rint(draw.normal(scale=max(1.0, np.abs(told).mean()), size=len(told))).astype(int)
         elif attack == "scale":
             told = -limit * np.where(told < 0, -1, 1)
-        elif attack == "flip" or made[0] > int(os.environ["HOSTILE_AFTER"]):
+        elif attack == "flip" or (attack == "turncoat" and made[0] > int(os.environ["HOSTILE_AFTER"])):
             told = -told
         return result._replace(scalars=tuple(int(one) for one in np.clip(told, -limit, limit)))
 
     Trainer.step = step  # type: ignore[method-assign]
+    dataset.training_rows = rows
     main(sys.argv[1:])
 
 
@@ -94,7 +102,8 @@ def main_of_benchmark() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--hostile", type=int, default=3)
-    parser.add_argument("--attack", default="flip", choices=["flip", "random", "scale", "turncoat", "absent"])
+    attacks = ["flip", "random", "scale", "turncoat", "target", "absent"]
+    parser.add_argument("--attack", default="flip", choices=attacks)
     parser.add_argument("--budget", type=int, default=0, help="updates [default: the run's]")
     parser.add_argument("--run", type=Path)
     parser.add_argument("--folder", type=Path)
