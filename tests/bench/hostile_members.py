@@ -6,7 +6,8 @@ Hostile nodes are nodes of sfnode that were admitted like all others, and whose 
 they are signed: `flip` negates them, `random` draws others of the same size, `scale` negates them and makes
 them as large as they may be, `turncoat` negates them from the first half of its share of the budget on,
 `target` measures them on rows that all have the first answer; `absent` leaves these nodes out, for
-comparison. Prints one line of JSON.
+comparison; with `--hostile 0` it is the cost that is of interest. Prints one line of JSON; `organiser`: the
+example-forwards of what its node has measured for seals, their share of all, and the seconds that this took.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,12 @@ import numpy as np
 
 ATTACK = "HOSTILE_ATTACK"
 """Environment variable by which a hostile node knows what to do."""
+
+COST = "ORGANISER_COST"
+"""That of the file in which the organiser's node keeps what it has spent."""
+
+HOSTILE, ORGANISER = "hostile", "organiser"
+"""First arguments of this program as a node."""
 
 
 def be_hostile(attack: str) -> None:
@@ -52,7 +61,30 @@ def be_hostile(attack: str) -> None:
 
     Trainer.step = step  # type: ignore[method-assign]
     dataset.training_rows = rows
-    main(sys.argv[1:])
+    main(sys.argv[2:])
+
+
+def be_organiser(file: Path) -> None:
+    """Keep account of what this process measures for seals, and run the command line."""
+    from sfnode.cli.main import main
+    from sfnode.node.organising import Organising
+    from sfnode.organising.events import EvaluationEnded
+
+    evaluate, tell, spent = Organising._evaluate, Organising._tell, {"forwards": 0, "seconds": 0.0}
+
+    async def timed(organising: Organising, asked: Any) -> None:
+        began = time.perf_counter()
+        await evaluate(organising, asked)
+        spent["seconds"] += time.perf_counter() - began
+
+    def told(organising: Organising, event: Any) -> None:
+        spent["forwards"] += event.forwards if isinstance(event, EvaluationEnded) else 0
+        file.write_text(json.dumps(spent))
+        tell(organising, event)
+
+    Organising._evaluate = timed  # type: ignore[method-assign]
+    Organising._tell = told  # type: ignore[method-assign, assignment]
+    main(sys.argv[2:])
 
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
@@ -69,14 +101,16 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     honest = asked.nodes - asked.hostile
 
     class Node(NodeProcess):
-        """A node that is hostile if it is among the last ones."""
+        """A node that is hostile if it is among the last ones, and keeps accounts if it is the first."""
 
         async def start(self, arguments: list[str]) -> None:
-            if self.number > honest:
-                self.program = (sys.executable, __file__)
+            if self.number == 1 or self.number > honest:
+                self.program = (sys.executable, __file__, HOSTILE if self.number > honest else ORGANISER)
             await super().start([*arguments, *(asked.option if self.number == 1 else [])])
 
+    cost = Path(tempfile.mkdtemp()) / "cost.json"
     os.environ |= {ATTACK: asked.attack, "HOSTILE_AFTER": str(run.training.update_budget // asked.nodes // 2)}
+    os.environ[COST] = str(cost)
     local_swarm.NodeProcess = Node  # type: ignore[attr-defined]
     bases = asked.run.parent if asked.run else None
     async with local_swarm.LocalSwarm(run, nodes=count, beside=bases, folder=asked.folder) as swarm:
@@ -84,6 +118,8 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
             if asked.verbose and progress.organised:
                 print(progress.organised.counted, progress.organised.sealed, file=sys.stderr, flush=True)
         result = await swarm.compare()
+    spent = json.loads(cost.read_text()) if cost.exists() else {"forwards": 0, "seconds": 0.0}
+    trained = result.updates * run.training.update_forwards
     return {
         "attack": asked.attack,
         "equal": result.equal,
@@ -94,6 +130,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "sealed": result.sealed,
         "seconds": result.seconds,
         "own": [node.own_updates for node in result.nodes],
+        "organiser": {**spent, "share": spent["forwards"] / (spent["forwards"] + trained)},
     }
 
 
@@ -115,7 +152,9 @@ def main_of_benchmark() -> None:
 
 
 if __name__ == "__main__":
-    if ATTACK in os.environ and "join" in sys.argv[1:2]:
+    if sys.argv[1:2] == [HOSTILE]:
         be_hostile(os.environ[ATTACK])
+    elif sys.argv[1:2] == [ORGANISER]:
+        be_organiser(Path(os.environ[COST]))
     else:
         main_of_benchmark()
