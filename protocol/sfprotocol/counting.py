@@ -38,6 +38,7 @@ from sfprotocol.decisions import (
     Revoke,
     RevokeInvitation,
     Seal,
+    Validators,
     Void,
 )
 from sfprotocol.messages import Feed, RunParameters
@@ -103,6 +104,7 @@ class _Closed(NamedTuple):
     """Steps that it has named."""
     feeds: array[int]
     """Numbers of the feeds of which it has named steps, ascending."""
+    validators: tuple[int, ...]
 
 
 class Counting:
@@ -122,6 +124,8 @@ class Counting:
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[Invitation] = []
+        self.validators: tuple[int, ...] = ()
+        """Numbers of the members who are named to measure the closes that follow, ascending (SPEC O18)."""
         self.checkpoints: list[Checkpoint] = []
         """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
         self.bases: tuple[Bases, ...] = (Bases(0, bases),) if bases else ()
@@ -266,6 +270,10 @@ class Counting:
         ascending: those that its seal may skip."""
         return tuple(feed for feed in self._closes[epoch].feeds if self._place(feed, epoch) is not None)
 
+    def drawn_from(self, epoch: int) -> tuple[bytes, tuple[int, ...]]:
+        """Return the salt of a close, and the members who were named to measure it (`validators.panel`)."""
+        return self._closes[epoch].salt, self._closes[epoch].validators
+
     def counts(self, feed: int, epoch: int) -> int:
         """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
         known = self._feeds.get(feed)
@@ -338,13 +346,15 @@ class Counting:
                 self.budget = updates
             case Finish():
                 self.finished = True
-            case Bases() | Checkpoint():
+            case Bases() | Checkpoint() | Validators():
                 self._state(decision)
         return set()
 
-    def _state(self, decision: Bases | Checkpoint) -> None:
-        """Keep what a decision says of a subspace, or of an epoch, in the place of what was said before."""
+    def _state(self, decision: Bases | Checkpoint | Validators) -> None:
+        """Keep what a decision says of a subspace, an epoch or validators, for what was said before."""
         match decision:
+            case Validators(members=members) if not members or members[-1] < len(self.members):
+                self.validators = members
             case Bases(subspace=subspace) if self.may_begin(subspace):
                 others = (one for one in self.bases if one.subspace != subspace)
                 self.bases = tuple(sorted((*others, decision), key=_SUBSPACE))
@@ -366,7 +376,8 @@ class Counting:
         for feed, stop, move in zip(feeds, stops, close.moves, strict=True):
             feed.append(close.epoch, stop, move.tag)
         self._feeds.update(zip(numbers, feeds, strict=True))
-        self._closes.append(_Closed(close.salt, sum(move.steps for move in close.moves), numbers))
+        updates = sum(move.steps for move in close.moves)
+        self._closes.append(_Closed(close.salt, updates, numbers, self.validators))
         self._voidable.append(1)
         return set(numbers)
 

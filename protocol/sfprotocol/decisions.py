@@ -233,6 +233,14 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
+class Validators:
+    """Name the members who measure what the closes that follow have named, until others are named; changes
+    nothing of what counts (SPEC O18)."""
+
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A decision of a kind that this version does not know."""
 
@@ -255,6 +263,7 @@ Decision = (
     | Evaluated
     | Checkpoint
     | Worth
+    | Validators
     | Unknown
 )
 
@@ -360,6 +369,7 @@ _KINDS: dict[int, tuple[type, tuple[Read, ...]]] = {
     3: (Evaluated, (_U16, _text(64), _signed, _signed, _signed, _signed, _U32)),
     5: (Checkpoint, (_U16, _binary(32), _binary(32))),
     7: (Worth, (_U16, _U32, _PARTS)),
+    9: (Validators, (_NUMBERS,)),
 }
 """Even kinds change the state of a run, odd ones do not."""
 

@@ -30,11 +30,13 @@ from sfprotocol.events import LinkId
 from sfprotocol.frontier import MAX_FEEDS, Frontier
 from sfprotocol.messages import (
     Card,
+    Commitment,
     Control,
     ControlFork,
     ControlHead,
     ControlWant,
     Feed,
+    Finding,
     Floor,
     Goodbye,
     Have,
@@ -66,7 +68,8 @@ TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
 }
 """The states that may follow each state."""
 
-_CONTROL = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, Petition, Floor})
+_DECIDED = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, Floor})
+_CONTROL = _DECIDED | {Petition, Commitment, Finding}
 _AFTER_HELLO = frozenset({Segment, Summary, Have, Want, Prune, Proof, Card, Goodbye}) | _CONTROL
 
 ALLOWED: dict[LinkState, frozenset[type]] = {

@@ -32,7 +32,6 @@ from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
     Admit,
-    CheckpointKept,
     Counters,
     Drop,
     Event,
@@ -42,13 +41,10 @@ from sfprotocol.events import (
     LinkDown,
     LinkId,
     LinkUp,
-    OwnDecision,
-    OwnPetition,
-    OwnSuccession,
+    OrganisedEvent,
     OwnUpdates,
     Received,
     Served,
-    Traced,
     Transmit,
     Wake,
     Writable,
@@ -153,6 +149,7 @@ class Machine:
                 self.counters,
                 kept=control,
                 sign=sign_control,
+                sign_own=sign,
             )
             if run.organised
             else None
@@ -224,6 +221,10 @@ class Machine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; return what to do, in order. Raises LocalProtocolError on misuse only."""
+        if isinstance(event, OrganisedEvent):
+            if self.organised is None:
+                raise LocalProtocolError(f"{type(event).__name__} in an open run")
+            return self.organised.handle(event, now)
         match event:
             case LinkUp(link=link_id, peer=peer):
                 return self._on_up(link_id, peer, now)
@@ -233,10 +234,6 @@ class Machine:
                 return self._on_wake(now)
             case Examined():
                 return self._on_examined(event, now)
-            case OwnDecision() | OwnPetition() | OwnSuccession() | Traced() | CheckpointKept():
-                if self.organised is None:
-                    raise LocalProtocolError(f"{type(event).__name__} in an open run")
-                return self.organised.handle(event, now)
         link = self.links.get(event.link)
         if link is None:
             return []  # it was dropped meanwhile

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sfprotocol.decisions import Part
+
 PROTOCOL_VERSION = 2
 """The version of the protocol (SPEC V1): peers with different versions part with a Goodbye."""
 
@@ -352,6 +354,31 @@ class Floor:
 
 
 @dataclass(frozen=True, slots=True)
+class Commitment:
+    """A validator's promise that its finding about an epoch will be the one with this digest (SPEC O18)."""
+
+    epoch: int
+    origin: bytes
+    digest: bytes
+    """See `validators.finding_digest`."""
+    signature: bytes
+    """The origin's signature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The figures that a validator has measured of an epoch; its commitment vouches for it (SPEC O18)."""
+
+    epoch: int
+    origin: bytes
+    nonce: int
+    """Drawn for this finding, so that nobody finds out from the commitment what it says."""
+    rows: int
+    """Validation rows on which it was measured."""
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The last message on a link (SPEC L5)."""
 
@@ -378,5 +405,7 @@ Message = (
     | ControlFork
     | Petition
     | Floor
+    | Commitment
+    | Finding
     | Goodbye
 )

@@ -23,7 +23,9 @@ from sfprotocol.events import (
     CheckpointKept,
     Counters,
     LinkId,
+    OrganisedEvent,
     OwnDecision,
+    OwnFinding,
     OwnPetition,
     OwnSuccession,
     Rebase,
@@ -35,11 +37,13 @@ from sfprotocol.events import (
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import (
+    Commitment,
     Control,
     ControlFork,
     ControlHead,
     ControlWant,
     Feed,
+    Finding,
     Floor,
     Message,
     Petition,
@@ -50,6 +54,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
 from sfprotocol.signing import Sign
+from sfprotocol.validators import Findings
 from sfprotocol.weighing import Counted, Rates
 
 EPOCHS_AHEAD = 2
@@ -111,8 +116,10 @@ class Organised:
         *,
         kept: Kept,
         sign: Sign | None,
+        sign_own: Sign,
     ) -> None:
-        """`kept` is what was kept of the control feed; `sign` signs with the organiser's key."""
+        """`kept` is what was kept of the control feed; `sign` signs with the organiser's key, and `sign_own`
+        with that of our own feed."""
         self._frontier = frontier
         self._links = links
         self._pulls = pulls
@@ -120,6 +127,8 @@ class Organised:
         self._counters = counters
         self.control = ControlSync(frontier, links, counters, kept=kept, sign=sign)
         self._petitions = Petitions(frontier.run.run_id, links)
+        self.findings = Findings(frontier.run.run_id, links, own, counters, sign_own)
+        """Findings of validators, and our own."""
         self._early: set[Feed] = set()
         """Feeds of which something was labelled with an epoch that we do not know to be open."""
         self._rates: tuple[Counting, int, Rates] | None = None
@@ -237,9 +246,7 @@ class Organised:
 
     # -- events and messages -----------------------------------------------------------------------
 
-    def handle(
-        self, event: OwnDecision | OwnPetition | OwnSuccession | Traced | CheckpointKept, now: float
-    ) -> list[Action]:
+    def handle(self, event: OrganisedEvent, now: float) -> list[Action]:
         """Take in an event. Raises LocalProtocolError for a decision without the key, RemoteProtocolError for
         a succession without the votes."""
         match event:
@@ -249,6 +256,8 @@ class Organised:
                 return self._petitions.petition(petition, now)
             case OwnSuccession(succession=succession):
                 return self._decided(self.control.heard_authority(None, succession, now), now)
+            case OwnFinding():
+                return self.findings.measured(event, self.counting, now)
             case Traced():
                 return self._on_traced(event, now)
             case CheckpointKept():
@@ -267,6 +276,8 @@ class Organised:
                 return self._decided(self.control.heard_authority(link, message, now), now)
             case Petition():
                 return self._petitions.heard(link, message, self.counting, now)
+            case Commitment() | Finding():
+                return self.findings.heard(link, message, self.counting, now)
             case Floor(epoch=epoch):
                 if epoch <= link.floor:
                     raise RemoteProtocolError("O15", "a floor that does not rise")
@@ -276,7 +287,8 @@ class Organised:
 
     def introduce(self, link: Link) -> list[Action]:
         """Tell a new neighbour of the decisions here, before it is told of feeds."""
-        return [*self.control.introduce(link), *self._petitions.introduce(link), *self._tell_floor(link)]
+        asked = [*self._petitions.introduce(link), *self._tell_floor(link)]
+        return [*self.control.introduce(link), *asked, *self.findings.introduce(link)]
 
     def tell(self, link: Link, now: float) -> list[Action]:
         """Tell a neighbour whose turn it is what has changed."""
@@ -284,13 +296,13 @@ class Organised:
 
     def deadline(self) -> float:
         """Return the time at which `wake` has something to do."""
-        return float("-inf") if self._untraced else self._petitions.deadline()
+        return float("-inf") if self._untraced else min(self._petitions.deadline(), self.findings.deadline())
 
     def wake(self, now: float) -> list[Action]:
         """Do what is due."""
         numbers, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
         compared = [action for number in numbers for action in self._compare(number, now)]
-        return [*self._petitions.wake(self.counting, now), *compared]
+        return [*self._petitions.wake(self.counting, now), *self.findings.wake(now), *compared]
 
     def early(self, link: Link, feeds: list[Feed], segment: Segment, now: float) -> None:
         """Ask again later for what is labelled with an epoch of which we have not heard, or is of an origin
@@ -343,6 +355,7 @@ class Organised:
         """Do what follows for feeds from decisions that have come, or were dropped."""
         changed = sorted(self.control.changed)
         self.control.changed.clear()
+        self.findings.decided(self.counting)
         for number in changed:
             self._mark(number)
             feed = self.counting.feed(number)

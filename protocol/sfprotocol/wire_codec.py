@@ -15,13 +15,14 @@ from typing import Any, TypeVar, cast
 import msgpack
 
 from sfprotocol import names
-from sfprotocol.decisions import MAX_DECISION
+from sfprotocol.decisions import MAX_DECISION, Part
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
     Ahead,
     Branch,
     Card,
     Claim,
+    Commitment,
     Control,
     ControlFork,
     ControlHead,
@@ -29,6 +30,7 @@ from sfprotocol.messages import (
     Entry,
     EpochScalars,
     Feed,
+    Finding,
     Floor,
     Goodbye,
     Have,
@@ -71,6 +73,8 @@ MAX_PART_BYTES = 192 * 1024
 
 E = TypeVar("E")
 
+_U16 = (1 << 16) - 1
+_U31 = (1 << 31) - 1
 _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _FORMATS = {1: "b", 2: "h"}
@@ -170,6 +174,8 @@ _ENCODERS: dict[type, Callable[[Any, int], list[Any]]] = {
     ControlFork: lambda m, _: [17, m.term, m.stop, *m.chains, *m.signatures],
     Petition: lambda m, _: [18, m.origin, m.nonce, m.invitation, m.voucher, m.signature],
     Floor: lambda m, _: [19, m.epoch],
+    Commitment: lambda m, _: [20, m.epoch, m.origin, m.digest, m.signature],
+    Finding: lambda m, _: [21, m.epoch, m.origin, m.nonce, m.rows, [list(part) for part in m.parts]],
 }
 
 
@@ -183,6 +189,11 @@ def _require(condition: bool, rule: str, reason: str) -> None:
 
 def _unsigned(value: Any, bound: int, what: str) -> int:
     _require(type(value) is int and 0 <= value <= bound, "C5", f"{what} is not an unsigned integer in range")
+    return cast(int, value)
+
+
+def _signed(value: Any, what: str) -> int:
+    _require(type(value) is int and -(1 << 63) <= value < 1 << 63, "C5", f"{what} is not an i64")
     return cast(int, value)
 
 
@@ -359,6 +370,23 @@ def _decode_petition(f: list[Any], _: int) -> Petition:
     return Petition(origin, nonce, _unsigned(f[3], _U32, "invitation"), f[4], _binary(f[5], 64, "signature"))
 
 
+def _decode_commitment(f: list[Any], _: int) -> Commitment:
+    origin, digest = _binary(f[2], 32, "origin"), _binary(f[3], 32, "digest")
+    return Commitment(_unsigned(f[1], _U16, "epoch"), origin, digest, _binary(f[4], 64, "signature"))
+
+
+def _decode_finding(f: list[Any], _: int) -> Finding:
+    origin, nonce = _binary(f[2], 32, "origin"), _unsigned(f[3], _U64, "nonce")
+    parts = _entries(f[5], _measured, attrgetter("feed"))
+    return Finding(_unsigned(f[1], _U16, "epoch"), origin, nonce, _unsigned(f[4], _U32, "rows"), parts)
+
+
+def _measured(value: Any) -> Part:
+    feed, updates, worth, score = _fields(value, 4, "part")
+    numbers = _unsigned(feed, _U31, "feed"), _unsigned(updates, _U32, "updates")
+    return Part(*numbers, _signed(worth, "worth"), _signed(score, "score"))
+
+
 def _decode_goodbye(f: list[Any], _: int) -> Goodbye:
     _require(isinstance(f[1], str) and len(f[1].encode()) <= MAX_REASON, "C5", "reason is not a short string")
     return Goodbye(f[1])
@@ -385,4 +413,6 @@ _DECODERS: dict[int, tuple[int, Callable[[list[Any], int], Message]]] = {
     17: (7, _decode_control_fork),
     18: (6, _decode_petition),
     19: (2, lambda f, _: Floor(_unsigned(f[1], _U32, "floor"))),
+    20: (5, _decode_commitment),
+    21: (6, _decode_finding),
 }

@@ -8,11 +8,13 @@ import msgpack
 from plain import plain
 
 from sfprotocol import wire_codec
+from sfprotocol.decisions import Part
 from sfprotocol.messages import (
     Ahead,
     Branch,
     Card,
     Claim,
+    Commitment,
     Control,
     ControlFork,
     ControlHead,
@@ -20,6 +22,7 @@ from sfprotocol.messages import (
     Entry,
     EpochScalars,
     Feed,
+    Finding,
     Floor,
     Goodbye,
     Have,
@@ -42,6 +45,7 @@ from sfprotocol.messages import (
 
 RUN_ID = bytes(range(32))
 ORIGINS = (b"\x01" * 32, b"\xfe" * 32)
+MEASURED = (Part(0, 300, 41_250_000, 5_250), Part(2**31 - 1, 1, -(2**63), -1_000))
 PARTS = (EpochScalars(0, (5, -7, 32767)), EpochScalars(1, (0, -32767)), EpochScalars(9, (1,)))
 
 
@@ -96,6 +100,9 @@ def messages() -> list[tuple[str, Message, int]]:
         ("petition with work", Petition(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
         ("petition with an invitation", Petition(ORIGINS[1], 0, 3, signature, signature), 2),
         ("floor", Floor(1001), 2),
+        ("commitment", Commitment(65_535, ORIGINS[0], RUN_ID, signature), 2),
+        ("finding", Finding(3, ORIGINS[1], 2**64 - 1, 64, MEASURED), 2),
+        ("finding about nothing", Finding(0, ORIGINS[0], 0, 2**32 - 1, ()), 2),
     ]
 
 
@@ -192,6 +199,7 @@ def _bad_segments() -> list[tuple[str, str, bytes]]:
 
 def _bad_entries() -> list[tuple[str, str, bytes]]:
     low, high = [bytes(32), 0, 1], [bytes(32), 1, 1]
+    low_part = [0, 1, 1, 1]
     return [
         ("an entry of two fields", "C5", _packed(3, [[bytes(32), 0]])),
         ("an origin of 33 bytes", "C5", _packed(3, [[bytes(33), 0, 1]])),
@@ -208,8 +216,16 @@ def _bad_entries() -> list[tuple[str, str, bytes]]:
             "C5",
             _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[None, bytes(64)], [[], bytes(64)]]),
         ),
+        ("one feed measured twice", "C8", _finding([low_part, low_part])),
+        ("a worth of 65 bits", "C5", _finding([[0, 1, 2**63, 0]])),
+        ("a score that is a fraction", "C5", _finding([[0, 1, 0, 0.5]])),
+        ("a finding about an epoch of 17 bits", "C5", _finding([], epoch=2**16)),
         ("a proof with one branch", "C5", _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[[], bytes(64)]])),
     ]
+
+
+def _finding(parts: Any, epoch: int = 0) -> bytes:
+    return _packed(21, epoch, bytes(32), 0, 64, parts)
 
 
 def vectors() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sfnode.organising.line_search import LATE_SCALE, Found
 from sfnode.organising.origins import Brought
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Checkpoint, Decision, Recount
+from sfprotocol.decisions import Checkpoint, Decision, Part, Recount
 from sfprotocol.messages import Feed, Petition, Position
 
 
@@ -113,6 +113,17 @@ class PetitionHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class FindingHeard:
+    """A validator on the panel of an epoch has told what it has measured, as it was committed to (SPEC
+    O18)."""
+
+    epoch: int
+    member: int
+    rows: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationEnded:
     """An evaluation that was asked for has ended."""
 
@@ -175,6 +186,7 @@ Event = (
     | PeerControl
     | PeerGone
     | PetitionHeard
+    | FindingHeard
     | EvaluationEnded
     | Summarised
     | BasesMade
@@ -191,7 +203,9 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-DeskEvent = Round | PetitionHeard | EvaluationEnded | Summarised | BasesMade | OwnerWish | OwnerTrusts
+DeskEvent = (
+    Round | PetitionHeard | FindingHeard | EvaluationEnded | Summarised | BasesMade | OwnerWish | OwnerTrusts
+)
 """Events that the desk is told of; all others it makes of a Round."""
 
 

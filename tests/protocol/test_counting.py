@@ -38,6 +38,7 @@ from sfprotocol.decisions import (
     RevokeInvitation,
     Seal,
     Unknown,
+    Validators,
     Void,
     Worth,
 )
@@ -476,6 +477,7 @@ def test_a_run_that_is_finished_stays_so_and_closes_no_epoch() -> None:
         Evaluated(0, "accuracy", 1, 0, 2, 3, 4),
         Checkpoint(0, DIGEST, DIGEST),
         Worth(0, 64, (Part(A, 3, 1, 1),)),
+        Validators((0,)),
         Unknown(1),
         Unknown(9),
     ],

@@ -37,6 +37,7 @@ from sfprotocol.decisions import (
     RevokeInvitation,
     Seal,
     Unknown,
+    Validators,
     Void,
     Worth,
     decode,
@@ -67,6 +68,7 @@ EVERY_KIND: dict[int, Decision] = {
     3: Evaluated(1, "accuracy", 910_000, 900_000, 920_000, -(2**63), 872),
     5: Checkpoint(1, DIGEST, DIGEST),
     7: Worth(1, 64, (Part(0, 300, -(2**63), -1_000), Part(64, 1, 2**63 - 1, 1_000))),
+    9: Validators((0, 7, 2**31 - 1)),
 }
 
 
@@ -263,7 +265,7 @@ def test_an_unknown_even_kind_leaves_the_state_unknown_and_an_odd_one_does_not()
     assert decode(packed(22, [1, "base"], [])) == Recorded(Unknown(22))
     assert decode(packed(22, [1, "base"], [])).unsupported
     assert decode(packed(65_534)).unsupported
-    assert not decode(packed(9, None, 1.5)).unsupported
+    assert not decode(packed(11, None, 1.5)).unsupported
     assert not decode(packed(65_535)).unsupported
 
 

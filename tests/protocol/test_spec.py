@@ -28,6 +28,7 @@ from sfprotocol import (
     plumtree,
     pulls,
     rate_limit,
+    validators,
     wire_codec,
 )
 
@@ -152,6 +153,7 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("deputies", f"{control_feed.MAX_DEPUTIES}"),
         ("terms of which successions are kept", f"{control_feed.MAX_TERMS}"),
         ("incarnations of a member", f"{decisions.INCARNATIONS}"),
+        ("panel of an epoch", f"{validators.PANEL}"),
         ("members, invitations", f"2^{counting.MAX_MEMBERS.bit_length() - 1}"),
         ("hops of pushing", f"{plumtree.TTL}"),
         ("delay of announcements", f"{plumtree.HAVE_DELAY:g} s"),

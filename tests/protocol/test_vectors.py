@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -17,10 +18,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.tasks.dataset import select
-from sfprotocol import decisions, events, messages, proof_of_work, seeds, signing, validation, wire_codec
+from sfprotocol import (
+    decisions,
+    events,
+    messages,
+    proof_of_work,
+    seeds,
+    signing,
+    validation,
+    validators,
+    wire_codec,
+)
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Counting, multiplier, named_digest
+from sfprotocol.decisions import Part
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
@@ -99,7 +111,10 @@ def read_field(name: str, value: Any) -> Any:
     if name == "votes":
         return tuple(Vote(vote["deputy"], bytes.fromhex(vote["signature"])) for vote in value)
     if name == "parts":
-        return tuple(EpochScalars(part["epoch"], tuple(part["scalars"])) for part in value)
+        return tuple(
+            Part(*part) if isinstance(part, list) else EpochScalars(part["epoch"], tuple(part["scalars"]))
+            for part in value
+        )
     if name == "branches":
         pairs = ((read_field("parts", fields["parts"]), fields["signature"]) for fields in value)
         return tuple(Branch(said, bytes.fromhex(signature)) for said, signature in pairs)
@@ -416,6 +431,27 @@ def test_decisions_and_their_encodings(vector: dict[str, Any]) -> None:
     assert as_json(recorded.extensions) == vector["extensions"]
     assert recorded.unsupported == vector["unsupported"]
     assert decisions.encode(*recorded).hex() == vector["encoding"]
+
+
+@pytest.mark.parametrize("vector", ORGANISED["validators"]["panels"], ids=lambda v: v["salt"])
+def test_the_lot_falls_on_this_panel(vector: dict[str, Any]) -> None:
+    named, salt = ORGANISED["validators"]["named"], bytes.fromhex(vector["salt"])
+    assert list(validators.panel(named, salt)) == vector["panel"]
+    lots = {
+        hashlib.blake2b(salt + one.to_bytes(4, "big"), digest_size=32, person=b"sfnode-panel").digest(): one
+        for one in named
+    }
+    assert [lots[lot] for lot in sorted(lots)[:5]] == vector["panel"]
+
+
+def test_a_commitment_is_signed_and_stands_for_this_finding() -> None:
+    vector = ORGANISED["validators"]
+    run_id, salt = bytes.fromhex(vector["run_id"]), bytes.fromhex(vector["salt"])
+    finding, commitment = read(messages, vector["finding"]), read(messages, vector["commitment"])
+    assert validators.finding_digest(run_id, salt, finding) == commitment.digest
+    message = validators.commitment_message(run_id, salt, commitment)
+    assert message.hex() == vector["signed"]
+    assert signing.signed_by(commitment.origin, message, commitment.signature)
 
 
 @pytest.mark.parametrize("vector", ORGANISED["invalid"], ids=lambda v: v["name"])
