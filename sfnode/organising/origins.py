@@ -103,9 +103,9 @@ square before the run and two to five times less of it later, nobody gets there,
 Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
 and lost for good."""
 
-FEW = 8
+FEW = 3
 """Updates of the usual weight that are added to a feed's before it is called heavy: scalars have heavy tails,
-and of three updates a fourth of honest feeds would be."""
+and of feeds of three updates one honest one in ten would be (one in twenty with it)."""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
