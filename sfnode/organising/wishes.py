@@ -5,6 +5,8 @@ The fold takes a decision that does not hold for a no-op; an owner has to be tol
 
 from __future__ import annotations
 
+from copy import copy
+
 from sfprotocol.counting import MAX_MEMBERS, Counting
 from sfprotocol.decisions import (
     INCARNATIONS,
@@ -16,12 +18,19 @@ from sfprotocol.decisions import (
     Decision,
     Finish,
     Invite,
+    Recorded,
     Revoke,
     RevokeInvitation,
     Void,
     encode,
 )
 from sfprotocol.errors import RemoteProtocolError
+
+_REPLACES_NOTHING: dict[type[Decision], str] = {
+    Budget: "this is the budget",
+    Finish: "the run is finished",
+    Bases: "bases of this run are random, or an epoch of the subspace is open or over, or it has these bases",
+}
 
 
 def refusal(counting: Counting, wish: Decision) -> str | None:
@@ -30,6 +39,8 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
         encode(wish)
     except RemoteProtocolError as error:
         return error.reason
+    if counting.unsupported:
+        return "decisions of a later version were made, and what counts since is not known here"
     match wish:
         case Admit():
             return _admit(counting, wish)
@@ -47,15 +58,8 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
         case Amend(feed=feed, epoch=epoch):
             before = counting.named(feed, epoch - 1)
             return _unless(before < counting.named(feed), "no close from this one on has named steps of it")
-        case Budget(updates=updates):
-            return _unless(updates != counting.budget, "this is the budget")
-        case Finish():
-            return _unless(not counting.finished, "the run is finished")
-        case Bases(subspace=subspace):
-            return _unless(
-                counting.may_begin(subspace),
-                "bases of this run are random, or an epoch of the subspace is open or over",
-            )
+        case Budget() | Finish() | Bases():
+            return _unless(_replaces(counting, wish), _REPLACES_NOTHING[type(wish)])
         case Announce():
             return None
         case _:
@@ -64,6 +68,14 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
 
 def _unless(holds: bool, reason: str) -> str | None:
     return None if holds else reason
+
+
+def _replaces(counting: Counting, wish: Budget | Finish | Bases) -> bool:
+    """Return whether applying such a decision changes anything: it puts values in the place of others and
+    touches nothing else, so that it can be tried on a shallow copy."""
+    after = copy(counting)
+    after.apply(Recorded(wish))
+    return (after.budget, after.finished, after.bases) != (counting.budget, counting.finished, counting.bases)
 
 
 def _admit(counting: Counting, admit: Admit) -> str | None:
