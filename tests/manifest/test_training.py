@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sfnode.engine.estimator import quantise
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import LEAST_DELTA, LEAST_EPSILON, MAX_GROUP, MOST_DELTA, Training
 from tests.manifest.fields import FIELDS, changed, organised
@@ -38,6 +39,15 @@ from tests.manifest.fields import FIELDS, changed, organised
 def test_numbers_that_no_run_can_have_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="training"):
         Manifest.model_validate(changed("training", **fields))
+
+
+def test_a_manifest_file_with_such_a_number_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Also one that a peer has sent, or that was edited."""
+    file = tmp_path / "run.toml"
+    file.write_text(Manifest.model_validate(FIELDS).to_toml().replace("epsilon = 0.001", "epsilon = 1e-300"))
+    with pytest.raises(UserError, match=r"is not valid: training\.epsilon: points nearer than") as refused:
+        Manifest.from_toml(file)
+    assert refused.value.code is Code.BAD_MANIFEST
 
 
 @pytest.mark.parametrize("epsilon", [LEAST_EPSILON, 1.0])
