@@ -155,6 +155,8 @@ class Inbox:
     """Number of pulls in a row in which the peer did not give what it says it has."""
     let_down: int = 0
     """Number of pulls that came to nothing within WANT_TIMEOUT, since the peer last brought something."""
+    withheld: set[Feed] = field(default_factory=set)
+    """Feeds of which such a pull was the last that the peer was heard of."""
 
 
 @dataclass(slots=True)

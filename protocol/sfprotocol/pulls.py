@@ -107,6 +107,7 @@ class Pulls:
         """Note that the peer has `feed` up to step `following` and was the first to bring `fresh` updates."""
         self._has(link, feed, following)
         link.inbox.brought_at, link.inbox.let_down = now, 0
+        link.inbox.withheld.discard(feed)
         link.inbox.useful += fresh
 
     def lacks(self, link: Link, feed: Feed, following: int) -> None:
@@ -317,5 +318,6 @@ class Pulls:
             if link := self._links.get(link_id):
                 link.inbox.asked.pop(feed, None)
                 link.inbox.let_down += 1
+                link.inbox.withheld.add(feed)
         again = min(pull.asked.values(), default=now - WANT_TIMEOUT + HEDGE_DELAY) + WANT_TIMEOUT
         self._put(feed, pull, min(now + pull.wait, again))

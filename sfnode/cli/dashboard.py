@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sfnode.cli.data_folder import watched_node
+from sfnode.cli.data_folder import awaited_folder, watched_node
 from sfnode.cli.options import data_dir_option, option, parse_listen_address
 from sfnode.cli.output import echo
 
@@ -83,10 +83,10 @@ async def shown(
 def dashboard(data_dir: Path, listen: tuple[str, int], dashboard_token: str, dashboard_control: bool) -> None:
     """Serve the dashboard of the node that runs in this folder, until Ctrl-C.
 
-    While no node runs there, it waits for one. `sfnode join --dashboard PORT` serves the same page from
-    within the node.
+    While no node runs there, it waits for one, if the folder has a run. `sfnode join --dashboard PORT` serves
+    the same page from within the node.
     """
-
+    awaited_folder(data_dir)
     import asyncio
 
     from sfnode.cli.event_loop import run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sfnode.control.client import Client, SyncClient
 from sfnode.errors import Code, UserError
-from sfnode.store.data_folder import Layout
+from sfnode.store.data_folder import Layout, holder
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -35,6 +35,13 @@ def used_folder(data_dir: Path) -> Layout:
             "Name a folder in which a node has run with --data-dir.",
         )
     return layout
+
+
+def awaited_folder(data_dir: Path) -> None:
+    """Raise UserError DATA_DIR_UNUSABLE unless a folder has a run, or a node that is about to join its first
+    one: in any other no node would ever answer."""
+    if holder(data_dir) is None:
+        used_folder(data_dir)
 
 
 @contextmanager

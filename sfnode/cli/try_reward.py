@@ -126,9 +126,10 @@ def _changed(manifest: Manifest, epsilon: float | None, temperature: float | Non
             training = Training(**training.model_dump() | {"epsilon": epsilon})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        reason = first["msg"].removeprefix("Value error, ")
         raise UserError(
             Code.BAD_OPTION,
-            f"{' '.join(map(str, first['loc'])) or 'the options'}: {first['msg']}",
+            f"{' '.join(map(str, first['loc'])) or 'the options'}: {reason}",
             "`sfnode init --help` says what epsilon and temperature may be.",
         ) from error
     return manifest.model_copy(update={"task": task, "training": training})

@@ -40,7 +40,7 @@ from sfnode.engine.pilot import (
 )
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.training import Training
+from sfnode.manifest.training import LEAST_EPSILON, Training
 from sfprotocol.decisions import RATE_ONE
 
 LARGEST, DISTANCES, FINER = 1 / 32, 5, 4.0
@@ -158,14 +158,20 @@ def _numbers(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) -> tuple[float, float]:
     """Return the distance to take, in two digits, and how much slopes there are like exact ones."""
-    distances = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
-    done = 0
+    distances, done = distances_of(weight), 0
     slopes = []
     for distance in distances:
         first = done
         slopes.append(slopes_of(trainer, distance, DIRECTIONS, lambda n, first=first: advance(first + n)))  # type: ignore[misc]
         done += DIRECTIONS
     return best_distance(distances, slopes)
+
+
+def distances_of(weight: float) -> list[float]:
+    """Return the distances to try on a model with such a typical weight, in two digits, descending; none is
+    nearer than that of a run may be."""
+    tried = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
+    return [max(distance, LEAST_EPSILON) for distance in tried]
 
 
 def best_distance(distances: Sequence[float], slopes: Sequence[NDArray[np.float64]]) -> tuple[float, float]:

@@ -251,9 +251,10 @@ class Manifest(Section):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
+            reason = first["msg"].removeprefix("Value error, ")
             raise UserError(
                 Code.BAD_MANIFEST,
-                f"the run manifest {source} is not valid: {where}: {first['msg']}",
+                f"the run manifest {source} is not valid: {where}: {reason}",
                 "Correct that field, or write a fresh manifest with `sfnode init`.",
             ) from error
         unknown = {int(kind) for kind in manifest.extensions} - KNOWN_EXTENSIONS

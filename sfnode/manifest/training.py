@@ -21,6 +21,19 @@ PUBLISHED_UNIT = 2.0**-3
 """Value of an entry of 1 of published bases (SPEC R10): a column of root mean square 1, as those of random
 bases are, has entries of root mean square 8, and an outlier may be 15.9."""
 
+LEAST_EPSILON = 2.0**-24
+"""Nearest points of an update: float16 has no smaller number, and losses near 1 in float32 are 2^-24 apart,
+which at usual slopes is what points at this distance differ by."""
+
+LEAST_DELTA, MOST_DELTA = 2.0**-40, 2.0**32
+"""Bounds of the unit of scalars, beyond which none says how steep the loss is. Below the first, losses near 1
+in float32 differ by more than the largest scalar or not at all, even at an epsilon of 1; above the second, a
+difference of 128 nats is rounded to 0, even at LEAST_EPSILON."""
+
+LEAST_MOVE = 2.0**-126
+"""Least that a scalar of 1 may move a weight by, learning_rate times scalar_delta: the smallest normal number
+of float32, in which weights are summed."""
+
 
 class Training(Section):
     """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
@@ -52,6 +65,26 @@ class Training(Section):
             raise ValueError("rank must be a power of two")
         return value
 
+    @field_validator("epsilon")
+    @classmethod
+    def _tells_points_apart(cls, value: float) -> float:
+        if value < LEAST_EPSILON:
+            raise ValueError(
+                f"points nearer than {LEAST_EPSILON:.2g} are the same in float16, and next to the same in "
+                "float32; 1e-3 is usual"
+            )
+        return value
+
+    @field_validator("scalar_delta")
+    @classmethod
+    def _tells_slopes_apart(cls, value: float) -> float:
+        if not LEAST_DELTA <= value <= MOST_DELTA:
+            raise ValueError(
+                f"in units below {LEAST_DELTA:.2g} every scalar is the largest one, and above "
+                f"{MOST_DELTA:.2g} every one is 0; 1/64 is usual"
+            )
+        return value
+
     @field_validator("group")
     @classmethod
     def _not_alone(cls, value: int) -> int:
@@ -67,6 +100,10 @@ class Training(Section):
             )
         if (self.basis == "published") != bool(self.bases):
             raise ValueError("bases is the digest of published bases; a run with random ones has none")
+        if self.learning_rate * self.scalar_delta < LEAST_MOVE:
+            raise ValueError(
+                f"learning_rate times scalar_delta is at least {LEAST_MOVE:.2g}, or no update moves a weight"
+            )
         if self.epochs > MAX_EPOCHS:
             raise ValueError(f"update_budget / epoch_updates is at most {MAX_EPOCHS}")
         return self

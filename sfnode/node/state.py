@@ -133,7 +133,7 @@ def _links(node: RunningNode) -> list[LinkStatus]:
 def _state(node: RunningNode) -> NodeState:
     scheduler = node.model.scheduler
     if node.machine.complete and not (scheduler and scheduler.busy):
-        return NodeState.CATCHING_UP if _lacks(node.machine) else NodeState.COMPLETE
+        return NodeState.CATCHING_UP if lacks(node.machine) else NodeState.COMPLETE
     if scheduler is None:
         return NodeState.IDLE
     if not node.model.loaded:
@@ -153,10 +153,21 @@ def _state(node: RunningNode) -> NodeState:
     return NodeState.TRAINING if node.machine.may_compute else NodeState.ASKING
 
 
-def _lacks(machine: Machine) -> bool:
-    """Whether updates are announced or named that are not here, those beyond the budget of an open run, too:
-    until they have come, the model here is another one than others'."""
-    return machine.lacking > 0 or (machine.organised is not None and machine.organised.behind > 0)
+def lacks(machine: Machine) -> bool:
+    """Return whether a node whose run is over lacks updates, so that its model is another one than others'.
+
+    In an organised run those that the organiser has named (SPEC O11), whatever else peers claim. In an open
+    one all that come, also beyond the budget; but a claim costs nothing, and who was asked for what it claims
+    and did not bring it is not waited for.
+    """
+    if machine.organised:
+        return machine.organised.behind > 0
+    return machine.lacking > 0 and any(
+        machine.frontier.lacks(feed, stop)
+        for link in machine.links.values()
+        for feed, stop in link.has.items()
+        if feed not in link.inbox.withheld
+    )
 
 
 def _fetch(node: RunningNode) -> FetchStatus | None:

@@ -5,6 +5,8 @@ The fold takes a decision that does not hold for a no-op; an owner has to be tol
 
 from __future__ import annotations
 
+from copy import copy
+
 from sfprotocol.counting import MAX_MEMBERS, Counting
 from sfprotocol.decisions import (
     INCARNATIONS,
@@ -16,6 +18,7 @@ from sfprotocol.decisions import (
     Decision,
     Finish,
     Invite,
+    Recorded,
     Revoke,
     RevokeInvitation,
     Validators,
@@ -24,6 +27,16 @@ from sfprotocol.decisions import (
 )
 from sfprotocol.errors import RemoteProtocolError
 
+_REPLACES_NOTHING: dict[type[Decision], str] = {
+    Budget: "this is the budget",
+    Finish: "the run is finished",
+    Bases: "bases of this run are random, or an epoch of the subspace is open or over, or it has these bases",
+    Validators: "no such member, or they are named",
+}
+
+_REPLACED = "budget", "finished", "bases", "validators"
+"""Parts of the state that these replace."""
+
 
 def refusal(counting: Counting, wish: Decision) -> str | None:
     """Return the reason for which a wish would change nothing, or is nobody's to make; None if it holds."""
@@ -31,6 +44,8 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
         encode(wish)
     except RemoteProtocolError as error:
         return error.reason
+    if counting.unsupported:
+        return "decisions of a later version were made, and what counts since is not known here"
     match wish:
         case Admit():
             return _admit(counting, wish)
@@ -43,17 +58,8 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
         case Amend(feed=feed, epoch=epoch):
             before = counting.named(feed, epoch - 1)
             return _unless(before < counting.named(feed), "no close from this one on has named steps of it")
-        case Budget(updates=updates):
-            return _unless(updates != counting.budget, "this is the budget")
-        case Finish():
-            return _unless(not counting.finished, "the run is finished")
-        case Bases(subspace=subspace):
-            return _unless(
-                counting.may_begin(subspace),
-                "bases of this run are random, or an epoch of the subspace is open or over",
-            )
-        case Validators(members=members):
-            return _unless(_names(counting, members), "no such member, a revoked one, or as it is now")
+        case Budget() | Finish() | Bases() | Validators():
+            return _unless(_replaces(counting, wish), _REPLACES_NOTHING[type(wish)])
         case Announce():
             return None
         case _:
@@ -62,6 +68,14 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
 
 def _unless(holds: bool, reason: str) -> str | None:
     return None if holds else reason
+
+
+def _replaces(counting: Counting, wish: Budget | Finish | Bases | Validators) -> bool:
+    """Return whether applying such a decision changes anything: it puts values in the place of others and
+    touches nothing else, so that it can be tried on a shallow copy."""
+    after = copy(counting)
+    after.apply(Recorded(wish))
+    return any(getattr(after, name) != getattr(counting, name) for name in _REPLACED)
 
 
 def _admit(counting: Counting, admit: Admit) -> str | None:
@@ -79,13 +93,6 @@ def _revokes(counting: Counting, wish: Revoke | RevokeInvitation) -> bool:
         return wish.member < len(counting.members) and wish.epoch < counting.members[wish.member].revoked
     known = wish.invitation < len(counting.invitations)
     return known and wish.epoch < counting.invitations[wish.invitation].revoked
-
-
-def _names(counting: Counting, members: tuple[int, ...]) -> bool:
-    """Return whether these members may be named, and others are."""
-    known = all(number < len(counting.members) for number in members)
-    may = known and all(counting.members[number].revoked > counting.open_epoch for number in members)
-    return may and members != counting.validators
 
 
 def _voids(counting: Counting, void: Void) -> bool:

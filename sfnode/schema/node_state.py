@@ -28,8 +28,8 @@ class NodeState(StrEnum):
     IDLE = "idle"
     """It serves others and computes nothing: a relay, or a trainer that has made all its steps."""
     COMPLETE = "complete"
-    """The run is over, nothing that is known of is lacking, and no more will come from this node. When all
-    nodes of a run are complete and their digests are equal, the digests stay equal."""
+    """The run is over, nothing of it is lacking but what a neighbour claims and does not bring, and no more
+    will come from this node. Once all nodes are complete and their digests are equal, they stay equal."""
 
 
 class Wait(StrEnum):

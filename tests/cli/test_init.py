@@ -304,6 +304,24 @@ def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest
     assert (training.epoch_updates, training.update_budget) == (11, 77)
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--epsilon", "1e-300"), "--epsilon: points nearer than 6e-08 are the same in float16"),
+        (("--epsilon", "1e300"), "--epsilon: Input should be less than or equal to 1"),
+        (("--scalar-delta", "5e-324"), "--scalar-delta: in units below 9.1e-13 every scalar is the largest"),
+        (("--scalar-delta", "1e300"), "and above 4.3e+09 every one is 0"),
+        (("--learning-rate", "1e-300", "--open"), "or no update moves a weight"),
+    ],
+)
+def test_numbers_with_which_nothing_can_be_measured_are_refused_unmeasured(
+    flags: tuple[str, ...], says: str, sfnode: Run
+) -> None:
+    ended = sfnode("init", "--no-measure", *flags)
+    assert (ended.status, ended.err.startswith("sfnode: SF010: "), says in ended.err) == (1, True, True)
+    assert not Path("run.toml").exists()
+
+
 def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pilot, "SLOPES", SLOPES)
     ended = sfnode("init", "--learning-rate", 5e-4, "--scalar-delta", 0.001)

@@ -16,7 +16,7 @@ from sfnode.organising.admission import invitation_key
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfprotocol import invitation
-from sfprotocol.decisions import Admit, Announce, Evaluated, Invite, Revoke
+from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
 from sfprotocol.messages import Petition
 from tests.cli.helpers import Ended
 from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
@@ -88,9 +88,9 @@ def test_validators_are_shown_until_nobody_is_named(node: OrganisedNode, organis
 
 
 def test_whom_nobody_may_name_is_not_signed(node: OrganisedNode, organise: Run) -> None:
-    node.decide(Admit(A, QUOTA, 0), Revoke(0, 0))
-    for wish in (["0"], ["1"], ["--none"]):
-        assert "no such member, a revoked one, or as it is now" in organise("validators", *wish).err
+    node.decide(Admit(A, QUOTA, 0))
+    for wish in (["1"], ["--none"]):
+        assert "no such member, or they are named" in organise("validators", *wish).err
     assert organise("validators").status == organise("validators", "0", "--none").status == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import sfnode
 from sfnode.cli.grouped import REST
 from sfnode.cli.join import GROUPS
 from sfnode.cli.main import cli
+from sfnode.store.data_folder import open_data_dir
 from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]
@@ -163,11 +165,23 @@ def test_without_a_node_there_is_nobody_to_ask(name: str, sfnode: Run, tmp_path:
     assert "--data-dir" in ended.err
 
 
-@pytest.mark.parametrize("arguments", [("verify",), ("export", "out"), ("eval",)])
+@pytest.mark.parametrize("arguments", [("verify",), ("export", "out"), ("eval",), ("dashboard",)])
 def test_a_folder_without_a_run_is_said_to_be_one(arguments: tuple[str, ...], sfnode: Run) -> None:
     ended = sfnode(*arguments, "--data-dir", "nothing")
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith("sfnode: SF043: nothing holds no run")
+
+
+def test_a_dashboard_waits_for_the_node_of_a_folder_that_has_or_will_have_one(
+    sfnode: Run, tmp_path: Path
+) -> None:
+    """It gets as far as its port, which is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = ("dashboard", "--data-dir", tmp_path / "node", "--listen", taken.getsockname()[1])
+        with open_data_dir(tmp_path / "node") as of_a_node_that_has_no_run_yet:
+            assert sfnode(*command).err.startswith("sfnode: SF051: ")
+            of_a_node_that_has_no_run_yet.manifest.touch()
+        assert sfnode(*command).err.startswith("sfnode: SF051: ")
 
 
 def test_an_interrupt_ends_with_status_130(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:

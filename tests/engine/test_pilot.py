@@ -111,13 +111,13 @@ def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: Pilot) -> 
 
 
 def learn(trained: Trainer) -> None:
-    """Make a third of the built-in run."""
-    training = trained.manifest.training
-    seeds = update_seeds(2602, 0, 1000)
-    for first in range(0, 1000, 4):
-        own, epoch = seeds[first : first + 4], first // training.epoch_updates
+    """Make a fifth of the built-in run, as so many nodes would that train at the same time."""
+    training, at_once = trained.manifest.training, 20
+    seeds = update_seeds(2602, 0, training.update_budget // 5)
+    for first in range(0, len(seeds), at_once):
+        own, epoch = seeds[first : first + at_once], first // training.epoch_updates
         scalars = np.array(trained.step(own.tolist(), epoch).scalars)
-        trained.apply(UpdateBatch(np.full(4, epoch), own, scalars))
+        trained.apply(UpdateBatch(np.full(len(own), epoch), own, scalars))
 
 
 def after(trained: Trainer, scalar: int) -> float:

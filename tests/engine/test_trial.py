@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sfnode.engine import step_size, trial
 from sfnode.engine.trainer import Trainer
-from sfnode.engine.trial import Trial, best_distance, suitable_delta
+from sfnode.engine.trial import Trial, best_distance, distances_of, suitable_delta
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.manifest.training import Training
@@ -39,6 +39,14 @@ def test_the_largest_distance_is_taken_whose_slopes_have_to_do_with_exact_ones(
     assert alike[best] > 0.03
     assert likeness >= trial.ALIKE
     assert all(alike[one] < 0.3 for one in distances if one > best)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-12, 1e-5, 0.03, 10.0])
+def test_every_distance_that_is_tried_may_be_that_of_a_run(weight: float) -> None:
+    tried = distances_of(weight)
+    assert len(tried) == trial.DISTANCES
+    assert tried == sorted(tried, reverse=True)
+    assert [Training(epsilon=one).epsilon for one in tried] == tried
 
 
 def test_a_unit_that_is_fine_stays_and_others_become_a_power_of_two() -> None:

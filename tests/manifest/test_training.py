@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from sfnode.engine.estimator import quantise
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.training import MAX_GROUP, Training
+from sfnode.manifest.training import LEAST_DELTA, LEAST_EPSILON, MAX_GROUP, MOST_DELTA, Training
 from tests.manifest.fields import FIELDS, changed, organised
 
 
@@ -18,6 +21,16 @@ from tests.manifest.fields import FIELDS, changed, organised
         {"rank": 24},
         {"scalar_delta": float("inf")},
         {"scalar_delta": float("nan")},
+        {"epsilon": 1e-300},
+        {"epsilon": 5e-324},
+        {"epsilon": LEAST_EPSILON * 0.99},
+        {"epsilon": 1.01},
+        {"scalar_delta": LEAST_DELTA * 0.99},
+        {"scalar_delta": 5e-324},
+        {"scalar_delta": MOST_DELTA * 1.01},
+        {"scalar_delta": 1e300},
+        {"learning_rate": 5e-324},
+        {"learning_rate": 1e-30, "scalar_delta": 2.0**-36},
         {"scalar_bits": 8, "scalar_limit": 128},
         {"epoch_updates": 1, "update_budget": 65_537},
         {"learning_rte": 1e-3},
@@ -26,6 +39,38 @@ from tests.manifest.fields import FIELDS, changed, organised
 def test_numbers_that_no_run_can_have_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="training"):
         Manifest.model_validate(changed("training", **fields))
+
+
+def test_a_manifest_file_with_such_a_number_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Also one that a peer has sent, or that was edited."""
+    file = tmp_path / "run.toml"
+    file.write_text(Manifest.model_validate(FIELDS).to_toml().replace("epsilon = 0.001", "epsilon = 1e-300"))
+    with pytest.raises(UserError, match=r"is not valid: training\.epsilon: points nearer than") as refused:
+        Manifest.from_toml(file)
+    assert refused.value.code is Code.BAD_MANIFEST
+
+
+@pytest.mark.parametrize("epsilon", [LEAST_EPSILON, 1.0])
+@pytest.mark.parametrize("delta", [LEAST_DELTA, MOST_DELTA])
+@pytest.mark.parametrize("rate", [2.0**-32, 0.5])
+def test_numbers_at_their_bounds_are_those_of_a_run(epsilon: float, delta: float, rate: float) -> None:
+    numbers = {"epsilon": epsilon, "scalar_delta": delta, "learning_rate": rate}
+    said = Manifest.model_validate(organised(training=numbers))
+    assert Manifest.from_canonical(said.canonical(), "a peer").training == said.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_least_epsilon_is_a_number_in_every_format_of_an_engine(dtype: torch.dtype) -> None:
+    assert torch.tensor(LEAST_EPSILON, dtype=dtype) == LEAST_EPSILON
+    assert torch.tensor(LEAST_EPSILON * 0.99, dtype=torch.float32) + 1 == 1
+
+
+def test_at_the_bounds_of_the_unit_a_scalar_is_the_largest_or_none() -> None:
+    """The difference of two losses in float32: 2^-24 between 1/2 and 1, or 128 nats."""
+    largest = Training().largest_scalar
+    assert quantise(2.0**-24 / 2, LEAST_DELTA, largest) == largest
+    assert quantise(128 / (2 * LEAST_EPSILON), LEAST_DELTA, largest) == largest
+    assert quantise(128 / (2 * LEAST_EPSILON), MOST_DELTA, largest) == 0
 
 
 def test_schedules_start_at_the_learning_rate_and_fall() -> None:

@@ -17,6 +17,7 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Announce,
+    Bases,
     Budget,
     Close,
     Decision,
@@ -24,10 +25,13 @@ from sfprotocol.decisions import (
     Invite,
     Revoke,
     RevokeInvitation,
+    Validators,
     Void,
 )
 from sfprotocol.messages import Petition
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of
+
+FIRST_BASES, OTHER_BASES = bytes(32), bytes([1]) * 32
 
 
 class Story:
@@ -43,7 +47,12 @@ class Story:
             work_bits=0,
             quota=40,
         )
-        self.bench = Bench(policy=policy, judge=by_schedule(Schedule("cosine", RATE)), held_back=True)
+        self.bench = Bench(
+            policy=policy,
+            judge=by_schedule(Schedule("cosine", RATE)),
+            bases=self.random.choice([b"", FIRST_BASES]),
+            held_back=True,
+        )
         self.names = [f"member {number}" for number in range(5)]
         self.made: dict[tuple[object, int], int] = {}
         self.forked: dict[object, int] = {}
@@ -114,11 +123,13 @@ class Story:
         first = random.randrange(epoch + 1)
         often = [Announce("hello"), Admit(feed_of(self.names[member]).origin, random.choice([40, 50]), 0)]
         seldom = [
+            Bases(epoch + random.randrange(4), random.choice([FIRST_BASES, OTHER_BASES])),
             Invite(bytes(31) + bytes([random.randrange(3)]), random.randrange(3)),
             RevokeInvitation(random.randrange(3), epoch),
             Void(first, first + random.randrange(2), (member,) if random.random() < 0.5 else ()),
             Budget(random.choice([BUDGET, 2 * BUDGET])),
             Close(epoch, bytes(8), ()),
+            Validators(tuple(sorted(random.sample(range(len(self.names) + 1), random.randrange(3))))),
         ]
         rarely = [
             Finish(),

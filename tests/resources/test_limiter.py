@@ -125,7 +125,8 @@ async def test_a_pause_ends_an_evaluation_in_progress_but_not_one_asked_for_late
     assert refusal.value.code is Code.PAUSED
     await eventually(lambda: a.engine.aside)
     a.engine.endless = False
-    assert (await a.client.evaluate()).value == made(a)
+    own = await steady(a)
+    assert (await a.client.evaluate()).value == own
 
 
 async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) -> None:

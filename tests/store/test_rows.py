@@ -39,11 +39,15 @@ def base_of(author: Author, step: int) -> Base:
 
 
 def grown(log: UpdateLog, number: int, rows: int, dice: random.Random) -> Author:
-    """Log a feed of so many rows of up to 9 updates, whose epochs advance now and then."""
-    author, epoch = Author(number), 0
+    """Log a feed of so many rows of up to 9 updates, whose epochs advance now and then; some at a time."""
+    author, epoch, written = Author(number), 0, []
     for _ in range(rows):
         epoch += dice.random() < 0.1
-        log.append([author.write([dice.randint(-300, 300) for _ in range(dice.randint(1, 9))], epoch)])
+        written.append(author.write([dice.randint(-300, 300) for _ in range(dice.randint(1, 9))], epoch))
+        if dice.random() < 0.2:
+            log.append(written)
+            written = []
+    log.append(written)
     return author
 
 
