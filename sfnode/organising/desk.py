@@ -14,26 +14,21 @@ from typing import Protocol
 
 from sfnode.organising.events import (
     Action,
-    BasesMade,
     ControlChanged,
     DeskEvent,
-    EvaluationEnded,
     Event,
     ForkProven,
     HeldChanged,
     Mark,
-    OwnerTrusts,
     OwnerWish,
     PeerControl,
     PeerGone,
     PeersClaim,
     PeerShows,
-    PetitionHeard,
     Refuse,
     Round,
     Sign,
     Signed,
-    Summarised,
     Tenure,
     Wake,
 )
@@ -145,7 +140,7 @@ class OrganiserDesk:
             case OwnerWish(decision=decision):
                 self._wishes.append(decision)
                 return [*self._look_at_peers(now), *self._tell(event, now)]
-            case PetitionHeard() | EvaluationEnded() | Summarised() | BasesMade() | OwnerTrusts():
+            case _:
                 return list(self._tell(event, now))
 
     def _on_round(self, moved: Iterable[Feed], now: float) -> Iterator[Action]:

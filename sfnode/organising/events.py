@@ -10,7 +10,7 @@ from sfnode.organising.line_search import LATE_SCALE, Found
 from sfnode.organising.origins import Brought
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Checkpoint, Decision, Recount
+from sfprotocol.decisions import Checkpoint, Decision, Part, Recount
 from sfprotocol.messages import Feed, Petition, Position
 
 
@@ -134,6 +134,18 @@ class EvaluationEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class FindingHeard:
+    """A validator has told what it has measured of an epoch, to which it had committed itself (SPEC O18)."""
+
+    epoch: int
+    member: int
+    """Number of the validator."""
+    rows: int
+    parts: tuple[Part, ...]
+    """Ascending by feed."""
+
+
+@dataclass(frozen=True, slots=True)
 class BasesMade:
     """A MakeBases was carried out."""
 
@@ -176,6 +188,7 @@ Event = (
     | PeerGone
     | PetitionHeard
     | EvaluationEnded
+    | FindingHeard
     | Summarised
     | BasesMade
     | OwnerWish
@@ -191,7 +204,9 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-DeskEvent = Round | PetitionHeard | EvaluationEnded | Summarised | BasesMade | OwnerWish | OwnerTrusts
+DeskEvent = (
+    Round | PetitionHeard | FindingHeard | EvaluationEnded | Summarised | BasesMade | OwnerWish | OwnerTrusts
+)
 """Events that the desk is told of; all others it makes of a Round."""
 
 

@@ -129,11 +129,20 @@ class Brought(NamedTuple):
 
 def said(epoch: int, rows: int, brought: Sequence[Brought], counting: Counting) -> list[Worth]:
     """Return the decisions that tell what was measured of an epoch; none if something of it is no number."""
+    return worths_of(epoch, rows, parts_of(brought, counting))
+
+
+def parts_of(brought: Sequence[Brought], counting: Counting) -> tuple[Part, ...]:
+    """Return what was measured as it is told, ascending by feed; nothing if something of it is no number."""
     figures = [figure for one in brought for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
-        return []
+        return ()
     numbered = [(counting.number(one.feed), one) for one in brought if one.updates]
-    parts = sorted(_part(number, one) for number, one in numbered if number is not None)
+    return tuple(sorted(_part(number, one) for number, one in numbered if number is not None))
+
+
+def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
+    """Return the decisions that tell these figures."""
     chunks = range(0, len(parts), PARTS_PER_WORTH)
     return [Worth(epoch, rows, tuple(parts[first : first + PARTS_PER_WORTH])) for first in chunks]
 
@@ -260,11 +269,11 @@ class Origins:
                 part.score / SCORE_ONE, part.updates
             )
         drift = SHARE * self._usual_drift(parts)
-        most = OUTLIER * median(map(_weight, parts)) if len(parts) >= LEAST_MEMBERS else math.inf
+        extreme = outliers(parts)
         for part in parts:
             member = part.feed // INCARNATIONS
             evidence = self.members[member]
-            outlier = 0 < most < _weight(part)
+            outlier = part.feed in extreme
             if outlier:
                 self.outliers.add(Recount(part.feed, said.epoch))
             evidence.take(said.epoch, part, drift, outlier=outlier)
@@ -298,6 +307,14 @@ class Origins:
         usual = math.sqrt(max(0.0, median(one.drift**2 for one in chosen) - noise))
         now = median(part.score / SCORE_ONE / math.sqrt(part.updates) for part in parts)
         return max(0.0, min(usual, now + 2 * _noise(sum(part.updates for part in parts))))
+
+
+def outliers(parts: Sequence[Part]) -> set[int]:
+    """Return the feeds whose updates weigh far more than those of the median feed."""
+    if len(parts) < LEAST_MEMBERS:
+        return set()
+    most = OUTLIER * median(map(_weight, parts))
+    return {part.feed for part in parts if 0 < most < _weight(part)}
 
 
 def _noise(updates: float) -> float:

@@ -1,0 +1,251 @@
+"""Panels of validators: what their findings say together, and who is not to be believed (SPEC O18).
+
+The control feed names members; by the salt of a close five of them are its panel, and each measures what each
+feed has brought, on rows of its own. A share of them may collude: they see who is on a panel, and lie only
+where they are most of it. So what is done with findings is decided by simulation (docs/benchmarks.md):
+
+    every figure is the median         what one or two say of five moves it within the noise of the others
+    scores are bounded (MOST_SCORE)    where liars are most of a panel they say as much as two honest ones
+    an outlier needs all findings      it would cost a member the work of an epoch for good
+    findings that are far apart        are checked: the organiser measures itself, its figures are signed,
+    (DISPUTED)                         and who is far from them (EVIDENT) measures no more. Liars who are not
+                                       the whole panel cannot hide that, so that they lie once or twice
+
+Where the organiser has no time for a check the medians stand. Differences are taken beside the usual one of two
+findings: where a step goes too far for some rows but not for others, all scores of honest validators differ.
+
+    an epoch is     left when
+    awaited         all findings are here, LATE after the first one, or FINDINGS_WAIT
+    checked         the organiser's own figures are known, or that it has none
+    settled         it is sealed
+
+This module knows no one who measures, and nothing of commitments: what it hears was taken by the protocol.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from statistics import median
+from typing import NamedTuple
+
+from sfnode.organising.events import FindingHeard
+from sfnode.organising.origins import SCORE_ONE, outliers, worths_of
+from sfprotocol.counting import NEVER, Counting
+from sfprotocol.decisions import INCARNATIONS, Announce, Decision, Part, Validators, Worth
+from sfprotocol.validators import panel
+
+QUORUM = 3
+"""Findings without which nothing is said of a feed: of two nobody can say which one is wrong."""
+
+MOST_SCORE = 2 * SCORE_ONE
+"""Most that a median of scores says, either way. With 3 it takes more honest epochs to make good for one in
+which liars are most of a panel, and without a bound one such epoch decides for long."""
+
+NOISE = 2.0
+"""Variance of the difference of two scores of the same updates by other rows, at most: 1 of each."""
+
+DISPUTED, EVIDENT = 4.0, 10.0
+"""Natural logarithms of one over the chance with which honest findings differ as much, from which on they are
+checked, and from which on a validator whose finding differs so from a check measures no more."""
+
+FINDINGS_WAIT = 120.0
+"""Seconds after which nobody is waited for if no finding has come: 128 forwards of half a second each, and as
+much again until they are revealed."""
+
+LATE = 25.0
+"""Seconds after the first finding after which the others are not waited for: who has not committed then can
+no longer do so, and who has reveals within 20 s."""
+
+
+class Finding(NamedTuple):
+    """Figures that one validator has measured of an epoch."""
+
+    rows: int
+    parts: tuple[Part, ...]
+    """Ascending by feed."""
+
+
+# -- what findings say -----------------------------------------------------------------------------------
+
+
+def middle(findings: Sequence[Finding]) -> tuple[Part, ...]:
+    """Return the median figures of every feed of which QUORUM findings tell, with bounded scores; as an
+    outlier only who is one by all findings."""
+    found = _medians(findings)
+    every = [outliers(finding.parts) for finding in findings]
+    doubted = outliers(found).difference(set[int]().union(*every[:1]).intersection(*every))
+    least = {
+        feed: min((part.worth for one in findings for part in one.parts if part.feed == feed), key=abs)
+        for feed in doubted
+    }
+    return tuple(
+        part._replace(
+            worth=least.get(part.feed, part.worth), score=max(-MOST_SCORE, min(MOST_SCORE, part.score))
+        )
+        for part in found
+    )
+
+
+def _medians(findings: Sequence[Finding]) -> tuple[Part, ...]:
+    said: dict[int, list[Part]] = {}
+    for finding in findings:
+        for part in finding.parts:
+            said.setdefault(part.feed, []).append(part)
+    return tuple(_median(parts) for _, parts in sorted(said.items()) if len(parts) >= QUORUM)
+
+
+def _median(parts: Sequence[Part]) -> Part:
+    score, worth = (
+        round(median(figures)) for figures in zip(*((p.score, p.worth) for p in parts), strict=True)
+    )
+    return parts[0]._replace(worth=worth, score=score)
+
+
+class Apart(NamedTuple):
+    """A difference between what two say of an epoch."""
+
+    doubt: float = 0.0
+    """Natural logarithm of one over the chance, at least, with which honest ones differ as much."""
+    feed: int = 0
+    """The feed of which they say most different things."""
+
+
+def apart(ours: Iterable[Part], theirs: Iterable[Part]) -> Apart:
+    """Return how far apart two are in their scores, beside the difference of what they say of the usual feed.
+
+    By the tail of a sum of squares of normal numbers: it exceeds k + 2 sqrt(k x) + 2 x in one of e^x cases at
+    most (Laurent and Massart, 2000).
+    """
+    scores = {part.feed: part.score for part in theirs}
+    differences = {part.feed: part.score - scores[part.feed] for part in ours if part.feed in scores}
+    if not differences:
+        return Apart()
+    usual, count = median(differences.values()), len(differences)
+    off = {feed: ((one - usual) / SCORE_ONE) ** 2 / NOISE for feed, one in differences.items()}
+    root = math.sqrt(max(0.0, 2 * sum(off.values()) - count)) - math.sqrt(count)
+    return Apart(max(0.0, root) ** 2 / 4, max(off, key=lambda feed: off[feed]))
+
+
+def disputed(findings: Sequence[Finding]) -> bool:
+    """Return whether one of these is far from their middle, or calls another feed an outlier."""
+    found = _medians(findings)
+    if any(apart(finding.parts, found).doubt > DISPUTED for finding in findings):
+        return True
+    return len({frozenset(outliers(finding.parts)) for finding in findings}) > 1
+
+
+# -- panels ----------------------------------------------------------------------------------------------
+
+
+class Says(Enum):
+    """What the panel of an epoch has to say."""
+
+    NOTHING = "fewer findings than QUORUM, or none as yet"
+    AGREED = "figures that are signed, or to be signed"
+    DISPUTED = "figures that the organiser is to check"
+
+
+class Panels:
+    """The findings about closed epochs that have no seal yet, as one organiser has heard them."""
+
+    def __init__(self, now: float) -> None:
+        self._heard: dict[int, dict[int, Finding]] = {}
+        """Findings by epoch and validator."""
+        self._epoch, self._since, self._first = -1, now, now
+        """The epoch that is the next to be sealed, since when, and when the first finding about it came."""
+        self._settled, self._unchecked = -1, -1
+        """The latest epoch of which figures are signed, or to be; and that could not be checked."""
+        self._gone: dict[int, str] = {}
+        """Validators who are to measure no more, with what is announced of them."""
+        self._announcing: list[str] = []
+
+    def hear(self, heard: FindingHeard, counting: Counting, now: float) -> None:
+        """Take in a finding, if its author is of the panel of an epoch that has no seal yet; the first one."""
+        epoch = heard.epoch
+        if heard.member not in _panel(counting, epoch):
+            return
+        known = self._heard.setdefault(epoch, {})
+        self._first = now if not known else self._first
+        named = {
+            feed: counting.named(feed, epoch) - counting.named(feed, epoch - 1)
+            for feed in counting.moved(epoch)
+        }
+        parts = (part._replace(updates=named[part.feed]) for part in heard.parts if part.feed in named)
+        known.setdefault(heard.member, Finding(heard.rows, tuple(parts)))
+
+    def is_awaited(self, counting: Counting, now: float) -> bool:
+        """Return whether findings about the next epoch to be sealed are waited for."""
+        epoch = counting.sealed
+        if self._epoch != epoch:
+            self._epoch, self._since = epoch, now
+            self._heard = {known: found for known, found in self._heard.items() if known >= epoch}
+        members, known = _panel(counting, epoch), self._heard.get(epoch, {})
+        if epoch <= self._settled or len(members) < QUORUM or not counting.moved(epoch):
+            return False
+        if len(known) == len(members):
+            return False
+        return now < (self._first + LATE if known else self._since + FINDINGS_WAIT)
+
+    def says(self, epoch: int) -> Says:
+        """Return what is known of an epoch for which nobody is waited any more."""
+        found = list(self._heard.get(epoch, {}).values())
+        if epoch <= self._settled:
+            return Says.AGREED
+        if len(found) < QUORUM:
+            return Says.NOTHING
+        return Says.DISPUTED if self._unchecked != epoch and disputed(found) else Says.AGREED
+
+    def settle(self, epoch: int, *, check: bool) -> list[Worth]:
+        """Return what is to be signed of an epoch for which nobody is waited any more, once: nothing where
+        the findings are at odds and there is time to `check` them."""
+        says = self.says(epoch)
+        if epoch <= self._settled or says is Says.NOTHING or (says is Says.DISPUTED and check):
+            return []
+        self._settled, found = epoch, list(self._heard[epoch].values())
+        return worths_of(epoch, sum(finding.rows for finding in found), middle(found))
+
+    def checked(self, epoch: int, own: list[Worth]) -> list[Worth]:
+        """Take in the organiser's own figures of an epoch, none if it has failed to measure it; return what
+        is to be signed of them."""
+        parts = [part for worth in own for part in worth.parts]
+        if not parts:
+            self._unchecked = epoch
+            return []
+        for member, finding in sorted(self._heard.get(epoch, {}).items()):
+            off = apart(finding.parts, parts)
+            if off.doubt > EVIDENT:
+                self._gone[member] = _accusation(epoch, member, off.feed, finding.parts, parts)
+        late, self._settled = epoch <= self._settled, max(epoch, self._settled)
+        return [] if late else own
+
+    def due(self, counting: Counting) -> Decision | None:
+        """Return what is to be signed of validators who are to measure no more: those who are left, and then
+        an announcement. Those go, too, whose own work is revoked."""
+        if self._announcing:
+            return Announce(self._announcing.pop(0))
+        named = counting.validators
+        left = tuple(n for n in named if n not in self._gone and counting.members[n].revoked == NEVER)
+        self._announcing = [self._gone[member] for member in named if member in self._gone]
+        self._gone.clear()
+        return Validators(left) if left != named else None
+
+
+def _panel(counting: Counting, epoch: int) -> tuple[int, ...]:
+    """Return the members who are to measure an epoch that is closed and has no seal; nobody of another."""
+    if not counting.sealed <= epoch < counting.open_epoch:
+        return ()
+    salt, members = counting.drawn_from(epoch)
+    return panel(members, salt)
+
+
+def _accusation(epoch: int, member: int, feed: int, said: Iterable[Part], own: Iterable[Part]) -> str:
+    """Return what is told of a validator who is to measure no more."""
+    theirs, ours = (
+        next(part.score / SCORE_ONE for part in parts if part.feed == feed) for parts in (said, own)
+    )
+    return (
+        f"member {member} measures no more as a validator: of epoch {epoch} it gave the work of member "
+        f"{feed // INCARNATIONS} a score of {theirs:+.1f}; measured again by the organiser it is {ours:+.1f}"
+    )
