@@ -11,8 +11,8 @@ where they are most of it. So what is done with findings is decided by simulatio
     (DISPUTED)                         and who is far from them (EVIDENT) measures no more. Liars who are not
                                        the whole panel cannot hide that, so that they lie once or twice
 
-Where the organiser has no time for a check the medians stand. Differences are taken beside the usual one of two
-findings: where a step goes too far for some rows but not for others, all scores of honest validators differ.
+Where the organiser has no time for a check the medians stand. Differences are taken beside the usual one of
+two findings: where a step goes too far for some rows but not for others, all scores of honest ones differ.
 
     an epoch is     left when
     awaited         all findings are here, LATE after the first one, or FINDINGS_WAIT
@@ -162,7 +162,7 @@ class Panels:
         self._announcing: list[str] = []
 
     def hear(self, heard: FindingHeard, counting: Counting, now: float) -> None:
-        """Take in a finding, if its author is of the panel of an epoch that has no seal yet; the first one."""
+        """Take in the first finding of a member of the panel of an epoch that has no seal yet."""
         epoch = heard.epoch
         if heard.member not in _panel(counting, epoch):
             return
