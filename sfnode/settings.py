@@ -107,6 +107,8 @@ class Settings(Section):
     admission: Literal["anyone", "approve", "links"] | None = None
     """Whoever is admitted without an invitation; None: anyone with a proof of work, or
     in a private run those whom the owner approves."""
+    validator: bool = True
+    """Measure what members bring in an epoch, where the organiser has named this node a validator."""
     audit: float = Field(default=0.0, ge=0, le=0.5)
     """Share of the time for recomputing updates of others; 0: none."""
     audit_revokes: bool = False

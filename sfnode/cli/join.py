@@ -85,7 +85,7 @@ GROUPS = {
         f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
     ),
     "Network": "--host-maddrs --announce-maddrs --client-mode --auto-relay --trusted-relays --circuit-relay",
-    "History and audits": "--from-checkpoint --history --audit --audit-revokes",
+    "History and audits": "--from-checkpoint --history --validator --audit --audit-revokes",
     "Organising a run": "--organise --alone --admission --search --guard --renew-bases --keys-dir "
     "--passphrase-file",
     "Views and logs": "--dashboard --dashboard-token --dashboard-control --metrics --log-to --log-level "
@@ -216,6 +216,11 @@ GROUPS = {
     "--admission",
     help="With --organise: whom to admit besides those whom you invite: anyone who shows a proof of work, "
     "those whom you approve, nobody.  [default: anyone; in a private run approve]",
+)
+@setting(
+    "--validator/--no-validator",
+    help="Where the organiser names this node a validator: measure what members bring, on validation rows, "
+    "within the limits and for a quarter of the time at most.",
 )
 @setting(
     "--audit",

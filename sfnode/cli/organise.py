@@ -95,7 +95,8 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
     for member in admitted:
         came = "" if member.invitation is None else f", by invitation {member.invitation}"
         revoked = "" if member.revoked is None else f", revoked from epoch {member.revoked}"
-        about = f"{member.counted} count, quota {member.quota}{came}{revoked}"
+        validates = ", validates" if member.validator else ""
+        about = f"{member.counted} count, quota {member.quota}{came}{revoked}{validates}"
         echo(f"{member.number:>6} {member.origin[:16]}  {about}")
     for petition in petitions:
         shows = f", shows invitation {petition.invitation}" if petition.invitation else ""
@@ -226,6 +227,27 @@ def void(epochs: str, names: tuple[str, ...], dry_run: bool, data_dir: Path, as_
     node = running_node(data_dir)
     chosen = tuple(sorted({_member(node, name) for name in names}))
     _tell(_decide(node, Void(int(form[1]), int(form[2] or form[1]), chosen), dry_run), as_json)
+
+
+@organise.command
+@click.argument("names", nargs=-1, metavar="[MEMBER]...")
+@option("--none", "nobody", is_flag=True, help="Name nobody: the organiser measures alone.")
+@dry_run_option
+@data_dir_option
+@json_option
+def validators(names: tuple[str, ...], nobody: bool, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Name the members who measure, for the organiser, what the others bring; five of them for each epoch.
+
+    They take the place of those who were named before. MEMBER is a number, or 8 or more digits of the key, as
+    `sfnode organise members` shows them. For machines with time to spare and people whom you trust.
+    """
+    from sfprotocol.decisions import Validators
+
+    if bool(names) == nobody:
+        raise click.UsageError("name members, or --none")
+    node = running_node(data_dir)
+    chosen = tuple(sorted({_member(node, name) for name in names}))
+    _tell(_decide(node, Validators(chosen), dry_run), as_json)
 
 
 @organise.command
@@ -411,6 +433,8 @@ def _lines(s: OrganiserStatus) -> list[str]:
         )
     if s.behind:
         lines.append(f"behind      {s.behind} updates that the organiser has named are not here yet")
+    if s.validators:
+        lines.append(f"validators  members {', '.join(map(str, s.validators))}")
     lines += [f"bases       {one.digest[:16]} from subspace {one.subspace} on" for one in s.bases]
     lines += [f"evaluation  {result_in_words(one)}, {one.count} rows" for one in s.evaluations[-3:]]
     lines += [f"skipped     {_doubted(one)}" for one in s.doubted]

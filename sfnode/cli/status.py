@@ -20,6 +20,7 @@ from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import FeedStatus, Status
+    from sfnode.schema.organising import ValidatorStatus
     from sfnode.schema.status import RunStatus
 
 
@@ -56,6 +57,7 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
     ]
     lines += _run_lines(s.organised) if s.organised else []
     lines += [f"drift    {drift_in_words(s.drift.distance, s.drift.kl)}"] if s.drift else []
+    lines += [_validator_line(s.validator)] if s.validator else []
     if s.wait:
         lines.append(f"waits    {s.wait.text}")
     if s.fetch:
@@ -85,6 +87,14 @@ def _updates(s: Status) -> str:
         return f"updates  {s.known} of {s.update_budget}, epoch {s.epoch + 1} of {s.epochs}"
     counted = f"{s.organised.counted} of {s.update_budget} count"
     return f"updates  {counted}, {s.known} are here, epoch {s.epoch} is open"
+
+
+def _validator_line(validator: ValidatorStatus) -> str:
+    """Say what a node does that the organiser has named a validator."""
+    if not validator.willing:
+        return "checks   named a validator, and declines (--no-validator)"
+    problem = f"; the last one could not be: {validator.problem}" if validator.problem else ""
+    return f"checks   named a validator: {validator.measured} epochs measured since start{problem}"
 
 
 def _run_lines(run: RunStatus) -> list[str]:

@@ -18,6 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.node.training.engine_thread import Engine
+from sfnode.node.validating import Rows, measured
 from sfnode.organising import admission
 from sfnode.organising.desk import OrganiserDesk
 from sfnode.organising.events import (
@@ -26,6 +27,7 @@ from sfnode.organising.events import (
     DeskEvent,
     Evaluate,
     EvaluationEnded,
+    FindingHeard,
     MakeBases,
     OwnerWish,
     PetitionHeard,
@@ -45,9 +47,9 @@ from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensi
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.disk_errors import disk_faults
-from sfnode.store.replay import counted_anew
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
+from sfprotocol.events import FindingHeard as FindingTaken
 from sfprotocol.events import OwnDecision, OwnPetition
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised
@@ -141,6 +143,7 @@ class Organising:
         )
         node.driver.on_round = lambda moved: self._tell(Round(moved))
         node.driver.on_petition = lambda asked: self._tell(PetitionHeard(asked.petition, asked.via))
+        node.driver.on_finding = self._heard
 
     @property
     def state(self) -> State:
@@ -179,6 +182,9 @@ class Organising:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     # -- what the desk asks for --------------------------------------------------------------------
+
+    def _heard(self, found: FindingTaken) -> None:
+        self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
 
     def _tell(self, event: DeskEvent) -> None:
         if self._stopped:
@@ -279,34 +285,13 @@ class Organising:
     async def _brought(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[tuple[Brought, ...], int]:
         """Return what each feed has brought in an epoch, and the example-forwards of measuring it; nothing
         where that cannot be measured."""
-        node, epoch = self._node, asked.epoch
-        before, after = dict[Feed, Counted](), dict[Feed, Counted]()
-
-        def closed() -> Mapping[Feed, Counted]:
-            after.update(self._organised.named(epoch))
-            return self._organised.named(epoch, asked.skipped)
-
-        def sealed() -> Mapping[Feed, Counted]:
-            if counts_alike(after, self._organised.named(epoch)):  # or else it is something else by now
-                before.update(self._organised.named(epoch - 1))
-            else:
-                after.clear()
-            return self._organised.named(epoch - 1)
-
-        def look(engine: Engine) -> tuple[tuple[Brought, ...], int]:
-            found = counted_anew(node.log, before, after, node.machine.run.subspace_epochs)
-            shares, taken = engine.shares(cores, list(found.values()), asked.origins, epoch, wanted)
-            told = zip(found, shares, strict=True)
-            brought = (Brought(feed, s.updates, s.sum, s.squares, s.worth, s.error) for feed, s in told)
-            return tuple(brought), taken
-
         try:
-            _, cores = await node.model.ask(lambda engine: engine.cores(), closed)
-            _, found = await node.model.ask(look, sealed)
+            return await measured(
+                self._node, asked.epoch, asked.skipped, Rows(asked.origins, asked.epoch), wanted
+            )
         except UserError as error:
-            log.warning("what nodes brought in epoch %d is not known: %s", epoch, error.what)
+            log.warning("what nodes brought in epoch %d is not known: %s", asked.epoch, error.what)
             return (), 0
-        return found
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the base model less its prior; None where that cannot be measured."""

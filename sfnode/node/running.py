@@ -34,6 +34,7 @@ from sfnode.node.supplies import Supplies
 from sfnode.node.training.bases import PublishedBases
 from sfnode.node.training.engine_thread import Engine
 from sfnode.node.training.model import LoadEngine, LocalModel
+from sfnode.node.validating import Validating
 from sfnode.node.views import Views
 from sfnode.organising.reports import Reports
 from sfnode.resources.limiter import ResourceLimiter
@@ -103,10 +104,13 @@ class RunningNode:
         """Checkpoints of an organised run."""
         self.organising = Organising(self) if organises(self) else None
         """The organiser, where its key is."""
+        trains = self.settings.role == "trainer"
+        self.validating = Validating(self) if organised and trains else None
+        """The validator, which measures where the organiser has named this node."""
         self.auditing = Auditing(self) if self.settings.audit else None
         self.privacy = Privacy(self) if self.settings.noise else None
         self.exports = Exports(self) if self.settings.export_every else None
-        self.sampling = Sampling(self) if self.settings.samples and self.settings.role == "trainer" else None
+        self.sampling = Sampling(self) if self.settings.samples and trains else None
 
     # -- parts that are told of others -------------------------------------------------------------
 
@@ -208,6 +212,7 @@ class RunningNode:
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
+            *((self.validating.run,) if self.validating else ()),
             *((self.auditing.run,) if self.auditing else ()),
             *((self.privacy.run,) if self.privacy else ()),
             *((self.exports.run,) if self.exports else ()),

@@ -74,6 +74,7 @@ def describe(node: RunningNode) -> Status:
             *(node.auditing.alarms if node.auditing else []),
         ],
         organised=reports.run(machine.own, node.organising, now) if reports else None,
+        validator=node.validating.status() if node.validating else None,
         audits=node.auditing.status() if node.auditing else None,
         privacy=node.privacy.status() if node.privacy else None,
     )

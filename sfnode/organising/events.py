@@ -113,6 +113,17 @@ class PetitionHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class FindingHeard:
+    """A validator on the panel of an epoch has told what it has measured, as it was committed to (SPEC
+    O18)."""
+
+    epoch: int
+    member: int
+    rows: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationEnded:
     """An evaluation that was asked for has ended."""
 
@@ -187,6 +198,7 @@ Event = (
     | PeerControl
     | PeerGone
     | PetitionHeard
+    | FindingHeard
     | EvaluationEnded
     | FindingHeard
     | Summarised

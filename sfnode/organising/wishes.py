@@ -18,6 +18,7 @@ from sfprotocol.decisions import (
     Invite,
     Revoke,
     RevokeInvitation,
+    Validators,
     Void,
     encode,
 )
@@ -35,13 +36,8 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
             return _admit(counting, wish)
         case Invite(uses=uses):
             return _unless(bool(uses), "an invitation that nobody may use")
-        case Revoke(member=member, epoch=epoch):
-            known = member < len(counting.members)
-            return _unless(
-                known and epoch < counting.members[member].revoked, "no such member, or revoked before"
-            )
-        case RevokeInvitation():
-            return _unless(_revokes(counting, wish), "no such invitation, or revoked before")
+        case Revoke() | RevokeInvitation():
+            return _unless(_revokes(counting, wish), "no such member or invitation, or revoked before")
         case Void():
             return _unless(_voids(counting, wish), "nothing counts by the seals of these epochs and members")
         case Amend(feed=feed, epoch=epoch):
@@ -56,6 +52,8 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
                 counting.may_begin(subspace),
                 "bases of this run are random, or an epoch of the subspace is open or over",
             )
+        case Validators(members=members):
+            return _unless(_names(counting, members), "no such member, a revoked one, or as it is now")
         case Announce():
             return None
         case _:
@@ -76,10 +74,18 @@ def _admit(counting: Counting, admit: Admit) -> str | None:
     )
 
 
-def _revokes(counting: Counting, wish: RevokeInvitation) -> bool:
-    if wish.invitation >= len(counting.invitations):
-        return False
-    return wish.epoch < counting.invitations[wish.invitation].revoked
+def _revokes(counting: Counting, wish: Revoke | RevokeInvitation) -> bool:
+    if isinstance(wish, Revoke):
+        return wish.member < len(counting.members) and wish.epoch < counting.members[wish.member].revoked
+    known = wish.invitation < len(counting.invitations)
+    return known and wish.epoch < counting.invitations[wish.invitation].revoked
+
+
+def _names(counting: Counting, members: tuple[int, ...]) -> bool:
+    """Return whether these members may be named, and others are."""
+    known = all(number < len(counting.members) for number in members)
+    may = known and all(counting.members[number].revoked > counting.open_epoch for number in members)
+    return may and members != counting.validators
 
 
 def _voids(counting: Counting, void: Void) -> bool:

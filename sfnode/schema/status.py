@@ -7,7 +7,7 @@ from sfnode.schema.audits import AuditStatus
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import Drift
 from sfnode.schema.node_state import NodeState, Wait
-from sfnode.schema.organising import EvidenceStatus, HealthStatus
+from sfnode.schema.organising import EvidenceStatus, HealthStatus, ValidatorStatus
 
 
 class LinkStatus(Answer):
@@ -204,6 +204,8 @@ class Status(Answer):
     """The gravest first; in an open run only about what is wrong with this node."""
     organised: RunStatus | None
     """None in an open run."""
+    validator: ValidatorStatus | None = None
+    """None unless the organiser has named this node a validator."""
     audits: AuditStatus | None = None
     """None for a node that audits nobody."""
     privacy: PrivacyStatus | None = None

@@ -1,0 +1,185 @@
+"""A validator: a member whom the organiser has named to measure what each feed has brought (SPEC O18).
+
+Measures in the background, within its owner's limits and for a share of its time; the protocol's machine
+sees to whom it may tell, and when. The measurement is the organiser's own (`measured`), which that one makes
+of epochs that nobody else has measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.node.training.engine_thread import Engine
+from sfnode.organising.origins import Brought, Origins, said
+from sfnode.organising.searching import BUSY, ORIGIN_ROWS
+from sfnode.schema.organising import ValidatorStatus
+from sfnode.store.replay import counted_anew
+from sfprotocol.decisions import INCARNATIONS
+from sfprotocol.events import OwnFinding
+from sfprotocol.messages import Feed
+from sfprotocol.organised import Organised
+from sfprotocol.validators import PANEL
+from sfprotocol.weighing import Counted, counts_alike
+from sfprotocol.wire_codec import MAX_ENTRIES
+
+if TYPE_CHECKING:
+    from sfnode.node.running import RunningNode
+
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks whether an epoch is to be measured: one takes some microseconds for each feed."""
+
+
+class Rows(NamedTuple):
+    """The validation rows of a measurement: so many, and others with every turn."""
+
+    number: int
+    turn: int
+
+
+async def measured(
+    node: RunningNode, epoch: int, skipped: Iterable[int], rows: Rows, go_on: Callable[[], bool]
+) -> tuple[tuple[Brought, ...], int]:
+    """Return what each feed has brought in a closed epoch, at the weights by the seals before and in the
+    middle of its step without the feeds with the numbers `skipped`; and the example-forwards of measuring it.
+
+    Nothing if something else counts of these epochs meanwhile. Raises UserError PAUSED once `go_on`, asked on
+    the engine's thread, says no, and as `Engine.shares` and `LocalModel.ask`.
+    """
+    organised = node.machine.organised
+    assert organised is not None
+    before, after = dict[Feed, Counted](), dict[Feed, Counted]()
+
+    def closed() -> Mapping[Feed, Counted]:
+        after.update(organised.named(epoch))
+        return organised.named(epoch, skipped)
+
+    def sealed() -> Mapping[Feed, Counted]:
+        if counts_alike(after, organised.named(epoch)):  # or else it is something else by now
+            before.update(organised.named(epoch - 1))
+        else:
+            after.clear()
+        return organised.named(epoch - 1)
+
+    def look(engine: Engine) -> tuple[tuple[Brought, ...], int]:
+        found = counted_anew(node.log, before, after, node.machine.run.subspace_epochs)
+        shares, taken = engine.shares(cores, list(found.values()), rows.number, rows.turn, go_on)
+        told = zip(found, shares, strict=True)
+        return tuple(Brought(feed, s.updates, s.sum, s.squares, s.worth, s.error) for feed, s in told), taken
+
+    _, cores = await node.model.ask(lambda engine: engine.cores(), closed)
+    _, found = await node.model.ask(look, sealed)
+    return found
+
+
+class Validating:
+    """The validator of one node that may be named; it is asked to be one by nobody but the control feed."""
+
+    def __init__(self, node: RunningNode) -> None:
+        assert node.machine.organised is not None
+        self._node = node
+        self._organised: Organised = node.machine.organised
+        data = node.manifest.data
+        self._able = node.manifest.task.has_slopes and bool(data.validation or data.validation_limit)
+        self._origins = Origins()
+        self._named = False
+        """Whether this node was named when it was last looked at."""
+        self._measured = 0
+        self._given_up: int | None = None
+        """The last epoch that could not be measured."""
+        self._problem: str | None = None
+
+    def status(self) -> ValidatorStatus | None:
+        """Return what has come of it; None while this node is not named."""
+        if not self._is_named():
+            return None
+        return ValidatorStatus(
+            willing=self._node.settings.validator, measured=self._measured, problem=self._problem
+        )
+
+    async def run(self) -> None:
+        """Measure what this node is asked for until cancelled."""
+        rest = LOOK_INTERVAL
+        while True:
+            await asyncio.sleep(rest)
+            self._say_whether_named()
+            epoch, begun = self._organised.counting.sealed, self._node.clock()
+            place = self._place(epoch)
+            if place is not None:
+                await self._measure(epoch, place)
+            spent = self._node.clock() - begun
+            rest = max(LOOK_INTERVAL, spent / BUSY - spent)
+
+    # -- whether ---------------------------------------------------------------------------------------
+
+    def _is_named(self) -> bool:
+        own, counting = self._node.machine.own, self._organised.counting
+        number = counting.number(own) if own else None
+        return number is not None and number // INCARNATIONS in counting.validators
+
+    def _say_whether_named(self) -> None:
+        if self._named == (named := self._is_named()):
+            return
+        self._named = named
+        if not named:
+            log.info("this node is no validator any more")
+        elif self._node.settings.validator:
+            log.info("the organiser has named this node a validator: it measures what members bring")
+        else:
+            log.info("the organiser has named this node a validator, and its owner declines (--no-validator)")
+
+    def _place(self, epoch: int) -> int | None:
+        """Return our place on the panel of an epoch that is to be measured, and can be; else None."""
+        node, counting = self._node, self._organised.counting
+        scheduler = node.model.scheduler
+        if not node.settings.validator or scheduler is None or not scheduler.ready or node.limiter.paused:
+            return None
+        if epoch == self._given_up or not self._able:
+            return None
+        place = self._organised.findings.place(counting, epoch)
+        if place is None or len(counting.moved(epoch)) > MAX_ENTRIES or not self._holds(epoch):
+            return None
+        return place
+
+    def _holds(self, epoch: int) -> bool:
+        """Return whether everything is here that closes up to that of an epoch have named."""
+        counting, frontier = self._organised.counting, self._node.machine.frontier
+        stops = counting.positions(epoch)
+        return all(frontier.next(counting.feed(number)) >= stop for number, stop in stops.items())
+
+    # -- measuring -------------------------------------------------------------------------------------
+
+    async def _measure(self, epoch: int, place: int) -> None:
+        """Measure an epoch, and tell; give it up if that cannot be done."""
+        paused, counting = self._node.limiter.until_a_pause(), self._organised.counting
+        rows = Rows(ORIGIN_ROWS, epoch * PANEL + place)
+        try:
+            brought, _ = await measured(
+                self._node, epoch, self._skipped(epoch), rows, lambda: paused() and counting.sealed == epoch
+            )
+        except UserError as error:
+            if error.code is not Code.PAUSED:
+                self._give_up(epoch, error.what)
+            return
+        parts = tuple(part for worth in said(epoch, rows.number, brought, counting) for part in worth.parts)
+        if not parts:
+            return
+        self._problem, self._measured = None, self._measured + 1
+        log.debug("measured what %d feeds have brought in epoch %d", len(parts), epoch)
+        self._node.driver.post(OwnFinding(epoch, rows.number, parts, secrets.randbits(64)))
+
+    def _skipped(self, epoch: int) -> list[int]:
+        """Return the feeds that make no part of the step, as the evidence of now does not trust them."""
+        self._origins.follow(self._organised.control.feed)
+        moved = self._organised.counting.moved(epoch)
+        return [number for number in moved if not self._origins.trusts(number // INCARNATIONS)]
+
+    def _give_up(self, epoch: int, problem: str) -> None:
+        """Leave an epoch to others; say once why."""
+        if problem != self._problem:
+            log.warning("epoch %d is not measured here: %s", epoch, problem)
+        self._given_up, self._problem = epoch, problem
