@@ -145,18 +145,6 @@ class EvaluationEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class FindingHeard:
-    """A validator has told what it has measured of an epoch, to which it had committed itself (SPEC O18)."""
-
-    epoch: int
-    member: int
-    """Number of the validator."""
-    rows: int
-    parts: tuple[Part, ...]
-    """Ascending by feed."""
-
-
-@dataclass(frozen=True, slots=True)
 class BasesMade:
     """A MakeBases was carried out."""
 
@@ -200,7 +188,6 @@ Event = (
     | PetitionHeard
     | FindingHeard
     | EvaluationEnded
-    | FindingHeard
     | Summarised
     | BasesMade
     | OwnerWish
