@@ -109,7 +109,8 @@ class Swarm:
         self.names = [f"member {n}" for n in range(members)]
         self.bench.begin(*self.names, quota=1 << 20)
         self.made = self.spent = self.answered = 0
-        self.free_at = self.bench.now
+        self._begun_at = 0.0
+        """Time at which the oldest plan without an answer was begun; 0 if it was not."""
         self._draws = np.random.default_rng(0)
         if validators:
             self.bench.wish(Validators(tuple(range(members - validators, members))))
@@ -124,7 +125,7 @@ class Swarm:
             self.made += len(self.names) * TICK
             until = bench.now + TICK
             self._measure_elsewhere()
-            while self.answered < len(bench.plans) and self.free_at <= until:
+            while self.answered < len(bench.plans) and self._done_at(bench.plans[self.answered]) <= until:
                 self._answer(bench.plans[self.answered])
             bench.advance(max(0.0, until - bench.now))
             assert bench.organiser.search
@@ -157,14 +158,20 @@ class Swarm:
             for member in members:
                 self._gone[name].setdefault(member, made - self._turned_at)
 
-    def _answer(self, plan: Evaluate) -> None:
-        bench = self.bench
-        self.answered += 1
+    def _forwards(self, plan: Evaluate) -> int:
         rows = min(plan.rows, self.rows)
-        forwards = rows * len(AMOUNTS) + plan.origins * ORIGIN_FORWARDS + plan.scored * ROWS
-        self.spent += forwards
-        self.free_at = max(self.free_at, bench.now) + forwards / self._speed
-        bench.advance(self.free_at - bench.now)
+        return rows * len(AMOUNTS) + plan.origins * ORIGIN_FORWARDS + plan.scored * ROWS
+
+    def _done_at(self, plan: Evaluate) -> float:
+        """Return when a plan, the oldest without an answer, is carried out."""
+        self._begun_at = self._begun_at or self.bench.now
+        return self._begun_at + self._forwards(plan) / self._speed
+
+    def _answer(self, plan: Evaluate) -> None:
+        bench, forwards = self.bench, self._forwards(plan)
+        bench.advance(max(0.0, self._done_at(plan) - bench.now))
+        self.answered, self.spent, self._begun_at = self.answered + 1, self.spent + forwards, 0.0
+        rows = min(plan.rows, self.rows)
         found = Found(1.0, 2.0, rows) if rows else None
         result = scores(0.6) if plan.scored else None
         brought = tuple(self._brought(plan.epoch, plan.origins)) if plan.origins else ()
