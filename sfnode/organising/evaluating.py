@@ -133,8 +133,9 @@ class Evaluations:
         """Take in the answer that is under way; return what was measured of each feed."""
         asked = self._asked
         asked.running = False
+        share = self._share(counting)  # that of when it was asked for: it may just have settled
         self._tell_search(event, counting)
-        self._pause(self._share(counting), now)
+        self._pause(share, now)
         bases = (base for base in (event.base, event.calibrated) if base)
         self._bases += [health.published(event.epoch, base, base=True) for base in bases]
         too_late = event.found and event.found.factor != 1.0 and event.epoch < counting.sealed

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from sfnode.organising import wishes
 from sfnode.organising.guard import Guard
 from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judgement
-from sfnode.organising.origins import Origins
+from sfnode.organising.origins import RECOUNTED_AT_LAST, Origins
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Decision, Recount, Revoke, Void, Worth
 
@@ -47,9 +47,11 @@ class Members:
         """Return whether the work of a member counts."""
         return self._trust.get(member, not self._judged or self._evidence.trusts(member))
 
-    def outlier(self, number: int, epoch: int) -> bool:
-        """Return whether what the close of an epoch has named of a feed evidently is no measurement."""
-        return self._judged and Recount(number, epoch) in self._evidence.outliers
+    def outweighs(self, number: int, epoch: int) -> bool:
+        """Return whether what the close of an epoch has named of a feed weighs too much to count by its
+        seal."""
+        place = Recount(number, epoch)
+        return self._judged and (place in self._evidence.heavy or place in self._evidence.outliers)
 
     def due(self, counting: Counting) -> Decision | None:
         """Return what is to be signed: what was measured, and then what follows for whom it shows to do
@@ -82,6 +84,7 @@ class Members:
         trusted = {one for one in lapsed - evidence.harmful if evidence.members[one].useful >= least}
         trusted = {one for one in trusted | self._trust.keys() if self._trust.get(one, True)}
         never = evidence.outliers | judgement.recounted
+        never |= evidence.heavy if least > RECOUNTED_AT_LAST else set()
         for number in sorted(trusted):
             revoked = counting.members[number].revoked if number < len(counting.members) else 0
             again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]

@@ -422,7 +422,7 @@ class Organiser:
         if number in judgement.skipped or not self._members.trusted(number // INCARNATIONS):
             return True
         revoked = self._feeds.revoked(number, epoch, self._counting)
-        return revoked or self._members.outlier(number, epoch) or self._is_stale(number, epoch)
+        return revoked or self._members.outweighs(number, epoch) or self._is_stale(number, epoch)
 
     def _is_stale(self, number: int, epoch: int) -> bool:
         """Return whether what a close has named of a feed brings what the guard has taken back."""

@@ -22,9 +22,9 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
               average it only grows where the drift is below -d / 2: useless work is skipped, never revoked.
 
-Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
-(OUTLIER) is skipped by the seal of that epoch, never recounted, and counts as evidence that takes as much
-again to make good. Less far, a step that is too large bends the loss, which scores in its middle show.
+Scores do not depend on the size of scalars. What weighs more in one epoch than the updates of others (HEAVY)
+is skipped by the seal of that epoch, and waits for the end of the run. What weighs far more (OUTLIER) never
+counts, and is evidence that takes as much again to make good.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ back to TRUSTED_FROM at some time."""
 GAIN_BY_COST = 3.0
 """Gain of a useful update, in terms of what a useless one costs: near half of the best step, which line
 searches take, three quarters of its slope and a quarter of it."""
+
+HEAVY = 1 + GAIN_BY_COST
+"""Times as much as the median feed's updates that those of a feed may weigh, to count at once: what is w
+times as large gains as w and costs as w squared, so that beyond this even useful work does harm. It waits for
+the seal before the end, which has a factor of its own."""
 
 RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
 """The same for what waits just before a run ends: with as many hostile members as there may be, work of
@@ -244,6 +249,8 @@ class Origins:
         """Members whose work evidently does harm."""
         self.outliers: set[Recount] = set()
         """Feeds and epochs that are skipped for good."""
+        self.heavy: set[Recount] = set()
+        """Feeds and epochs that are skipped until the run ends."""
         self.said: list[Worth] = []
         """All figures, in order."""
         self._read, self._chain = 0, b""
@@ -269,15 +276,14 @@ class Origins:
                 part.score / SCORE_ONE, part.updates
             )
         drift = SHARE * self._usual_drift(parts)
-        extreme = outliers(parts)
+        weights = weights_of(parts)
         for part in parts:
-            member = part.feed // INCARNATIONS
-            evidence = self.members[member]
-            outlier = part.feed in extreme
-            if outlier:
-                self.outliers.add(Recount(part.feed, said.epoch))
-            evidence.take(said.epoch, part, drift, outlier=outlier)
-            if not evidence.trusted:
+            member, place = part.feed // INCARNATIONS, Recount(part.feed, said.epoch)
+            evidence, times = self.members[member], weights[part.feed]
+            evidence.take(said.epoch, part, drift, outlier=times > OUTLIER)
+            if times > HEAVY:
+                (self.outliers if times > OUTLIER else self.heavy).add(place)
+            if times > HEAVY or not evidence.trusted:
                 self.lapsed.add(member)
             if evidence.harmful:
                 self.harmful.add(member)
@@ -309,12 +315,11 @@ class Origins:
         return max(0.0, min(usual, now + 2 * _noise(sum(part.updates for part in parts))))
 
 
-def outliers(parts: Sequence[Part]) -> set[int]:
-    """Return the feeds whose updates weigh far more than those of the median feed."""
-    if len(parts) < LEAST_MEMBERS:
-        return set()
-    most = OUTLIER * median(map(_weight, parts))
-    return {part.feed for part in parts if 0 < most < _weight(part)}
+def weights_of(parts: Sequence[Part]) -> dict[int, float]:
+    """Return how many times as much as those of the median feed the updates of each feed weigh; 1 where there
+    are too few to tell."""
+    usual = median(map(_weight, parts)) if len(parts) >= LEAST_MEMBERS else 0.0
+    return {part.feed: _weight(part) / usual if usual else 1.0 for part in parts}
 
 
 def _noise(updates: float) -> float:

@@ -5,8 +5,8 @@ feed has brought, on rows of its own. A share of them may collude: they see who 
 where they are most of it. So what is done with findings is decided by simulation (docs/benchmarks.md):
 
     every figure is the median         what one or two say of five moves it within the noise of the others
-    scores are bounded (MOST_SCORE)    where liars are most of a panel they say as much as two honest ones
-    an outlier needs all findings      it would cost a member the work of an epoch for good
+    scores are bounded (BEYOND)        where liars are most of a panel they say no more than work can
+    an outlier is one by all findings  it costs a member the work of an epoch for good
     findings that are far apart        are checked: the organiser measures itself, its figures are signed,
     (DISPUTED)                         and who is far from them (EVIDENT) measures no more. Liars who are not
                                        the whole panel cannot hide that, so that they lie once or twice
@@ -31,7 +31,7 @@ from statistics import median
 from typing import NamedTuple
 
 from sfnode.organising.events import FindingHeard
-from sfnode.organising.origins import SCORE_ONE, outliers, worths_of
+from sfnode.organising.origins import OUTLIER, SCORE_ONE, weights_of, worths_of
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Announce, Decision, Part, Validators, Worth
 from sfprotocol.validators import panel
@@ -39,9 +39,10 @@ from sfprotocol.validators import panel
 QUORUM = 3
 """Findings without which nothing is said of a feed: of two nobody can say which one is wrong."""
 
-MOST_SCORE = 2 * SCORE_ONE
-"""Most that a median of scores says, either way. With 3 it takes more honest epochs to make good for one in
-which liars are most of a panel, and without a bound one such epoch decides for long."""
+BEYOND = 1.0
+"""Standard deviations by which a score may exceed that of usual work of as many updates, either way, by the
+finding that has the least of that. Without a bound one epoch in which liars are most of a panel decides for
+long; one that does not grow with the updates would make the score of whoever has many a poor one."""
 
 NOISE = 2.0
 """Variance of the difference of two scores of the same updates by other rows, at most: 1 of each."""
@@ -74,18 +75,28 @@ def middle(findings: Sequence[Finding]) -> tuple[Part, ...]:
     """Return the median figures of every feed of which QUORUM findings tell, with bounded scores; as an
     outlier only who is one by all findings."""
     found = _medians(findings)
-    every = [outliers(finding.parts) for finding in findings]
-    doubted = outliers(found).difference(set[int]().union(*every[:1]).intersection(*every))
-    least = {
-        feed: min((part.worth for one in findings for part in one.parts if part.feed == feed), key=abs)
-        for feed in doubted
-    }
-    return tuple(
-        part._replace(
-            worth=least.get(part.feed, part.worth), score=max(-MOST_SCORE, min(MOST_SCORE, part.score))
-        )
-        for part in found
-    )
+    weights, sure = weights_of(found), set[int]().union(*(_outliers(one.parts) for one in findings[:1]))
+    sure.intersection_update(*(_outliers(one.parts) for one in findings))
+    usual = min(map(_usual, findings), default=0.0)
+    return tuple(_bounded(part, 1.0 if part.feed in sure else weights[part.feed], usual) for part in found)
+
+
+def _outliers(parts: Sequence[Part]) -> set[int]:
+    return {feed for feed, times in weights_of(parts).items() if times > OUTLIER}
+
+
+def _usual(finding: Finding) -> float:
+    """Return the size of the usual feed's score by a finding, for one update."""
+    sizes = [abs(part.score) / math.sqrt(part.updates) for part in finding.parts]
+    return median(sizes) if sizes else 0.0
+
+
+def _bounded(part: Part, times: float, usual: float) -> Part:
+    """Return a part with a score that work can have, and a worth with which it is no outlier if that of now
+    weighs so many `times` as much as usual."""
+    most = round(BEYOND * SCORE_ONE + usual * math.sqrt(part.updates))
+    worth = math.floor(part.worth * min(1.0, OUTLIER / times)) if times > 0 else part.worth
+    return part._replace(worth=worth, score=max(-most, min(most, part.score)))
 
 
 def _medians(findings: Sequence[Finding]) -> tuple[Part, ...]:
@@ -133,7 +144,7 @@ def disputed(findings: Sequence[Finding]) -> bool:
     found = _medians(findings)
     if any(apart(finding.parts, found).doubt > DISPUTED for finding in findings):
         return True
-    return len({frozenset(outliers(finding.parts)) for finding in findings}) > 1
+    return len({frozenset(_outliers(finding.parts)) for finding in findings}) > 1
 
 
 # -- panels ----------------------------------------------------------------------------------------------

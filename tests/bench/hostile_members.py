@@ -4,8 +4,10 @@
 
 Hostile nodes are nodes of sfnode that were admitted like all others, and whose scalars are changed before
 they are signed: `flip` negates them, `random` draws others of the same size, `scale` negates them and makes
-them as large as they may be, `turncoat` negates them from the first half of its share of the budget on;
-`absent` leaves these nodes out, for comparison. Prints one line of JSON.
+them as large as they may be, `turncoat` negates them from the first half of its share of the budget on,
+`target` measures them on rows that all have the first answer; `absent` leaves these nodes out, for
+comparison; with `--hostile 0` it is the cost that is of interest. Prints one line of JSON; `organiser`: the
+example-forwards of what its node has measured for seals, their share of all, and the seconds that this took.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,25 @@ import numpy as np
 ATTACK = "HOSTILE_ATTACK"
 """Environment variable by which a hostile node knows what to do."""
 
+COST = "ORGANISER_COST"
+"""That of the file in which the organiser's node keeps what it has spent."""
+
+HOSTILE, ORGANISER = "hostile", "organiser"
+"""First arguments of this program as a node."""
+
 
 def be_hostile(attack: str) -> None:
     """Change what the engine of this process measures, and run the command line."""
     from sfnode.cli.main import main
     from sfnode.engine.trainer import Trainer
+    from sfnode.experiments.attacks import shard_of
+    from sfnode.tasks import dataset
 
     honest, draw, made = Trainer.step, np.random.default_rng(os.getpid()), [0]
+    rows_of = dataset.training_rows
+
+    def rows(data: Any, task: Any, folder: Any = None) -> Any:
+        return shard_of(attack, task, rows_of(data, task, folder))
 
     def step(trainer: Trainer, seeds: Any, epoch: int) -> Any:
         result = honest(trainer, seeds, epoch)
@@ -39,12 +55,36 @@ def be_hostile(attack: str) -> None:
             told = np.rint(draw.normal(scale=max(1.0, np.abs(told).mean()), size=len(told))).astype(int)
         elif attack == "scale":
             told = -limit * np.where(told < 0, -1, 1)
-        elif attack == "flip" or made[0] > int(os.environ["HOSTILE_AFTER"]):
+        elif attack == "flip" or (attack == "turncoat" and made[0] > int(os.environ["HOSTILE_AFTER"])):
             told = -told
         return result._replace(scalars=tuple(int(one) for one in np.clip(told, -limit, limit)))
 
     Trainer.step = step  # type: ignore[method-assign]
-    main(sys.argv[1:])
+    dataset.training_rows = rows
+    main(sys.argv[2:])
+
+
+def be_organiser(file: Path) -> None:
+    """Keep account of what this process measures for seals, and run the command line."""
+    from sfnode.cli.main import main
+    from sfnode.node.organising import Organising
+    from sfnode.organising.events import EvaluationEnded
+
+    evaluate, tell, spent = Organising._evaluate, Organising._tell, {"forwards": 0, "seconds": 0.0}
+
+    async def timed(organising: Organising, asked: Any) -> None:
+        began = time.perf_counter()
+        await evaluate(organising, asked)
+        spent["seconds"] += time.perf_counter() - began
+
+    def told(organising: Organising, event: Any) -> None:
+        spent["forwards"] += event.forwards if isinstance(event, EvaluationEnded) else 0
+        file.write_text(json.dumps(spent))
+        tell(organising, event)
+
+    Organising._evaluate = timed  # type: ignore[method-assign]
+    Organising._tell = told  # type: ignore[method-assign, assignment]
+    main(sys.argv[2:])
 
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
@@ -61,14 +101,16 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     honest = asked.nodes - asked.hostile
 
     class Node(NodeProcess):
-        """A node that is hostile if it is among the last ones."""
+        """A node that is hostile if it is among the last ones, and keeps accounts if it is the first."""
 
         async def start(self, arguments: list[str]) -> None:
-            if self.number > honest:
-                self.program = (sys.executable, __file__)
+            if self.number == 1 or self.number > honest:
+                self.program = (sys.executable, __file__, HOSTILE if self.number > honest else ORGANISER)
             await super().start([*arguments, *(asked.option if self.number == 1 else [])])
 
+    cost = Path(tempfile.mkdtemp()) / "cost.json"
     os.environ |= {ATTACK: asked.attack, "HOSTILE_AFTER": str(run.training.update_budget // asked.nodes // 2)}
+    os.environ[COST] = str(cost)
     local_swarm.NodeProcess = Node  # type: ignore[attr-defined]
     bases = asked.run.parent if asked.run else None
     async with local_swarm.LocalSwarm(run, nodes=count, beside=bases, folder=asked.folder) as swarm:
@@ -76,6 +118,8 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
             if asked.verbose and progress.organised:
                 print(progress.organised.counted, progress.organised.sealed, file=sys.stderr, flush=True)
         result = await swarm.compare()
+    spent = json.loads(cost.read_text()) if cost.exists() else {"forwards": 0, "seconds": 0.0}
+    trained = result.updates * run.training.update_forwards
     return {
         "attack": asked.attack,
         "equal": result.equal,
@@ -86,6 +130,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "sealed": result.sealed,
         "seconds": result.seconds,
         "own": [node.own_updates for node in result.nodes],
+        "organiser": {**spent, "share": spent["forwards"] / (spent["forwards"] + trained)},
     }
 
 
@@ -94,7 +139,8 @@ def main_of_benchmark() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--hostile", type=int, default=3)
-    parser.add_argument("--attack", default="flip", choices=["flip", "random", "scale", "turncoat", "absent"])
+    attacks = ["flip", "random", "scale", "turncoat", "target", "absent"]
+    parser.add_argument("--attack", default="flip", choices=attacks)
     parser.add_argument("--budget", type=int, default=0, help="updates [default: the run's]")
     parser.add_argument("--run", type=Path)
     parser.add_argument("--folder", type=Path)
@@ -106,7 +152,9 @@ def main_of_benchmark() -> None:
 
 
 if __name__ == "__main__":
-    if ATTACK in os.environ and "join" in sys.argv[1:2]:
+    if sys.argv[1:2] == [HOSTILE]:
         be_hostile(os.environ[ATTACK])
+    elif sys.argv[1:2] == [ORGANISER]:
+        be_organiser(Path(os.environ[COST]))
     else:
         main_of_benchmark()

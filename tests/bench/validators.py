@@ -1,10 +1,11 @@
 """What colluding validators can do: work of hostile members that counts, and honest work that waits.
 
 The evidence about members and the panels' rules as they ship, on Gaussian scores: no model and no network.
-Of `--members` three in ten are hostile and flip their signs (`--random`: they say nothing), all make as many
-updates in an epoch. Of `--named` validators a share colludes, knows who is on a panel, and praises hostile
-members and slanders honest ones. What different rows say of the same updates has half of its variance in
-common; in one epoch of twenty the step goes too far for some rows, and all scores by these are off.
+Of `--members` three in ten are hostile and flip their signs (`--random`: they say nothing); some make up to
+four times as many updates in an epoch as others. Of `--named` validators a share colludes, knows who is on a
+panel, and praises hostile members and slanders honest ones. What different rows say of the same updates has
+half of its variance in common; in one epoch of twenty the step goes too far for some rows, and all scores by
+these are off.
 
     python -m tests.bench.validators --rule checked --share 0.3 --lie always --updates 32
 
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, SCORE_ONE, Origins
-from sfnode.organising.panel import EVIDENT, MOST_SCORE, QUORUM, Finding, apart, disputed, middle
+from sfnode.organising.panel import BEYOND, EVIDENT, QUORUM, Finding, apart, disputed, middle
 from sfprotocol.decisions import Part, Worth
 from sfprotocol.validators import PANEL
 
@@ -38,26 +39,27 @@ COMMON = 0.5
 """Share of a score's variance that findings have in common."""
 BENT, BENT_BY = 0.05, 2.0
 """Share of epochs in which the scores by some rows are all off, and the standard deviation of by how much."""
-BOUND = MOST_SCORE / SCORE_ONE
+UNEVEN = 2.0
+"""Some members make as many times more updates than usual, and others fewer."""
 
 Lie = Callable[[F64, F64, bool], F64 | None]
-"""From the true scores, +1 for whom to praise and -1 for whom to slander, and whether liars are most of the
-panel, to the scores that a liar tells; None if it says nothing."""
+"""From the true scores, those that a liar wants to have believed, and whether liars are most of the panel, to
+what it tells; None if it says nothing."""
 
 
-def _focus(scores: F64, side: F64, most: bool) -> F64:
+def _focus(scores: F64, wanted: F64, most: bool) -> F64:
     """Slander one honest member, and tell the truth of all others."""
-    return np.append(scores[:-1], -BOUND) if most else scores
+    return np.append(scores[:-1], wanted[-1]) if most else scores
 
 
 LIES: dict[str, Lie] = {
-    "always": lambda scores, side, most: BOUND * side,
-    "wildly": lambda scores, side, most: 100 * side,
-    "if most": lambda scores, side, most: BOUND * side if most else scores,
-    "a little": lambda scores, side, most: scores + 1.5 * side,
+    "always": lambda scores, wanted, most: wanted,
+    "wildly": lambda scores, wanted, most: 100 * wanted,
+    "if most": lambda scores, wanted, most: wanted if most else scores,
+    "a little": lambda scores, wanted, most: scores + 1.5 * np.sign(wanted),
     "one victim": _focus,
-    "outliers": lambda scores, side, most: scores,  # of some honest members a weight that is far too large
-    "silent": lambda scores, side, most: None,
+    "outliers": lambda scores, wanted, most: scores,  # of some honest members a weight that is far too large
+    "silent": lambda scores, wanted, most: None,
 }
 
 
@@ -102,10 +104,12 @@ class Run:
     ) -> None:
         """`every`: epochs of which the organiser has time to check one."""
         self._rng, self._rule, self._lie, self._every = np.random.default_rng(seed), rule, lie, every
-        self._updates, self.hostile = updates, int(HOSTILE * members)
-        self._mean = DRIFT * math.sqrt(updates) * (1 + SPREAD * self._rng.uniform(-1, 1, members))
+        self.hostile = int(HOSTILE * members)
+        self._updates = np.round(updates * UNEVEN ** self._rng.uniform(-1, 1, members)).astype(int)
+        self._mean = DRIFT * np.sqrt(self._updates) * (1 + SPREAD * self._rng.uniform(-1, 1, members))
+        side = np.where(np.arange(members) < self.hostile, 1.0, -1.0)
+        self._wanted = side * (DRIFT * np.sqrt(self._updates) + BEYOND)
         self._mean[: self.hostile] *= 0 if useless else -1
-        self._side = np.where(np.arange(members) < self.hostile, 1.0, -1.0)
         self._liars = set(range(round(share * named)))
         self._named, self._validators = list(range(named)), named
         self._check_from = 0
@@ -146,10 +150,11 @@ class Run:
         return self._mean + math.sqrt(COMMON) * self._common + math.sqrt(1 - COMMON) * noise + off
 
     def _parts(self, scores: F64, weights: F64 | float = 1.0) -> tuple[Part, ...]:
-        worths = scores * weights * math.sqrt(self._updates) * 1e6
-        told = zip(worths.tolist(), scores.tolist(), strict=True)
+        worths = scores * weights * np.sqrt(self._updates) * 1e6
+        told = zip(self._updates.tolist(), worths.tolist(), scores.tolist(), strict=True)
         return tuple(
-            Part(64 * n, self._updates, round(w), round(s * SCORE_ONE)) for n, (w, s) in enumerate(told)
+            Part(64 * n, updates, round(worth), round(score * SCORE_ONE))
+            for n, (updates, worth, score) in enumerate(told)
         )
 
     def _findings(self) -> dict[int, Finding]:
@@ -160,7 +165,7 @@ class Run:
             scores: F64 | None = self._scores()
             weights: F64 | float = 1.0
             if validator in self._liars:
-                scores = LIES[self._lie](scores, self._side, most)
+                scores = LIES[self._lie](scores, self._wanted, most)
                 if self._lie == "outliers" and most:
                     weights = np.where(np.arange(len(self._mean)) < 2 * self.hostile, 1.0, 100.0)
             if scores is not None:

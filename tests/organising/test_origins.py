@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sfnode.organising.events import Evaluate, EvaluationEnded, OwnerTrusts
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
 from sfnode.organising.origins import (
+    HEAVY,
     LEAST_MEMBERS,
     MOST_EVIDENCE,
     OUTLIER,
@@ -95,11 +96,15 @@ class Swarm:
             if self.hostile:
                 q[: self.hostile] = ATTACKS[self._attack](q[: self.hostile], self._rng, self.epoch)
             self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
-            self.skipped.append([not self.origins.trusts(member) for member in range(len(q))])
+            self.skipped.append([self._skips(member) for member in range(len(q))])
             waits = np.array([*self.waits, self.skipped[-1]])
             self.waits = list(waits & ~self.recounted(RECOUNTED_FROM))
             self.epoch += 1
         return self
+
+    def _skips(self, member: int) -> bool:
+        heavy = Recount(64 * member, self.epoch) in self.origins.heavy
+        return heavy or not self.origins.trusts(member)
 
     @property
     def lost(self) -> float:
@@ -254,6 +259,16 @@ def test_scalars_of_another_size_are_left_out_at_once_and_take_evidence_to_make_
     assert not swarm.origins.trusts(0)
     assert swarm.origins.members[0].useful == RECOUNTED_AT_LAST - MOST_EVIDENCE
     assert all(swarm.origins.trusts(member) for member in range(1, 20))
+
+
+def test_work_of_so_many_times_the_usual_weight_that_it_would_cost_more_than_it_brings_waits() -> None:
+    usual = tuple(Part(64 * member, 8, 1_000_000, 1000) for member in range(1, 20))
+    for times, heavy in ((0.9, set()), (1.1, {Recount(0, 10)})):
+        swarm = Swarm(20, 0.6).run(10)
+        swarm.origins.take(Worth(10, 64, (Part(0, 8, round(times * HEAVY * 1_000_000), 1000), *usual)))
+        assert swarm.origins.heavy == heavy
+        assert swarm.origins.trusts(0), "what its member makes next may count"
+        assert not swarm.origins.outliers
 
 
 # -- decisions ---------------------------------------------------------------------------------------------
@@ -451,6 +466,16 @@ def test_scalars_of_another_size_never_count() -> None:
     assert Recount(EVE, 1) not in [recount for seal in seals for recount in seal.recounted]
     assert run.bench.counting.counts(EVE, 1) == 0
     assert run.bench.counting.counts(EVE, 2) > 0, "what came later does"
+
+
+def test_heavy_work_counts_just_before_the_run_ends() -> None:
+    run = Organised()
+    run.epoch()
+    assert run.epoch(GOOD, times=1.5 * HEAVY).skipped == (EVE,)
+    seals = [run.epoch() for _ in range(6)]
+    assert not any(seal.skipped or seal.recounted for seal in seals), "it is heavy whatever the evidence"
+    run.bench.wish(Budget(run.bench.counting.counted + 200))
+    assert run.epoch().recounted == (Recount(EVE, 1),)
 
 
 def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() -> None:

@@ -123,6 +123,21 @@ def test_epochs_for_which_the_organiser_has_no_time_make_later_ones_longer() -> 
     assert cost.updates > 4096
 
 
+def test_the_large_search_with_which_a_rate_settles_is_no_reason_to_leave_the_next_epochs_unsearched() -> (
+    None
+):
+    run = Run()
+    for _ in range(STEADY):
+        while len(run.bench.plans) == run.bench.counting.sealed:
+            run.train(64)
+        run.answer(1.0, after=90.0)
+    assert run.bench.organiser.search
+    assert run.bench.organiser.search.settled
+    settled = run.bench.counting.sealed
+    run.train(4 * FIRST_UPDATES)
+    assert run.bench.plans[-1].epoch == settled
+
+
 def test_an_epoch_that_evidently_did_harm_cuts_the_open_one_short_at_any_time() -> None:
     run = Run()
     for _ in range(10):
