@@ -47,7 +47,7 @@ long; one that does not grow with the updates would make the score of whoever ha
 NOISE = 2.0
 """Variance of the difference of two scores of the same updates by other rows, at most: 1 of each."""
 
-DISPUTED, EVIDENT = 4.0, 10.0
+DISPUTED, EVIDENT = 3.0, 6.0
 """Natural logarithms of one over the chance with which honest findings differ as much, from which on they are
 checked, and from which on a validator whose finding differs so from a check measures no more."""
 
@@ -92,10 +92,10 @@ def _usual(finding: Finding) -> float:
 
 
 def _bounded(part: Part, times: float, usual: float) -> Part:
-    """Return a part with a score that work can have, and a worth with which it is no outlier if that of now
-    weighs so many `times` as much as usual."""
+    """Return a part with a score that work can have, and a worth with which it evidently is no outlier if
+    that of now weighs so many `times` as much as usual."""
     most = round(BEYOND * SCORE_ONE + usual * math.sqrt(part.updates))
-    worth = math.floor(part.worth * min(1.0, OUTLIER / times)) if times > 0 else part.worth
+    worth = round(part.worth * OUTLIER / 2 / times) if times > OUTLIER / 2 else part.worth
     return part._replace(worth=worth, score=max(-most, min(most, part.score)))
 
 
