@@ -98,14 +98,14 @@ class _Epoch:
     own: int | None = None
     """Our number, once we have measured it."""
     figures: Finding | None = None
-    """What we have measured."""
+    """Our own figures."""
     reveal_at: float = float("inf")
     send_at: float = float("inf")
     """Time at which ours are sent again."""
 
     @property
     def drawn(self) -> tuple[bytes, tuple[int, ...]]:
-        """What the panel follows from, as `Counting.drawn_from` returns it."""
+        """The facts that the panel follows from, as `Counting.drawn_from` returns them."""
         return self.salt, self.named
 
     def may_pass(self, kind: type, member: int, now: float) -> bool:
@@ -216,7 +216,7 @@ class Findings:
                 epoch.send_at = now
             if now >= epoch.send_at:
                 epoch.send_at = now + (SEND_AGAIN if epoch.own in epoch.findings else COMMIT_AGAIN)
-                actions += [one for message in epoch.ours() for one in self._to_others(message)]
+                actions += [one for message in epoch.ours() for one in self._to_others(epoch, message)]
         return actions
 
     def introduce(self, link: Link) -> list[Action]:
@@ -255,7 +255,7 @@ class Findings:
             taken = epoch.findings.get(member) == message
         if not taken or member == epoch.own or not epoch.may_pass(type(message), member, now):
             return told
-        return [*told, *self._to_others(message, link)]
+        return [*told, *self._to_others(epoch, message, link)]
 
     def _on_commitment(
         self, link: Link, epoch: _Epoch, member: int, commitment: Commitment, now: float
@@ -283,9 +283,15 @@ class Findings:
         self._counters.findings += 1
         return [epoch.take(member, finding)]
 
-    def _to_others(self, message: Commitment | Finding, source: Link | None = None) -> list[Action]:
-        links = self._links.values()
-        return [Transmit(link.id, message) for link in links if link.greeted and link is not source]
+    def _to_others(
+        self, epoch: _Epoch, message: Commitment | Finding, source: Link | None = None
+    ) -> list[Action]:
+        """Send a message to all neighbours but one; before the first finding of an epoch all commitments, as
+        whoever lacks one of them takes none after that."""
+        first = isinstance(message, Finding) and len(epoch.findings) == 1
+        before = epoch.commitments.values() if first else ()
+        links = [link for link in self._links.values() if link.greeted and link is not source]
+        return [Transmit(link.id, one) for link in links for one in (*before, message)]
 
 
 def _member(counting: Counting, origin: bytes) -> int | None:

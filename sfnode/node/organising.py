@@ -184,6 +184,7 @@ class Organising:
     # -- what the desk asks for --------------------------------------------------------------------
 
     def _heard(self, found: FindingTaken) -> None:
+        log.debug("validator %d has measured epoch %d: %d feeds", found.member, found.epoch, len(found.parts))
         self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
 
     def _tell(self, event: DeskEvent) -> None:

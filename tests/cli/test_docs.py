@@ -61,6 +61,7 @@ SECTIONS = {
         WaitStatus,
         AlarmStatus,
         RunStatus,
+        organising.ValidatorStatus,
         AuditStatus,
         DeviceStatus,
         MachineStatus,

@@ -25,7 +25,8 @@ def status(**fields: Any) -> Status:
         "drift": None,
         "fetch": None,
     }
-    values |= {"wait": None, "alarms": [], "organised": None, "audits": None, "privacy": None}
+    values |= {"wait": None, "alarms": []}
+    values |= dict.fromkeys(("organised", "validator", "audits", "privacy"))
     return Status(**values | {"role": "relay", "state": NodeState.IDLE} | fields)
 
 

@@ -15,6 +15,7 @@ from sfnode.organising.events import (
     DeskEvent,
     Evaluate,
     EvaluationEnded,
+    FindingHeard,
     OwnerWish,
     PetitionHeard,
     Round,
@@ -30,6 +31,7 @@ from sfnode.sim.world.checkpoints import summarise
 from sfnode.sim.world.keys import origin_of
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Decision, RateFrom
+from sfprotocol.events import FindingHeard as FindingTaken
 from sfprotocol.host import Advanced, Asked, Effect
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ class Organising:
         """Take note of a round of the node."""
         for asked in (effect for effect in effects if isinstance(effect, Asked)):
             self._tell(PetitionHeard(asked.petition, asked.via))
+        for found in (effect for effect in effects if isinstance(effect, FindingTaken)):
+            self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
         self._tell(Round(tuple(effect.feed for effect in effects if isinstance(effect, Advanced))))
 
     def wish(self, decision: Decision) -> None:
