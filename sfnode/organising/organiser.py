@@ -91,16 +91,7 @@ from sfnode.organising.renewing import Renewal
 from sfnode.organising.searching import GROWTH, Search
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
-from sfprotocol.decisions import (
-    INCARNATIONS,
-    RATE_ONE,
-    Amend,
-    Close,
-    Decision,
-    Move,
-    Recount,
-    Seal,
-)
+from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Amend, Close, Decision, Move, Recount, Seal
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import usual_updates
 
@@ -267,6 +258,7 @@ class Organiser:
         elif self._decisions < before:  # a succession to the same key keeps less than was here
             self.state, self._signing, self._alone = State.RESTARTED, None, False
             self._checkpoints.forget()
+            self._panels = Panels(now)
         elif self._signing and self._decisions > self._signing.position:
             self._signing, self._wake_at = None, now
         if self._decisions != before:

@@ -11,8 +11,9 @@ where they are most of it. So what is done with findings is decided by simulatio
     (DISPUTED)                         and who is far from them (EVIDENT) measures no more. Liars who are not
                                        the whole panel cannot hide that, so that they lie once or twice
 
-Where the organiser has no time for a check the medians stand. Differences are taken beside the usual one of
-two findings: where a step goes too far for some rows but not for others, all scores of honest ones differ.
+So are those of a panel of which more than one says nothing: who is quick may have shut out the others. Where
+the organiser has no time for a check the medians stand. Differences are taken beside the usual one of two
+findings: where a step goes too far for some rows but not for others, all scores of honest ones differ.
 
     an epoch is     left when
     awaited         all findings are here, LATE after the first one, or FINDINGS_WAIT
@@ -38,6 +39,9 @@ from sfprotocol.validators import panel
 
 QUORUM = 3
 """Findings without which nothing is said of a feed: of two nobody can say which one is wrong."""
+
+MISSING = 1
+"""Members of a panel who may say nothing before what the others say is checked."""
 
 BEYOND = 1.0
 """Standard deviations by which a score may exceed that of usual work of as many updates, either way, by the
@@ -139,8 +143,11 @@ def apart(ours: Iterable[Part], theirs: Iterable[Part]) -> Apart:
     return Apart(max(0.0, root) ** 2 / 4, max(off, key=lambda feed: off[feed]))
 
 
-def disputed(findings: Sequence[Finding]) -> bool:
-    """Return whether one of these is far from their middle, or calls another feed an outlier."""
+def disputed(findings: Sequence[Finding], members: int) -> bool:
+    """Return whether one of these is far from their middle, or calls another feed an outlier; or too many of
+    so many members of a panel are missing."""
+    if len(findings) < members - MISSING:
+        return True
     found = _medians(findings)
     if any(apart(finding.parts, found).doubt > DISPUTED for finding in findings):
         return True
@@ -166,6 +173,8 @@ class Panels:
         """Findings by epoch and validator."""
         self._epoch, self._since, self._first = -1, now, now
         """The epoch that is the next to be sealed, since when, and when the first finding about it came."""
+        self._members = 0
+        """Members of its panel."""
         self._settled, self._unchecked = -1, -1
         """The latest epoch of which figures are signed, or to be; and that could not be checked."""
         self._gone: dict[int, str] = {}
@@ -192,21 +201,22 @@ class Panels:
         if self._epoch != epoch:
             self._epoch, self._since = epoch, now
             self._heard = {known: found for known, found in self._heard.items() if known >= epoch}
-        members, known = _panel(counting, epoch), self._heard.get(epoch, {})
-        if epoch <= self._settled or len(members) < QUORUM or not counting.moved(epoch):
+        self._members, known = len(_panel(counting, epoch)), self._heard.get(epoch, {})
+        if epoch <= self._settled or self._members < QUORUM or not counting.moved(epoch):
             return False
-        if len(known) == len(members):
+        if len(known) == self._members:
             return False
         return now < (self._first + LATE if known else self._since + FINDINGS_WAIT)
 
     def says(self, epoch: int) -> Says:
-        """Return what is known of an epoch for which nobody is waited any more."""
+        """Return what is known of the next epoch to be sealed, once nobody is waited for any more."""
         found = list(self._heard.get(epoch, {}).values())
         if epoch <= self._settled:
             return Says.AGREED
         if len(found) < QUORUM:
             return Says.NOTHING
-        return Says.DISPUTED if self._unchecked != epoch and disputed(found) else Says.AGREED
+        checked = self._unchecked != epoch and disputed(found, self._members)
+        return Says.DISPUTED if checked else Says.AGREED
 
     def settle(self, epoch: int, *, check: bool) -> list[Worth]:
         """Return what is to be signed of an epoch for which nobody is waited any more, once: nothing where

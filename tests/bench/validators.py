@@ -59,6 +59,7 @@ LIES: dict[str, Lie] = {
     "a little": lambda scores, wanted, most: scores + 1.5 * np.sign(wanted),
     "one victim": _focus,
     "outliers": lambda scores, wanted, most: scores,  # of some honest members a weight that is far too large
+    "alone": lambda scores, wanted, most: wanted if most else scores,  # and honest ones come too late
     "silent": lambda scores, wanted, most: None,
 }
 
@@ -139,7 +140,7 @@ class Run:
         if self._rule == "mean":
             told = [[part.score / SCORE_ONE for part in one.parts] for one in found.values()]
             return self._parts(np.array(told).mean(0))
-        if self._rule == "checked" and epoch >= self._check_from and disputed(list(found.values())):
+        if self._rule == "checked" and epoch >= self._check_from and disputed(list(found.values()), PANEL):
             return self._check(epoch, found)
         return middle(list(found.values()))
 
@@ -168,6 +169,8 @@ class Run:
                 scores = LIES[self._lie](scores, self._wanted, most)
                 if self._lie == "outliers" and most:
                     weights = np.where(np.arange(len(self._mean)) < 2 * self.hostile, 1.0, 100.0)
+            elif self._lie == "alone" and most:
+                continue
             if scores is not None:
                 found[validator] = Finding(32, self._parts(scores, weights))
         return found
