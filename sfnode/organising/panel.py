@@ -13,7 +13,8 @@ where they are most of it. So what is done with findings is decided by simulatio
 
 So are those of a panel of which more than one says nothing: who is quick may have shut out the others. Where
 the organiser has no time for a check the medians stand. Differences are taken beside the usual one of two
-findings: where a step goes too far for some rows but not for others, all scores of honest ones differ.
+findings: where a step goes too far for some rows but not for others, all scores of honest ones differ. Nobody
+is accused where it goes too far for the organiser's own.
 
     an epoch is     left when
     awaited         all findings are here, LATE after the first one, or FINDINGS_WAIT
@@ -50,6 +51,9 @@ long; one that does not grow with the updates would make the score of whoever ha
 
 NOISE = 2.0
 """Variance of the difference of two scores of the same updates by other rows, at most: 1 of each."""
+
+OPPOSITE = 2.0
+"""Standard deviations from which on scores that go the other way are no accident."""
 
 DISPUTED, EVIDENT = 3.0, 6.0
 """Natural logarithms of one over the chance with which honest findings differ as much, from which on they are
@@ -130,17 +134,26 @@ class Apart(NamedTuple):
 def apart(ours: Iterable[Part], theirs: Iterable[Part]) -> Apart:
     """Return how far apart two are in their scores, beside the difference of what they say of the usual feed.
 
-    By the tail of a sum of squares of normal numbers: it exceeds k + 2 sqrt(k x) + 2 x in one of e^x cases at
-    most (Laurent and Massart, 2000).
+    Where a step goes too far for our rows all scores by these are smaller, so that a share of theirs is no
+    difference either, unless we evidently say the opposite. By the tail of a sum of squares of normal
+    numbers: it exceeds k + 2 sqrt(k x) + 2 x in one of e^x cases at most (Laurent and Massart, 2000).
     """
-    scores = {part.feed: part.score for part in theirs}
-    differences = {part.feed: part.score - scores[part.feed] for part in ours if part.feed in scores}
-    if not differences:
+    said, other = ({part.feed: part.score / SCORE_ONE for part in parts} for parts in (ours, theirs))
+    both = sorted(said.keys() & other.keys())
+    if not both:
         return Apart()
-    usual, count = median(differences.values()), len(differences)
-    off = {feed: ((one - usual) / SCORE_ONE) ** 2 / NOISE for feed, one in differences.items()}
-    root = math.sqrt(max(0.0, 2 * sum(off.values()) - count)) - math.sqrt(count)
-    return Apart(max(0.0, root) ** 2 / 4, max(off, key=lambda feed: off[feed]))
+    one, two = (_centred([scores[feed] for feed in both]) for scores in (said, other))
+    size = math.hypot(*two)
+    share = sum(x * y for x, y in zip(one, two, strict=True)) / size**2 if size else 1.0
+    share = 1.0 if share * size < -OPPOSITE else min(1.0, max(0.0, share))
+    off = [(x - share * y) ** 2 / NOISE for x, y in zip(one, two, strict=True)]
+    root = math.sqrt(max(0.0, 2 * sum(off) - len(off))) - math.sqrt(len(off))
+    return Apart(max(0.0, root) ** 2 / 4, both[off.index(max(off))])
+
+
+def _centred(scores: Sequence[float]) -> list[float]:
+    usual = median(scores)
+    return [score - usual for score in scores]
 
 
 def disputed(findings: Sequence[Finding], members: int) -> bool:
@@ -234,7 +247,8 @@ class Panels:
         if not parts:
             self._unchecked = epoch
             return []
-        for member, finding in sorted(self._heard.get(epoch, {}).items()):
+        sound = median(part.score for part in parts) > 0
+        for member, finding in sorted(self._heard.get(epoch, {}).items() if sound else ()):
             off = apart(finding.parts, parts)
             if off.doubt > EVIDENT:
                 self._gone[member] = _accusation(epoch, member, off.feed, finding.parts, parts)

@@ -179,7 +179,8 @@ class Run:
         """Return the organiser's own figures; who is far from them measures no more."""
         self._check_from, own = epoch + self._every, self._parts(self._scores())
         self.checks += 1
-        gone = {one for one, said in found.items() if apart(said.parts, own).doubt > EVIDENT}
+        sound = np.median([part.score for part in own]) > 0
+        gone = {one for one, said in found.items() if sound and apart(said.parts, own).doubt > EVIDENT}
         self._named = [one for one in self._named if one not in gone]
         return own
 
