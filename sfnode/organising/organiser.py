@@ -176,10 +176,11 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._claimed: frozenset[Feed] = frozenset()
         """Feeds of which linked peers say that they have more than is here."""
-        self._members = Members(known or Origins(), judged=policy.origins, revoked=policy.revokes)
+        self._known = known or Origins()
+        self._members = Members(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
-        self._panels = Panels(now)
+        self._panels = Panels(self._known, now)
         self._petitions = Petitions(run_id, policy)
         self._wishes: list[Decision] = []
         self._evaluations = Evaluations(policy, self.search, now)
@@ -258,7 +259,7 @@ class Organiser:
         elif self._decisions < before:  # a succession to the same key keeps less than was here
             self.state, self._signing, self._alone = State.RESTARTED, None, False
             self._checkpoints.forget()
-            self._panels = Panels(now)
+            self._panels = Panels(self._known, now)
         elif self._signing and self._decisions > self._signing.position:
             self._signing, self._wake_at = None, now
         if self._decisions != before:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -287,6 +288,13 @@ class Origins:
                 self.lapsed.add(member)
             if evidence.harmful:
                 self.harmful.add(member)
+
+    def found_harmful_by(self, said: Worth) -> set[int]:
+        """Return the members whose work would evidently do harm with these figures, and does not without."""
+        after = Origins()
+        after.members = {member: copy(evidence) for member, evidence in self.members.items()}
+        after.take(said)
+        return after.harmful - self.harmful
 
     def trusts(self, member: int) -> bool:
         """Return whether the work of a member is to count, as far as is known."""

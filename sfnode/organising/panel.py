@@ -11,7 +11,8 @@ where they are most of it. So what is done with findings is decided by simulatio
     (DISPUTED)                         and who is far from them (EVIDENT) measures no more. Liars who are not
                                        the whole panel cannot hide that, so that they lie once or twice
 
-So are those of a panel of which more than one says nothing: who is quick may have shut out the others. Where
+So are those of a panel of which more than one says nothing, as who is quick may have shut out the others; and
+those by which a member would be revoked, as that is for good: nothing is said of it without a check. Where
 the organiser has no time for a check the medians stand. Differences are taken beside the usual one of two
 findings: where a step goes too far for some rows but not for others, all scores of honest ones differ. Nobody
 is accused where it goes too far for the organiser's own.
@@ -33,7 +34,7 @@ from statistics import median
 from typing import NamedTuple
 
 from sfnode.organising.events import FindingHeard
-from sfnode.organising.origins import OUTLIER, SCORE_ONE, weights_of, worths_of
+from sfnode.organising.origins import OUTLIER, SCORE_ONE, Origins, weights_of, worths_of
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Announce, Decision, Part, Validators, Worth
 from sfprotocol.validators import panel
@@ -181,7 +182,9 @@ class Says(Enum):
 class Panels:
     """The findings about closed epochs that have no seal yet, as one organiser has heard them."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, known: Origins, now: float) -> None:
+        """`known`: the evidence about members by the decisions so far, which others keep up to date."""
+        self._known = known
         self._heard: dict[int, dict[int, Finding]] = {}
         """Findings by epoch and validator."""
         self._epoch, self._since, self._first = -1, now, now
@@ -223,22 +226,30 @@ class Panels:
 
     def says(self, epoch: int) -> Says:
         """Return what is known of the next epoch to be sealed, once nobody is waited for any more."""
-        found = list(self._heard.get(epoch, {}).values())
+        findings = list(self._heard.get(epoch, {}).values())
         if epoch <= self._settled:
             return Says.AGREED
-        if len(found) < QUORUM:
+        if len(findings) < QUORUM:
             return Says.NOTHING
-        checked = self._unchecked != epoch and disputed(found, self._members)
-        return Says.DISPUTED if checked else Says.AGREED
+        if self._unchecked == epoch:
+            return Says.AGREED
+        doubted = disputed(findings, self._members) or bool(self._found_harmful_by(epoch, middle(findings)))
+        return Says.DISPUTED if doubted else Says.AGREED
+
+    def _found_harmful_by(self, epoch: int, parts: tuple[Part, ...]) -> set[int]:
+        return self._known.found_harmful_by(Worth(epoch, 0, parts))
 
     def settle(self, epoch: int, *, check: bool) -> list[Worth]:
         """Return what is to be signed of an epoch for which nobody is waited any more, once: nothing where
-        the findings are at odds and there is time to `check` them."""
+        it is in doubt and there is time to `check` it."""
         says = self.says(epoch)
         if epoch <= self._settled or says is Says.NOTHING or (says is Says.DISPUTED and check):
             return []
-        self._settled, found = epoch, list(self._heard[epoch].values())
-        return worths_of(epoch, sum(finding.rows for finding in found), middle(found))
+        self._settled, findings = epoch, list(self._heard[epoch].values())
+        parts = middle(findings)
+        harmful = self._found_harmful_by(epoch, parts)
+        parts = tuple(part for part in parts if part.feed // INCARNATIONS not in harmful)
+        return worths_of(epoch, sum(finding.rows for finding in findings), parts)
 
     def checked(self, epoch: int, own: list[Worth]) -> list[Worth]:
         """Take in the organiser's own figures of an epoch, none if it has failed to measure it; return what

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, SCORE_ONE, Origins
 from sfnode.organising.panel import BEYOND, EVIDENT, QUORUM, Finding, apart, disputed, middle
-from sfprotocol.decisions import Part, Worth
+from sfprotocol.decisions import INCARNATIONS, Part, Worth
 from sfprotocol.validators import PANEL
 
 F64 = NDArray[np.float64]
@@ -140,9 +140,13 @@ class Run:
         if self._rule == "mean":
             told = [[part.score / SCORE_ONE for part in one.parts] for one in found.values()]
             return self._parts(np.array(told).mean(0))
-        if self._rule == "checked" and epoch >= self._check_from and disputed(list(found.values()), PANEL):
+        parts = middle(list(found.values()))
+        if self._rule == "median":
+            return parts
+        harmful = self.origins.found_harmful_by(Worth(epoch, 0, parts))
+        if epoch >= self._check_from and (harmful or disputed(list(found.values()), PANEL)):
             return self._check(epoch, found)
-        return middle(list(found.values()))
+        return tuple(part for part in parts if part.feed // INCARNATIONS not in harmful)
 
     def _scores(self) -> F64:
         """Return what somebody's rows say."""

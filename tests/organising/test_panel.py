@@ -274,6 +274,22 @@ def test_medians_stand_where_a_check_takes_too_long_and_it_is_not_signed_besides
     assert run.bench.of(Validators)[-1] == Validators((1, 2, 3, 4)), "who lied is known all the same"
 
 
+@pytest.mark.parametrize("own", [HONEST, None], ids=["checked", "without a check"])
+def test_figures_of_a_panel_alone_revoke_nobody(own: tuple[float, ...] | None) -> None:
+    run = Run()
+    run.own = own
+    for _ in range(4):
+        epoch = run.close()
+        for member in range(5):
+            run.tell(epoch, member, -6.0, *HONEST[1:])
+        run.wait()
+    assert run.checked == [epoch]
+    assert [part.feed // 64 for part in run.bench.of(Worth)[-1].parts] == list(range(own is None, 6))
+    assert (scores(run.bench.of(Worth)[-1].parts)[0] > 0) is (own is not None)
+    assert not run.bench.of(Revoke)
+    assert not run.bench.origins.harmful
+
+
 def test_who_is_revoked_measures_no_more() -> None:
     run = Run()
     run.bench.wish(Revoke(3, 0))
