@@ -285,7 +285,6 @@ def test_figures_of_a_panel_alone_revoke_nobody(own: tuple[float, ...] | None) -
         run.wait()
     assert run.checked == [epoch]
     assert [part.feed // 64 for part in run.bench.of(Worth)[-1].parts] == list(range(own is None, 6))
-    assert (scores(run.bench.of(Worth)[-1].parts)[0] > 0) is (own is not None)
     assert not run.bench.of(Revoke)
     assert not run.bench.origins.harmful
 
@@ -316,7 +315,7 @@ def test_liars_who_are_most_of_a_panel_are_found_by_a_check_or_two() -> None:
     found = Simulated(0, share=0.4, lie="if most", every=20).run(100)
     assert found.liars > 0.6
     assert found.checks <= 5
-    assert Simulated(0, every=20).run(100).checks == 0, "honest ones are not checked"
+    assert Simulated(0, every=20, useless=True).run(100).checks == 0, "honest ones are not checked"
 
 
 def test_a_mean_of_findings_would_be_anybodys_and_medians_alone_fail_where_epochs_are_short() -> None:
