@@ -172,7 +172,7 @@ def disputed(findings: Sequence[Finding], members: int) -> bool:
 
 
 class Says(Enum):
-    """What the panel of an epoch has to say."""
+    """The word of the panel of an epoch."""
 
     NOTHING = "fewer findings than QUORUM, or none as yet"
     AGREED = "figures that are signed, or to be signed"
