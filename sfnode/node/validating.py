@@ -89,8 +89,8 @@ class Validating:
         self._named = False
         """Whether this node was named when it was last looked at."""
         self._measured = 0
-        self._given_up: int | None = None
-        """The last epoch that could not be measured."""
+        self._done: int | None = None
+        """The last epoch that was measured, or could not be."""
         self._problem: str | None = None
 
     def status(self) -> ValidatorStatus | None:
@@ -134,16 +134,19 @@ class Validating:
 
     def _place(self, epoch: int) -> int | None:
         """Return our place on the panel of an epoch that is to be measured, and can be; else None."""
-        node, counting = self._node, self._organised.counting
-        scheduler = node.model.scheduler
-        if not node.settings.validator or scheduler is None or not scheduler.ready or node.limiter.paused:
-            return None
-        if epoch == self._given_up or not self._able:
+        counting = self._organised.counting
+        if epoch == self._done or counting.unsupported or not self._may_measure():
             return None
         place = self._organised.findings.place(counting, epoch)
         if place is None or len(counting.moved(epoch)) > MAX_ENTRIES or not self._holds(epoch):
             return None
         return place
+
+    def _may_measure(self) -> bool:
+        """Return whether the run has something to measure on, and the owner lets this node compute now."""
+        scheduler, limiter = self._node.model.scheduler, self._node.limiter
+        computes = scheduler is not None and scheduler.ready and not (limiter.paused or limiter.finishing)
+        return self._able and self._node.settings.validator and computes
 
     def _holds(self, epoch: int) -> bool:
         """Return whether everything is here that closes up to that of an epoch have named."""
@@ -155,20 +158,22 @@ class Validating:
 
     async def _measure(self, epoch: int, place: int) -> None:
         """Measure an epoch, and tell; give it up if that cannot be done."""
-        paused, counting = self._node.limiter.until_a_pause(), self._organised.counting
-        rows = Rows(ORIGIN_ROWS, epoch * PANEL + place)
+        rows, no_pause = Rows(ORIGIN_ROWS, epoch * PANEL + place), self._node.limiter.until_a_pause()
+
+        def go_on() -> bool:
+            return no_pause() and self._organised.counting.sealed == epoch
+
         try:
-            brought, _ = await measured(
-                self._node, epoch, self._skipped(epoch), rows, lambda: paused() and counting.sealed == epoch
-            )
+            brought, _ = await measured(self._node, epoch, self._skipped(epoch), rows, go_on)
         except UserError as error:
             if error.code is not Code.PAUSED:
                 self._give_up(epoch, error.what)
             return
-        parts = tuple(part for worth in said(epoch, rows.number, brought, counting) for part in worth.parts)
+        figures = said(epoch, rows.number, brought, self._organised.counting)
+        parts = tuple(part for worth in figures for part in worth.parts)
         if not parts:
-            return
-        self._problem, self._measured = None, self._measured + 1
+            return  # something else counts by now, or what was measured is no number
+        self._done, self._problem, self._measured = epoch, None, self._measured + 1
         log.debug("measured what %d feeds have brought in epoch %d", len(parts), epoch)
         self._node.driver.post(OwnFinding(epoch, rows.number, parts, secrets.randbits(64)))
 
@@ -182,4 +187,4 @@ class Validating:
         """Leave an epoch to others; say once why."""
         if problem != self._problem:
             log.warning("epoch %d is not measured here: %s", epoch, problem)
-        self._given_up, self._problem = epoch, problem
+        self._done, self._problem = epoch, problem
