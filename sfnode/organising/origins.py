@@ -13,7 +13,8 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
 
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
               No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Work is skipped
-              while the sum is below TRUSTED_FROM, where it begins, and counts after all (is recounted) once
+              while the sum is below TRUSTED_FROM, where it begins (further down where hardly any evidence
+              comes: SOON), and counts after all (is recounted) once
               it is above RECOUNTED_FROM: it rises by what was skipped, too, so that nobody has hidden bad
               work behind good. To wait costs little, and what has counted stays. Just before a run ends all
               counts that waits, of whoever is above RECOUNTED_AT_LAST, with a factor of its own.
@@ -72,6 +73,11 @@ RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
 """The same for what waits just before a run ends: with as many hostile members as there may be, work of
 members with that evidence gains as much as it costs, if the others are useless."""
 
+SOON = 1 / 25
+"""Evidence for a useful member that one epoch brings on average, and more, with which work waits as soon as
+it is below TRUSTED_FROM. The less there is the nearer does the bound come to RECOUNTED_AT_LAST, from which on
+work gains as much as it costs: where scores say hardly anything, who waits would wait for good."""
+
 MOST_EVIDENCE = 2.0
 """Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one
 with the usual drift falls from there below TRUSTED_FROM in one of 55."""
@@ -97,6 +103,10 @@ scalar may be hundreds of times as large as they usually are. With one, which is
 square before the run and two to five times less of it later, nobody gets there, and evidence has to do.
 Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
 and lost for good."""
+
+FEW = 3
+"""Updates of the usual weight that are added to a feed's before it is called heavy: scalars have heavy tails,
+and of feeds of three updates one honest one in ten would be (one in twenty with it)."""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
@@ -176,6 +186,8 @@ class Evidence:
     """Whether it is evident that its work does harm; stays."""
     outliers: int = 0
     """Epochs in which it was an outlier."""
+    bound: float = TRUSTED_FROM
+    """Evidence from which on its work counts."""
     _drift: float = 0.0
     """Sum of sqrt(n) z, of which earlier epochs are forgotten."""
     _drifted: float = 0.0
@@ -189,7 +201,7 @@ class Evidence:
     @property
     def trusted(self) -> bool:
         """Whether its work counts."""
-        return self.useful >= TRUSTED_FROM and not self.harmful
+        return self.useful >= self.bound and not self.harmful
 
     @property
     def weight(self) -> float:
@@ -213,6 +225,7 @@ class Evidence:
         self._epochs += 1
         score, tilt = part.score / SCORE_ONE, drift * math.sqrt(part.updates)
         self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
+        self.bound = TRUSTED_FROM + (1 - min(1.0, tilt**2 / SOON)) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
         if outlier:
             self.outliers += 1
             self.useful = min(self.useful, RECOUNTED_AT_LAST) - MOST_EVIDENCE
@@ -281,10 +294,13 @@ class Origins:
         for part in parts:
             member, place = part.feed // INCARNATIONS, Recount(part.feed, said.epoch)
             evidence, times = self.members[member], weights[part.feed]
+            known = math.sqrt((FEW + part.updates * times**2) / (FEW + part.updates))
             evidence.take(said.epoch, part, drift, outlier=times > OUTLIER)
-            if times > HEAVY:
-                (self.outliers if times > OUTLIER else self.heavy).add(place)
-            if times > HEAVY or not evidence.trusted:
+            if times > OUTLIER:
+                self.outliers.add(place)
+            elif known > HEAVY:
+                self.heavy.add(place)
+            if known > HEAVY or not evidence.trusted:
                 self.lapsed.add(member)
             if evidence.harmful:
                 self.harmful.add(member)
