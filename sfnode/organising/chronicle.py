@@ -32,6 +32,7 @@ from sfprotocol.decisions import (
     RevokeInvitation,
     Seal,
     Unknown,
+    Validators,
     Void,
     Worth,
     read,
@@ -164,6 +165,9 @@ def _about_members(decision: Decision, counting: Counting) -> str:
             epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
             whose = ", ".join(_member(counting, member) for member in members)
             return f"takes back {epochs}{f' of {whose}' if members else ''}"
+        case Validators(members=members):
+            whom = ", ".join(_member(counting, member) for member in members)
+            return f"has epochs measured by {whom}" if members else "has no validators any more"
         case Amend(feed=feed, epoch=epoch):
             whose = _member(counting, feed // INCARNATIONS)
             return f"ends a feed of {whose} before what epoch {epoch} has of it, which is lost"

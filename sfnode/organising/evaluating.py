@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from sfnode.organising import health, origins
 from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.organising.panel import Says
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.searching import Plan, Search
+from sfnode.organising.searching import ORIGIN_ROWS, Plan, Search
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Evaluated, Recount, Worth
 
@@ -62,7 +63,9 @@ class Evaluations:
 
     # -- before the seal ---------------------------------------------------------------------------
 
-    def plan(self, counting: Counting, now: float, *, last: bool, waiting: bool) -> None:
+    def plan(
+        self, counting: Counting, now: float, *, last: bool, waiting: bool, panel: Says = Says.NOTHING
+    ) -> None:
         """Make out, once, what the oldest epoch without a seal is worth, as soon as there is time; at once if
         it is the `last` one, or there to count what others have skipped (`waiting`)."""
         epoch, search = counting.sealed, self._search
@@ -70,12 +73,29 @@ class Evaluations:
             return
         plan = None
         if last or waiting or now >= self._from:
-            plan = search.plan(counting, last=last, waiting=waiting) if search else Plan(0, True)
+            plan = self._plan(search, counting, last, waiting, panel) if search else Plan(0, True)
         elif search:
             search.missed(epoch)
         else:
             return
         self._asked = _Asked(epoch, now, rest=plan)
+
+    def _plan(
+        self, search: Search, counting: Counting, last: bool, waiting: bool, panel: Says
+    ) -> Plan | None:
+        measured = panel is not Says.NOTHING
+        plan = search.plan(counting, last=last, waiting=waiting, measured=measured)
+        if panel is not Says.DISPUTED:
+            return plan
+        rows = min(ORIGIN_ROWS, self._policy.search_rows)
+        return (plan or Plan(0, False))._replace(origins=rows)
+
+    def may_check(self, epoch: int, now: float) -> bool:
+        """Return whether there is time to measure what the feeds have brought in an epoch, or it is being
+        measured."""
+        if self._asked.epoch == epoch:
+            return self.is_awaited(epoch, now)
+        return not self._asked.running and now >= self._from
 
     def is_due(self, epoch: int) -> bool:
         """Return whether something of an epoch is to be asked for now."""

@@ -20,6 +20,7 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     the result of an evaluation    of an epoch that is sealed, or of the base model (`evaluating`)
     a return, or the end           that the guard (`guard`) has made out from these results
     a worth                        that was measured, and what follows from it for a member (`members`)
+    validators                     without those whose figures evidently are wrong (`panel`)
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     bases                          once those of now have served for long enough (`renewing`)
     a close                        once enough updates may be named, or one has waited long enough
@@ -61,6 +62,7 @@ from sfnode.organising.events import (
     ControlChanged,
     EvaluationEnded,
     Event,
+    FindingHeard,
     ForkProven,
     HeldChanged,
     MakeBases,
@@ -83,21 +85,13 @@ from sfnode.organising.guard import Guard
 from sfnode.organising.judging import Judge, Judgement
 from sfnode.organising.members import Members
 from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, Origins
+from sfnode.organising.panel import Panels
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
 from sfnode.organising.searching import GROWTH, Search
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
-from sfprotocol.decisions import (
-    INCARNATIONS,
-    RATE_ONE,
-    Amend,
-    Close,
-    Decision,
-    Move,
-    Recount,
-    Seal,
-)
+from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Amend, Close, Decision, Move, Recount, Seal
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import usual_updates
 
@@ -182,9 +176,11 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._claimed: frozenset[Feed] = frozenset()
         """Feeds of which linked peers say that they have more than is here."""
-        self._members = Members(known or Origins(), judged=policy.origins, revoked=policy.revokes)
+        self._known = known or Origins()
+        self._members = Members(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
+        self._panels = Panels(self._known, now)
         self._petitions = Petitions(run_id, policy)
         self._wishes: list[Decision] = []
         self._evaluations = Evaluations(policy, self.search, now)
@@ -233,8 +229,8 @@ class Organiser:
                 self._peers.pop(peer, None)
             case PetitionHeard(petition=petition, via=via):
                 self._petitions.hear(petition, via, self._counting, now)
-            case EvaluationEnded():
-                self._on_evaluation_ended(event, now)
+            case EvaluationEnded() | FindingHeard():
+                self._on_measured(event, now)
             case Summarised() | BasesMade():
                 self._on_made(event, now)
             case OwnerTrusts(member=member, trusted=trusted):
@@ -263,6 +259,7 @@ class Organiser:
         elif self._decisions < before:  # a succession to the same key keeps less than was here
             self.state, self._signing, self._alone = State.RESTARTED, None, False
             self._checkpoints.forget()
+            self._panels = Panels(self._known, now)
         elif self._signing and self._decisions > self._signing.position:
             self._signing, self._wake_at = None, now
         if self._decisions != before:
@@ -273,10 +270,14 @@ class Organiser:
         if self._signing is None:
             self._wake_at = now
 
-    def _on_evaluation_ended(self, event: EvaluationEnded, now: float) -> None:
+    def _on_measured(self, event: EvaluationEnded | FindingHeard, now: float) -> None:
+        if isinstance(event, FindingHeard):
+            self._panels.hear(event, self._counting, now)
+            return
         if not self._evaluations.is_under_way(event.epoch):
             return
-        self._members.measured(self._evaluations.ended(event, self._counting, now))
+        own = self._evaluations.ended(event, self._counting, now)
+        self._members.measured(self._panels.checked(event.epoch, own))
         if self.guard:
             for base in (event.base, event.calibrated):
                 self.guard.note(event.epoch, base, base=True)
@@ -330,6 +331,7 @@ class Organiser:
             or self._evaluations.result(self._counting)
             or (self.guard and self.guard.due(self._counting))
             or self._members.due(self._counting)
+            or self._panels.due(self._counting)
             or self._about_feeds(now)
         )
 
@@ -428,13 +430,27 @@ class Organiser:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
         if self.guard and self.guard.drains(epoch):
             return False
+        if self._hears_panel(epoch, now):
+            return True
         evaluations, counting = self._evaluations, self._counting
         last = self.guard is not None and counting.promised >= counting.budget
         waiting = self._waiting() if self._is_for_waiting(epoch) else ()
-        evaluations.plan(counting, now, last=last, waiting=bool(waiting))
+        says = self._panels.says(epoch)
+        evaluations.plan(counting, now, last=last, waiting=bool(waiting), panel=says)
         if evaluations.is_due(epoch):
             self._actions.append(evaluations.ask(self._skipped(epoch, Judgement()), waiting))
         return evaluations.is_awaited(epoch, now)
+
+    def _hears_panel(self, epoch: int, now: float) -> bool:
+        """Return whether a seal waits for the panel of its epoch, or until it is signed what that has
+        found."""
+        if not (self.policy.origins and self.search) or self.search.spares(epoch):
+            return False
+        if self._panels.is_awaited(self._counting, now):
+            return True
+        found = self._panels.settle(epoch, check=self._evaluations.may_check(epoch, now))
+        self._members.measured(found)
+        return bool(found)
 
     # -- closes ------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -144,11 +145,20 @@ class Brought(NamedTuple):
 
 def said(epoch: int, rows: int, brought: Sequence[Brought], counting: Counting) -> list[Worth]:
     """Return the decisions that tell what was measured of an epoch; none if something of it is no number."""
+    return worths_of(epoch, rows, parts_of(brought, counting))
+
+
+def parts_of(brought: Sequence[Brought], counting: Counting) -> tuple[Part, ...]:
+    """Return what was measured as it is told, ascending by feed; nothing if something of it is no number."""
     figures = [figure for one in brought for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
-        return []
+        return ()
     numbered = [(counting.number(one.feed), one) for one in brought if one.updates]
-    parts = sorted(_part(number, one) for number, one in numbered if number is not None)
+    return tuple(sorted(_part(number, one) for number, one in numbered if number is not None))
+
+
+def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
+    """Return the decisions that tell these figures."""
     chunks = range(0, len(parts), PARTS_PER_WORTH)
     return [Worth(epoch, rows, tuple(parts[first : first + PARTS_PER_WORTH])) for first in chunks]
 
@@ -280,10 +290,10 @@ class Origins:
                 part.score / SCORE_ONE, part.updates
             )
         drift = SHARE * self._usual_drift(parts)
-        usual = median(map(_weight, parts)) if len(parts) >= LEAST_MEMBERS else 0.0
+        weights = weights_of(parts)
         for part in parts:
             member, place = part.feed // INCARNATIONS, Recount(part.feed, said.epoch)
-            evidence, times = self.members[member], _weight(part) / usual if usual else 1.0
+            evidence, times = self.members[member], weights[part.feed]
             known = math.sqrt((FEW + part.updates * times**2) / (FEW + part.updates))
             evidence.take(said.epoch, part, drift, outlier=times > OUTLIER)
             if times > OUTLIER:
@@ -294,6 +304,13 @@ class Origins:
                 self.lapsed.add(member)
             if evidence.harmful:
                 self.harmful.add(member)
+
+    def found_harmful_by(self, said: Worth) -> set[int]:
+        """Return the members whose work would evidently do harm with these figures, and does not without."""
+        after = Origins()
+        after.members = {member: copy(evidence) for member, evidence in self.members.items()}
+        after.take(said)
+        return after.harmful - self.harmful
 
     def trusts(self, member: int) -> bool:
         """Return whether the work of a member is to count, as far as is known."""
@@ -320,6 +337,13 @@ class Origins:
         usual = math.sqrt(max(0.0, median(one.drift**2 for one in chosen) - noise))
         now = median(part.score / SCORE_ONE / math.sqrt(part.updates) for part in parts)
         return max(0.0, min(usual, now + 2 * _noise(sum(part.updates for part in parts))))
+
+
+def weights_of(parts: Sequence[Part]) -> dict[int, float]:
+    """Return how many times as much as those of the median feed the updates of each feed weigh; 1 where there
+    are too few to tell."""
+    usual = median(map(_weight, parts)) if len(parts) >= LEAST_MEMBERS else 0.0
+    return {part.feed: _weight(part) / usual if usual else 1.0 for part in parts}
 
 
 def _noise(updates: float) -> float:

@@ -207,12 +207,19 @@ class Search:
         closed = 0 <= epoch < counting.open_epoch
         return closed and not counting.closed_updates(epoch) and not self._is_cut(epoch)
 
+    def spares(self, epoch: int) -> bool:
+        """Return whether nothing is measured of an epoch, as it is cut short."""
+        return self._is_cut(epoch)
+
     def _is_cut(self, epoch: int) -> bool:
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
-    def plan(self, counting: Counting, *, last: bool = False, waiting: bool = False) -> Plan | None:
+    def plan(
+        self, counting: Counting, *, last: bool = False, waiting: bool = False, measured: bool = False
+    ) -> Plan | None:
         """Return what the oldest epoch without a seal is worth; None if nothing. The model of the `last` one
-        is evaluated whatever that costs. `waiting`: it is there to count what others have skipped."""
+        is evaluated whatever that costs. `waiting`: it is there to count what others have skipped.
+        `measured`: others have measured what each feed has brought."""
         self._earn(counting)
         if self._is_cut(counting.sealed) and not last:
             return None
@@ -222,7 +229,7 @@ class Search:
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
         if self.settled and not last:
-            return self._regular(counting, due, cost)
+            return self._regular(counting, due, cost, measured)
         sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
         # an epoch at a rate that may be far off is searched, whatever else is due
         scored = last or (due and not sized and self._credit >= cost + self._cheapest)
@@ -230,7 +237,7 @@ class Search:
         if due and not scored:  # it saves up: else what is cheaper would always come first
             rest = min(rest, self._cheapest)
         origins = 0
-        if policy.origins:
+        if policy.origins and not measured:
             spare = rest - first * len(AMOUNTS)  # both or neither: the cheaper one would always come first
             least = min(ORIGIN_ROWS, policy.search_rows)
             most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
@@ -242,13 +249,13 @@ class Search:
             rows = max(rows, first)
         return Plan(rows, scored, sized, origins) if rows or scored or sized else None
 
-    def _regular(self, counting: Counting, due: bool, cost: int) -> Plan | None:
+    def _regular(self, counting: Counting, due: bool, cost: int, measured: bool) -> Plan | None:
         """Return what an epoch is worth once the rate has settled: a search on a few rows first of all, as
         none should count that nobody has looked at; then a measurement of origins; and from what both leave
         something is put by for the next evaluation, which takes `cost` forwards and is `due` or not."""
         policy, credit = self._policy, self._credit
         first, least = min(FIRST_ROWS, policy.search_rows), min(ORIGIN_ROWS, policy.search_rows)
-        search, measure = first * len(AMOUNTS), policy.origins * least * ORIGIN_FORWARDS
+        search, measure = first * len(AMOUNTS), policy.origins * (not measured) * least * ORIGIN_FORWARDS
         since = EVALUATE_EVERY if self._scored is None else counting.sealed - self._scored
         overdue = since >= OVERDUE * EVALUATE_EVERY and credit < cost + search + measure
         if overdue and not self._has_new_bases(counting):

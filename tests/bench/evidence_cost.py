@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
 from sfnode.organising.line_search import AMOUNTS, Found
-from sfnode.organising.origins import Brought
-from sfnode.organising.searching import ORIGIN_FORWARDS
-from sfprotocol.decisions import INCARNATIONS, Worth
+from sfnode.organising.origins import Brought, parts_of
+from sfnode.organising.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
+from sfprotocol.decisions import INCARNATIONS, Validators, Worth
+from sfprotocol.validators import REVEAL_AFTER, panel
 from tests.organising.bench import EVALUATED, Bench, feed_of, scores
 
 FORWARDS = 8
@@ -45,6 +46,9 @@ def drift(rows: int) -> float:
     noise = BATCH * (RHO**-2 - 1)  # variance over rows in terms of that of the slope
     return RHO / math.sqrt(1 + noise / rows)
 
+
+FINDING_TIME = ORIGIN_ROWS * ORIGIN_FORWARDS / SPEED + REVEAL_AFTER
+"""Seconds from the seal before an epoch's until a validator has told what it has found of it, at most."""
 
 TICK = 8
 """Seconds after which members tell of their updates."""
@@ -75,10 +79,20 @@ class Swarm:
     """Members of equal speed, and an organiser among them."""
 
     def __init__(
-        self, members: int, budget: int, epoch_updates: int, rows: int = ROWS, turn: float = 0.0
+        self,
+        members: int,
+        budget: int,
+        epoch_updates: int,
+        rows: int = ROWS,
+        turn: float = 0.0,
+        validators: int = 0,
+        slower: float = 1.0,
     ) -> None:
-        """`rows`: most after which a search is clear. `turn`: share of members who turn."""
-        self.rows = rows
+        """`rows`: most after which a search is clear. `turn`: share of members who turn. `validators`: the
+        last so many members are named, and stay honest. `slower`: times as long as a member the organiser
+        takes."""
+        self.rows, self._speed = rows, SPEED / slower
+        self._heard, self._tell_at = -1, math.inf
         self._turning = int(turn * members)
         self._turned_at: int | None = None
         self._gone: dict[str, dict[int, int]] = {"skipped": {}, "revoked": {}}
@@ -95,8 +109,11 @@ class Swarm:
         self.names = [f"member {n}" for n in range(members)]
         self.bench.begin(*self.names, quota=1 << 20)
         self.made = self.spent = self.answered = 0
-        self.free_at = self.bench.now
+        self._begun_at = 0.0
+        """Time at which the oldest plan without an answer was begun; 0 if it was not."""
         self._draws = np.random.default_rng(0)
+        if validators:
+            self.bench.wish(Validators(tuple(range(members - validators, members))))
 
     def run(self, updates: int) -> Cost:
         """Let every member make so many updates."""
@@ -107,7 +124,8 @@ class Swarm:
                 bench.update(feed_of(name), TICK)
             self.made += len(self.names) * TICK
             until = bench.now + TICK
-            while self.answered < len(bench.plans) and self.free_at <= until:
+            self._measure_elsewhere()
+            while self.answered < len(bench.plans) and self._done_at(bench.plans[self.answered]) <= until:
                 self._answer(bench.plans[self.answered])
             bench.advance(max(0.0, until - bench.now))
             assert bench.organiser.search
@@ -121,7 +139,7 @@ class Swarm:
         return Cost(
             self.spent / (self.spent + self.made * FORWARDS),
             spent / (spent + made * FORWARDS),
-            spent / SPEED / (bench.now - began),
+            spent / self._speed / (bench.now - began),
             sum(lengths) / count,
             len({plan.epoch for plan in bench.plans if plan.rows and plan.epoch in sealed}) / count,
             len({worth.epoch for worth in bench.of(Worth) if worth.epoch in sealed}) / count,
@@ -140,26 +158,48 @@ class Swarm:
             for member in members:
                 self._gone[name].setdefault(member, made - self._turned_at)
 
-    def _answer(self, plan: Evaluate) -> None:
-        bench = self.bench
-        self.answered += 1
+    def _forwards(self, plan: Evaluate) -> int:
         rows = min(plan.rows, self.rows)
-        forwards = rows * len(AMOUNTS) + plan.origins * ORIGIN_FORWARDS + plan.scored * ROWS
-        self.spent += forwards
-        self.free_at = max(self.free_at, bench.now) + forwards / SPEED
-        bench.advance(self.free_at - bench.now)
+        return rows * len(AMOUNTS) + plan.origins * ORIGIN_FORWARDS + plan.scored * ROWS
+
+    def _done_at(self, plan: Evaluate) -> float:
+        """Return when a plan, the oldest without an answer, is carried out."""
+        self._begun_at = self._begun_at or self.bench.now
+        return self._begun_at + self._forwards(plan) / self._speed
+
+    def _answer(self, plan: Evaluate) -> None:
+        bench, forwards = self.bench, self._forwards(plan)
+        bench.advance(max(0.0, self._done_at(plan) - bench.now))
+        self.answered, self.spent, self._begun_at = self.answered + 1, self.spent + forwards, 0.0
+        rows = min(plan.rows, self.rows)
         found = Found(1.0, 2.0, rows) if rows else None
         result = scores(0.6) if plan.scored else None
-        brought = tuple(self._brought(plan)) if plan.origins else ()
+        brought = tuple(self._brought(plan.epoch, plan.origins)) if plan.origins else ()
         bench.do(EvaluationEnded(plan.epoch, result, None, None, found, forwards, brought=brought))
 
-    def _brought(self, plan: Evaluate) -> list[Brought]:
+    def _measure_elsewhere(self) -> None:
+        """Let the panel of the next epoch to be sealed tell what it has found, once it has had the time."""
+        bench, counting = self.bench, self.bench.counting
+        epoch = counting.sealed
+        if epoch == counting.open_epoch:
+            return
+        if epoch != self._heard:
+            self._heard, self._tell_at = epoch, bench.now + FINDING_TIME
+        if bench.now < self._tell_at:
+            return
+        self._tell_at = math.inf
+        salt, named = counting.drawn_from(epoch)
+        for member in panel(named, salt):
+            parts = parts_of(self._brought(epoch, ORIGIN_ROWS), counting)
+            bench.do(FindingHeard(epoch, member, ORIGIN_ROWS, parts))
+
+    def _brought(self, epoch: int, rows: int) -> list[Brought]:
         counting = self.bench.counting
         found = []
-        for number in counting.moved(plan.epoch):
-            count = counting.named(number, plan.epoch) - counting.named(number, plan.epoch - 1)
+        for number in counting.moved(epoch):
+            count = counting.named(number, epoch) - counting.named(number, epoch - 1)
             turned = self._turned_at is not None and number // INCARNATIONS < self._turning
-            mean = drift(plan.origins) * (-1 if turned else 1)
+            mean = drift(rows) * (-1 if turned else 1)
             score = mean * math.sqrt(count) + self._draws.standard_normal()
             found.append(Brought(counting.feed(number), count, score * 6, 36.0, score * 1e-3, 1e-4))
         return found
@@ -171,11 +211,17 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=400, help="of each member")
     parser.add_argument("--epoch-updates", type=int, default=1024)
     parser.add_argument("--turn", type=float, default=0.0, help="share of members who turn [default: 0]")
+    parser.add_argument("--validators", type=int, default=0, help="members who measure [default: 0]")
+    parser.add_argument(
+        "--slower", type=float, default=1.0, help="times as long as a member the organiser takes"
+    )
     given = parser.parse_args()
     print(*Cost._fields)
     for members in given.members or [10, 100, 1000]:
         budget = 2 * members * given.updates
-        cost = Swarm(members, budget, given.epoch_updates, turn=given.turn).run(given.updates)
+        elsewhere = {"validators": given.validators, "slower": given.slower}
+        swarm = Swarm(members, budget, given.epoch_updates, turn=given.turn, **elsewhere)
+        cost = swarm.run(given.updates)
         print(members, *(f"{figure:.3f}" for figure in cost), flush=True)
 
 

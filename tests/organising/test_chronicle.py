@@ -26,6 +26,7 @@ from sfprotocol.decisions import (
     RevokeInvitation,
     Seal,
     Unknown,
+    Validators,
     Void,
 )
 from sfprotocol.messages import Entry, Succession
@@ -66,6 +67,7 @@ def seal(epoch: int) -> Seal:
         (Finish(), "ends the run"),
         (Bases(2, bytes(32)), f"takes the bases {'0' * 16} from subspace 2 on"),
         (Announce("hello"), "announces: hello"),
+        (Validators((0,)), f"has epochs measured by member 0 ({A})"),
         (Checkpoint(0, bytes(32), bytes(32)), f"states the checkpoint of epoch 0, core digest {'0' * 16}"),
         (Unknown(98), "a decision of kind 98, which this version of sfnode does not know"),
     ],
@@ -101,6 +103,7 @@ def test_no_kind_of_decision_is_forgotten() -> None:
         Finish,
         Bases,
         Announce,
+        Validators,
     }
     assert said | {Checkpoint, decisions.Evaluated, decisions.Worth} == {
         kind for kind, _ in decisions._KINDS.values()

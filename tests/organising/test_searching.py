@@ -118,7 +118,7 @@ def test_once_the_rate_has_settled_every_epoch_is_searched() -> None:
 
 
 def test_epochs_for_which_the_organiser_has_no_time_make_later_ones_longer() -> None:
-    cost = Swarm(100, 1_000_000_000, 65_536).run(1000)
+    cost = Swarm(50, 1_000_000_000, 65_536).run(2000)
     assert cost.busy < 0.25
     assert cost.updates > 4096
 
