@@ -7,7 +7,7 @@ of them are its panel. What one of these has measured goes two ways round, each 
     its finding      the figures: FLOOD_TIME after the commitments of the whole panel are here, or if they
                      do not come REVEAL_AFTER its own commitment
 
-Whoever has taken one finding of an epoch takes no more commitments. Each message is passed on as long as the
+Whoever has taken one finding of an epoch takes no more commitments, and none before it is time. Each message is passed on as long as the
 epoch has no seal, and again when its author repeats it; so what is kept and passed on is bounded by what the
 control feed names, and a finding needs no signature. This module does not know how figures are measured, and
 what becomes of them.
@@ -39,6 +39,10 @@ finding before takes the others' no more."""
 
 REVEAL_AFTER = 20.0
 """Seconds after which nobody is waited for who has not committed."""
+
+TAKEN_AFTER = 10.0
+"""Seconds after a commitment has come before which its finding is not taken while others are awaited: who is
+quick shuts nobody out. Half of REVEAL_AFTER, as the first commitments may be lost."""
 
 COMMIT_AGAIN, COMMIT_REPEAT = 5.0, 4.0
 """Seconds after which an author repeats a commitment until it has revealed its finding, and for which others
@@ -92,6 +96,8 @@ class _Epoch:
     panel: tuple[int, ...]
     commitments: dict[int, Commitment] = field(default_factory=dict)
     """Those that were taken, by members; so are the findings."""
+    committed_at: dict[int, float] = field(default_factory=dict)
+    """Time at which they came."""
     findings: dict[int, Finding] = field(default_factory=dict)
     passed: dict[tuple[type, int], float] = field(default_factory=dict)
     """Time at which a message of a member was last passed on."""
@@ -116,10 +122,16 @@ class _Epoch:
         self.passed[kind, member] = now
         return True
 
-    def hasten(self, now: float) -> None:
-        """Have our finding revealed soon if there is nobody to wait for."""
-        if len(self.commitments) == len(self.panel) and self.reveal_at < float("inf"):
+    def commit(self, member: int, commitment: Commitment, now: float) -> None:
+        """Take a commitment; have our finding revealed soon if there is nobody to wait for."""
+        self.commitments[member], self.committed_at[member] = commitment, now
+        if self.is_full and self.reveal_at < float("inf"):
             self.reveal_at = min(self.reveal_at, now + FLOOD_TIME)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the whole panel has committed itself."""
+        return len(self.commitments) == len(self.panel)
 
     def reveal(self) -> list[Action]:
         """Take our own finding, which is sent from now on."""
@@ -197,10 +209,9 @@ class Findings:
         digest = finding_digest(self._run_id, epoch.salt, figures)
         unsigned = Commitment(event.epoch, feed.origin, digest, bytes(64))
         signature = self._sign(commitment_message(self._run_id, epoch.salt, unsigned))
-        epoch.commitments[member] = replace(unsigned, signature=signature)
         epoch.own, epoch.figures = member, figures
         epoch.reveal_at, epoch.send_at = now + REVEAL_AFTER, now
-        epoch.hasten(now)
+        epoch.commit(member, replace(unsigned, signature=signature), now)
         return self.wake(now)
 
     def deadline(self) -> float:
@@ -251,7 +262,7 @@ class Findings:
             self._on_commitment(link, epoch, member, message, now)
             taken = epoch.commitments.get(member) == message
         else:
-            told = self._on_finding(epoch, member, message, counting)
+            told = self._on_finding(epoch, member, message, counting, now)
             taken = epoch.findings.get(member) == message
         if not taken or member == epoch.own or not epoch.may_pass(type(message), member, now):
             return told
@@ -267,14 +278,17 @@ class Findings:
         if not signed_by(commitment.origin, message, commitment.signature):
             link.waste.charge(FORGERY_COST, 0, now)
             return
-        epoch.commitments[member] = commitment
+        epoch.commit(member, commitment, now)
         self._counters.findings += 1
-        epoch.hasten(now)
 
-    def _on_finding(self, epoch: _Epoch, member: int, finding: Finding, counting: Counting) -> list[Action]:
-        """Take a finding that its author has committed itself to."""
+    def _on_finding(
+        self, epoch: _Epoch, member: int, finding: Finding, counting: Counting, now: float
+    ) -> list[Action]:
+        """Take a finding that its author has committed itself to, unless it comes too early."""
         committed = epoch.commitments.get(member)
         if committed is None or member in epoch.findings:
+            return []
+        if not epoch.findings and not epoch.is_full and now < epoch.committed_at[member] + TAKEN_AFTER:
             return []
         if committed.digest != finding_digest(self._run_id, epoch.salt, finding):
             return []

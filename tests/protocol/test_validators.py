@@ -17,6 +17,7 @@ from sfprotocol.validators import (
     FLOOD_TIME,
     PANEL,
     REVEAL_AFTER,
+    TAKEN_AFTER,
     commitment_message,
     finding_digest,
     panel,
@@ -269,11 +270,11 @@ class Stranger:
         self.run = run
         self.link = next(iter(run.organiser.wires))
 
-    def says(self, message: Commitment | Finding) -> set[str]:
-        """Say it; return whose findings the organiser has been shown by then."""
+    def says(self, message: Commitment | Finding, wait: float = 1.0) -> set[str]:
+        """Say it, and `wait`; return whose findings the organiser has been shown by then."""
         run = self.run
         run.organiser.handle(Received(self.link, wire_codec.encode(message)))
-        run.made.run(1)
+        run.made.run(wait)
         return run.heard(run.organiser)
 
     def finding(self, name: str, epoch: int = 0) -> Finding:
@@ -323,7 +324,7 @@ def test_a_finding_needs_the_commitment_that_stands_for_it() -> None:
     stranger, chosen = Stranger(run), run.panel[0].name
     finding = stranger.finding(chosen)
     assert stranger.says(finding) == set()
-    stranger.says(stranger.commits(chosen, finding))
+    stranger.says(stranger.commits(chosen, finding), TAKEN_AFTER)
     for other in (
         replace(finding, nonce=8),
         replace(finding, rows=65),
@@ -339,11 +340,23 @@ def test_the_first_commitment_and_one_finding_of_a_member_are_taken() -> None:
     stranger, chosen = Stranger(run), run.panel[0].name
     finding = stranger.finding(chosen)
     second = replace(finding, nonce=8)
-    stranger.says(stranger.commits(chosen, finding))
+    stranger.says(stranger.commits(chosen, finding), TAKEN_AFTER)
     stranger.says(stranger.commits(chosen, second))
     assert stranger.says(second) == set()
     assert stranger.says(finding) == stranger.says(finding) == {chosen}
     assert taken(run) == 2
+
+
+def test_nobody_shuts_out_others_by_being_quick() -> None:
+    run = closed()
+    stranger, hasty = Stranger(run), run.panel[0].name
+    finding = stranger.finding(hasty)
+    stranger.says(stranger.commits(hasty, finding))
+    assert stranger.says(finding, TAKEN_AFTER - 3) == set()
+    run.measure(*run.panel[1:])
+    run.made.run(FLOOD_TIME + 1)
+    assert run.heard(run.organiser) == {node.name for node in run.panel[1:]}
+    assert stranger.says(finding) == {node.name for node in run.panel}, "it is still taken later"
 
 
 def test_after_a_finding_no_commitment_is_taken() -> None:
@@ -351,7 +364,7 @@ def test_after_a_finding_no_commitment_is_taken() -> None:
     stranger, (chosen, other) = Stranger(run), (node.name for node in run.panel[:2])
     for name in (chosen, other):
         if name == chosen:
-            stranger.says(stranger.commits(name, stranger.finding(name)))
+            stranger.says(stranger.commits(name, stranger.finding(name)), TAKEN_AFTER)
             stranger.says(stranger.finding(name))
         else:
             stranger.says(stranger.commits(name, stranger.finding(name)))
