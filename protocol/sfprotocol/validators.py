@@ -7,10 +7,10 @@ of them are its panel. What one of these has measured goes two ways round, each 
     its finding      the figures: FLOOD_TIME after the commitments of the whole panel are here, or if they
                      do not come REVEAL_AFTER its own commitment
 
-Whoever has taken one finding of an epoch takes no more commitments, and none before it is time. Each message is passed on as long as the
-epoch has no seal, and again when its author repeats it; so what is kept and passed on is bounded by what the
-control feed names, and a finding needs no signature. This module does not know how figures are measured, and
-what becomes of them.
+Whoever has taken one finding of an epoch takes no more commitments; so none is taken before it is time. Each
+message is passed on as long as the epoch has no seal, and again when its author repeats it; so what is kept
+and passed on is bounded by what the control feed names, and a finding needs no signature. This module does
+not know how figures are measured, and what becomes of them.
 """
 
 from __future__ import annotations
