@@ -113,8 +113,7 @@ def _asked(run: RunParameters, entries: Sequence[Entry], wanted: Mapping[int, Wo
                 origins.take(worth)
             case Seal(epoch=epoch, skipped=skipped) if epoch == counting.sealed and epoch in doubted:
                 others = (n for n in skipped if origins.trusts(n // INCARNATIONS))
-                weighed = origins.outliers | origins.heavy
-                left = doubted[epoch].union(n for n in others if Recount(n, epoch) not in weighed)
+                left = doubted[epoch].union(n for n in others if Recount(n, epoch) not in origins.outliers)
                 before, whole = named(counting, epoch - 1), named(counting, epoch)
                 gone = {counting.feed(number) for number in left}
                 step = {f: before.get(f, NOTHING) if f in gone else one for f, one in whole.items()}

@@ -29,6 +29,8 @@ class Mark(NamedTuple):
     label: int
     chain: bytes
     """The chain hash after `stop` updates."""
+    squares: int = 0
+    """Sum of the squares of the scalars since the mark before."""
 
 
 # -- events --------------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ Data of the organiser, which alone decides; what was named of a feed is read fro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
+from sfnode.organising.origins import GAIN_BY_COST, LEAST_MEMBERS
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Amend
 from sfprotocol.frontier import MAX_FEEDS
@@ -18,6 +21,15 @@ from sfprotocol.messages import Feed
 CLAIMED = 4
 """Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
 What never comes is not there, or the peer lies."""
+
+HEAVY = 1 + GAIN_BY_COST
+"""Times the usual size of a scalar, as a root mean square, up to which work counts at once. What is w times
+as large gains as w and costs as w squared: beyond this even useful work does harm. It waits for the seal
+before the end, which has a factor of its own."""
+
+FEW = 3
+"""Scalars of the usual size that are added to those of a feed before it is called heavy: one of few may be
+large by chance."""
 
 
 @dataclass(slots=True)
@@ -170,6 +182,27 @@ class HeldFeeds:
         assert member is not None
         marks = held.marks if held else []  # none of a feed that was ended before its first step
         return any(first < mark.stop <= stop and mark.label >= member.revoked for mark in marks)
+
+    def heavy(self, epoch: int, counting: Counting) -> set[int]:
+        """Return the numbers of the feeds of which the close of `epoch` has named scalars that are too large
+        to count at once; none where there are too few feeds to say what is usual."""
+        sizes = {number: self._size(number, epoch, counting) for number in counting.moved(epoch)}
+        usual = median(squares / updates for updates, squares in sizes.values()) if sizes else 0.0
+        if len(sizes) < LEAST_MEMBERS or not usual:
+            return set()
+        return {
+            number
+            for number, (updates, squares) in sizes.items()
+            if math.sqrt((FEW + squares / usual) / (FEW + updates)) > HEAVY
+        }
+
+    def _size(self, number: int, epoch: int, counting: Counting) -> tuple[int, int]:
+        """Return how many updates of a feed the close of `epoch` has named, and the sum of the squares of
+        their scalars."""
+        held = self._feeds.get(counting.feed(number))
+        first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
+        marks = held.marks if held else []
+        return stop - first, sum(mark.squares for mark in marks if first < mark.stop <= stop)
 
     def brings(self, number: int, epoch: int, counting: Counting, labels: range) -> bool:
         """Return whether the close of `epoch` has named updates with one of these labels."""

@@ -28,6 +28,8 @@ class Members:
         self._revoked = judged and revoked
         self._trust: dict[int, bool] = {}
         """The owner's word: whether seals count a member's work."""
+        self._heavy: set[Recount] = set()
+        """Work that waits for the seal before the end. A restart forgets it; then evidence is enough."""
         self._worths: list[Worth] = []
         """Figures that are to be signed."""
         self._sanctions: list[Decision] = []
@@ -47,11 +49,16 @@ class Members:
         """Return whether the work of a member counts."""
         return self._trust.get(member, not self._judged or self._evidence.trusts(member))
 
-    def outweighs(self, number: int, epoch: int) -> bool:
-        """Return whether what the close of an epoch has named of a feed weighs too much to count by its
-        seal."""
-        place = Recount(number, epoch)
-        return self._judged and (place in self._evidence.heavy or place in self._evidence.outliers)
+    def outlier(self, number: int, epoch: int) -> bool:
+        """Return whether what the close of an epoch has named of a feed evidently is no measurement."""
+        return self._judged and Recount(number, epoch) in self._evidence.outliers
+
+    def heavy(self, epoch: int, numbers: Iterable[int]) -> set[int]:
+        """Take note of the feeds of which an epoch has scalars that are too large to count by its seal, and
+        return those that it skips for that."""
+        found = set(numbers) if self._judged else set()
+        self._heavy.update(Recount(number, epoch) for number in found)
+        return found
 
     def due(self, counting: Counting) -> Decision | None:
         """Return what is to be signed: what was measured, and then what follows for whom it shows to do
@@ -80,11 +87,12 @@ class Members:
         at most. It stays skipped where they may have been revoked when they made it, where it would evidently
         do harm, and where the guard has taken back what it brings."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
-        evidence, lapsed = self._evidence, self._evidence.lapsed if self._judged else set()
-        trusted = {one for one in lapsed - evidence.harmful if evidence.members[one].useful >= least}
+        evidence = self._evidence
+        known = evidence.members.items() if self._judged else ()
+        trusted = {number for number, one in known if one.useful >= least and not one.harmful}
         trusted = {one for one in trusted | self._trust.keys() if self._trust.get(one, True)}
         never = evidence.outliers | judgement.recounted
-        never |= evidence.heavy if least > RECOUNTED_AT_LAST else set()
+        never |= self._heavy if least > RECOUNTED_AT_LAST else set()
         for number in sorted(trusted):
             revoked = counting.members[number].revoked if number < len(counting.members) else 0
             again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]

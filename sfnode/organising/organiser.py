@@ -409,13 +409,15 @@ class Organiser:
 
     def _skipped(self, epoch: int, judgement: Judgement) -> tuple[int, ...]:
         """Return the feeds of which the seal of an epoch counts nothing."""
-        return tuple(n for n in self._counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
+        moved, heavy = self._counting.moved(epoch), self._feeds.heavy(epoch, self._counting)
+        heavy = self._members.heavy(epoch, heavy)
+        return tuple(n for n in moved if n in heavy or self._is_skipped(n, epoch, judgement))
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
         if number in judgement.skipped or not self._members.trusted(number // INCARNATIONS):
             return True
         revoked = self._feeds.revoked(number, epoch, self._counting)
-        return revoked or self._members.outweighs(number, epoch) or self._is_stale(number, epoch)
+        return revoked or self._members.outlier(number, epoch) or self._is_stale(number, epoch)
 
     def _is_stale(self, number: int, epoch: int) -> bool:
         """Return whether what a close has named of a feed brings what the guard has taken back."""

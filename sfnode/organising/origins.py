@@ -23,9 +23,9 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
               average it only grows where the drift is below -d / 2: useless work is skipped, never revoked.
 
-Scores do not depend on the size of scalars. What weighs more in one epoch than the updates of others (HEAVY)
-is skipped by the seal of that epoch, and waits for the end of the run. What weighs far more (OUTLIER) never
-counts, and is evidence that takes as much again to make good.
+Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
+(OUTLIER) is skipped by the seal of that epoch, never recounted, and counts as evidence that takes as much
+again to make good. Less far, it is its size that tells (`feeds`).
 """
 
 from __future__ import annotations
@@ -64,11 +64,6 @@ GAIN_BY_COST = 3.0
 """Gain of a useful update, in terms of what a useless one costs: near half of the best step, which line
 searches take, three quarters of its slope and a quarter of it."""
 
-HEAVY = 1 + GAIN_BY_COST
-"""Times as much as the median feed's updates that those of a feed may weigh, to count at once: what is w
-times as large gains as w and costs as w squared, so that beyond this even useful work does harm. It waits for
-the seal before the end, which has a factor of its own."""
-
 RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
 """The same for what waits just before a run ends: with as many hostile members as there may be, work of
 members with that evidence gains as much as it costs, if the others are useless."""
@@ -103,10 +98,6 @@ scalar may be hundreds of times as large as they usually are. With one, which is
 square before the run and two to five times less of it later, nobody gets there, and evidence has to do.
 Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
 and lost for good."""
-
-FEW = 3
-"""Updates of the usual weight that are added to a feed's before it is called heavy: scalars have heavy tails,
-and of feeds of three updates one honest one in ten would be (one in twenty with it)."""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
@@ -257,14 +248,10 @@ class Origins:
     def _forget(self) -> None:
         self.members: dict[int, Evidence] = {}
         """Evidence by the number of the member."""
-        self.lapsed: set[int] = set()
-        """Members who were not trusted at some time."""
         self.harmful: set[int] = set()
         """Members whose work evidently does harm."""
         self.outliers: set[Recount] = set()
         """Feeds and epochs that are skipped for good."""
-        self.heavy: set[Recount] = set()
-        """Feeds and epochs that are skipped until the run ends."""
         self.said: list[Worth] = []
         """All figures, in order."""
         self._read, self._chain = 0, b""
@@ -293,15 +280,10 @@ class Origins:
         weights = weights_of(parts)
         for part in parts:
             member, place = part.feed // INCARNATIONS, Recount(part.feed, said.epoch)
-            evidence, times = self.members[member], weights[part.feed]
-            known = math.sqrt((FEW + part.updates * times**2) / (FEW + part.updates))
-            evidence.take(said.epoch, part, drift, outlier=times > OUTLIER)
-            if times > OUTLIER:
+            evidence, outlier = self.members[member], weights[part.feed] > OUTLIER
+            if outlier:
                 self.outliers.add(place)
-            elif known > HEAVY:
-                self.heavy.add(place)
-            if known > HEAVY or not evidence.trusted:
-                self.lapsed.add(member)
+            evidence.take(said.epoch, part, drift, outlier=outlier)
             if evidence.harmful:
                 self.harmful.add(member)
 

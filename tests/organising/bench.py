@@ -202,12 +202,15 @@ class Bench:
     def wish(self, decision: Decision) -> None:
         self.do(OwnerWish(decision))
 
-    def update(self, feed: Feed, count: int, label: int | None = None, *, shown: bool = True) -> None:
-        """Let a feed grow by a segment here, and by as much at a peer if `shown`."""
+    def update(
+        self, feed: Feed, count: int, label: int | None = None, *, shown: bool = True, size: int = 10
+    ) -> None:
+        """Let a feed grow by a segment here, with scalars of this size, and by as much at a peer if
+        `shown`."""
         marks = self.marks.setdefault(feed, [])
         first = marks[-1].stop if marks else 0
         label = self.counting.open_epoch if label is None else label
-        marks.append(Mark(first + count, label, chain_of(feed, first + count)))
+        marks.append(Mark(first + count, label, chain_of(feed, first + count), count * size**2))
         self.do(HeldChanged(feed, first, (marks[-1],)))
         if shown:
             self.show(feed)

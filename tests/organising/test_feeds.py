@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from sfnode.organising.events import HeldChanged, Mark, PeerControl, PeerGone, PeersClaim, PeerShows
-from sfnode.organising.feeds import CLAIMED
+from sfnode.organising.feeds import CLAIMED, HEAVY, HeldFeeds
 from sfprotocol.decisions import Amend, Close, Recorded
 from sfprotocol.messages import Position
 from tests.organising.bench import EVALUATED, UNEVALUATED, Bench, chain_of, feed_of
@@ -132,3 +134,37 @@ def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
     bench.do(PeerGone("peer"))
     bench.advance(20_000)
     assert not bench.of(Amend)
+
+
+# -- the size of scalars ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("updates", "times", "heavy"),
+    [(500, 0.9, False), (500, 1.1, True), (1, 1.5, False), (1, 3.0, True), (0, 9.0, False)],
+)
+def test_scalars_of_so_many_times_the_usual_size_are_heavy_unless_they_are_few(
+    updates: int, times: float, *, heavy: bool
+) -> None:
+    names = [f"honest {number}" for number in range(9)]
+    bench = Bench().begin("anne", *names)
+    for name in names:
+        bench.update(feed_of(name), max(updates, 1), size=100)
+    if updates:
+        bench.update(ANNE, updates, size=round(times * HEAVY * 100))
+    bench.advance(bench.policy.longest_epoch + 10)
+    feeds, number = HeldFeeds(), bench.counting.number(ANNE)
+    for feed, marks in bench.marks.items():
+        feeds.take(HeldChanged(feed, 0, tuple(marks)), bench.counting, 0.0)
+    assert feeds.heavy(0, bench.counting) == ({number} if heavy else set())
+
+
+def test_of_two_members_nobody_says_which_one_has_the_usual_size() -> None:
+    bench = Bench().begin("anne", "bob")
+    bench.update(ANNE, 500, size=1000)
+    bench.update(feed_of("bob"), 500, size=1)
+    bench.advance(bench.policy.longest_epoch + 10)
+    feeds = HeldFeeds()
+    for feed, marks in bench.marks.items():
+        feeds.take(HeldChanged(feed, 0, tuple(marks)), bench.counting, 0.0)
+    assert feeds.heavy(0, bench.counting) == set()

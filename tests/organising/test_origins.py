@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from sfnode.organising.events import Evaluate, EvaluationEnded, OwnerTrusts
+from sfnode.organising.feeds import HEAVY
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
 from sfnode.organising.origins import (
-    HEAVY,
     LEAST_MEMBERS,
     MOST_EVIDENCE,
     OUTLIER,
@@ -96,15 +96,11 @@ class Swarm:
             if self.hostile:
                 q[: self.hostile] = ATTACKS[self._attack](q[: self.hostile], self._rng, self.epoch)
             self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
-            self.skipped.append([self._skips(member) for member in range(len(q))])
+            self.skipped.append([not self.origins.trusts(member) for member in range(len(q))])
             waits = np.array([*self.waits, self.skipped[-1]])
             self.waits = list(waits & ~self.recounted(RECOUNTED_FROM))
             self.epoch += 1
         return self
-
-    def _skips(self, member: int) -> bool:
-        heavy = Recount(64 * member, self.epoch) in self.origins.heavy
-        return heavy or not self.origins.trusts(member)
 
     @property
     def lost(self) -> float:
@@ -261,21 +257,6 @@ def test_scalars_of_another_size_are_left_out_at_once_and_take_evidence_to_make_
     assert all(swarm.origins.trusts(member) for member in range(1, 20))
 
 
-@pytest.mark.parametrize(
-    ("times", "updates", "waits"), [(0.9, 500, False), (1.1, 500, True), (1.1, 3, False), (3.0, 3, True)]
-)
-def test_work_of_which_a_step_costs_more_than_it_can_bring_waits(
-    times: float, updates: int, *, waits: bool
-) -> None:
-    """Of few updates many are heavy by chance."""
-    swarm = Swarm(20, 0.6).run(10)
-    usual = 125_000 * math.sqrt(updates)
-    of_others = tuple(Part(64 * member, updates, round(usual), 1000) for member in range(1, 20))
-    swarm.origins.take(Worth(10, 64, (Part(0, updates, round(times * HEAVY * usual), 1000), *of_others)))
-    assert swarm.origins.heavy == ({Recount(0, 10)} if waits else set())
-    assert not swarm.origins.outliers
-
-
 def test_where_little_evidence_comes_nobody_waits_for_it() -> None:
     """One of 16 honest members waited for fifty epochs, as scores had ceased to say anything."""
     for rho, most in ((0.03, 0.02), (0.1, 0.02), (0.2, 0.05)):
@@ -348,8 +329,9 @@ class Organised:
         self.factor = 1.0
         """The factor that searches find."""
 
-    def epoch(self, eve: float = GOOD, *, times: float = 1.0) -> Seal:
-        """Let everybody train for an epoch, and return its seal; the updates of eve weigh `times` as much."""
+    def epoch(self, eve: float = GOOD, *, times: float = 1.0, size: float = 1.0) -> Seal:
+        """Let everybody train for an epoch, and return its seal; updates of eve weigh `times` as much, and
+        her scalars are so many times as large as others' (`size`)."""
         bench, sealed = self.bench, len(self.bench.of(Seal))
         done = len(bench.plans)
         while len(bench.of(Seal)) == sealed:
@@ -358,7 +340,8 @@ class Organised:
                 done += 1
             elif bench.counting.open_epoch == sealed:
                 for name in NAMES:
-                    bench.update(feed_of(name), 36)
+                    larger = size if name == NAMES[EVE // 64] else 1
+                    bench.update(feed_of(name), 36, size=round(10 * larger))
                     self.trained += 36 * 8
             bench.advance(2)
         return bench.of(Seal)[sealed]
@@ -479,14 +462,21 @@ def test_scalars_of_another_size_never_count() -> None:
     assert run.bench.counting.counts(EVE, 2) > 0, "what came later does"
 
 
-def test_heavy_work_counts_just_before_the_run_ends() -> None:
+def test_work_that_is_too_large_counts_just_before_the_run_ends() -> None:
     run = Organised()
     run.epoch()
-    assert run.epoch(GOOD, times=1.5 * HEAVY).skipped == (EVE,)
+    assert run.epoch(size=1.5 * HEAVY).skipped == (EVE,)
+    assert run.measured[-1].skipped == {EVE}, "it makes no part of the step that is measured"
     seals = [run.epoch() for _ in range(6)]
-    assert not any(seal.skipped or seal.recounted for seal in seals), "it is heavy whatever the evidence"
+    assert not any(seal.skipped or seal.recounted for seal in seals), "whatever the evidence for her"
     run.bench.wish(Budget(run.bench.counting.counted + 200))
     assert run.epoch().recounted == (Recount(EVE, 1),)
+
+
+def test_where_nobody_is_judged_the_size_of_scalars_is_no_reason_to_wait() -> None:
+    run = Organised(origins=False)
+    run.epoch()
+    assert run.epoch(size=1.5 * HEAVY).skipped == ()
 
 
 def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() -> None:
