@@ -69,6 +69,8 @@ class Cost(NamedTuple):
     """Share of these epochs that were searched."""
     measured: float
     """Share of these epochs in which it was measured what members brought."""
+    judged: float
+    """Share of the updates of all these epochs that these have: short ones are left out while epochs grow."""
     skipped: float = math.nan
     """Updates that a member who turns has made, on average, until seals skip them."""
     revoked: float = math.nan
@@ -136,13 +138,15 @@ class Swarm:
         sealed = range(first, bench.counting.sealed)
         lengths = [bench.counting.closed_updates(epoch) for epoch in sealed]
         count = max(1, len(lengths))
+        measured = {worth.epoch for worth in bench.of(Worth) if worth.epoch in sealed}
         return Cost(
             self.spent / (self.spent + self.made * FORWARDS),
             spent / (spent + made * FORWARDS),
             spent / self._speed / (bench.now - began),
             sum(lengths) / count,
             len({plan.epoch for plan in bench.plans if plan.rows and plan.epoch in sealed}) / count,
-            len({worth.epoch for worth in bench.of(Worth) if worth.epoch in sealed}) / count,
+            len(measured) / count,
+            sum(lengths[epoch - first] for epoch in measured) / max(1, sum(lengths)),
             *(sum(found.values()) / len(found) if found else math.nan for found in self._gone.values()),
         )
 
