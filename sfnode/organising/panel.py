@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from sfnode.organising.events import FindingHeard
@@ -67,6 +67,11 @@ much again until they are revealed."""
 LATE = 25.0
 """Seconds after the first finding after which the others are not waited for: who has not committed then can
 no longer do so, and who has reveals within 20 s."""
+
+
+MOST_ROWS, MOST = (1 << 32) - 1, (1 << 63) - 1
+"""Largest numbers of rows and other figures that a decision can hold. A finding may have as large ones, of
+which neither sums nor halves of sums need be in range."""
 
 
 class Finding(NamedTuple):
@@ -118,9 +123,15 @@ def _medians(findings: Sequence[Finding]) -> tuple[Part, ...]:
 
 def _median(parts: Sequence[Part]) -> Part:
     score, worth = (
-        round(median(figures)) for figures in zip(*((p.score, p.worth) for p in parts), strict=True)
+        max(-MOST, min(MOST, round(median(figures))))
+        for figures in zip(*((p.score, p.worth) for p in parts), strict=True)
     )
     return parts[0]._replace(worth=worth, score=score)
+
+
+def _rows(findings: Sequence[Finding]) -> int:
+    """Return the rows of all findings together, as if all had as many as the median one."""
+    return min(MOST_ROWS, len(findings) * median_low(finding.rows for finding in findings))
 
 
 class Apart(NamedTuple):
@@ -249,7 +260,7 @@ class Panels:
         parts = middle(findings)
         harmful = self._found_harmful_by(epoch, parts)
         parts = tuple(part for part in parts if part.feed // INCARNATIONS not in harmful)
-        return worths_of(epoch, sum(finding.rows for finding in findings), parts)
+        return worths_of(epoch, _rows(findings), parts)
 
     def checked(self, epoch: int, own: list[Worth]) -> list[Worth]:
         """Take in the organiser's own figures of an epoch, none if it has failed to measure it; return what

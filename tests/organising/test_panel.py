@@ -229,6 +229,24 @@ def test_only_the_first_finding_of_a_member_of_the_panel_counts_and_only_of_what
     assert [scores(worth.parts) for worth in run.bench.of(Worth)] == [list(HONEST)]
 
 
+@pytest.mark.parametrize("liars", [1, 4])
+def test_numbers_that_no_decision_can_hold_stop_no_organiser(liars: int) -> None:
+    run = Run()
+    run.own = None
+    epoch = run.close()
+    for member in range(4):
+        lies = member < liars
+        told = tuple(
+            part._replace(worth=(1 << 63) - 1, score=(1 << 63) - 1) if lies else part
+            for part in parts(*HONEST)
+        )
+        run.bench.do(FindingHeard(epoch, member, (1 << 32) - 1 if lies else ROWS, told))
+    run.wait(LATE + 10)
+    (worth,) = run.bench.of(Worth)
+    assert worth.rows == (4 * ROWS if liars == 1 else (1 << 32) - 1)
+    assert run.bench.counting.sealed == epoch + 1
+
+
 def test_findings_that_are_far_apart_are_checked_and_who_is_wrong_measures_no_more() -> None:
     run = Run()
     run.own = HONEST
