@@ -204,6 +204,8 @@ class Panels:
         """Members of its panel."""
         self._settled, self._unchecked = -1, -1
         """The latest epoch of which figures are signed, or to be; and that could not be checked."""
+        self._judged: tuple[tuple[int, ...], bool] = (), False
+        """Whether findings are in doubt, after what that follows from."""
         self._gone: dict[int, str] = {}
         """Validators who are to measure no more, with what is announced of them."""
         self._announcing: list[str] = []
@@ -213,6 +215,7 @@ class Panels:
         epoch = heard.epoch
         if heard.member not in _panel(counting, epoch):
             return
+        self._forget(counting.sealed)
         known = self._heard.setdefault(epoch, {})
         self._first = now if not known else self._first
         named = {
@@ -222,12 +225,16 @@ class Panels:
         parts = (part._replace(updates=named[part.feed]) for part in heard.parts if part.feed in named)
         known.setdefault(heard.member, Finding(heard.rows, tuple(parts)))
 
+    def _forget(self, before: int) -> None:
+        """Forget what was heard of earlier epochs."""
+        self._heard = {epoch: found for epoch, found in self._heard.items() if epoch >= before}
+
     def is_awaited(self, counting: Counting, now: float) -> bool:
         """Return whether findings about the next epoch to be sealed are waited for."""
         epoch = counting.sealed
         if self._epoch != epoch:
             self._epoch, self._since = epoch, now
-            self._heard = {known: found for known, found in self._heard.items() if known >= epoch}
+            self._forget(epoch)
         self._members, known = len(_panel(counting, epoch)), self._heard.get(epoch, {})
         if epoch <= self._settled or self._members < QUORUM or not counting.moved(epoch):
             return False
@@ -244,8 +251,11 @@ class Panels:
             return Says.NOTHING
         if self._unchecked == epoch:
             return Says.AGREED
-        doubted = disputed(findings, self._members) or bool(self._found_harmful_by(epoch, middle(findings)))
-        return Says.DISPUTED if doubted else Says.AGREED
+        facts = epoch, len(findings), self._members, len(self._known.said)
+        if self._judged[0] != facts:  # to judge takes a second with 4,096 feeds: not at each look
+            harmful = self._found_harmful_by(epoch, middle(findings))
+            self._judged = facts, bool(harmful) or disputed(findings, self._members)
+        return Says.DISPUTED if self._judged[1] else Says.AGREED
 
     def _found_harmful_by(self, epoch: int, parts: tuple[Part, ...]) -> set[int]:
         return self._known.found_harmful_by(Worth(epoch, 0, parts))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sfnode.organising import panel
 from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.origins import OUTLIER, SCORE_ONE, Brought, weights_of
+from sfnode.organising.origins import OUTLIER, SCORE_ONE, Brought, Origins, weights_of
 from sfnode.organising.panel import (
     BEYOND,
     DISPUTED,
@@ -17,6 +19,7 @@ from sfnode.organising.panel import (
     LATE,
     QUORUM,
     Finding,
+    Panels,
     apart,
     disputed,
     middle,
@@ -263,6 +266,33 @@ def test_findings_that_are_far_apart_are_checked_and_who_is_wrong_measures_no_mo
         for member in (1, 2, 4)
     ]
     assert run.bench.counting.sealed == epoch + 1
+
+
+def test_findings_are_judged_once_however_long_their_check_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, judged = Run(), 0
+
+    def counted(*said: Any) -> bool:
+        nonlocal judged
+        judged += 1
+        return disputed(*said)
+
+    monkeypatch.setattr(panel, "disputed", counted)
+    epoch = run.close()
+    for member in range(5):
+        run.tell(epoch, member, *(LIE if member == 0 else HONEST))
+    run.bench.advance(MEASURED.seal_wait - 4)
+    assert run.bench.plans, "it is being checked"
+    assert judged == 1
+
+
+def test_nothing_is_kept_of_sealed_epochs_by_an_organiser_who_asks_no_panel() -> None:
+    run = Run()
+    panels = Panels(Origins(), 0.0)
+    for _ in range(4):
+        epoch = run.close()
+        panels.hear(FindingHeard(epoch, 0, ROWS, parts(*HONEST)), run.bench.counting, 0.0)
+        run.wait(FINDINGS_WAIT + 10)
+    assert len(panels._heard) == 1
 
 
 def test_the_medians_stand_where_a_check_is_not_to_be_had() -> None:
