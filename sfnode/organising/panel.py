@@ -8,7 +8,7 @@ where they are most of it. So what is done with findings is decided by simulatio
     scores are bounded (BEYOND)        where liars are most of a panel they say no more than work can
     an outlier is one by all findings  it costs a member the work of an epoch for good
     findings that are far apart        are checked: the organiser measures itself, its figures are signed,
-    (DISPUTED)                         and who is far from them (EVIDENT) measures no more. Liars who are not
+    (DISPUTED), or of other feeds      and who is far from them (EVIDENT) measures no more. Liars who are not
                                        the whole panel cannot hide that, so that they lie once or twice
 
 So are those of a panel of which more than one says nothing, as who is quick may have shut out the others; and
@@ -169,9 +169,11 @@ def _centred(scores: Sequence[float]) -> list[float]:
 
 
 def disputed(findings: Sequence[Finding], members: int) -> bool:
-    """Return whether one of these is far from their middle, or calls another feed an outlier; or too many of
-    so many members of a panel are missing."""
+    """Return whether one of these is far from their middle, calls another feed an outlier or tells of other
+    feeds than the rest; or too many of so many members of a panel are missing."""
     if len(findings) < members - MISSING:
+        return True
+    if len({frozenset(part.feed for part in finding.parts) for finding in findings}) > 1:
         return True
     found = _medians(findings)
     if any(apart(finding.parts, found).doubt > DISPUTED for finding in findings):

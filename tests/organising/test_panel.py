@@ -198,6 +198,17 @@ def test_a_panel_of_which_two_say_nothing_is_checked_as_the_others_may_have_shut
     assert run.bench.of(Validators)[-1] == Validators((3, 4))
 
 
+def test_who_leaves_out_a_member_hides_nothing_of_it() -> None:
+    run = Run()
+    run.own = HONEST
+    epoch = run.close()
+    for member in range(5):
+        run.tell(epoch, member, *(HONEST[:5] if member < QUORUM else HONEST))
+    run.wait()
+    assert run.checked == [epoch]
+    assert [scores(worth.parts) for worth in run.bench.of(Worth)] == [list(HONEST)]
+
+
 @pytest.mark.parametrize("told", [0, QUORUM - 1])
 def test_the_organiser_measures_itself_where_too_few_have(told: int) -> None:
     run = Run()
