@@ -276,6 +276,17 @@ def test_work_of_which_a_step_costs_more_than_it_can_bring_waits(
     assert not swarm.origins.outliers
 
 
+def test_who_has_many_feeds_does_not_say_which_work_is_usual() -> None:
+    swarm = Swarm(20, 0.6).run(10)
+    usual = tuple(Part(64 * member, 36, 750_000, 2000) for member in range(1, 20))
+    light = tuple(Part(feed, 1, 1000, -1000) for feed in range(40))
+    before = swarm.origins.members[1].useful = 0.5
+    swarm.origins.take(Worth(10, 64, (*light, *usual)))
+    assert not swarm.origins.outliers
+    assert not swarm.origins.heavy
+    assert swarm.origins.members[1].useful > before
+
+
 def test_where_little_evidence_comes_nobody_waits_for_it() -> None:
     """One of 16 honest members waited for fifty epochs, as scores had ceased to say anything."""
     for rho, most in ((0.03, 0.02), (0.1, 0.02), (0.2, 0.05)):
