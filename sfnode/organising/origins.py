@@ -218,6 +218,12 @@ class Evidence:
         self._drift = MEMORY * self._drift + math.sqrt(updates) * score
         self._drifted = MEMORY * self._drifted + updates
 
+    def ask(self, expected: float) -> None:
+        """Say what evidence its work needs to count, by what an epoch was expected to bring: of all its feeds
+        together, or one more with a single update would lower the bound."""
+        share = min(1.0, expected / SOON)
+        self.bound = TRUSTED_FROM + (1 - share) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
+
     def take(self, epoch: int, part: Part, drift: float, *, outlier: bool) -> None:
         """Take in what was measured in an epoch, where a useful member has at least this drift."""
         self.updates += part.updates
@@ -225,7 +231,6 @@ class Evidence:
         self._epochs += 1
         score, tilt = part.score / SCORE_ONE, drift * math.sqrt(part.updates)
         self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
-        self.bound = TRUSTED_FROM + (1 - min(1.0, tilt**2 / SOON)) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
         if outlier:
             self.outliers += 1
             self.useful = min(self.useful, RECOUNTED_AT_LAST) - MOST_EVIDENCE
@@ -291,6 +296,8 @@ class Origins:
             )
         drift = SHARE * self._usual_drift(parts)
         weights = weights_of(parts)
+        for member, made in _by_member(parts).items():
+            self.members[member].ask(drift**2 * sum(part.updates for part in made))
         for part in parts:
             member, place = part.feed // INCARNATIONS, Recount(part.feed, said.epoch)
             evidence, times = self.members[member], weights[part.feed]

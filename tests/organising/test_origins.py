@@ -287,6 +287,14 @@ def test_who_has_many_feeds_does_not_say_which_work_is_usual() -> None:
     assert swarm.origins.members[1].useful > before
 
 
+def test_a_second_feed_with_a_single_update_lowers_no_bound() -> None:
+    swarm = Swarm(20, 0.2).run(20, 36)
+    parts = [Part(64 * member, 36, 750_000, 2000) for member in range(20)]
+    parts.insert(1, Part(1, 1, 20_000, 0))
+    swarm.origins.take(Worth(10, 64, tuple(parts)))
+    assert swarm.origins.members[0].bound == swarm.origins.members[1].bound == TRUSTED_FROM
+
+
 def test_where_little_evidence_comes_nobody_waits_for_it() -> None:
     """One of 16 honest members waited for fifty epochs, as scores had ceased to say anything."""
     for rho, most in ((0.03, 0.02), (0.1, 0.02), (0.2, 0.05)):
