@@ -270,8 +270,8 @@ class Panels:
             return []
         self._settled, findings = epoch, list(self._heard[epoch].values())
         parts = middle(findings)
-        harmful = self._found_harmful_by(epoch, parts)
-        parts = tuple(part for part in parts if part.feed // INCARNATIONS not in harmful)
+        while harmful := self._found_harmful_by(epoch, parts):  # without these others may be the usual ones
+            parts = tuple(part for part in parts if part.feed // INCARNATIONS not in harmful)
         return worths_of(epoch, _rows(findings), parts)
 
     def checked(self, epoch: int, own: list[Worth]) -> list[Worth]:

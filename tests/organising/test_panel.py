@@ -348,6 +348,23 @@ def test_figures_of_a_panel_alone_revoke_nobody(own: tuple[float, ...] | None) -
     assert not run.bench.origins.harmful
 
 
+def test_nor_do_they_once_those_of_whom_nothing_is_said_are_left_out() -> None:
+    """Without the first member the usual score is larger, by which the second one would do harm."""
+    run, known = Run(), Origins()
+    panels = Panels(known, 0.0)
+    for epoch in range(3):
+        known.take(Worth(epoch, ROWS, parts(-3, -2, 1, 2, 3)))
+    while run.bench.counting.open_epoch < 4:
+        run.close()
+        run.wait(FINDINGS_WAIT + 10 if run.bench.counting.open_epoch < 4 else 0)
+    for member in range(5):
+        panels.hear(FindingHeard(3, member, ROWS, parts(-6, -4, 1, 2, 3)), run.bench.counting, 0.0)
+    (worth,) = panels.settle(3, check=False)
+    assert [part.feed // 64 for part in worth.parts] == [2, 3, 4]
+    known.take(worth)
+    assert not known.harmful
+
+
 def test_who_is_revoked_measures_no_more() -> None:
     run = Run()
     run.bench.wish(Revoke(3, 0))
