@@ -88,7 +88,7 @@ def commitment_message(run_id: bytes, salt: bytes, commitment: Commitment) -> by
 
 @dataclass(slots=True)
 class _Epoch:
-    """A closed epoch without a seal: what has come of its panel."""
+    """The oldest closed epoch without a seal: what has come of its panel."""
 
     salt: bytes
     named: tuple[int, ...]
@@ -169,8 +169,8 @@ class Findings:
     # -- what others ask ---------------------------------------------------------------------------
 
     def panel(self, counting: Counting, epoch: int) -> tuple[int, ...]:
-        """Return the numbers of the members who are to measure an epoch; none unless it is closed and not
-        sealed."""
+        """Return the numbers of the members who are to measure an epoch; none unless it is the oldest one
+        that is closed and not sealed."""
         found = self._of(epoch, counting)
         return found.panel if found else ()
 
@@ -185,8 +185,9 @@ class Findings:
         return _member(counting, self._own.feed.origin) if self._own.feed else None
 
     def _of(self, epoch: int, counting: Counting) -> _Epoch | None:
-        """Return what there is of an epoch that is closed and not sealed; None if it has no panel."""
-        if not counting.sealed <= epoch < counting.open_epoch:
+        """Return what there is of the oldest epoch that is closed and not sealed; None of another, or if it
+        has no panel. Before the seals before it nobody can measure it: only who lies could be quick."""
+        if not epoch == counting.sealed < counting.open_epoch:
             return None
         if epoch not in self._epochs:
             salt, members = counting.drawn_from(epoch)
@@ -242,7 +243,7 @@ class Findings:
         self._epochs = {
             epoch: found
             for epoch, found in self._epochs.items()
-            if counting.sealed <= epoch < counting.open_epoch and found.drawn == counting.drawn_from(epoch)
+            if epoch == counting.sealed < counting.open_epoch and found.drawn == counting.drawn_from(epoch)
         }
 
     # -- others' -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
 from sfnode.organising.origins import GAIN_BY_COST, LEAST_MEMBERS
 from sfprotocol.counting import NEVER, Counting
-from sfprotocol.decisions import Amend
+from sfprotocol.decisions import INCARNATIONS, Amend
 from sfprotocol.frontier import MAX_FEEDS
 from sfprotocol.messages import Feed
 
@@ -185,16 +185,15 @@ class HeldFeeds:
 
     def heavy(self, epoch: int, counting: Counting) -> set[int]:
         """Return the numbers of the feeds of which the close of `epoch` has named scalars that are too large
-        to count at once; none where there are too few feeds to say what is usual."""
+        to count at once; none where there are too few members to say what is usual."""
         sizes = {number: self._size(number, epoch, counting) for number in counting.moved(epoch)}
-        usual = median(squares / updates for updates, squares in sizes.values()) if sizes else 0.0
-        if len(sizes) < LEAST_MEMBERS or not usual:
-            return set()
-        return {
-            number
-            for number, (updates, squares) in sizes.items()
-            if math.sqrt((FEW + squares / usual) / (FEW + updates)) > HEAVY
-        }
+        members: dict[int, list[tuple[int, int]]] = {}
+        for number, size in sizes.items():
+            members.setdefault(number // INCARNATIONS, []).append(size)
+        means = [sum(squares for _, squares in of) / sum(n for n, _ in of) for of in members.values()]
+        usual = median(means) if len(means) >= LEAST_MEMBERS else 0.0
+        found = sizes.items() if usual else ()
+        return {n for n, size in found if _times(*size, usual) > HEAVY}
 
     def _size(self, number: int, epoch: int, counting: Counting) -> tuple[int, int]:
         """Return how many updates of a feed the close of `epoch` has named, and the sum of the squares of
@@ -225,3 +224,8 @@ class HeldFeeds:
                 number, next(e for e in range(counting.open_epoch) if counting.named(number, e) > whole)
             )
         return None
+
+
+def _times(updates: int, squares: int, usual: float) -> float:
+    """Return the size of scalars in terms of the root of the `usual` square."""
+    return math.sqrt((FEW + squares / usual) / (FEW + updates))

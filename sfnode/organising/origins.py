@@ -93,7 +93,7 @@ MEMORY = 0.95
 falls as a run goes on."""
 
 OUTLIER = 16.0
-"""Times as much as the median feed's updates that those of an outlier weigh: without a measured limit a
+"""Times as much as the median member's updates that those of an outlier weigh: without a measured limit a
 scalar may be hundreds of times as large as they usually are. With one, which is 8 times their root mean
 square before the run and two to five times less of it later, nobody gets there, and evidence has to do.
 Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
@@ -209,6 +209,12 @@ class Evidence:
         self._drift = MEMORY * self._drift + math.sqrt(updates) * score
         self._drifted = MEMORY * self._drifted + updates
 
+    def ask(self, expected: float) -> None:
+        """Say what evidence its work needs to count, by what an epoch was expected to bring: of all its feeds
+        together, or one more with a single update would lower the bound."""
+        share = min(1.0, expected / SOON)
+        self.bound = TRUSTED_FROM + (1 - share) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
+
     def take(self, epoch: int, part: Part, drift: float, *, outlier: bool) -> None:
         """Take in what was measured in an epoch, where a useful member has at least this drift."""
         self.updates += part.updates
@@ -216,7 +222,6 @@ class Evidence:
         self._epochs += 1
         score, tilt = part.score / SCORE_ONE, drift * math.sqrt(part.updates)
         self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
-        self.bound = TRUSTED_FROM + (1 - min(1.0, tilt**2 / SOON)) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
         if outlier:
             self.outliers += 1
             self.useful = min(self.useful, RECOUNTED_AT_LAST) - MOST_EVIDENCE
@@ -278,6 +283,8 @@ class Origins:
             )
         drift = SHARE * self._usual_drift(parts)
         weights = weights_of(parts)
+        for member, made in _by_member(parts).items():
+            self.members[member].ask(drift**2 * sum(part.updates for part in made))
         for part in parts:
             member, place = part.feed // INCARNATIONS, Recount(part.feed, said.epoch)
             evidence, outlier = self.members[member], weights[part.feed] > OUTLIER
@@ -308,24 +315,40 @@ class Origins:
         then. No more than these parts have by their own median, beyond noise: where the whole step goes too
         far, or few bend it, scores say nothing of single members.
         """
-        known = [self.members[part.feed // INCARNATIONS] for part in parts]
-        if len({part.feed // INCARNATIONS for part in parts}) < LEAST_MEMBERS:
+        members = _by_member(parts)
+        if len(members) < LEAST_MEMBERS:
             return 0.0
+        known = [self.members[member] for member in members]
         enough = median(one.weight for one in known) / 2
         chosen = [one for one in known if one.weight >= enough]
         if median(one.drift for one in chosen) <= 0:
             return 0.0
         noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * median(1 / one.weight for one in chosen)
         usual = math.sqrt(max(0.0, median(one.drift**2 for one in chosen) - noise))
-        now = median(part.score / SCORE_ONE / math.sqrt(part.updates) for part in parts)
+        now = median(map(_drift, members.values()))
         return max(0.0, min(usual, now + 2 * _noise(sum(part.updates for part in parts))))
 
 
 def weights_of(parts: Sequence[Part]) -> dict[int, float]:
-    """Return how many times as much as those of the median feed the updates of each feed weigh; 1 where there
-    are too few to tell."""
-    usual = median(map(_weight, parts)) if len(parts) >= LEAST_MEMBERS else 0.0
+    """Return how many times as much as those of the median member the updates of each feed weigh; 1 where
+    there are too few to tell."""
+    members = _by_member(parts).values()
+    usual = median(median(map(_weight, one)) for one in members) if len(members) >= LEAST_MEMBERS else 0.0
     return {part.feed: _weight(part) / usual if usual else 1.0 for part in parts}
+
+
+def _by_member(parts: Sequence[Part]) -> dict[int, list[Part]]:
+    """Return the parts of each member: one with many feeds is no more than one in a median."""
+    found: dict[int, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.feed // INCARNATIONS, []).append(part)
+    return found
+
+
+def _drift(parts: Sequence[Part]) -> float:
+    """Return the mean score of an update of these."""
+    scores = sum(part.score / SCORE_ONE * math.sqrt(part.updates) for part in parts)
+    return scores / sum(part.updates for part in parts)
 
 
 def _noise(updates: float) -> float:

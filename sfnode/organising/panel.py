@@ -8,7 +8,7 @@ where they are most of it. So what is done with findings is decided by simulatio
     scores are bounded (BEYOND)        where liars are most of a panel they say no more than work can
     an outlier is one by all findings  it costs a member the work of an epoch for good
     findings that are far apart        are checked: the organiser measures itself, its figures are signed,
-    (DISPUTED)                         and who is far from them (EVIDENT) measures no more. Liars who are not
+    (DISPUTED), or of other feeds      and who is far from them (EVIDENT) measures no more. Liars who are not
                                        the whole panel cannot hide that, so that they lie once or twice
 
 So are those of a panel of which more than one says nothing, as who is quick may have shut out the others; and
@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from sfnode.organising.events import FindingHeard
@@ -67,6 +67,11 @@ much again until they are revealed."""
 LATE = 25.0
 """Seconds after the first finding after which the others are not waited for: who has not committed then can
 no longer do so, and who has reveals within 20 s."""
+
+
+MOST_ROWS, MOST = (1 << 32) - 1, (1 << 63) - 1
+"""Largest numbers of rows and other figures that a decision can hold. A finding may have as large ones, of
+which neither sums nor halves of sums need be in range."""
 
 
 class Finding(NamedTuple):
@@ -118,9 +123,15 @@ def _medians(findings: Sequence[Finding]) -> tuple[Part, ...]:
 
 def _median(parts: Sequence[Part]) -> Part:
     score, worth = (
-        round(median(figures)) for figures in zip(*((p.score, p.worth) for p in parts), strict=True)
+        max(-MOST, min(MOST, round(median(figures))))
+        for figures in zip(*((p.score, p.worth) for p in parts), strict=True)
     )
     return parts[0]._replace(worth=worth, score=score)
+
+
+def _rows(findings: Sequence[Finding]) -> int:
+    """Return the rows of all findings together, as if all had as many as the median one."""
+    return min(MOST_ROWS, len(findings) * median_low(finding.rows for finding in findings))
 
 
 class Apart(NamedTuple):
@@ -158,9 +169,11 @@ def _centred(scores: Sequence[float]) -> list[float]:
 
 
 def disputed(findings: Sequence[Finding], members: int) -> bool:
-    """Return whether one of these is far from their middle, or calls another feed an outlier; or too many of
-    so many members of a panel are missing."""
+    """Return whether one of these is far from their middle, calls another feed an outlier or tells of other
+    feeds than the rest; or too many of so many members of a panel are missing."""
     if len(findings) < members - MISSING:
+        return True
+    if len({frozenset(part.feed for part in finding.parts) for finding in findings}) > 1:
         return True
     found = _medians(findings)
     if any(apart(finding.parts, found).doubt > DISPUTED for finding in findings):
@@ -193,6 +206,8 @@ class Panels:
         """Members of its panel."""
         self._settled, self._unchecked = -1, -1
         """The latest epoch of which figures are signed, or to be; and that could not be checked."""
+        self._judged: tuple[tuple[int, ...], bool] = (), False
+        """Whether findings are in doubt, after what that follows from."""
         self._gone: dict[int, str] = {}
         """Validators who are to measure no more, with what is announced of them."""
         self._announcing: list[str] = []
@@ -202,6 +217,7 @@ class Panels:
         epoch = heard.epoch
         if heard.member not in _panel(counting, epoch):
             return
+        self._forget(counting.sealed)
         known = self._heard.setdefault(epoch, {})
         self._first = now if not known else self._first
         named = {
@@ -211,12 +227,16 @@ class Panels:
         parts = (part._replace(updates=named[part.feed]) for part in heard.parts if part.feed in named)
         known.setdefault(heard.member, Finding(heard.rows, tuple(parts)))
 
+    def _forget(self, before: int) -> None:
+        """Forget what was heard of earlier epochs."""
+        self._heard = {epoch: found for epoch, found in self._heard.items() if epoch >= before}
+
     def is_awaited(self, counting: Counting, now: float) -> bool:
         """Return whether findings about the next epoch to be sealed are waited for."""
         epoch = counting.sealed
         if self._epoch != epoch:
             self._epoch, self._since = epoch, now
-            self._heard = {known: found for known, found in self._heard.items() if known >= epoch}
+            self._forget(epoch)
         self._members, known = len(_panel(counting, epoch)), self._heard.get(epoch, {})
         if epoch <= self._settled or self._members < QUORUM or not counting.moved(epoch):
             return False
@@ -233,8 +253,11 @@ class Panels:
             return Says.NOTHING
         if self._unchecked == epoch:
             return Says.AGREED
-        doubted = disputed(findings, self._members) or bool(self._found_harmful_by(epoch, middle(findings)))
-        return Says.DISPUTED if doubted else Says.AGREED
+        facts = epoch, len(findings), self._members, len(self._known.said)
+        if self._judged[0] != facts:  # to judge takes a second with 4,096 feeds: not at each look
+            harmful = self._found_harmful_by(epoch, middle(findings))
+            self._judged = facts, bool(harmful) or disputed(findings, self._members)
+        return Says.DISPUTED if self._judged[1] else Says.AGREED
 
     def _found_harmful_by(self, epoch: int, parts: tuple[Part, ...]) -> set[int]:
         return self._known.found_harmful_by(Worth(epoch, 0, parts))
@@ -247,9 +270,9 @@ class Panels:
             return []
         self._settled, findings = epoch, list(self._heard[epoch].values())
         parts = middle(findings)
-        harmful = self._found_harmful_by(epoch, parts)
-        parts = tuple(part for part in parts if part.feed // INCARNATIONS not in harmful)
-        return worths_of(epoch, sum(finding.rows for finding in findings), parts)
+        while harmful := self._found_harmful_by(epoch, parts):  # without these others may be the usual ones
+            parts = tuple(part for part in parts if part.feed // INCARNATIONS not in harmful)
+        return worths_of(epoch, _rows(findings), parts)
 
     def checked(self, epoch: int, own: list[Worth]) -> list[Worth]:
         """Take in the organiser's own figures of an epoch, none if it has failed to measure it; return what

@@ -257,6 +257,24 @@ def test_scalars_of_another_size_are_left_out_at_once_and_take_evidence_to_make_
     assert all(swarm.origins.trusts(member) for member in range(1, 20))
 
 
+def test_who_has_many_feeds_does_not_say_which_work_is_usual() -> None:
+    swarm = Swarm(20, 0.6).run(10)
+    usual = tuple(Part(64 * member, 36, 750_000, 2000) for member in range(1, 20))
+    light = tuple(Part(feed, 1, 1000, -1000) for feed in range(40))
+    before = swarm.origins.members[1].useful = 0.5
+    swarm.origins.take(Worth(10, 64, (*light, *usual)))
+    assert not swarm.origins.outliers
+    assert swarm.origins.members[1].useful > before
+
+
+def test_a_second_feed_with_a_single_update_lowers_no_bound() -> None:
+    swarm = Swarm(20, 0.2).run(20, 36)
+    parts = [Part(64 * member, 36, 750_000, 2000) for member in range(20)]
+    parts.insert(1, Part(1, 1, 20_000, 0))
+    swarm.origins.take(Worth(10, 64, tuple(parts)))
+    assert swarm.origins.members[0].bound == swarm.origins.members[1].bound == TRUSTED_FROM
+
+
 def test_where_little_evidence_comes_nobody_waits_for_it() -> None:
     """One of 16 honest members waited for fifty epochs, as scores had ceased to say anything."""
     for rho, most in ((0.03, 0.02), (0.1, 0.02), (0.2, 0.05)):

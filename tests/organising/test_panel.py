@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sfnode.organising import panel
 from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.origins import OUTLIER, SCORE_ONE, Brought, weights_of
+from sfnode.organising.origins import OUTLIER, SCORE_ONE, Brought, Origins, weights_of
 from sfnode.organising.panel import (
     BEYOND,
     DISPUTED,
@@ -17,6 +19,7 @@ from sfnode.organising.panel import (
     LATE,
     QUORUM,
     Finding,
+    Panels,
     apart,
     disputed,
     middle,
@@ -195,6 +198,17 @@ def test_a_panel_of_which_two_say_nothing_is_checked_as_the_others_may_have_shut
     assert run.bench.of(Validators)[-1] == Validators((3, 4))
 
 
+def test_who_leaves_out_a_member_hides_nothing_of_it() -> None:
+    run = Run()
+    run.own = HONEST
+    epoch = run.close()
+    for member in range(5):
+        run.tell(epoch, member, *(HONEST[:5] if member < QUORUM else HONEST))
+    run.wait()
+    assert run.checked == [epoch]
+    assert [scores(worth.parts) for worth in run.bench.of(Worth)] == [list(HONEST)]
+
+
 @pytest.mark.parametrize("told", [0, QUORUM - 1])
 def test_the_organiser_measures_itself_where_too_few_have(told: int) -> None:
     run = Run()
@@ -229,6 +243,24 @@ def test_only_the_first_finding_of_a_member_of_the_panel_counts_and_only_of_what
     assert [scores(worth.parts) for worth in run.bench.of(Worth)] == [list(HONEST)]
 
 
+@pytest.mark.parametrize("liars", [1, 4])
+def test_numbers_that_no_decision_can_hold_stop_no_organiser(liars: int) -> None:
+    run = Run()
+    run.own = None
+    epoch = run.close()
+    for member in range(4):
+        lies = member < liars
+        told = tuple(
+            part._replace(worth=(1 << 63) - 1, score=(1 << 63) - 1) if lies else part
+            for part in parts(*HONEST)
+        )
+        run.bench.do(FindingHeard(epoch, member, (1 << 32) - 1 if lies else ROWS, told))
+    run.wait(LATE + 10)
+    (worth,) = run.bench.of(Worth)
+    assert worth.rows == (4 * ROWS if liars == 1 else (1 << 32) - 1)
+    assert run.bench.counting.sealed == epoch + 1
+
+
 def test_findings_that_are_far_apart_are_checked_and_who_is_wrong_measures_no_more() -> None:
     run = Run()
     run.own = HONEST
@@ -245,6 +277,33 @@ def test_findings_that_are_far_apart_are_checked_and_who_is_wrong_measures_no_mo
         for member in (1, 2, 4)
     ]
     assert run.bench.counting.sealed == epoch + 1
+
+
+def test_findings_are_judged_once_however_long_their_check_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, judged = Run(), 0
+
+    def counted(*said: Any) -> bool:
+        nonlocal judged
+        judged += 1
+        return disputed(*said)
+
+    monkeypatch.setattr(panel, "disputed", counted)
+    epoch = run.close()
+    for member in range(5):
+        run.tell(epoch, member, *(LIE if member == 0 else HONEST))
+    run.bench.advance(MEASURED.seal_wait - 4)
+    assert run.bench.plans, "it is being checked"
+    assert judged == 1
+
+
+def test_nothing_is_kept_of_sealed_epochs_by_an_organiser_who_asks_no_panel() -> None:
+    run = Run()
+    panels = Panels(Origins(), 0.0)
+    for _ in range(4):
+        epoch = run.close()
+        panels.hear(FindingHeard(epoch, 0, ROWS, parts(*HONEST)), run.bench.counting, 0.0)
+        run.wait(FINDINGS_WAIT + 10)
+    assert len(panels._heard) == 1
 
 
 def test_the_medians_stand_where_a_check_is_not_to_be_had() -> None:
@@ -287,6 +346,23 @@ def test_figures_of_a_panel_alone_revoke_nobody(own: tuple[float, ...] | None) -
     assert [part.feed // 64 for part in run.bench.of(Worth)[-1].parts] == list(range(own is None, 6))
     assert not run.bench.of(Revoke)
     assert not run.bench.origins.harmful
+
+
+def test_nor_do_they_once_those_of_whom_nothing_is_said_are_left_out() -> None:
+    """Without the first member the usual score is larger, by which the second one would do harm."""
+    run, known = Run(), Origins()
+    panels = Panels(known, 0.0)
+    for epoch in range(3):
+        known.take(Worth(epoch, ROWS, parts(-3, -2, 1, 2, 3)))
+    while run.bench.counting.open_epoch < 4:
+        run.close()
+        run.wait(FINDINGS_WAIT + 10 if run.bench.counting.open_epoch < 4 else 0)
+    for member in range(5):
+        panels.hear(FindingHeard(3, member, ROWS, parts(-6, -4, 1, 2, 3)), run.bench.counting, 0.0)
+    (worth,) = panels.settle(3, check=False)
+    assert [part.feed // 64 for part in worth.parts] == [2, 3, 4]
+    known.take(worth)
+    assert not known.harmful
 
 
 def test_who_is_revoked_measures_no_more() -> None:

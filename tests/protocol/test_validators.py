@@ -310,6 +310,28 @@ def test_strangers_other_members_other_epochs_and_other_closes_are_not_listened_
     assert run.made.total("Commitment") == 0
 
 
+def test_nothing_is_taken_of_an_epoch_before_the_seals_before_it_so_that_who_lies_is_not_first() -> None:
+    run = closed()
+    run.made["b"].compute(4)
+    run.made.run(2)
+    close_epoch(run.organiser)
+    run.made.run(2)
+    organised = run.organiser.machine.organised
+    stranger, chosen = Stranger(run), panel(*reversed(organised.counting.drawn_from(1)))[0]
+    name = next(one for one in "bcdefg" if number(run.made, one) // 64 == chosen)
+    finding = stranger.finding(name, 1)
+    finding = replace(finding, parts=finding.parts[:1])
+    early = stranger.commits(name, finding, organised.counting.drawn_from(1)[0])
+    stranger.says(early, TAKEN_AFTER)
+    stranger.says(finding)
+    assert taken(run) == 0
+    seal_epoch(run.organiser)
+    run.made.run(2)
+    stranger.says(early)
+    assert not run.organiser.findings
+    assert taken(run) == 1
+
+
 def test_a_commitment_with_anothers_signature_is_not_taken() -> None:
     run = closed()
     stranger, chosen = Stranger(run), run.panel[0].name
