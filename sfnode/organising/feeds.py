@@ -6,6 +6,7 @@ Data of the organiser, which alone decides; what was named of a feed is read fro
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
@@ -28,8 +29,8 @@ as large gains as w and costs as w squared: beyond this even useful work does ha
 before the end, which has a factor of its own."""
 
 FEW = 3
-"""Scalars of the usual size that are added to those of a feed before it is called heavy: one of few may be
-large by chance."""
+"""Scalars of the usual size that are added to those of a member before they are called heavy: one of few may
+be large by chance."""
 
 
 @dataclass(slots=True)
@@ -184,16 +185,20 @@ class HeldFeeds:
         return any(first < mark.stop <= stop and mark.label >= member.revoked for mark in marks)
 
     def heavy(self, epoch: int, counting: Counting) -> set[int]:
-        """Return the numbers of the feeds of which the close of `epoch` has named scalars that are too large
-        to count at once; none where there are too few members to say what is usual."""
-        sizes = {number: self._size(number, epoch, counting) for number in counting.moved(epoch)}
-        members: dict[int, list[tuple[int, int]]] = {}
-        for number, size in sizes.items():
-            members.setdefault(number // INCARNATIONS, []).append(size)
-        means = [sum(squares for _, squares in of) / sum(n for n, _ in of) for of in members.values()]
+        """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are
+        too large to count at once; none where there are too few members to say what is usual."""
+        moved = counting.moved(epoch)
+        updates, squares = Counter[int](), Counter[int]()
+        for number in moved:
+            of_feed = self._size(number, epoch, counting)
+            updates[number // INCARNATIONS] += of_feed[0]
+            squares[number // INCARNATIONS] += of_feed[1]
+        means = [squares[member] / count for member, count in updates.items() if count]
         usual = median(means) if len(means) >= LEAST_MEMBERS else 0.0
-        found = sizes.items() if usual else ()
-        return {n for n, size in found if _times(*size, usual) > HEAVY}
+        if not usual:
+            return set()
+        times = {n: math.sqrt((FEW + squares[n] / usual) / (FEW + updates[n])) for n in updates}
+        return {number for number in moved if times[number // INCARNATIONS] > HEAVY}
 
     def _size(self, number: int, epoch: int, counting: Counting) -> tuple[int, int]:
         """Return how many updates of a feed the close of `epoch` has named, and the sum of the squares of
@@ -224,8 +229,3 @@ class HeldFeeds:
                 number, next(e for e in range(counting.open_epoch) if counting.named(number, e) > whole)
             )
         return None
-
-
-def _times(updates: int, squares: int, usual: float) -> float:
-    """Return the size of scalars in terms of the root of the `usual` square."""
-    return math.sqrt((FEW + squares / usual) / (FEW + updates))

@@ -159,6 +159,20 @@ def test_scalars_of_so_many_times_the_usual_size_are_heavy_unless_they_are_few(
     assert feeds.heavy(0, bench.counting) == ({number} if heavy else set())
 
 
+def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
+    bench = Bench().begin("anne", *(f"honest {number}" for number in range(9)))
+    for number in range(9):
+        bench.update(feed_of(f"honest {number}"), 20, size=100)
+    splits = [ANNE._replace(incarnation=number) for number in range(10)]
+    for feed in splits:
+        bench.update(feed, 2, size=round(1.2 * HEAVY * 100))
+    bench.advance(bench.policy.longest_epoch + 10)
+    feeds = HeldFeeds()
+    for feed, marks in bench.marks.items():
+        feeds.take(HeldChanged(feed, 0, tuple(marks)), bench.counting, 0.0)
+    assert feeds.heavy(0, bench.counting) == {bench.counting.number(feed) for feed in splits}
+
+
 def test_of_two_members_nobody_says_which_one_has_the_usual_size() -> None:
     bench = Bench().begin("anne", "bob")
     bench.update(ANNE, 500, size=1000)
