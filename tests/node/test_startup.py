@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -316,7 +317,7 @@ def test_who_has_said_something_hears_that_it_goes_on_under_another_name(
         log.append([record(RUN, "a", [1, 2, 3])])
         for last in (None, newcomer, author):
             startup.tell_of_new_feed(log, last, f"the feed of {last and last.origin.hex()[:4]} was copied")
-    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert warned == [f"the feed of {author.origin.hex()[:4]} was copied; continuing under a new incarnation"]
 
 
