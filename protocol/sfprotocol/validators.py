@@ -42,7 +42,7 @@ REVEAL_AFTER = 20.0
 
 TAKEN_AFTER = 10.0
 """Seconds after a commitment has come before which its finding is not taken while others are awaited: who is
-quick shuts nobody out. Half of REVEAL_AFTER, as the first commitments may be lost."""
+quicker by less than that shuts nobody out. Half of REVEAL_AFTER, as the first commitments may be lost."""
 
 COMMIT_AGAIN, COMMIT_REPEAT = 5.0, 4.0
 """Seconds after which an author repeats a commitment until it has revealed its finding, and for which others

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node.training.engine_thread import Engine
-from sfnode.organising.origins import Brought, Origins, said
+from sfnode.organising.origins import Brought, Origins, parts_of
 from sfnode.organising.searching import BUSY, ORIGIN_ROWS
 from sfnode.schema.organising import ValidatorStatus
 from sfnode.store.replay import counted_anew
@@ -169,10 +169,12 @@ class Validating:
             if error.code is not Code.PAUSED:
                 self._give_up(epoch, error.what)
             return
-        figures = said(epoch, rows.number, brought, self._organised.counting)
-        parts = tuple(part for worth in figures for part in worth.parts)
+        if not brought:
+            return  # something else counts by now
+        parts = parts_of(brought, self._organised.counting)
         if not parts:
-            return  # something else counts by now, or what was measured is no number
+            self._give_up(epoch, "what was measured is no number")
+            return
         self._done, self._problem, self._measured = epoch, None, self._measured + 1
         log.debug("measured what %d feeds have brought in epoch %d", len(parts), epoch)
         self._node.driver.post(OwnFinding(epoch, rows.number, parts, secrets.randbits(64)))

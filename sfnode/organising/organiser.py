@@ -446,7 +446,7 @@ class Organiser:
     def _hears_panel(self, epoch: int, now: float) -> bool:
         """Return whether a seal waits for the panel of its epoch, or until it is signed what that has
         found."""
-        if not (self.policy.origins and self.search) or self.search.spares(epoch):
+        if not (self.policy.origins and self.search) or self.search.is_cut(epoch):
             return False
         if self._panels.is_awaited(self._counting, now):
             return True

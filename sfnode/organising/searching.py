@@ -192,7 +192,7 @@ class Search:
         left = MAX_EPOCHS - counting.open_epoch
         least = math.ceil((counting.budget - counting.counted) / left) if left else 0
         target = min(self._target, self._most)
-        if self._is_cut(counting.open_epoch):
+        if self.is_cut(counting.open_epoch):
             target = math.ceil(target * DRAINED)
         return max(target, least)
 
@@ -205,13 +205,10 @@ class Search:
         """Return whether a closed epoch has named nothing, and was not cut short: its seal is there to count
         what others have skipped, with a factor of its own, from which no rate follows."""
         closed = 0 <= epoch < counting.open_epoch
-        return closed and not counting.closed_updates(epoch) and not self._is_cut(epoch)
+        return closed and not counting.closed_updates(epoch) and not self.is_cut(epoch)
 
-    def spares(self, epoch: int) -> bool:
-        """Return whether nothing is measured of an epoch, as it is cut short."""
-        return self._is_cut(epoch)
-
-    def _is_cut(self, epoch: int) -> bool:
+    def is_cut(self, epoch: int) -> bool:
+        """Return whether an epoch is cut short, so that nothing is measured of it."""
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
     def plan(
@@ -221,7 +218,7 @@ class Search:
         is evaluated whatever that costs. `waiting`: it is there to count what others have skipped.
         `measured`: others have measured what each feed has brought."""
         self._earn(counting)
-        if self._is_cut(counting.sealed) and not last:
+        if self.is_cut(counting.sealed) and not last:
             return None
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         if waiting:
@@ -308,7 +305,7 @@ class Search:
     def missed(self, epoch: int) -> None:
         """Take note of an epoch for which the organiser had no time: in a large swarm they have to be
         longer."""
-        if self._is_cut(epoch):
+        if self.is_cut(epoch):
             return
         self._most = min(2 * self._most, self._policy.longest)
         self._target = min(2 * self._target, self._most)
@@ -329,7 +326,7 @@ class Search:
             factor = float(size > counting.rate(0))  # what went too far is worth nothing
             self._cut = counting.open_epoch, counting.open_epoch + (factor < 1), factor
             return replace(judgement, factor=round(factor * FACTOR_ONE), rates=(RateFrom(coming, size),))
-        if self._cut and self._is_cut(counting.sealed):
+        if self._cut and self.is_cut(counting.sealed):
             return replace(judgement, factor=round(self._cut[2] * FACTOR_ONE), rates=())
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
