@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,12 @@ class Patient(SmallEngine):
 class Breaking(SmallEngine):
     def shares(self, *asked: Any) -> Any:
         raise UserError(Code.OUT_OF_MEMORY, "there is no room", "Take less.")
+
+
+class Diverged(SmallEngine):
+    def shares(self, *asked: Any) -> Any:
+        found, taken = super().shares(*asked)
+        return [share._replace(worth=math.nan) for share in found], taken
 
 
 def choosy(run: Manifest) -> SmallEngine:
@@ -204,14 +211,17 @@ async def test_who_has_not_finished_at_the_seal_stops(run: Run) -> None:
     assert run.b.node.status().validator.problem is None
 
 
+@pytest.mark.parametrize(
+    ("engine", "problem"), [(Breaking, "there is no room"), (Diverged, "what was measured is no number")]
+)
 async def test_an_epoch_that_cannot_be_measured_is_left_to_others(
-    run: Run, caplog: pytest.LogCaptureFixture
+    run: Run, caplog: pytest.LogCaptureFixture, engine: type[SmallEngine], problem: str
 ) -> None:
-    await run.begin(lambda made: Breaking(made).go())
+    await run.begin(lambda made: engine(made).go())
     epoch = run.epoch
-    await run.b.until(lambda: run.b.node.status().validator.problem == "there is no room")
+    await run.b.until(lambda: run.b.node.status().validator.problem == problem)
     assert run.b.node.validating._place(epoch) is None
-    assert caplog.text.count(f"epoch {epoch} is not measured here: there is no room") <= 2  # by b and c
+    assert caplog.text.count(f"epoch {epoch} is not measured here: {problem}") <= 2  # by b and c
     assert not run.heard
 
 
