@@ -15,7 +15,7 @@ So are those of a panel of which more than one says nothing, as who is quick may
 those by which a member would be revoked, as that is for good: nothing is said of it without a check. Where
 the organiser has no time for a check the medians stand. Differences are taken beside the usual one of two
 findings: where a step goes too far for some rows but not for others, all scores of honest ones differ. Nobody
-is accused where it goes too far for the organiser's own.
+is accused where it goes too far for the organiser's own. Who is often silent is not waited for, but may tell.
 
     an epoch is     left when
     awaited         all findings are here, LATE after the first one, or FINDINGS_WAIT
@@ -68,6 +68,9 @@ LATE = 25.0
 """Seconds after the first finding after which the others are not waited for: who has not committed then can
 no longer do so, and who has reveals within 20 s."""
 
+SILENCES, ASKED_AGAIN = 2, 8
+"""Panels in a row of which a member has told nothing, after which it is not waited for; but at every so many
+epochs it is, as it may be back, or others may have shut it out."""
 
 MOST_ROWS, MOST = (1 << 32) - 1, (1 << 63) - 1
 """Largest numbers of rows and other figures that a decision can hold. A finding may have as large ones, of
@@ -202,8 +205,12 @@ class Panels:
         """Findings by epoch and validator."""
         self._epoch, self._since, self._first = -1, now, now
         """The epoch that is the next to be sealed, since when, and when the first finding about it came."""
-        self._members = 0
-        """Members of its panel."""
+        self._panel: tuple[int, ...] = ()
+        """Its panel."""
+        self._expected: set[int] = set()
+        """Who of the panel is waited for."""
+        self._silences: dict[int, int] = {}
+        """Epochs in a row, by validator, for which it was waited, and of which it has told nothing as yet."""
         self._settled, self._unchecked = -1, -1
         """The latest epoch of which figures are signed, or to be; and that could not be checked."""
         self._judged: tuple[tuple[int, ...], bool] = (), False
@@ -218,6 +225,7 @@ class Panels:
         if heard.member not in _panel(counting, epoch):
             return
         self._forget(counting.sealed)
+        self._silences.pop(heard.member, None)
         known = self._heard.setdefault(epoch, {})
         self._first = now if not known else self._first
         named = {
@@ -236,13 +244,24 @@ class Panels:
         epoch = counting.sealed
         if self._epoch != epoch:
             self._epoch, self._since = epoch, now
+            self._panel, self._expected = _panel(counting, epoch), set[int]()
             self._forget(epoch)
-        self._members, known = len(_panel(counting, epoch)), self._heard.get(epoch, {})
-        if epoch <= self._settled or self._members < QUORUM or not counting.moved(epoch):
-            return False
-        if len(known) == self._members:
+            self._expect(counting)
+        known = self._heard.get(epoch, {})
+        if epoch <= self._settled or self._expected <= known.keys():
             return False
         return now < (self._first + LATE if known else self._since + FINDINGS_WAIT)
+
+    def _expect(self, counting: Counting) -> None:
+        """Make out who of the panel is waited for, and count it as silent until it is heard."""
+        silences = self._silences
+        again = self._epoch % ASKED_AGAIN == 0
+        expected = {one for one in self._panel if again or silences.get(one, 0) < SILENCES}
+        if len(expected) < QUORUM or not counting.moved(self._epoch):
+            return
+        self._expected = expected
+        for member in expected - self._heard.get(self._epoch, {}).keys():
+            silences[member] = silences.get(member, 0) + 1
 
     def says(self, epoch: int) -> Says:
         """Return what is known of the next epoch to be sealed, once nobody is waited for any more."""
@@ -253,10 +272,10 @@ class Panels:
             return Says.NOTHING
         if self._unchecked == epoch:
             return Says.AGREED
-        facts = epoch, len(findings), self._members, len(self._known.said)
+        facts = epoch, len(findings), len(self._panel), len(self._known.said)
         if self._judged[0] != facts:  # to judge takes a second with 4,096 feeds: not at each look
             harmful = self._found_harmful_by(epoch, middle(findings))
-            self._judged = facts, bool(harmful) or disputed(findings, self._members)
+            self._judged = facts, bool(harmful) or disputed(findings, len(self._panel))
         return Says.DISPUTED if self._judged[1] else Says.AGREED
 
     def _found_harmful_by(self, epoch: int, parts: tuple[Part, ...]) -> set[int]:

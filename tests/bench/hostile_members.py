@@ -7,7 +7,8 @@ they are signed: `flip` negates them, `random` draws others of the same size, `s
 them as large as they may be, `turncoat` negates them from the first half of its share of the budget on,
 `target` measures them on rows that all have the first answer; `absent` leaves these nodes out, for
 comparison; with `--hostile 0` it is the cost that is of interest. Prints one line of JSON; `organiser`: the
-example-forwards of what its node has measured for seals, their share of all, and the seconds that this took.
+example-forwards of what its node has measured for seals, their share of all, the seconds that this took and
+their share of the time; `second_half`: the same from the first look on at which half of the budget counts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,12 +80,44 @@ def be_organiser(file: Path) -> None:
 
     def told(organising: Organising, event: Any) -> None:
         spent["forwards"] += event.forwards if isinstance(event, EvaluationEnded) else 0
-        file.write_text(json.dumps(spent))
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(spent))
+        new.replace(file)
         tell(organising, event)
 
     Organising._evaluate = timed  # type: ignore[method-assign]
     Organising._tell = told  # type: ignore[method-assign, assignment]
     main(sys.argv[2:])
+
+
+class Spent(NamedTuple):
+    """What has been spent until one moment."""
+
+    updates: int
+    """Updates that everybody has made."""
+    at: float
+    """The time, in seconds of this process's clock."""
+    forwards: int
+    """Example-forwards of what the organiser's node has measured for seals."""
+    seconds: float
+    """Seconds that this took."""
+
+    @classmethod
+    def until_now(cls, file: Path, updates: int) -> Spent:
+        """Return what the organiser's `file` says, if it is there."""
+        said = json.loads(file.read_text()) if file.exists() else {"forwards": 0, "seconds": 0.0}
+        return cls(updates, time.perf_counter(), **said)
+
+    def shares(self, since: Spent, update_forwards: int) -> dict[str, float]:
+        """Return what was spent since then, and shares of it of all forwards and of the time."""
+        updates, passed, forwards, seconds = (a - b for a, b in zip(self, since, strict=True))
+        share = forwards / max(1, forwards + updates * update_forwards)
+        return {
+            "forwards": forwards,
+            "seconds": round(seconds, 1),
+            "share": round(share, 4),
+            "time_share": round(seconds / passed, 3),
+        }
 
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
@@ -114,12 +147,15 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     local_swarm.NodeProcess = Node  # type: ignore[attr-defined]
     bases = asked.run.parent if asked.run else None
     async with local_swarm.LocalSwarm(run, nodes=count, beside=bases, folder=asked.folder) as swarm:
+        begin, half = Spent.until_now(cost, 0), None
         async for progress in swarm:
+            counted = progress.organised.counted if progress.organised else 0
             if asked.verbose and progress.organised:
-                print(progress.organised.counted, progress.organised.sealed, file=sys.stderr, flush=True)
+                print(counted, progress.organised.sealed, file=sys.stderr, flush=True)
+            if half is None and 2 * counted >= run.training.update_budget:
+                half = Spent.until_now(cost, progress.known)
+        end = Spent.until_now(cost, progress.known)
         result = await swarm.compare()
-    spent = json.loads(cost.read_text()) if cost.exists() else {"forwards": 0, "seconds": 0.0}
-    trained = result.updates * run.training.update_forwards
     return {
         "attack": asked.attack,
         "equal": result.equal,
@@ -130,7 +166,8 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "sealed": result.sealed,
         "seconds": result.seconds,
         "own": [node.own_updates for node in result.nodes],
-        "organiser": {**spent, "share": spent["forwards"] / (spent["forwards"] + trained)},
+        "organiser": end.shares(begin, run.training.update_forwards),
+        "second_half": end.shares(half, run.training.update_forwards) if half else None,
     }
 
 

@@ -13,11 +13,13 @@ from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
 from sfnode.organising.origins import OUTLIER, SCORE_ONE, Brought, Origins, weights_of
 from sfnode.organising.panel import (
+    ASKED_AGAIN,
     BEYOND,
     DISPUTED,
     FINDINGS_WAIT,
     LATE,
     QUORUM,
+    SILENCES,
     Finding,
     Panels,
     apart,
@@ -207,6 +209,33 @@ def test_who_leaves_out_a_member_hides_nothing_of_it() -> None:
     run.wait()
     assert run.checked == [epoch]
     assert [scores(worth.parts) for worth in run.bench.of(Worth)] == [list(HONEST)]
+
+
+def test_who_is_often_silent_is_not_waited_for_until_it_tells_again_or_is_asked_anew() -> None:
+    run = Run()
+    took = []
+    for number in range(ASKED_AGAIN + 2):
+        epoch = run.close()
+        for member in range(5 if number > ASKED_AGAIN else 4):
+            run.tell(epoch, member, *HONEST[:5], 2.0)
+        begun = run.bench.now
+        while run.bench.counting.sealed <= epoch:
+            run.wait(1)
+        took.append(run.bench.now - begun > LATE - 3)
+    assert took == [True] * SILENCES + [False] * (ASKED_AGAIN - SILENCES) + [True, False]
+    assert not run.checked, "one may say nothing"
+
+
+def test_a_panel_that_says_nothing_costs_two_minutes_twice_and_is_measured_by_the_organiser() -> None:
+    run = Run()
+    took = []
+    for _ in range(SILENCES + 1):
+        epoch, begun = run.close(), run.bench.now
+        while run.bench.counting.sealed <= epoch:
+            run.wait(1)
+        took.append(run.bench.now - begun > FINDINGS_WAIT - 3)
+    assert took == [True] * SILENCES + [False]
+    assert run.checked[: SILENCES + 1] == list(range(SILENCES + 1))
 
 
 @pytest.mark.parametrize("told", [0, QUORUM - 1])
