@@ -18,7 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.organising import wishes
 from sfnode.organising.organiser import State
-from sfnode.organising.reports import Desk, Reports
+from sfnode.organising.reporting.reports import Desk, Reports
 from sfnode.schema.organising import (
     DecisionRequest,
     DecisionResult,

@@ -33,7 +33,7 @@ LINK = ("peer", "role")
 """Labels of the metrics of a link; those of sfnode_info are `INFO`."""
 
 ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
-"""Numbers of the alarms (`sfnode.organising.alarms`)."""
+"""Numbers of the alarms (`sfnode.organising.reporting.alarms`)."""
 
 
 PAUSES = ("asked", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")

@@ -21,6 +21,9 @@ from sfnode.experiments.problem import public
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
 from sfnode.organising.desk import OrganiserDesk
+from sfnode.organising.evaluation.judging import by_schedule
+from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import (
     BasesMade,
     DeskEvent,
@@ -32,10 +35,7 @@ from sfnode.organising.events import (
     Sign,
 )
 from sfnode.organising.guard import Rows
-from sfnode.organising.judging import by_schedule
 from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy, has_few_dimensions
-from sfnode.organising.rates import Schedule
-from sfnode.organising.searching import Memory
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog

@@ -31,11 +31,11 @@ from sfnode.experiments.network import Conditions
 from sfnode.experiments.problem import LoadedProblem, client_key, organiser_key
 from sfnode.experiments.replicas import Moves, Query, Replicas
 from sfnode.models import bases
+from sfnode.organising.evaluation.line_search import Found, LineSearch
+from sfnode.organising.evaluation.origins import Brought
+from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfnode.organising.line_search import Found, LineSearch
-from sfnode.organising.origins import Brought
 from sfnode.organising.policy import has_few_dimensions
-from sfnode.organising.searching import Memory
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.prompts import Row

@@ -1,8 +1,9 @@
 """Audits: updates of others, recomputed; of what has just come to a running node, or of a folder's log.
 
-Carries out what the sans-IO policy (`sfnode.organising.audits`) picks. A running node recomputes at its own
-state of now, for a small share of its time; a folder is audited at the states that its log remembers. Both
-need the rows that everybody has: who trains on rows of its own, or on a shard, draws other mini-batches.
+Carries out what the sans-IO policy (`sfnode.organising.evaluation.audits`) picks. A running node recomputes
+at its own state of now, for a small share of its time; a folder is audited at the states that its log
+remembers. Both need the rows that everybody has: who trains on rows of its own, or on a shard, draws other
+mini-batches.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.node.training.engine_thread import Engine, StepResult
-from sfnode.organising import audits as policy
-from sfnode.organising.alarms import shown
-from sfnode.organising.audits import Audited, Audits, News
+from sfnode.organising.evaluation import audits as policy
+from sfnode.organising.evaluation.audits import Audited, Audits, News
+from sfnode.organising.reporting.alarms import shown
 from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus, Finding
 from sfnode.schema.status import AlarmStatus
 from sfnode.store import checkpoint as states

@@ -16,7 +16,7 @@ from sfnode.engine.decay import Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import scale_of
 from sfnode.node.time_travel import Past
-from sfnode.organising.chronicle import chronicle, parts
+from sfnode.organising.reporting.chronicle import chronicle, parts
 from sfnode.schema.history import DiffResult, LayerChange
 
 

@@ -21,6 +21,10 @@ from sfnode.node.training.engine_thread import Engine
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import admission
 from sfnode.organising.desk import OrganiserDesk
+from sfnode.organising.evaluation.judging import by_schedule
+from sfnode.organising.evaluation.line_search import Found, LineSearch
+from sfnode.organising.evaluation.origins import Brought
+from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     Action,
     BasesMade,
@@ -39,12 +43,8 @@ from sfnode.organising.events import (
     Summarise,
     Summarised,
 )
-from sfnode.organising.judging import by_schedule
-from sfnode.organising.line_search import Found, LineSearch
 from sfnode.organising.organiser import State
-from sfnode.organising.origins import Brought
 from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
-from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol import decisions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sfnode.organising import health
+from sfnode.organising.evaluation import health
 from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.provenance import Contributor, Provenance, Told
 from sfnode.store.checkout import Checkout, at_seal

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.node.training.engine_thread import Share
-from sfnode.organising.origins import Brought, Origins, said
+from sfnode.organising.evaluation.origins import Brought, Origins, said
 from sfnode.schema.history import Remeasured
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew

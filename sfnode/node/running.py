@@ -36,7 +36,7 @@ from sfnode.node.training.engine_thread import Engine
 from sfnode.node.training.model import LoadEngine, LocalModel
 from sfnode.node.validating import Validating
 from sfnode.node.views import Views
-from sfnode.organising.reports import Reports
+from sfnode.organising.reporting.reports import Reports
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import sfnode
-from sfnode.organising.alarms import shown
+from sfnode.organising.reporting.alarms import shown
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import (
     AlarmStatus,

@@ -14,8 +14,8 @@ from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
-from sfnode.organising import bisection
-from sfnode.organising.chronicle import DIGITS, chronicle, parts
+from sfnode.organising.reporting import bisection
+from sfnode.organising.reporting.chronicle import DIGITS, chronicle, parts
 from sfnode.schema.history import (
     BisectResult,
     CheckoutResult,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfnode.organising.chronicle import chronicle
+from sfnode.organising.reporting.chronicle import chronicle
 from sfnode.schema.history import HistoryEntry
 from sfnode.schema.views import Timeline, TimelineEntry
 from sfnode.store.log import UpdateLog

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node.training.engine_thread import Engine
-from sfnode.organising.origins import Brought, Origins, parts_of
-from sfnode.organising.searching import BUSY, ORIGIN_ROWS
+from sfnode.organising.evaluation.origins import Brought, Origins, parts_of
+from sfnode.organising.evaluation.searching import BUSY, ORIGIN_ROWS
 from sfnode.schema.organising import ValidatorStatus
 from sfnode.store.replay import counted_anew
 from sfprotocol.decisions import INCARNATIONS

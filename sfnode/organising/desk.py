@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from sfnode.organising.evaluation.judging import Judge
+from sfnode.organising.evaluation.origins import Origins
+from sfnode.organising.evaluation.searching import Search
 from sfnode.organising.events import (
     Action,
     ControlChanged,
@@ -33,11 +36,8 @@ from sfnode.organising.events import (
     Wake,
 )
 from sfnode.organising.guard import Guard
-from sfnode.organising.judging import Judge
 from sfnode.organising.organiser import Organiser, State
-from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.searching import Search
 from sfprotocol import decisions
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Decision

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from sfnode.organising.line_search import LATE_SCALE, Found
-from sfnode.organising.origins import Brought
+from sfnode.organising.evaluation.line_search import LATE_SCALE, Found
+from sfnode.organising.evaluation.origins import Brought
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint, Decision, Part, Recount

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from sfnode.organising.evaluation.origins import GAIN_BY_COST, LEAST_MEMBERS
 from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
-from sfnode.organising.origins import GAIN_BY_COST, LEAST_MEMBERS
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend
 from sfprotocol.frontier import MAX_FEEDS

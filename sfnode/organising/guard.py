@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sfnode.organising import health
-from sfnode.organising.judging import Judgement
+from sfnode.organising.evaluation import health
+from sfnode.organising.evaluation.judging import Judgement
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.metrics import metric_of
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting

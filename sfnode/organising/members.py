@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sfnode.organising import wishes
+from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
+from sfnode.organising.evaluation.origins import RECOUNTED_AT_LAST, Origins
 from sfnode.organising.guard import Guard
-from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judgement
-from sfnode.organising.origins import RECOUNTED_AT_LAST, Origins
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Decision, Recount, Revoke, Void, Worth
 

@@ -55,7 +55,11 @@ from enum import Enum
 from sfnode.organising import wishes
 from sfnode.organising.admission import Petitions
 from sfnode.organising.checkpoints import Checkpoints
-from sfnode.organising.evaluating import Evaluations
+from sfnode.organising.evaluation.evaluating import Evaluations
+from sfnode.organising.evaluation.judging import Judge, Judgement
+from sfnode.organising.evaluation.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, Origins
+from sfnode.organising.evaluation.panel import Panels
+from sfnode.organising.evaluation.searching import GROWTH, Search
 from sfnode.organising.events import (
     Action,
     BasesMade,
@@ -82,13 +86,9 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
-from sfnode.organising.judging import Judge, Judgement
 from sfnode.organising.members import Members
-from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, Origins
-from sfnode.organising.panel import Panels
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
-from sfnode.organising.searching import GROWTH, Search
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
 from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Amend, Close, Decision, Move, Recount, Seal

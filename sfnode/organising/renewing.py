@@ -7,8 +7,8 @@ them, one set at a time.
 from __future__ import annotations
 
 from sfnode.organising import wishes
+from sfnode.organising.evaluation.searching import Search
 from sfnode.organising.events import MakeBases
-from sfnode.organising.searching import Search
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Bases
 

@@ -14,7 +14,7 @@ from sfnode.engine.model_card import public_name
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.node.time_travel import Past
-from sfnode.organising import health
+from sfnode.organising.evaluation import health
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, Point, PublishedSeal, Quality
 from sfnode.schema.metrics import task_of

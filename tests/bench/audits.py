@@ -6,8 +6,8 @@
 The first trains alone for some epochs and then looks at several moments: what an honest node says there, by
 number format, and what an auditor recomputes there, an eighth of an epoch before and after, and an epoch
 before. The second puts several such files together: correlation, relative error and disagreement of each
-pair, and what the policy (`sfnode.organising.audits`) finds of 200 origins with 500 audits each, drawn
-from these pairs with replacement; of attackers how many audits it takes. Results: docs/benchmarks.md.
+pair, and what the policy (`sfnode.organising.evaluation.audits`) finds of 200 origins with 500 audits each,
+drawn from these pairs with replacement; of attackers how many audits it takes. Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
-from sfnode.organising.audits import TOLERANCE, Audited, Audits
+from sfnode.organising.evaluation.audits import TOLERANCE, Audited, Audits
 from sfnode.schema.audits import Finding
 from sfnode.tasks.encoding import encode
 from sfprotocol.seeds import update_seeds

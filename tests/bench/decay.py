@@ -18,7 +18,7 @@ import numpy as np
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.models.manifest_builder import build
-from sfnode.organising.line_search import LATER_STEP, LineSearch
+from sfnode.organising.evaluation.line_search import LATER_STEP, LineSearch
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE
 from sfprotocol.seeds import update_seeds
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, SCORE_ONE, Origins
-from sfnode.organising.panel import BEYOND, EVIDENT, QUORUM, Finding, apart, disputed, middle
+from sfnode.organising.evaluation.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, SCORE_ONE, Origins
+from sfnode.organising.evaluation.panel import BEYOND, EVIDENT, QUORUM, Finding, apart, disputed, middle
 from sfprotocol.decisions import INCARNATIONS, Part, Worth
 from sfprotocol.validators import PANEL
 

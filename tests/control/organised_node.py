@@ -15,7 +15,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising import wishes
 from sfnode.organising.organiser import State
-from sfnode.organising.reports import Reports
+from sfnode.organising.reporting.reports import Reports
 from sfnode.peers.invitations import compose, invite
 from sfnode.store.data_folder import Layout
 from sfprotocol import decisions

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sfnode.control import prometheus
 from sfnode.control.prometheus import METRICS
 from sfnode.errors import Code, UserError
-from sfnode.organising import alarms
+from sfnode.organising.reporting import alarms
 from sfnode.resources import limiter, policy
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status

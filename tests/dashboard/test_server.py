@@ -19,7 +19,7 @@ from sfnode.dashboard.access import is_local
 from sfnode.dashboard.server import STATIC, NowAnswer, serving
 from sfnode.dashboard.snapshot import Mood, Now
 from sfnode.errors import Code, UserError
-from sfnode.organising.health import published
+from sfnode.organising.evaluation.health import published
 from sfnode.schema import views
 from sfnode.store.data_folder import Layout
 from tests.control.organised_node import OrganisedNode

@@ -14,7 +14,7 @@ from sfnode.engine.losses import line_batches, line_rows
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest.data import Data
 from sfnode.models.targets import DEFAULT, Selection
-from sfnode.organising.line_search import AMOUNTS, LineSearch
+from sfnode.organising.evaluation.line_search import AMOUNTS, LineSearch
 from tests.engine.helpers import ROWS, TASK, data_file, manifest, trainer, updates
 
 EVERYTHING = Selection(embeddings=True, biases=True, norms=True)

@@ -16,7 +16,8 @@ from sfnode.experiments.replay import replay
 from sfnode.experiments.runner import run_cell
 from sfnode.experiments.seedflood import SeedFlood
 from sfnode.manifest import Manifest
-from sfnode.organising import guard, line_search, searching
+from sfnode.organising import guard
+from sfnode.organising.evaluation import line_search, searching
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.guard import Guard
 from sfnode.schema.results import VerifyResult

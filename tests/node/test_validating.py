@@ -21,9 +21,9 @@ from sfnode.manifest.data import Data
 from sfnode.node import organising, validating
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import organiser
+from sfnode.organising.evaluation.origins import said
+from sfnode.organising.evaluation.searching import ORIGIN_ROWS
 from sfnode.organising.events import Action, DeskEvent, Evaluate, FindingHeard
-from sfnode.organising.origins import said
-from sfnode.organising.searching import ORIGIN_ROWS
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import validators

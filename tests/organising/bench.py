@@ -6,6 +6,9 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from sfnode.organising.evaluation.judging import Judge, by_schedule
+from sfnode.organising.evaluation.origins import Origins
+from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     Action,
     ControlChanged,
@@ -25,11 +28,8 @@ from sfnode.organising.events import (
     Tenure,
     Wake,
 )
-from sfnode.organising.judging import Judge, by_schedule
 from sfnode.organising.organiser import Organiser
-from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol import holding
 from sfprotocol.counting import Counting

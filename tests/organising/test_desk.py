@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from sfnode.organising.desk import OrganiserDesk
+from sfnode.organising.evaluation.judging import by_schedule
+from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     Action,
     Event,
@@ -20,8 +22,6 @@ from sfnode.organising.events import (
     Sign,
     Signed,
 )
-from sfnode.organising.judging import by_schedule
-from sfnode.organising.rates import Schedule
 from sfprotocol import decisions
 from sfprotocol.decisions import Announce, Finish, Part, Worth
 from sfprotocol.events import OwnDecision

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from sfnode.organising import guard as policy
-from sfnode.organising import health
+from sfnode.organising.evaluation import health
+from sfnode.organising.evaluation.judging import Judgement, by_schedule
+from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import EvaluationEnded, OwnerTrusts
 from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guard
-from sfnode.organising.judging import Judgement, by_schedule
-from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics

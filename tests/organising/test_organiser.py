@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sfnode.organising import members
+from sfnode.organising.evaluation.judging import Judgement, by_schedule
+from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     ControlChanged,
     ForkProven,
@@ -16,9 +18,7 @@ from sfnode.organising.events import (
     PeerGone,
     Tenure,
 )
-from sfnode.organising.judging import Judgement, by_schedule
 from sfnode.organising.organiser import FIRST_TIME, MAX_UNSEALED, PROOF_TIME, SETTLE_TIME, State
-from sfnode.organising.rates import Schedule
 from sfprotocol.counting import Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,

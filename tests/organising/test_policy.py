@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.policy import BOUNDS, OrganiserPolicy
-from sfnode.organising.rates import Schedule
 
 
 def test_every_number_has_bounds() -> None:

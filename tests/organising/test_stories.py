@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
+from sfnode.organising.evaluation.judging import by_schedule
+from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import ForkProven, HeldChanged, PeerControl, PetitionHeard, Wake
-from sfnode.organising.judging import by_schedule
 from sfnode.organising.policy import Admission
-from sfnode.organising.rates import Schedule
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import (
     Admit,

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Organised
 from sfnode.models.manifest_builder import default_manifest
-from sfnode.organising.health import published
+from sfnode.organising.evaluation.health import published
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog

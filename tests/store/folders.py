@@ -8,7 +8,7 @@ from typing import Any
 
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
-from sfnode.organising.health import published
+from sfnode.organising.evaluation.health import published
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import Record, UpdateLog

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.organising.desk import OrganiserDesk
+from sfnode.organising.evaluation.judging import Judgement, by_schedule
+from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     DeskEvent,
     Evaluate,
@@ -23,9 +25,7 @@ from sfnode.organising.events import (
     Summarise,
     Summarised,
 )
-from sfnode.organising.judging import Judgement, by_schedule
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
 from sfnode.sim.world.checkpoints import summarise
 from sfnode.sim.world.keys import origin_of

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode.organising import panel
-from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
-from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.origins import OUTLIER, SCORE_ONE, Brought, Origins, weights_of
-from sfnode.organising.panel import (
+from sfnode.organising.evaluation import panel
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
+from sfnode.organising.evaluation.origins import OUTLIER, SCORE_ONE, Brought, Origins, weights_of
+from sfnode.organising.evaluation.panel import (
     ASKED_AGAIN,
     BEYOND,
     DISPUTED,
@@ -26,12 +25,13 @@ from sfnode.organising.panel import (
     disputed,
     middle,
 )
-from sfnode.organising.searching import ORIGIN_FORWARDS
+from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
+from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
 from sfprotocol.decisions import Announce, Part, Revoke, Seal, Validators, Worth
 from tests.bench import evidence_cost
 from tests.bench.validators import Run as Simulated
 from tests.organising.bench import Bench, feed_of
-from tests.organising.test_origins import MEASURED
+from tests.organising.evaluation.test_origins import MEASURED
 
 NAMES = ("anne", "bob", "cleo", "dora", "eve", "finn")
 EVERYBODY = tuple(range(len(NAMES)))

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, LATE_SCALE, Found, LineSearch, next_rate
+from sfnode.organising.evaluation.line_search import (
+    AMOUNTS,
+    FIRST_ROWS,
+    LATE_SCALE,
+    Found,
+    LineSearch,
+    next_rate,
+)
 from sfprotocol.decisions import RATE_ONE
 
 C = np.array(AMOUNTS)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sfnode.organising.health import measured, published, verdict
+from sfnode.organising.evaluation.health import measured, published, verdict
 from sfnode.schema.node_state import RunHealth
 from sfprotocol.decisions import Announce, Decision, Evaluated, Void, encode
 from tests.organising.bench import scores

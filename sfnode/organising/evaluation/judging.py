@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sfnode.organising.rates import Schedule
+from sfnode.organising.evaluation.rates import Schedule
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RateFrom, Recount
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from sfnode.organising.audits import (
+from sfnode.organising.evaluation.audits import (
     LEAST_RATE,
     TOLERANCE,
     Audited,

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sfnode.organising.events import Evaluate, EvaluationEnded, OwnerTrusts
-from sfnode.organising.feeds import HEAVY
-from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.origins import (
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
+from sfnode.organising.evaluation.origins import (
     LEAST_MEMBERS,
     MOST_EVIDENCE,
     OUTLIER,
@@ -27,7 +25,9 @@ from sfnode.organising.origins import (
     Origins,
     said,
 )
-from sfnode.organising.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
+from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
+from sfnode.organising.events import Evaluate, EvaluationEnded, OwnerTrusts
+from sfnode.organising.feeds import HEAVY
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     FACTOR_ONE,

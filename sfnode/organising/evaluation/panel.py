@@ -33,8 +33,8 @@ from enum import Enum
 from statistics import median, median_low
 from typing import NamedTuple
 
+from sfnode.organising.evaluation.origins import OUTLIER, SCORE_ONE, Origins, weights_of, worths_of
 from sfnode.organising.events import FindingHeard
-from sfnode.organising.origins import OUTLIER, SCORE_ONE, Origins, weights_of, worths_of
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Announce, Decision, Part, Validators, Worth
 from sfprotocol.validators import panel
@@ -208,7 +208,7 @@ class Panels:
         self._panel: tuple[int, ...] = ()
         """Its panel."""
         self._expected: set[int] = set()
-        """Who of the panel is waited for."""
+        """Members of the panel who are waited for."""
         self._silences: dict[int, int] = {}
         """Epochs in a row, by validator, for which it was waited, and of which it has told nothing as yet."""
         self._settled, self._unchecked = -1, -1

@@ -32,8 +32,8 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from sfnode.organising.judging import Judgement
-from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found, next_rate
+from sfnode.organising.evaluation.judging import Judgement
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found, next_rate
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, RateFrom

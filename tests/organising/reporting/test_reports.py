@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sfnode.organising.health import published
+from sfnode.organising.evaluation.health import published
 from sfnode.organising.organiser import State
-from sfnode.organising.reports import LOOK_INTERVAL, SILENT_TIME, UNANSWERED_TIME, Reports
+from sfnode.organising.reporting.reports import LOOK_INTERVAL, SILENT_TIME, UNANSWERED_TIME, Reports
 from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.status import AlarmStatus, WaitStatus
 from sfprotocol.decisions import (

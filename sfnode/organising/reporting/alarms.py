@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.organising.health import Verdict, in_words
+from sfnode.organising.evaluation.health import Verdict, in_words
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sfnode.organising import health
-from sfnode.organising.chronicle import chronicle
+from sfnode.organising.evaluation import health
+from sfnode.organising.reporting.chronicle import chronicle
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol import decisions
 from sfprotocol.decisions import (

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from sfnode.organising.events import BasesMade, EvaluationEnded
-from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.searching import (
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
+from sfnode.organising.evaluation.searching import (
     EVALUATE_EVERY,
     FAR_OFF,
     FIRST_UPDATES,
@@ -18,6 +17,7 @@ from sfnode.organising.searching import (
     STEADY,
     Search,
 )
+from sfnode.organising.events import BasesMade, EvaluationEnded
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Bases, Evaluated, RateFrom, Seal
 from tests.bench.evidence_cost import Swarm

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from sfnode.organising.bisection import FEW, culprits, raised
+from sfnode.organising.reporting.bisection import FEW, culprits, raised
 
 
 class Losses:

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sfnode.organising import health, origins
+from sfnode.organising.evaluation import health, origins
+from sfnode.organising.evaluation.panel import Says
+from sfnode.organising.evaluation.searching import ORIGIN_ROWS, Plan, Search
 from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfnode.organising.panel import Says
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.searching import ORIGIN_ROWS, Plan, Search
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Evaluated, Recount, Worth
 

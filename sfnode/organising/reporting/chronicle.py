@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from sfnode.organising import health
+from sfnode.organising.evaluation import health
 from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart
 from sfnode.schema.metrics import metric_of
 from sfnode.schema.organising import EpochEvaluation

@@ -12,12 +12,12 @@ from copy import deepcopy
 from typing import Protocol
 
 from sfnode.manifest import Manifest
-from sfnode.organising import health
 from sfnode.organising.admission import invited, work
-from sfnode.organising.alarms import Silence, alarms
-from sfnode.organising.health import Verdict, in_words
+from sfnode.organising.evaluation import health
+from sfnode.organising.evaluation.health import Verdict, in_words
+from sfnode.organising.evaluation.origins import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Origins
 from sfnode.organising.organiser import State
-from sfnode.organising.origins import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Origins
+from sfnode.organising.reporting.alarms import Silence, alarms
 from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.organising import (
     Change,

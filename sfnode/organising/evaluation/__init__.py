@@ -1,0 +1,1 @@
+"""Evaluation before seals: line searches, evidence about members, panels of validators, audits. Sans-IO."""
