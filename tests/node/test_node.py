@@ -144,7 +144,7 @@ async def test_a_node_that_starts_again_within_a_group_completes_it(swarm_of: Sw
     for steps in (13, 11):
         b = await swarm.join("b", steps=steps)
         await b.ended()
-    await a.until(lambda: a.known == 24)
+    await a.until(lambda: a.node.log.updates() == 24)
     with swarm.log("a") as log:
         ((feed, stop),) = ((tail.feed, tail.next) for tail in log.tails())
         assert stop == 24
