@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sfnode.organising.evaluation import health, origins
+from sfnode.organising.evaluation.line_search import AMOUNTS
 from sfnode.organising.evaluation.panel import Says
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS, Plan, Search
 from sfnode.organising.events import Evaluate, EvaluationEnded
@@ -47,6 +48,8 @@ class _Asked:
     """Feeds that were left out."""
     rows: int = 0
     """Rows on which it is measured what each feed has brought."""
+    searched: int = 0
+    """Rows of the line search."""
 
 
 class Evaluations:
@@ -107,7 +110,8 @@ class Evaluations:
         going to count, which is all but the feeds that are `skipped`, and what is `recounted`."""
         asked, plan = self._asked, self._asked.rest
         assert plan is not None
-        asked.skipped, asked.running, asked.rows = frozenset(skipped), True, plan.origins
+        asked.skipped, asked.running = frozenset(skipped), True
+        asked.rows, asked.searched = plan.origins, plan.rows
         rest = plan._replace(origins=0)
         asked.rest = rest if plan.origins and any(rest) else None
         part = Plan(0, False, origins=plan.origins) if plan.origins else plan
@@ -145,8 +149,10 @@ class Evaluations:
 
     def _tell_search(self, event: EvaluationEnded, counting: Counting) -> None:
         if search := self._search:
-            scored = event.result is not None
-            search.ended(event.epoch, event.found, event.forwards, scored=scored, counting=counting)
+            scored, rows = event.result is not None, event.found.rows if event.found else 0
+            beyond = max(0, rows - self._asked.searched) * len(AMOUNTS)
+            cost = event.forwards - beyond  # what it took to save an epoch is no debt of later ones
+            search.ended(event.epoch, event.found, cost, scored=scored, counting=counting)
             if event.rate and event.epoch == counting.sealed:
                 search.sized(event.rate)
 

@@ -33,6 +33,11 @@ FIRST_ROWS = 16
 """Rows that a search begins with: enough where the rate is wrong by 10 or more, and they cost as much as 14
 updates with mini-batches of 4. Below, the standard error is itself a guess."""
 
+SURE_ROWS = 128
+"""Rows to which a search goes on that would take nothing of an epoch, however few it was to measure: all work
+of it is lost then, which has cost ten times as much and more. By 16 rows one honest run in four lost an epoch
+that did help, 15 % of its work in the worst of five (docs/research-log.md)."""
+
 LEAST_ROWS = 8
 """Rows without which nothing is concluded."""
 
@@ -65,7 +70,7 @@ LATE_SCALE = 1 / 16
 """Times AMOUNTS, the c along work that has waited: the rates at which it was made may be many times those of
 now, and the weights are long gone. It is also the factor where nothing better is evident."""
 
-_START, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 1.0, 2.0))
+_START, _LEAST, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 0.25, 1.0, 2.0))
 
 
 class Found(NamedTuple):
@@ -85,9 +90,9 @@ class LineSearch:
     """A search along one epoch's direction: asks for losses of rows, in order, until it knows enough."""
 
     def __init__(self, rows: int, *, wary: bool = True, scale: float = 1.0) -> None:
-        """`rows`: how many there are, or may be spent; `wary`: whether an epoch that moves losses far is
+        """`rows`: how many may be spent, but see SURE_ROWS; `wary`: whether an epoch that moves losses far is
         taken for noise unless it evidently helps; `scale` times AMOUNTS are searched."""
-        self._most, self._scale = rows, scale
+        self._most, self._sure, self._scale = rows, max(rows, SURE_ROWS), scale
         self._wary = wary
         self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
 
@@ -100,14 +105,16 @@ class LineSearch:
     def wanted(self) -> range:
         """Numbers of the rows of which the losses are wanted next; none once the search is over."""
         known = len(self._losses)
-        if known >= self._most or (known >= LEAST_ROWS and self._is_clear()):
+        takes_nothing = known >= LEAST_ROWS and not self._found().factor
+        most = self._sure if takes_nothing else self._most
+        if known >= most or (known >= LEAST_ROWS and self._is_clear(takes_nothing)):
             return range(known, known)
-        return range(known, min(self._most, max(FIRST_ROWS, 2 * known)))
+        return range(known, min(most, max(FIRST_ROWS, 2 * known)))
 
     def take(self, losses: NDArray[np.float64]) -> None:
         """Take the losses of the wanted rows, (rows, AMOUNTS); of fewer if there are no more."""
         if len(losses) < len(self.wanted):
-            self._most = len(self._losses) + len(losses)
+            self._most = self._sure = len(self._losses) + len(losses)
         self._losses = np.concatenate([self._losses, losses])
 
     @property
@@ -143,8 +150,10 @@ class LineSearch:
             reach += 1
         return reach
 
-    def _is_clear(self) -> bool:
+    def _is_clear(self, takes_nothing: bool) -> bool:
         best = self._best()
+        if takes_nothing:
+            return best == _START and self._gain(_START, _LEAST) > EVIDENCE
         doubted = {_TWICE: _START, _AS_IT_IS: _TWICE}.get(best, _AS_IT_IS)
         return self._gain(best, doubted) > EVIDENCE
 

@@ -10,6 +10,7 @@ from sfnode.organising.evaluation.line_search import (
     AMOUNTS,
     FIRST_ROWS,
     LATE_SCALE,
+    SURE_ROWS,
     Found,
     LineSearch,
     next_rate,
@@ -19,8 +20,8 @@ from sfprotocol.decisions import RATE_ONE
 C = np.array(AMOUNTS)
 
 
-def searched(losses: NDArray[np.float64]) -> LineSearch:
-    search = LineSearch(len(losses))
+def searched(losses: NDArray[np.float64], rows: int | None = None) -> LineSearch:
+    search = LineSearch(len(losses) if rows is None else rows)
     while wanted := search.wanted:
         search.take(losses[wanted.start : wanted.stop])
     return search
@@ -68,6 +69,25 @@ def test_no_more_rows_are_asked_for_than_there_are() -> None:
     assert search.wanted == range(FIRST_ROWS, 20)
     search.take(np.ones((3, len(AMOUNTS))))
     assert not search.wanted, "there are fewer than it was told"
+
+
+def test_an_epoch_is_given_nothing_only_once_that_is_sure() -> None:
+    """It helps the mean of all rows, and by chance not that of the first sixteen."""
+    slopes = np.random.default_rng(0).normal(0, 0.3, (256, 1))
+    first, others = slopes[:FIRST_ROWS], slopes[FIRST_ROWS:]
+    unlucky = C * np.concatenate([first - first.mean() + 0.05, others - others.mean() - 0.1])
+    found = searched(unlucky, FIRST_ROWS).found
+    assert found.useful
+    assert found.factor > 0
+    assert FIRST_ROWS < found.rows <= SURE_ROWS
+    assert searched(unlucky[:FIRST_ROWS], FIRST_ROWS).found.factor == 0, "there are no more rows"
+
+
+def test_an_epoch_that_evidently_does_harm_takes_few_rows_and_one_of_noise_no_more_than_it_is_worth() -> None:
+    assert searched(parabola(0.0), FIRST_ROWS).found.rows == FIRST_ROWS
+    noise = np.random.default_rng(1).normal(0, 0.3, (256, 1)) * np.sqrt(C) + 0.01 * C
+    found = searched(noise, FIRST_ROWS).found
+    assert (found.factor, found.rows) == (0.0, SURE_ROWS)
 
 
 def test_nothing_is_concluded_from_a_handful_of_rows() -> None:

@@ -44,11 +44,11 @@ class Run:
             self.bench.advance(2)
         self.trained += updates * 8
 
-    def answer(self, factor: float, *, after: float = 0.0) -> None:
-        """End what was asked for last."""
+    def answer(self, factor: float, *, after: float = 0.0, beyond: int = 0) -> None:
+        """End what was asked for last, with so many rows beyond those that were planned."""
         plan = self.bench.plans[-1]
         self.bench.advance(after)
-        rows = min(plan.rows, self.rows)
+        rows = min(plan.rows, self.rows) + beyond
         forwards = rows * len(AMOUNTS) + plan.scored * ROWS
         base = scores(0.5) if plan.scored and not self.bench.of(Evaluated) else None
         forwards += ROWS if base else 0
@@ -58,13 +58,13 @@ class Run:
         self.bench.do(EvaluationEnded(plan.epoch, result, base, None, found, forwards))
         self.bench.advance(2)
 
-    def epoch(self, factor: float) -> Seal:
+    def epoch(self, factor: float, *, beyond: int = 0) -> Seal:
         """Train until the next epoch was searched, or sealed without that; return its seal."""
         asked, sealed = len(self.bench.asked), len(self.bench.of(Seal))
         while len(self.bench.asked) == asked and len(self.bench.of(Seal)) == sealed:
             self.train(64)
         if len(self.bench.asked) > asked:
-            self.answer(factor)
+            self.answer(factor, beyond=beyond)
         return self.bench.of(Seal)[sealed]
 
     @property
@@ -114,6 +114,13 @@ def test_once_the_rate_has_settled_every_epoch_is_searched() -> None:
     run = Run()
     for _ in range(30):
         run.epoch(1.0)
+    assert {plan.epoch for plan in run.bench.plans if plan.rows} == set(range(len(run.bench.of(Seal))))
+
+
+def test_rows_beyond_those_planned_by_which_an_epoch_is_saved_are_no_debt_of_later_ones() -> None:
+    run = Run()
+    for number in range(30):
+        run.epoch(1.0, beyond=1000 * (number >= 20))
     assert {plan.epoch for plan in run.bench.plans if plan.rows} == set(range(len(run.bench.of(Seal))))
 
 
