@@ -35,8 +35,8 @@ updates with mini-batches of 4. Below, the standard error is itself a guess."""
 
 SURE_ROWS = 128
 """Rows to which a search goes on that would take nothing of an epoch, however few it was to measure: all work
-of it is lost then, which has cost ten times as much and more. By 16 rows one honest run in four lost an epoch
-that did help, 15 % of its work in the worst of five (docs/research-log.md)."""
+of it is lost then, which has cost ten times as much and more. By 16 rows three of 35 runs lost an epoch that
+did help, and up to 18 % of their work (docs/research-log.md)."""
 
 LEAST_ROWS = 8
 """Rows without which nothing is concluded."""
