@@ -92,7 +92,7 @@ async def test_nothing_is_sent_or_applied_before_it_is_on_disk(pumped: dict[str,
     assert a.machine.frontier.known == 1  # decided, and nobody knows
     assert a.count() == a.log.updates() == 0
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(link.receive(), 0.1)
+        await asyncio.wait_for(hear(link, Segment), 0.1)
     a.log.gate.set()
     segment: Segment = await hear(link, Segment)
     assert a.log.updates() == 1
