@@ -8,7 +8,8 @@ them as large as they may be, `turncoat` negates them from the first half of its
 `target` measures them on rows that all have the first answer; `absent` leaves these nodes out, for
 comparison; with `--hostile 0` it is the cost that is of interest. Prints one line of JSON; `organiser`: the
 example-forwards of what its node has measured for seals, their share of all, the seconds that this took and
-their share of the time; `second_half`: the same from the first look on at which half of the budget counts.
+their share of the time since the swarm was started; `second_half`: the same from the first look on at which
+half of the budget counts.
 """
 
 from __future__ import annotations
