@@ -18,6 +18,11 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
               it is above RECOUNTED_FROM: it rises by what was skipped, too, so that nobody has hidden bad
               work behind good. To wait costs little, and what has counted stays. Just before a run ends all
               counts that waits, of whoever is above RECOUNTED_AT_LAST, with a factor of its own.
+    agreement what the member's drift is likely to be, in terms of the usual one, as members differ: its mean
+              score, drawn towards the mean of all by as much as chance alone makes them differ (empirical
+              Bayes; DerSimonian and Laird 1986). Work is skipped while that is below WORTHWHILE, too. The sum
+              above asks whether scores of one member alone tell it from a useless one, which takes hundreds
+              of updates where they say little; who teaches a wrong label differs from the others long before.
     against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
               e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings (as in `audits`). By Ville's inequality
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
@@ -68,7 +73,10 @@ RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
 """The same for what waits just before a run ends: with as many hostile members as there may be, work of
 members with that evidence gains as much as it costs, if the others are useless."""
 
-SOON = 1 / 25
+WORTHWHILE = 1 / (1 + GAIN_BY_COST)
+"""Share of the usual drift from which on an update gains more than it costs."""
+
+SOON = 1 / 8
 """Evidence for a useful member that one epoch brings on average, and more, with which work waits as soon as
 it is below TRUSTED_FROM. The less there is the nearer does the bound come to RECOUNTED_AT_LAST, from which on
 work gains as much as it costs: where scores say hardly anything, who waits would wait for good."""
@@ -88,9 +96,9 @@ FALSE_REVOCATIONS = 1e-4
 LEAST_MEMBERS = 3
 """Measured members without which nothing is concluded: of two nobody can say which one is usual."""
 
-MEMORY = 0.95
+MEMORY = 0.98
 """Weight of what was measured before, for each measured epoch of a member, in its drift: the drift of all
-falls as a run goes on."""
+falls as a run goes on. With 0.95 a tenth more of work with a wrong label counted (docs/research-log.md)."""
 
 OUTLIER = 16.0
 """Times as much as the median member's updates that those of an outlier weigh: without a measured limit a
@@ -179,6 +187,8 @@ class Evidence:
     """Epochs in which it was an outlier."""
     bound: float = TRUSTED_FROM
     """Evidence from which on its work counts."""
+    agreement: float = 1.0
+    """What its drift is likely to be, in terms of the usual one."""
     _drift: float = 0.0
     """Sum of sqrt(n) z, of which earlier epochs are forgotten."""
     _drifted: float = 0.0
@@ -192,7 +202,7 @@ class Evidence:
     @property
     def trusted(self) -> bool:
         """Whether its work counts."""
-        return self.useful >= self.bound and not self.harmful
+        return self.useful >= self.bound and self.agreement >= WORTHWHILE and not self.harmful
 
     @property
     def weight(self) -> float:
@@ -293,6 +303,7 @@ class Origins:
             evidence.take(said.epoch, part, drift, outlier=outlier)
             if evidence.harmful:
                 self.harmful.add(member)
+        self._compare()
 
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
@@ -305,6 +316,27 @@ class Origins:
         """Return whether the work of a member is to count, as far as is known."""
         known = self.members.get(member)
         return known is None or known.trusted
+
+    def _compare(self) -> None:
+        """Say of all members what their drifts are likely to be, as they differ from each other.
+
+        With n known updates a mean score has a variance of 1 / n by chance. What mean scores vary beyond that,
+        by the method of moments, is how members differ; where they do not, each of them is the usual one.
+        """
+        known = [one for one in self.members.values() if one.weight]
+        if len(known) < LEAST_MEMBERS:
+            return
+        total = sum(one.weight for one in known)
+        mean = sum(one.weight * one.drift for one in known) / total
+        beyond = sum(one.weight * (one.drift - mean) ** 2 for one in known) - (len(known) - 1)
+        spread = max(0.0, beyond) / (total - sum(one.weight**2 for one in known) / total)
+        shares = [spread / (spread + 1 / one.weight) for one in known]
+        if spread:
+            mean = sum(share * one.drift for share, one in zip(shares, known, strict=True)) / sum(shares)
+        likely = [mean + share * (one.drift - mean) for share, one in zip(shares, known, strict=True)]
+        usual = median(likely)
+        for one, drift in zip(known, likely, strict=True):
+            one.agreement = drift / usual if usual > 0 else 1.0
 
     def _usual_drift(self, parts: Sequence[Part]) -> float:
         """Return the drift of an honest member, as far as this tells; 0 if there is none, or the median is
