@@ -19,7 +19,7 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.succession import hand_over, sign
-from sfnode.dashboard.formatting import health_in_words, nats, result_in_words
+from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats, result_in_words
 from sfnode.errors import Code, UserError
 from sfnode.schema.unchecked import plain
 
@@ -447,5 +447,4 @@ def _doubted(one: EvidenceStatus) -> str:
     about = f"member {one.member} ({one.origin[:16]}): {measured}"
     if one.harmful_since is not None:
         return f"{about}; does harm since epoch {one.harmful_since}: revoked, or `sfnode organise revoke` it"
-    bounds = f"0 on, or {one.bound:.2f} when the run ends"
-    return f"{about}, evidence {one.evidence:.2f}; counts after all from {bounds}"
+    return f"{about}, {evidence_in_words(one)}; counts after all from {one.bound:.2f} on when the run ends"

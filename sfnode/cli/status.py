@@ -13,7 +13,7 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.limit import limit_lines
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import health_in_words, limits_in_words, nats, span
+from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats, span
 from sfnode.schema.metrics import drift_in_words, trained_by
 from sfnode.schema.unchecked import plain
 from sfnode.sizes import size_text
@@ -111,7 +111,7 @@ def _run_lines(run: RunStatus) -> list[str]:
     if run.evidence:
         counts = "left out of seals" if run.evidence.skipped else "no doubt of it"
         about = f"{nats(run.evidence.worth)} nats by {run.evidence.updates} measured updates"
-        lines.append(f"worth    {about}, {counts} (evidence {run.evidence.evidence:.2f})")
+        lines.append(f"worth    {about}, {counts} ({evidence_in_words(run.evidence)})")
     if run.announced:
         lines.append(f"said     {run.announced}")
     if run.behind:

@@ -14,7 +14,7 @@ from sfnode.sizes import size_text
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation
     from sfnode.schema.evaluation import PassAt
-    from sfnode.schema.organising import EpochEvaluation, HealthStatus
+    from sfnode.schema.organising import EpochEvaluation, EvidenceStatus, HealthStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
 """Limits in bytes, or in bytes per second."""
@@ -58,6 +58,11 @@ def nats(worth: int) -> str:
     """Format a worth in units of 10^-9 nats: `+0.041250000`, with every digit."""
     whole, part = divmod(abs(worth), 10**9)
     return f"{'-' if worth < 0 else '+'}{whole}.{part:09}"
+
+
+def evidence_in_words(one: EvidenceStatus) -> str:
+    """Format what is known of a member's work: `evidence 1.24, agreement 0.95`."""
+    return f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}"
 
 
 def span(seconds: float | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from sfnode.organising import wishes
 from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
-from sfnode.organising.evaluation.origins import RECOUNTED_AT_LAST, Origins
+from sfnode.organising.evaluation.origins import Origins
 from sfnode.organising.guard import Guard
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Decision, Recount, Revoke, Void, Worth
@@ -80,19 +80,19 @@ class Members:
         return None
 
     def recounted(
-        self, counting: Counting, judgement: Judgement, guard: Guard | None, *, least: float, rate: int
+        self, counting: Counting, judgement: Judgement, guard: Guard | None, *, last: bool, rate: int
     ) -> tuple[Recount, ...]:
         """Return what seals have skipped and the next one is to count: what the judge says, and work of
-        members whom the owner trusts, or for whom the evidence is `least` or more, of epochs with this `rate`
-        at most. It stays skipped where they may have been revoked when they made it, where it would evidently
-        do harm, and where the guard has taken back what it brings."""
+        members whom the owner trusts, or for whom there is enough evidence, of epochs with this `rate` at
+        most; `last`: the run is about to end. It stays skipped where they may have been revoked when they
+        made it, where it would evidently do harm, and where the guard has taken back what it brings."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
         evidence = self._evidence
         known = evidence.members.items() if self._judged else ()
-        trusted = {number for number, one in known if one.useful >= least and not one.harmful}
+        trusted = {number for number, one in known if (one.recounted_at_last if last else one.recounted)}
         trusted = {one for one in trusted | self._trust.keys() if self._trust.get(one, True)}
         never = evidence.outliers | judgement.recounted
-        never |= self._heavy if least > RECOUNTED_AT_LAST else set()
+        never |= set() if last else self._heavy
         for number in sorted(trusted):
             revoked = counting.members[number].revoked if number < len(counting.members) else 0
             again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]

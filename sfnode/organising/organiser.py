@@ -57,7 +57,7 @@ from sfnode.organising.admission import Petitions
 from sfnode.organising.checkpoints import Checkpoints
 from sfnode.organising.evaluation.evaluating import Evaluations
 from sfnode.organising.evaluation.judging import Judge, Judgement
-from sfnode.organising.evaluation.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, Origins
+from sfnode.organising.evaluation.origins import Origins
 from sfnode.organising.evaluation.panel import Panels
 from sfnode.organising.evaluation.searching import GROWTH, Search
 from sfnode.organising.events import (
@@ -394,13 +394,11 @@ class Organiser:
         if not judgement.factor:
             return ()
         rate = self._counting.rate(epoch)
-        return self._members.recounted(self._counting, judgement, self.guard, least=RECOUNTED_FROM, rate=rate)
+        return self._members.recounted(self._counting, judgement, self.guard, last=False, rate=rate)
 
     def _waiting(self) -> tuple[Recount, ...]:
         """Return the skipped work that is to count before the run ends."""
-        return self._members.recounted(
-            self._counting, Judgement(), self.guard, least=RECOUNTED_AT_LAST, rate=RATE_ONE
-        )
+        return self._members.recounted(self._counting, Judgement(), self.guard, last=True, rate=RATE_ONE)
 
     def _is_for_waiting(self, epoch: int) -> bool:
         """Return whether the seal of an epoch is there to count what waits."""

@@ -205,6 +205,16 @@ class Evidence:
         return self.useful >= self.bound and self.agreement >= WORTHWHILE and not self.harmful
 
     @property
+    def recounted(self) -> bool:
+        """Whether work counts after all that was skipped."""
+        return self.trusted and self.useful >= RECOUNTED_FROM
+
+    @property
+    def recounted_at_last(self) -> bool:
+        """The same just before a run ends."""
+        return self.useful >= RECOUNTED_AT_LAST and not self.harmful
+
+    @property
     def weight(self) -> float:
         """Updates of which the drift is known."""
         return self._drifted
@@ -320,16 +330,19 @@ class Origins:
     def _compare(self) -> None:
         """Say of all members what their drifts are likely to be, as they differ from each other.
 
-        With n known updates a mean score has a variance of 1 / n by chance. What mean scores vary beyond that,
-        by the method of moments, is how members differ; where they do not, each of them is the usual one.
+        With n known updates a mean score has a variance of 1 / n by chance. By how much more mean scores vary
+        (method of moments) members differ, if that is more than a standard error of it; where they do not,
+        each of them is the usual one.
         """
         known = [one for one in self.members.values() if one.weight]
         if len(known) < LEAST_MEMBERS:
             return
-        total = sum(one.weight for one in known)
+        total, free = sum(one.weight for one in known), len(known) - 1
         mean = sum(one.weight * one.drift for one in known) / total
-        beyond = sum(one.weight * (one.drift - mean) ** 2 for one in known) - (len(known) - 1)
-        spread = max(0.0, beyond) / (total - sum(one.weight**2 for one in known) / total)
+        beyond = sum(one.weight * (one.drift - mean) ** 2 for one in known) - free
+        spread = 0.0
+        if beyond > math.sqrt(2 * free):
+            spread = beyond / (total - sum(one.weight**2 for one in known) / total)
         shares = [spread / (spread + 1 / one.weight) for one in known]
         if spread:
             mean = sum(share * one.drift for share, one in zip(shares, known, strict=True)) / sum(shares)

@@ -331,6 +331,7 @@ class Reports:
             worth=known.worth,
             evidence=known.useful,
             bound=RECOUNTED_AT_LAST,
+            agreement=known.agreement,
             skipped=not known.trusted,
             harmful_since=known.harm_since if known.harmful else None,
         )

@@ -98,7 +98,7 @@ class Swarm:
             self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
             self.skipped.append([not self.origins.trusts(member) for member in range(len(q))])
             waits = np.array([*self.waits, self.skipped[-1]])
-            self.waits = list(waits & ~self.recounted(RECOUNTED_FROM))
+            self.waits = list(waits & ~self.recounted(last=False))
             self.epoch += 1
         return self
 
@@ -122,13 +122,13 @@ class Swarm:
     @property
     def _waits_for_good(self) -> NDArray[np.bool_]:
         """Whether what a member made in an epoch does not even count when the run ends, (epochs, members)."""
-        found: NDArray[np.bool_] = np.array(self.waits) & ~self.recounted(RECOUNTED_AT_LAST)
+        found: NDArray[np.bool_] = np.array(self.waits) & ~self.recounted(last=True)
         return found
 
-    def recounted(self, least: float) -> NDArray[np.bool_]:
-        """Whose work is recounted from this evidence on, (members,)."""
-        known = self.origins.members
-        return np.array([known[n].useful >= least and not known[n].harmful for n in range(len(self._rho))])
+    def recounted(self, *, last: bool) -> NDArray[np.bool_]:
+        """Whose skipped work is recounted, or would be if the run ended now, (members,)."""
+        known = [self.origins.members[n] for n in range(len(self._rho))]
+        return np.array([one.recounted_at_last if last else one.recounted for one in known])
 
     def revoked(self) -> list[int]:
         return sorted(self.origins.harmful)

@@ -417,9 +417,9 @@ def test_three_in_ten_who_collude_gain_hostile_members_nothing_and_cost_others_l
 
 
 def test_liars_who_are_most_of_a_panel_are_found_by_a_check_or_two() -> None:
-    found = Simulated(0, share=0.4, lie="if most", every=20).run(100)
-    assert found.liars > 0.6
-    assert found.checks <= 5
+    found = [Simulated(seed, share=0.4, lie="if most", every=20).run(100) for seed in range(3)]
+    assert sum(one.liars for one in found) > 3 * 0.6
+    assert max(one.checks for one in found) <= 5
     assert Simulated(0, every=20, useless=True).run(100).checks == 0, "honest ones are not checked"
 
 
