@@ -59,7 +59,7 @@ class EvidenceStatus(Answer):
     bound: float
     """Evidence from which on its work counts by the run's last seals at the latest."""
     agreement: float
-    """How well its scalars agree with the validation rows, in terms of the usual member's, as far as members
+    """Agreement of its scalars with the validation rows, in terms of the usual member's, as far as members
     differ by more than chance."""
     skipped: bool
     """Whether seals skip its work for now, unless the owner has said otherwise."""

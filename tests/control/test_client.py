@@ -106,7 +106,7 @@ def models(module: Any) -> list[type[BaseModel]]:
 def test_every_number_that_json_may_have_no_word_for_is_read_as_one() -> None:
     """Rates, shares, times and sizes are always finite; what a model computes may not be."""
     times = ("rate", "seconds", "share", "per_second", "now", "interval", "differs_for", "latency", "uptime")
-    finite = (*times, "noise", "clip", "delta", "evidence", "bound")
+    finite = (*times, "noise", "clip", "delta", "evidence", "agreement", "bound")
     finite += ("cpu", "cores", "gpu", "busy", "celsius", "watts", "base_score")
     names = {
         name

@@ -188,7 +188,7 @@ class Evidence:
     bound: float = TRUSTED_FROM
     """Evidence from which on its work counts."""
     agreement: float = 1.0
-    """What its drift is likely to be, in terms of the usual one."""
+    """Its likely drift, in terms of the usual one."""
     _drift: float = 0.0
     """Sum of sqrt(n) z, of which earlier epochs are forgotten."""
     _drifted: float = 0.0
@@ -328,13 +328,13 @@ class Origins:
         return known is None or known.trusted
 
     def _compare(self) -> None:
-        """Say of all members what their drifts are likely to be, as they differ from each other.
+        """Say of members what their drifts are likely to be, as they differ from each other.
 
         With n known updates a mean score has a variance of 1 / n by chance. By how much more mean scores vary
         (method of moments) members differ, if that is more than a standard error of it; where they do not,
         each of them is the usual one.
         """
-        known = [one for one in self.members.values() if one.weight]
+        known = [one for one in self.members.values() if one.weight and not one.harmful]
         if len(known) < LEAST_MEMBERS:
             return
         total, free = sum(one.weight for one in known), len(known) - 1

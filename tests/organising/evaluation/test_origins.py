@@ -20,6 +20,7 @@ from sfnode.organising.evaluation.origins import (
     RECOUNTED_FROM,
     SCORE_ONE,
     TRUSTED_FROM,
+    WORTHWHILE,
     Brought,
     Evidence,
     Origins,
@@ -184,6 +185,26 @@ def test_work_that_does_harm_is_revoked() -> None:
     assert {swarm.origins.members[member].harm_since for member in swarm.revoked()} <= {0, 1, 2}
 
 
+def test_who_differs_from_the_others_is_left_out_before_scores_alone_could_tell() -> None:
+    """Four updates an epoch at rho = 0.2, as on AG News: to know one alone takes hundreds."""
+    runs = [Swarm(50, 0.2, "flip", seed).run(12, 4) for seed in range(4)]
+    late = [np.array(one.skipped)[6:] for one in runs]
+    assert np.mean([one[:, :15].mean() for one in late]) > 0.6, "of useless work"
+    assert np.mean([one[:, 15:].mean() for one in late]) < 0.15, "of useful work"
+
+
+def test_how_well_members_agree_is_drawn_towards_the_mean_by_what_chance_makes() -> None:
+    """The squares of what 0.2, 0.2 and -0.2 differ by from their mean add up to 0.107. With 100 updates each
+    chance makes 2/100 of it: 0.043 is left for each, and that is 0.8125 of it and its own 1/100 of chance."""
+    origins = Origins()
+    scores = (2 * SCORE_ONE, 2 * SCORE_ONE, -2 * SCORE_ONE)
+    origins.take(Worth(0, 64, tuple(Part(64 * n, 100, 0, score) for n, score in enumerate(scores))))
+    likely = [0.2 / 3 + 0.8125 * (drift - 0.2 / 3) for drift in (0.2, 0.2, -0.2)]
+    found = [origins.members[n].agreement for n in range(3)]
+    assert found == pytest.approx([1.0, 1.0, likely[2] / likely[0]])
+    assert [origins.trusts(n) for n in range(3)] == [True, True, False]
+
+
 # -- who is not ----------------------------------------------------------------------------------------
 
 
@@ -217,6 +238,12 @@ def test_where_scalars_say_nothing_nobody_is_skipped() -> None:
     assert Swarm(20, 0.0).run(40).lost < 0.01
 
 
+@pytest.mark.parametrize(("rho", "most"), [(0.03, 0.05), (0.1, 0.02), (0.2, 0.01)])
+def test_members_who_are_alike_are_hardly_ever_skipped_in_a_short_run(rho: float, most: float) -> None:
+    runs = [Swarm(50, rho, seed=seed).run(12, 4) for seed in range(4)]
+    assert np.mean([np.mean(one.skipped) for one in runs]) < most
+
+
 def test_a_step_that_goes_too_far_says_nothing_of_single_members() -> None:
     """In the middle of a step at a rate that is far too large all slopes may point back."""
     swarm = Swarm(20, 0.6).run(20)
@@ -244,6 +271,15 @@ def test_work_counts_from_the_evidence_of_a_newcomer_on() -> None:
         evidence.take(epoch, Part(0, 9, 0, round(score * SCORE_ONE)), 0.2, outlier=False)
         trusted.append(evidence.trusted)
     assert trusted == [True, False, False, True]
+
+
+def test_what_waits_counts_once_new_work_does_and_at_last_by_evidence_alone() -> None:
+    evidence = Evidence(useful=RECOUNTED_FROM, agreement=WORTHWHILE)
+    assert evidence.recounted
+    evidence.agreement = 0.9 * WORTHWHILE
+    assert not evidence.trusted
+    assert not evidence.recounted
+    assert evidence.recounted_at_last
 
 
 def test_scalars_of_another_size_are_left_out_at_once_and_take_evidence_to_make_good() -> None:
