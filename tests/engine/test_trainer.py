@@ -86,9 +86,10 @@ def test_trainers_that_hear_the_same_in_another_order_evaluate_the_same(tmp_path
 def test_following_its_own_estimates_lowers_the_loss(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At 1e-3, the last bits of forward passes decided whether a model was destroyed: one of 20 was."""
     monkeypatch.chdir(tmp_path)  # a path of this test's own would be another run, with other directions
     file = data_file(tmp_path)
-    run = trainer(manifest(family, file.name, learning_rate=1e-3, batch_size=5), file)
+    run = trainer(manifest(family, file.name, learning_rate=5e-4, batch_size=5), file)
     seeds = update_seeds(1, 0, 600)
     for n in range(0, 600, 4):
         own = seeds[n : n + 4]
