@@ -177,6 +177,10 @@ class Counting:
         """Return the first epoch in which the latest published bases serve; None if the run has none."""
         return self.bases[-1].subspace * self._subspace_epochs if self.bases else None
 
+    def has_new_bases(self, epoch: int) -> bool:
+        """Return whether published bases are the first time in use in an epoch."""
+        return any(one.subspace * self._subspace_epochs == epoch for one in self.bases)
+
     def rate(self, epoch: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
         return self._rates[bisect_right(self._rates, epoch, key=_EPOCH) - 1].rate

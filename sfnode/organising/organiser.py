@@ -403,7 +403,7 @@ class Organiser:
     def _is_for_waiting(self, epoch: int) -> bool:
         """Return whether the seal of an epoch is there to count what waits."""
         drained = self.guard is not None and self.guard.drains(epoch)
-        return self.search is not None and not drained and self.search.is_empty(epoch, self._counting)
+        return self.search is not None and not drained and self.search.is_for_waiting(epoch, self._counting)
 
     def _skipped(self, epoch: int, judgement: Judgement) -> tuple[int, ...]:
         """Return the feeds of which the seal of an epoch counts nothing."""

@@ -70,12 +70,15 @@ class Evaluations:
         self, counting: Counting, now: float, *, last: bool, waiting: bool, panel: Says = Says.NOTHING
     ) -> None:
         """Make out, once, what the oldest epoch without a seal is worth, as soon as there is time; at once if
-        it is the `last` one, or there to count what others have skipped (`waiting`)."""
+        it is the `last` one, or there to count what others have skipped (`waiting`). Another one that has named
+        nothing is worth nothing."""
         epoch, search = counting.sealed, self._search
         if self._asked.epoch >= epoch or self._asked.running or not self._policy.seal_wait:
             return
         plan = None
-        if last or waiting or now >= self._from:
+        if not (last or waiting or counting.closed_updates(epoch)):
+            pass
+        elif last or waiting or now >= self._from:
             plan = self._plan(search, counting, last, waiting, panel) if search else Plan(0, True)
         elif search:
             search.missed(epoch)

@@ -201,11 +201,13 @@ class Search:
         rate, and this one's work, at a rate that is far off, is worth little or does harm."""
         return self._cut is not None and self._cut[0] == counting.open_epoch
 
-    def is_empty(self, epoch: int, counting: Counting) -> bool:
-        """Return whether a closed epoch has named nothing, and was not cut short: its seal is there to count
-        what others have skipped, with a factor of its own, from which no rate follows."""
-        closed = 0 <= epoch < counting.open_epoch
-        return closed and not counting.closed_updates(epoch) and not self.is_cut(epoch)
+    def is_for_waiting(self, epoch: int, counting: Counting) -> bool:
+        """Return whether a closed epoch has named nothing, and was neither cut short nor closed for new bases:
+        its seal is there to count what others have skipped, with a factor of its own, from which no rate
+        follows."""
+        if not 0 <= epoch < counting.open_epoch or counting.closed_updates(epoch):
+            return False
+        return not self.is_cut(epoch) and not counting.has_new_bases(epoch + 1)
 
     def is_cut(self, epoch: int) -> bool:
         """Return whether an epoch is cut short, so that nothing is measured of it."""
@@ -294,7 +296,7 @@ class Search:
         if found is None:
             return
         self._found = counting.sealed, epoch, found
-        if self.is_empty(epoch, counting):
+        if self.is_for_waiting(epoch, counting):
             return
         stays = found.factor == 1.0
         if stays:
@@ -331,7 +333,7 @@ class Search:
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
-        if self.is_empty(epoch, counting):
+        if self.is_for_waiting(epoch, counting):
             return replace(judgement, factor=round(found.factor * FACTOR_ONE), rates=())
         rate = next_rate(counting.rate(epoch), found, young=not self.settled)
         stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == counting.rate(coming)

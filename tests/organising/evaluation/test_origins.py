@@ -27,7 +27,7 @@ from sfnode.organising.evaluation.origins import (
     said,
 )
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
-from sfnode.organising.events import Evaluate, EvaluationEnded, OwnerTrusts
+from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded, OwnerTrusts
 from sfnode.organising.feeds import HEAVY
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
@@ -375,8 +375,9 @@ GOOD, BAD = 2.0, -2.0
 class Organised:
     """A run in which what members bring is what they are told to, and searches change nothing."""
 
-    def __init__(self, **policy: bool) -> None:
-        self.bench = Bench(policy=replace(MEASURED, **policy), budget=1_000_000).begin(*NAMES, quota=1 << 20)
+    def __init__(self, *, bases: bytes = b"", renew_updates: int = 0, **policy: bool) -> None:
+        asked = replace(MEASURED, renew_updates=renew_updates, **policy)
+        self.bench = Bench(policy=asked, budget=1_000_000, bases=bases).begin(*NAMES, quota=1 << 20)
         self.measured: list[Evaluate] = []
         self.searched: list[Evaluate] = []
         self.spent = self.trained = 0
@@ -470,6 +471,20 @@ def test_before_a_run_ends_what_waits_counts_with_a_factor_of_its_own() -> None:
     assert epoch not in [plan.epoch for plan in run.measured], "it has nothing of anybody's"
     assert last.recounted == ()
     assert run.bench.counting.complete
+
+
+def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_counts_what_waits() -> None:
+    """It was: half of all skipped work counted a seal later, by the evidence that is asked for at the end."""
+    run = Organised(revokes=False, bases=bytes(32), renew_updates=1)
+    bench, waited = run.bench, wait(run)
+    assert bench.making
+    bench.do(BasesMade(bytes([1]) * 32))
+    bench.advance(4)
+    assert bench.of(Close)[-1].moves == ()
+    assert bench.of(Seal)[-1].epoch == bench.of(Close)[-1].epoch
+    assert bench.of(Seal)[-1].recounted == ()
+    assert bench.counting.skipped(4) == waited
+    assert bench.of(Close)[-1].epoch not in [plan.epoch for plan in bench.plans], "there is nothing to measure"
 
 
 def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
