@@ -70,8 +70,8 @@ class Evaluations:
         self, counting: Counting, now: float, *, last: bool, waiting: bool, panel: Says = Says.NOTHING
     ) -> None:
         """Make out, once, what the oldest epoch without a seal is worth, as soon as there is time; at once if
-        it is the `last` one, or there to count what others have skipped (`waiting`). Another one that has named
-        nothing is worth nothing."""
+        it is the `last` one, or there to count what others have skipped (`waiting`). Of any other that has
+        named nothing there is nothing to measure."""
         epoch, search = counting.sealed, self._search
         if self._asked.epoch >= epoch or self._asked.running or not self._policy.seal_wait:
             return

@@ -18,11 +18,12 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
               it is above RECOUNTED_FROM: it rises by what was skipped, too, so that nobody has hidden bad
               work behind good. To wait costs little, and what has counted stays. Just before a run ends all
               counts that waits, of whoever is above RECOUNTED_AT_LAST, with a factor of its own.
-    agreement what the member's drift is likely to be, in terms of the usual one, as members differ: its mean
-              score, drawn towards the mean of all by as much as chance alone makes them differ (empirical
-              Bayes; DerSimonian and Laird 1986). Work is skipped while that is below WORTHWHILE, too. The sum
-              above asks whether scores of one member alone tell it from a useless one, which takes hundreds
-              of updates where they say little; who teaches a wrong label differs from the others long before.
+    agreement what the member's drift is likely to be, in terms of the usual one, as members differ: how far
+              its scores lie from the mean of all in the same epochs, drawn towards the mean by as much as
+              chance alone makes members differ (empirical Bayes; DerSimonian and Laird 1986). Work is skipped
+              while that is below WORTHWHILE, too. The sum above asks whether scores of one member alone tell
+              it from a useless one, which takes hundreds of updates where they say little; who teaches a
+              wrong label differs from the others long before.
     against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
               e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings (as in `audits`). By Ville's inequality
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
@@ -96,9 +97,14 @@ FALSE_REVOCATIONS = 1e-4
 LEAST_MEMBERS = 3
 """Measured members without which nothing is concluded: of two nobody can say which one is usual."""
 
-MEMORY = 0.98
+MEMORY = 0.95
 """Weight of what was measured before, for each measured epoch of a member, in its drift: the drift of all
-falls as a run goes on. With 0.95 a tenth more of work with a wrong label counted (docs/research-log.md)."""
+falls as a run goes on. With 0.98, where it had fallen from 0.7 to 0.1, three times as many epochs of honest
+newcomers were skipped (docs/research-log.md)."""
+
+LONG_MEMORY = 0.98
+"""The same where members are compared with each other in the same epochs, which does not fall. With 0.95 a
+sixth less of flipped work was skipped."""
 
 OUTLIER = 16.0
 """Times as much as the median member's updates that those of an outlier weigh: without a measured limit a
@@ -169,6 +175,17 @@ def _part(number: int, one: Brought) -> Part:
     return Part(number, one.updates, worth, round(score * SCORE_ONE))
 
 
+class Compared(NamedTuple):
+    """The drift of a member beside that of all in the same epochs."""
+
+    beyond: float
+    """Mean score of an update, less the mean of all."""
+    mean: float
+    """The mean of all."""
+    updates: float
+    """Updates of which this is known."""
+
+
 @dataclass(slots=True)
 class Evidence:
     """Evidence about one member."""
@@ -192,6 +209,12 @@ class Evidence:
     _drift: float = 0.0
     """Sum of sqrt(n) z, of which earlier epochs are forgotten."""
     _drifted: float = 0.0
+    """Sum of n, likewise."""
+    _beyond: float = 0.0
+    """Sum of sqrt(n) z - n mu, likewise, where mu is the mean score of all members' updates in an epoch."""
+    _mean: float = 0.0
+    """Sum of n mu, likewise."""
+    _compared: float = 0.0
     """Sum of n, likewise."""
     _epochs: int = 0
     _harm: float = 0.0
@@ -224,10 +247,21 @@ class Evidence:
         """Mean score of an update."""
         return self._drift / self._drifted if self._drifted else 0.0
 
-    def drifts(self, score: float, updates: int) -> None:
-        """Take in the score of one feed's updates in one epoch as part of the drift."""
-        self._drift = MEMORY * self._drift + math.sqrt(updates) * score
+    @property
+    def compared(self) -> Compared:
+        """Its drift beside that of all."""
+        if not self._compared:
+            return Compared(0.0, 0.0, 0.0)
+        return Compared(self._beyond / self._compared, self._mean / self._compared, self._compared)
+
+    def drifts(self, score: float, updates: int, mean: float) -> None:
+        """Take in the score of one feed's updates in one epoch as part of the drift; `mean`: that of all."""
+        drift, usual = math.sqrt(updates) * score, updates * mean
+        self._drift = MEMORY * self._drift + drift
         self._drifted = MEMORY * self._drifted + updates
+        self._beyond = LONG_MEMORY * self._beyond + drift - usual
+        self._mean = LONG_MEMORY * self._mean + usual
+        self._compared = LONG_MEMORY * self._compared + updates
 
     def ask(self, expected: float) -> None:
         """Say what evidence its work needs to count, by what an epoch was expected to bring: of all its feeds
@@ -297,10 +331,10 @@ class Origins:
         """Take in the figures of an epoch."""
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
+        mean = _drift(parts) if parts else 0.0
         for part in parts:
-            self.members.setdefault(part.feed // INCARNATIONS, Evidence()).drifts(
-                part.score / SCORE_ONE, part.updates
-            )
+            known = self.members.setdefault(part.feed // INCARNATIONS, Evidence())
+            known.drifts(part.score / SCORE_ONE, part.updates, mean)
         drift = SHARE * self._usual_drift(parts)
         weights = weights_of(parts)
         for member, made in _by_member(parts).items():
@@ -332,23 +366,22 @@ class Origins:
 
         With n known updates a mean score has a variance of 1 / n by chance. By how much more mean scores vary
         (method of moments) members differ, if that is more than a standard error of it; where they do not,
-        each of them is the usual one.
+        each of them is the usual one. They are compared epoch by epoch: as the drift of all falls, who has
+        come late would differ from the others otherwise.
         """
-        known = [one for one in self.members.values() if one.weight and not one.harmful]
-        if len(known) < LEAST_MEMBERS:
+        found = [(one, one.compared) for one in self.members.values() if not one.harmful]
+        found = [(one, seen) for one, seen in found if seen.updates]
+        if len(found) < LEAST_MEMBERS:
             return
-        total, free = sum(one.weight for one in known), len(known) - 1
-        mean = sum(one.weight * one.drift for one in known) / total
-        beyond = sum(one.weight * (one.drift - mean) ** 2 for one in known) - free
-        spread = 0.0
-        if beyond > math.sqrt(2 * free):
-            spread = beyond / (total - sum(one.weight**2 for one in known) / total)
-        shares = [spread / (spread + 1 / one.weight) for one in known]
-        if spread:
-            mean = sum(share * one.drift for share, one in zip(shares, known, strict=True)) / sum(shares)
-        likely = [mean + share * (one.drift - mean) for share, one in zip(shares, known, strict=True)]
+        beyond, weights = [seen.beyond for _, seen in found], [seen.updates for _, seen in found]
+        shares = _shares(beyond, weights)
+        mean = _mean(beyond, shares if any(shares) else weights)
+        likely = [
+            (seen.mean + mean + share * (seen.beyond - mean)) / seen.mean if seen.mean > 0 else 1.0
+            for share, (_, seen) in zip(shares, found, strict=True)
+        ]
         usual = median(likely)
-        for one, drift in zip(known, likely, strict=True):
+        for (one, _), drift in zip(found, likely, strict=True):
             one.agreement = drift / usual if usual > 0 else 1.0
 
     def _usual_drift(self, parts: Sequence[Part]) -> float:
@@ -394,6 +427,22 @@ def _drift(parts: Sequence[Part]) -> float:
     """Return the mean score of an update of these."""
     scores = sum(part.score / SCORE_ONE * math.sqrt(part.updates) for part in parts)
     return scores / sum(part.updates for part in parts)
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the weighted mean."""
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def _shares(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return which share of each value's distance from their mean is its own and not chance, where chance has
+    a variance of 1 / weight; 0 for all if chance explains by how much they differ."""
+    mean, total, free = _mean(values, weights), sum(weights), len(values) - 1
+    beyond = sum(weight * (value - mean) ** 2 for weight, value in zip(weights, values, strict=True)) - free
+    if beyond <= math.sqrt(2 * free):
+        return [0.0] * len(values)
+    spread = beyond / (total - sum(weight**2 for weight in weights) / total)
+    return [spread / (spread + 1 / weight) for weight in weights]
 
 
 def _noise(updates: float) -> float:

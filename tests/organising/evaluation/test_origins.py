@@ -208,6 +208,15 @@ def test_how_well_members_agree_is_drawn_towards_the_mean_by_what_chance_makes()
 # -- who is not ----------------------------------------------------------------------------------------
 
 
+def test_who_came_when_the_drift_of_all_had_fallen_is_compared_in_the_epochs_since() -> None:
+    origins = Origins()
+    for epoch in range(60):
+        drift, members = (0.7, 10) if epoch < 40 else (0.1, 12)
+        score = round(drift * math.sqrt(UPDATES) * SCORE_ONE)
+        origins.take(Worth(epoch, 64, tuple(Part(64 * n, UPDATES, 0, score) for n in range(members))))
+    assert {round(one.agreement, 3) for one in origins.members.values()} == {1.0}
+
+
 @pytest.mark.parametrize("rho", [0.1, 0.2, 0.35, 0.6, 0.9])
 @pytest.mark.parametrize("attack", ["", "random", "flip"])
 def test_honest_members_lose_less_than_one_update_in_a_hundred(rho: float, attack: str) -> None:
@@ -484,7 +493,9 @@ def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_count
     assert bench.of(Seal)[-1].epoch == bench.of(Close)[-1].epoch
     assert bench.of(Seal)[-1].recounted == ()
     assert bench.counting.skipped(4) == waited
-    assert bench.of(Close)[-1].epoch not in [plan.epoch for plan in bench.plans], "there is nothing to measure"
+    assert bench.of(Close)[-1].epoch not in [plan.epoch for plan in bench.plans], (
+        "there is nothing to measure"
+    )
 
 
 def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
