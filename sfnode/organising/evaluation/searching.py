@@ -202,7 +202,7 @@ class Search:
         return self._cut is not None and self._cut[0] == counting.open_epoch
 
     def is_for_waiting(self, epoch: int, counting: Counting) -> bool:
-        """Return whether an epoch was closed without naming anything, and neither cut short nor for new bases:
+        """Return whether an epoch was closed without naming anything, neither cut short nor for new bases:
         its seal is there to count what others have skipped, with a factor of its own, from which no rate
         follows."""
         if not 0 <= epoch < counting.open_epoch or counting.closed_updates(epoch):

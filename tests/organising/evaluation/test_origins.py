@@ -493,9 +493,7 @@ def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_count
     assert bench.of(Seal)[-1].epoch == bench.of(Close)[-1].epoch
     assert bench.of(Seal)[-1].recounted == ()
     assert bench.counting.skipped(4) == waited
-    assert bench.of(Close)[-1].epoch not in [plan.epoch for plan in bench.plans], (
-        "there is nothing to measure"
-    )
+    assert bench.of(Close)[-1].epoch not in [plan.epoch for plan in bench.plans], "nothing to measure"
 
 
 def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
