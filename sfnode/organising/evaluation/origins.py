@@ -254,13 +254,13 @@ class Evidence:
             return Compared(0.0, 0.0, 0.0)
         return Compared(self._beyond / self._compared, self._mean / self._compared, self._compared)
 
-    def drifts(self, score: float, updates: int, mean: float) -> None:
-        """Take in the score of one feed's updates in one epoch as part of the drift; `mean`: that of all."""
-        drift, usual = math.sqrt(updates) * score, updates * mean
-        self._drift = MEMORY * self._drift + drift
+    def drifts(self, parts: Sequence[Part], mean: float) -> None:
+        """Take in the scores of its feeds in one epoch as part of the drift; `mean`: the drift of all."""
+        drift, updates = _drift(parts), sum(part.updates for part in parts)
+        self._drift = MEMORY * self._drift + updates * drift
         self._drifted = MEMORY * self._drifted + updates
-        self._beyond = LONG_MEMORY * self._beyond + drift - usual
-        self._mean = LONG_MEMORY * self._mean + usual
+        self._beyond = LONG_MEMORY * self._beyond + updates * (drift - mean)
+        self._mean = LONG_MEMORY * self._mean + updates * mean
         self._compared = LONG_MEMORY * self._compared + updates
 
     def ask(self, expected: float) -> None:
@@ -331,13 +331,12 @@ class Origins:
         """Take in the figures of an epoch."""
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
-        mean = _drift(parts) if parts else 0.0
-        for part in parts:
-            known = self.members.setdefault(part.feed // INCARNATIONS, Evidence())
-            known.drifts(part.score / SCORE_ONE, part.updates, mean)
+        members = _by_member(parts)
+        for member, made in members.items():
+            self.members.setdefault(member, Evidence()).drifts(made, _drift(parts))
         drift = SHARE * self._usual_drift(parts)
         weights = weights_of(parts)
-        for member, made in _by_member(parts).items():
+        for member, made in members.items():
             self.members[member].ask(drift**2 * sum(part.updates for part in made))
         for part in parts:
             member, place = part.feed // INCARNATIONS, Recount(part.feed, said.epoch)

@@ -205,6 +205,18 @@ def test_how_well_members_agree_is_drawn_towards_the_mean_by_what_chance_makes()
     assert [origins.trusts(n) for n in range(3)] == [True, True, False]
 
 
+def test_what_is_known_of_a_member_is_not_forgotten_sooner_for_its_many_feeds() -> None:
+    def known(feeds: int) -> float:
+        origins = Origins()
+        for epoch in range(20):
+            bad = [Part(n, 64 // feeds, 0, round(-SCORE_ONE / math.sqrt(feeds))) for n in range(feeds)]
+            good = [Part(64 * n, 64, 0, SCORE_ONE) for n in range(1, 10)]
+            origins.take(Worth(epoch, 64, (*bad, *good)))
+        return origins.members[0].agreement
+
+    assert known(64) == pytest.approx(known(1), abs=0.01)
+
+
 # -- who is not ----------------------------------------------------------------------------------------
 
 
