@@ -19,7 +19,7 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
               work behind good. To wait costs little, and what has counted stays. Just before a run ends all
               counts that waits, of whoever is above RECOUNTED_AT_LAST, with a factor of its own.
     agreement what the member's drift is likely to be, in terms of the usual one, as members differ: how far
-              its scores lie from the mean of all in the same epochs, drawn towards the mean by as much as
+              its scores lie from the median member's in the same epochs, drawn towards the mean by as much as
               chance alone makes members differ (empirical Bayes; DerSimonian and Laird 1986). Work is skipped
               while that is below WORTHWHILE, too. The sum above asks whether scores of one member alone tell
               it from a useless one, which takes hundreds of updates where they say little; who teaches a
@@ -176,12 +176,12 @@ def _part(number: int, one: Brought) -> Part:
 
 
 class Compared(NamedTuple):
-    """The drift of a member beside that of all in the same epochs."""
+    """The drift of a member beside the median member's in the same epochs."""
 
     beyond: float
-    """Mean score of an update, less the mean of all."""
-    mean: float
-    """The mean of all."""
+    """Mean score of an update, less the median member's."""
+    usual: float
+    """The median member's."""
     updates: float
     """Updates of which this is known."""
 
@@ -211,8 +211,8 @@ class Evidence:
     _drifted: float = 0.0
     """Sum of n, likewise."""
     _beyond: float = 0.0
-    """Sum of sqrt(n) z - n mu, likewise, where mu is the mean score of all members' updates in an epoch."""
-    _mean: float = 0.0
+    """Sum of sqrt(n) z - n mu, likewise, where mu is the median member's mean score in an epoch."""
+    _usual: float = 0.0
     """Sum of n mu, likewise."""
     _compared: float = 0.0
     """Sum of n, likewise."""
@@ -249,18 +249,18 @@ class Evidence:
 
     @property
     def compared(self) -> Compared:
-        """Its drift beside that of all."""
+        """Its drift beside the median member's."""
         if not self._compared:
             return Compared(0.0, 0.0, 0.0)
-        return Compared(self._beyond / self._compared, self._mean / self._compared, self._compared)
+        return Compared(self._beyond / self._compared, self._usual / self._compared, self._compared)
 
-    def drifts(self, parts: Sequence[Part], mean: float) -> None:
-        """Take in the scores of its feeds in one epoch as part of the drift; `mean`: the drift of all."""
+    def drifts(self, parts: Sequence[Part], usual: float) -> None:
+        """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's."""
         drift, updates = _drift(parts), sum(part.updates for part in parts)
         self._drift = MEMORY * self._drift + updates * drift
         self._drifted = MEMORY * self._drifted + updates
-        self._beyond = LONG_MEMORY * self._beyond + updates * (drift - mean)
-        self._mean = LONG_MEMORY * self._mean + updates * mean
+        self._beyond = LONG_MEMORY * self._beyond + updates * (drift - usual)
+        self._usual = LONG_MEMORY * self._usual + updates * usual
         self._compared = LONG_MEMORY * self._compared + updates
 
     def ask(self, expected: float) -> None:
@@ -332,8 +332,9 @@ class Origins:
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
         members = _by_member(parts)
+        usual = median(map(_drift, members.values())) if members else 0.0
         for member, made in members.items():
-            self.members.setdefault(member, Evidence()).drifts(made, _drift(parts))
+            self.members.setdefault(member, Evidence()).drifts(made, usual)
         drift = SHARE * self._usual_drift(parts)
         weights = weights_of(parts)
         for member, made in members.items():
@@ -366,7 +367,8 @@ class Origins:
         With n known updates a mean score has a variance of 1 / n by chance. By how much more mean scores vary
         (method of moments) members differ, if that is more than a standard error of it; where they do not,
         each of them is the usual one. They are compared epoch by epoch: as the drift of all falls, who has
-        come late would differ from the others otherwise.
+        come late would differ from the others otherwise. And with the median member: who makes most of the
+        updates would itself be the mean.
         """
         found = [(one, one.compared) for one in self.members.values() if not one.harmful]
         found = [(one, seen) for one, seen in found if seen.updates]
@@ -376,7 +378,7 @@ class Origins:
         shares = _shares(beyond, weights)
         mean = _mean(beyond, shares if any(shares) else weights)
         likely = [
-            (seen.mean + mean + share * (seen.beyond - mean)) / seen.mean if seen.mean > 0 else 1.0
+            (seen.usual + mean + share * (seen.beyond - mean)) / seen.usual if seen.usual > 0 else 1.0
             for share, (_, seen) in zip(shares, found, strict=True)
         ]
         usual = median(likely)

@@ -217,6 +217,14 @@ def test_what_is_known_of_a_member_is_not_forgotten_sooner_for_its_many_feeds() 
     assert known(64) == pytest.approx(known(1), abs=0.01)
 
 
+def test_who_makes_most_of_all_updates_does_not_say_what_is_usual() -> None:
+    origins = Origins()
+    good = [Part(64 * n, 16, 0, SCORE_ONE) for n in range(1, 10)]
+    origins.take(Worth(0, 64, (Part(0, 400, 0, -3 * SCORE_ONE), *good)))
+    assert origins.members[0].agreement < WORTHWHILE
+    assert all(origins.members[n].agreement > WORTHWHILE for n in range(1, 10))
+
+
 # -- who is not ----------------------------------------------------------------------------------------
 
 
