@@ -472,8 +472,9 @@ class Organiser:
         # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show
         # yet
         target = min(target, int(GROWTH * usual_updates(counting, self.policy.target_updates)))
-        cut = any(one.cuts(counting) for one in (self._renewal, search, self.guard) if one)
-        if not cut and (not chosen or (total < min(target, rest) and not late)):
+        cut = any(one.cuts(counting) for one in (search, self.guard) if one)
+        due = chosen and (total >= min(target, rest) or late)
+        if not (due or cut or self._renewal.cuts(counting)):
             return None
         if not cut and total >= rest and self._is_to_wait():
             chosen = []  # by a seal of its own, what waits counts before the run ends

@@ -76,8 +76,8 @@ class Evaluations:
         if self._asked.epoch >= epoch or self._asked.running or not self._policy.seal_wait:
             return
         plan = None
-        if not (last or waiting or counting.closed_updates(epoch)):
-            pass
+        if not (waiting or counting.closed_updates(epoch)):
+            plan = Plan(0, True) if last else None
         elif last or waiting or now >= self._from:
             plan = self._plan(search, counting, last, waiting, panel) if search else Plan(0, True)
         elif search:

@@ -113,6 +113,10 @@ square before the run and two to five times less of it later, nobody gets there,
 Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
 and lost for good."""
 
+FAR = 2.0
+"""Usual drifts, and standard errors, by which members are taken to differ from the usual one at most: for a
+few who lie further off, what is chance in the others would pass for their own."""
+
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
 
@@ -163,9 +167,10 @@ def parts_of(brought: Sequence[Brought], counting: Counting) -> tuple[Part, ...]
 
 
 def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
-    """Return the decisions that tell these figures."""
-    chunks = range(0, len(parts), PARTS_PER_WORTH)
-    return [Worth(epoch, rows, tuple(parts[first : first + PARTS_PER_WORTH])) for first in chunks]
+    """Return the decisions that tell these figures. Each has feeds from all over: what is usual follows from
+    one decision, and those who have come together would be among themselves in theirs."""
+    count = math.ceil(len(parts) / PARTS_PER_WORTH)
+    return [Worth(epoch, rows, tuple(parts[first::count])) for first in range(count)]
 
 
 def _part(number: int, one: Brought) -> Part:
@@ -254,11 +259,14 @@ class Evidence:
             return Compared(0.0, 0.0, 0.0)
         return Compared(self._beyond / self._compared, self._usual / self._compared, self._compared)
 
-    def drifts(self, parts: Sequence[Part], usual: float) -> None:
-        """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's."""
+    def drifts(self, parts: Sequence[Part], usual: float | None) -> None:
+        """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
+        None if too few were there to tell."""
         drift, updates = _drift(parts), sum(part.updates for part in parts)
         self._drift = MEMORY * self._drift + updates * drift
         self._drifted = MEMORY * self._drifted + updates
+        if usual is None:
+            return
         self._beyond = LONG_MEMORY * self._beyond + updates * (drift - usual)
         self._usual = LONG_MEMORY * self._usual + updates * usual
         self._compared = LONG_MEMORY * self._compared + updates
@@ -332,7 +340,7 @@ class Origins:
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
         members = _by_member(parts)
-        usual = median(map(_drift, members.values())) if members else 0.0
+        usual = median(map(_drift, members.values())) if len(members) >= LEAST_MEMBERS else None
         for member, made in members.items():
             self.members.setdefault(member, Evidence()).drifts(made, usual)
         drift = SHARE * self._usual_drift(parts)
@@ -370,20 +378,26 @@ class Origins:
         come late would differ from the others otherwise. And with the median member: who makes most of the
         updates would itself be the mean.
         """
-        found = [(one, one.compared) for one in self.members.values() if not one.harmful]
-        found = [(one, seen) for one, seen in found if seen.updates]
+        for one in self.members.values():
+            one.agreement = 1.0
+        found = [one for one in self.members.values() if one.compared.updates and not one.harmful]
         if len(found) < LEAST_MEMBERS:
             return
-        beyond, weights = [seen.beyond for _, seen in found], [seen.updates for _, seen in found]
+        middle = median(one.compared.beyond for one in found)
+        usual = [one.compared.usual + middle for one in found]
+        weights = [one.compared.updates for one in found]
+        most = [FAR * (max(0.0, drift) + 1 / math.sqrt(n)) for drift, n in zip(usual, weights, strict=True)]
+        beyond = [one.compared.beyond - middle for one in found]
+        beyond = [max(-far, min(far, value)) for far, value in zip(most, beyond, strict=True)]
         shares = _shares(beyond, weights)
-        mean = _mean(beyond, shares if any(shares) else weights)
-        likely = [
-            (seen.usual + mean + share * (seen.beyond - mean)) / seen.usual if seen.usual > 0 else 1.0
-            for share, (_, seen) in zip(shares, found, strict=True)
-        ]
-        usual = median(likely)
-        for (one, _), drift in zip(found, likely, strict=True):
-            one.agreement = drift / usual if usual > 0 else 1.0
+        if not any(shares):
+            return
+        mean = _mean(beyond, shares)
+        likely = [mean + share * (value - mean) for share, value in zip(shares, beyond, strict=True)]
+        likely = [1 + one / drift if drift > 0 else 1.0 for one, drift in zip(likely, usual, strict=True)]
+        reference = median(likely)
+        for known, drift in zip(found, likely, strict=True):
+            known.agreement = drift / reference if reference > 0 else 1.0
 
     def _usual_drift(self, parts: Sequence[Part]) -> float:
         """Return the drift of an honest member, as far as this tells; 0 if there is none, or the median is

@@ -274,7 +274,7 @@ class Search:
     def _has_new_bases(self, counting: Counting) -> bool:
         """Return whether nobody knows what the rate does along the bases of the oldest epoch without a
         seal."""
-        return bool(counting.sealed) and counting.sealed == counting.served_from()
+        return bool(counting.sealed) and counting.has_new_bases(counting.sealed)
 
     def _earn(self, counting: Counting) -> None:
         share = self._policy.share if self.settled else self._policy.young_share

@@ -19,7 +19,7 @@ from sfnode.organising.evaluation.searching import (
 )
 from sfnode.organising.events import BasesMade, EvaluationEnded
 from sfprotocol.counting import MAX_EPOCHS, Counting
-from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Bases, Evaluated, RateFrom, Seal
+from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Bases, Close, Evaluated, RateFrom, Recorded, Seal
 from tests.bench.evidence_cost import Swarm
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
@@ -339,3 +339,15 @@ def test_the_first_epoch_along_new_bases_is_searched_whatever_searches_have_cost
             run.advance(2)
     (published,) = run.of(Bases)
     assert [plan.epoch for plan in run.plans if plan.rows] == [0, published.subspace]
+
+
+def test_that_goes_for_bases_which_are_not_the_latest_that_are_published() -> None:
+    counting = Counting(budget=BUDGET, rate=RATE, bases=bytes(32))
+    closes = [Close(epoch, bytes(8), ()) for epoch in range(3)]
+    seals = [Seal(epoch, (), (), bytes(32), FACTOR_ONE, ()) for epoch in range(2)]
+    published = [Bases(2, bytes(32)), Bases(9, bytes(32))]
+    for decision in (closes[0], seals[0], *published, closes[1], seals[1], closes[2]):
+        counting.apply(Recorded(decision))
+    search = Search(replace(SEARCHED, search_rows=256), counting)
+    search.remember(search.memory._replace(credit=0.0, credited=3))
+    assert search.plan(counting) == (FIRST_ROWS, False, False, 0)
