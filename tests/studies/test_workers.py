@@ -62,9 +62,11 @@ def test_processes_give_the_same_results_and_one_that_dies_costs_its_cell_alone(
 
 
 DRIVER = f"""
+import signal
 from pathlib import Path
 from sfnode.studies.workers import *
 from tests.studies import synthetic
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 with Processes(Job(synthetic.run, Path()), 2) as pool:
     run_cells([Cell(seed={synthetic.ENDLESS}, steps=steps) for steps in (1, 2)], pool, print)
 """
