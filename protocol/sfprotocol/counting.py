@@ -178,7 +178,7 @@ class Counting:
         return self.bases[-1].subspace * self._subspace_epochs if self.bases else None
 
     def has_new_bases(self, epoch: int) -> bool:
-        """Return whether published bases are the first time in use in an epoch."""
+        """Return whether published bases begin to serve in an epoch."""
         return any(one.subspace * self._subspace_epochs == epoch for one in self.bases)
 
     def rate(self, epoch: int) -> int:
