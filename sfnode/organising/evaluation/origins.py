@@ -9,7 +9,7 @@ Theory of operation. The score z of n updates adds up to a random walk with step
 scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured. m
 is estimated from the swarm, by the median over its members; of that the test takes SHARE for a useful member,
 so that somebody with rows of another kind, whose scalars agree with the validation rows less, is not taken
-for useless. Two sums over epochs follow, with d = SHARE * m:
+for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
 
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
               No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Work is skipped
@@ -104,7 +104,7 @@ newcomers were skipped (docs/research-log.md)."""
 
 LONG_MEMORY = 0.98
 """The same where members are compared with each other in the same epochs, which does not fall. With 0.95 a
-sixth less of flipped work was skipped."""
+seventh less of flipped work was skipped."""
 
 OUTLIER = 16.0
 """Times as much as the median member's updates that those of an outlier weigh: without a measured limit a

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sfnode.organising.events import EvaluationEnded
-from sfprotocol.decisions import Evaluated, Revoke, Seal
-from tests.organising.bench import EVALUATED, Bench, feed_of, scores
+from sfnode.organising.evaluation.evaluating import Evaluations
+from sfnode.organising.evaluation.searching import Search
+from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Close, Evaluated, Recorded, Revoke, Seal
+from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
 ANNE, BOB = feed_of("anne"), feed_of("bob")
 
@@ -35,6 +38,17 @@ def test_an_epoch_is_sealed_unchecked_when_the_wait_is_over_and_a_late_result_is
     bench.evaluated(0.6)
     bench.advance(1)
     assert [type(decision) for decision in bench.signed[-2:]] == [Seal, Evaluated]
+
+
+@pytest.mark.parametrize(("last", "asked"), [(False, None), (True, Evaluate(0, rows=0, scored=True))])
+def test_an_epoch_that_has_named_nothing_is_not_measured_and_evaluated_only_as_the_last_one(
+    last: bool, asked: Evaluate | None
+) -> None:
+    policy, counting = replace(EVALUATED, search_rows=64, origins=True), Counting(budget=BUDGET, rate=RATE)
+    counting.apply(Recorded(Close(0, bytes(8), ())))
+    evaluations = Evaluations(policy, Search(policy, counting), 0.0)
+    evaluations.plan(counting, 1.0, last=last, waiting=False)
+    assert (evaluations.ask((), ()) if evaluations.is_due(0) else None) == asked
 
 
 def test_evaluations_take_their_share_of_the_time_and_others_epochs_do_not_wait() -> None:
