@@ -31,7 +31,7 @@ from sfprotocol.decisions import Announce, Part, Revoke, Seal, Validators, Worth
 from tests.bench import evidence_cost
 from tests.bench.validators import Run as Simulated
 from tests.organising.bench import Bench, feed_of
-from tests.organising.evaluation.test_origins import MEASURED
+from tests.organising.test_members import MEASURED
 
 NAMES = ("anne", "bob", "cleo", "dora", "eve", "finn")
 EVERYBODY = tuple(range(len(NAMES)))
