@@ -61,8 +61,10 @@ def nats(worth: int) -> str:
 
 
 def evidence_in_words(one: EvidenceStatus) -> str:
-    """Format what is known of a member's work: `evidence 1.24, agreement 0.95`."""
-    return f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}"
+    """Format what is known of a member's work: `evidence 1.24, agreement 0.95`, and `, an outlier in 12 % of
+    its latest epochs` if it was one."""
+    outlier = f", an outlier in {one.outlier_share:.0%} of its latest epochs".replace("%", " %")
+    return f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}{outlier if one.outlier_share else ''}"
 
 
 def span(seconds: float | None) -> str:

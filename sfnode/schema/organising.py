@@ -61,6 +61,8 @@ class EvidenceStatus(Answer):
     agreement: float
     """Agreement of its scalars with the validation rows, in terms of the usual member's, as far as members
     differ by more than chance."""
+    outlier_share: float
+    """Share of its latest measured epochs in which its work was far too large, and will never count."""
     skipped: bool
     """Whether seals skip its work for now, unless the owner has said otherwise."""
     harmful_since: int | None

@@ -332,6 +332,7 @@ class Reports:
             evidence=known.useful,
             bound=RECOUNTED_AT_LAST,
             agreement=known.agreement,
+            outlier_share=known.outlier_share,
             skipped=not known.trusted,
             harmful_since=known.harm_since if known.harmful else None,
         )

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from sfnode.organising.evaluation.origins import (
     LEAST_MEMBERS,
-    MOST_EVIDENCE,
+    OFTEN,
     OUTLIER,
     PARTS_PER_WORTH,
-    RECOUNTED_AT_LAST,
     RECOUNTED_FROM,
     SCORE_ONE,
     TRUSTED_FROM,
@@ -99,9 +98,7 @@ class Swarm:
     @property
     def lost(self) -> float:
         """Share of honest work that never counts, not even when the run ends, or was an outlier."""
-        honest = self._waits_for_good[:, self.hostile :]
-        outliers = sum(one.feed // 64 >= self.hostile for one in self.origins.outliers)
-        return float((honest.sum() + outliers) / honest.size)
+        return float(self._never_counts[:, self.hostile :].mean())
 
     @property
     def late(self) -> float:
@@ -111,12 +108,15 @@ class Swarm:
     @property
     def counted(self) -> float:
         """Updates of a hostile member that count in the end, on average."""
-        return float((~self._waits_for_good[:, : self.hostile]).sum(0).mean()) * UPDATES
+        return float((~self._never_counts[:, : self.hostile]).sum(0).mean()) * UPDATES
 
     @property
-    def _waits_for_good(self) -> NDArray[np.bool_]:
-        """Whether what a member made in an epoch does not even count when the run ends, (epochs, members)."""
+    def _never_counts(self) -> NDArray[np.bool_]:
+        """Whether what a member made in an epoch was an outlier or does not even count when the run ends,
+        (epochs, members)."""
         found: NDArray[np.bool_] = np.array(self.waits) & ~self.recounted(last=True)
+        for feed, epoch in self.origins.outliers:
+            found[epoch, feed // 64] = True
         return found
 
     def recounted(self, *, last: bool) -> NDArray[np.bool_]:
@@ -348,7 +348,7 @@ def test_of_too_few_members_nobody_says_which_is_usual() -> None:
 def test_work_counts_from_the_evidence_of_a_newcomer_on() -> None:
     evidence, trusted = Evidence(), [Evidence().trusted]
     for epoch, score in enumerate([-1.0, 1.0, 1.0]):
-        evidence.take(epoch, Part(0, 9, 0, round(score * SCORE_ONE)), 0.2, outlier=False)
+        evidence.take(epoch, Part(0, 9, 0, round(score * SCORE_ONE)), 0.2)
         trusted.append(evidence.trusted)
     assert trusted == [True, False, False, True]
 
@@ -362,15 +362,50 @@ def test_what_waits_counts_once_new_work_does_and_at_last_by_evidence_alone() ->
     assert evidence.recounted_at_last
 
 
-def test_scalars_of_another_size_are_left_out_at_once_and_take_evidence_to_make_good() -> None:
-    swarm = Swarm(20, 0.6).run(10)
+def with_an_outlier(swarm: Swarm) -> Worth:
+    """Return the figures of the next epoch, in which what the first member made is far too large."""
     usual = tuple(Part(64 * member, 8, 1_000_000, 1000) for member in range(1, 20))
-    large = Part(0, 8, round(1.1 * OUTLIER * 1_000_000), 1000)
-    swarm.origins.take(Worth(10, 64, (large, *usual)))
+    return Worth(swarm.epoch, 64, (Part(0, 8, round(1.1 * OUTLIER * 1_000_000), 1000), *usual))
+
+
+def test_scalars_of_another_size_are_left_out_and_their_author_is_not_if_that_is_an_accident() -> None:
+    swarm = Swarm(20, 0.6).run(10)
+    swarm.origins.take(with_an_outlier(swarm))
     assert swarm.origins.outliers == {Recount(0, 10)}
+    assert all(swarm.origins.trusts(member) for member in range(20))
+
+
+def test_an_honest_member_with_an_outlier_now_and_then_does_not_wait_with_the_rest_of_its_work() -> None:
+    """Evidence once fell by 2 with each of them: a member with hard rows waited for most of a long run."""
+    swarm = Swarm(20, 0.6).run(10)
+    for _ in range(30):
+        swarm.origins.take(with_an_outlier(swarm))
+        swarm.epoch += 1
+        swarm.run(5)
+    assert len(swarm.origins.outliers) == 30
+    assert 0.1 < swarm.origins.members[0].outlier_share < OFTEN
+    assert np.mean([skipped[0] for skipped in swarm.skipped]) < 0.1
+
+
+def test_who_is_an_outlier_again_and_again_is_skipped_and_does_not_even_count_at_last() -> None:
+    swarm = Swarm(20, 0.6).run(20)
+    for _ in range(15):
+        swarm.origins.take(with_an_outlier(swarm))
+        swarm.epoch += 1
+        swarm.run(1)
+    assert swarm.origins.members[0].useful > 0
     assert not swarm.origins.trusts(0)
-    assert swarm.origins.members[0].useful == RECOUNTED_AT_LAST - MOST_EVIDENCE
-    assert all(swarm.origins.trusts(member) for member in range(1, 20))
+    assert not swarm.origins.members[0].recounted_at_last
+    swarm.run(10)
+    assert swarm.origins.trusts(0)
+
+
+def test_a_newcomer_whose_first_work_is_an_outlier_waits_for_a_few_epochs() -> None:
+    swarm = Swarm(20, 0.6)
+    swarm.origins.take(with_an_outlier(swarm))
+    swarm.epoch += 1
+    trusted = [swarm.run(1).origins.trusts(0) for _ in range(4)]
+    assert trusted == [False, False, True, True]
 
 
 def test_who_has_many_feeds_does_not_say_which_work_is_usual() -> None:
