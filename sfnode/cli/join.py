@@ -275,7 +275,7 @@ GROUPS = {
     "--samples",
     metavar="ROWS",
     help="Record for the dashboard how the base model and those of later seals answer so many test rows; it "
-    "takes a fiftieth of the computing at most.  [default: 4; 0: none]",
+    "takes a fiftieth of the computing at most, the first time excepted.  [default: 4; 0: none]",
 )
 @setting(
     "--log-to",

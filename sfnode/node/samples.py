@@ -30,7 +30,7 @@ LOOK_INTERVAL = 1.0
 
 COST = 50
 """The next samples are taken no sooner than after this many times as long as the last ones took: they cost a
-fiftieth of the engine's time at most, but for the base model's answers, which are computed once."""
+fiftieth of the engine's time at most, but for the first ones."""
 
 MAX_MOMENTS = 64
 """Most moments that are kept; beyond, every second one is dropped."""
@@ -47,8 +47,8 @@ class Sampling:
         self._node = node
         self._file = node.data_dir.samples
         self._kept = Samples(rows=[], moments=[])
-        self._taken: int | None = None
-        """Epoch at which the last ones were taken."""
+        self._taken = 0
+        """Epoch at which the last ones were taken: in the first one the model is the base model yet."""
         self._unwritten = False
         """Whether the file could not be written the last time."""
 

@@ -36,6 +36,22 @@ def test_rows_of_classes_come_by_turns_and_are_answered_as_evaluations_answer_th
     assert run.answer(5, base=True) == base
 
 
+def test_the_base_model_of_a_centred_run_answers_less_the_manifest_s_prior_which_nobody_measures_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(data_file(tmp_path))
+    plain = manifest("opt", file)
+    data = Data(train=file, test=file)
+    answers = []
+    for prior in [(), (0, -(1 << 22)), (-(1 << 22), 0)]:
+        task = plain.task.model_copy(update={"loss": "centred", "prior": prior})
+        run = trainer(plain.model_copy(update={"task": task, "data": data}))
+        if prior:
+            monkeypatch.setattr(run.priors, "measured", None)
+        answers.append({one.said for one in run.answer(5, base=True)})
+    assert answers == [{"terrible", "great ."}, {"great ."}, {"terrible"}]
+
+
 def test_what_a_model_writes_is_cut_to_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "WRITTEN", 4)
     rows = [{"question": "a " * 300 + "story", "answer": "good " * 100}]
