@@ -447,4 +447,5 @@ def _doubted(one: EvidenceStatus) -> str:
     about = f"member {one.member} ({one.origin[:16]}): {measured}"
     if one.harmful_since is not None:
         return f"{about}; does harm since epoch {one.harmful_since}: revoked, or `sfnode organise revoke` it"
-    return f"{about}, {evidence_in_words(one)}; counts after all from {one.bound:.2f} on when the run ends"
+    at_last = "counts" if one.counts_at_last else f"does not count below {one.bound:.2f}, or as an outlier,"
+    return f"{about}, {evidence_in_words(one)}; {at_last} when the run ends"

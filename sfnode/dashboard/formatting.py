@@ -61,10 +61,11 @@ def nats(worth: int) -> str:
 
 
 def evidence_in_words(one: EvidenceStatus) -> str:
-    """Format what is known of a member's work: `evidence 1.24, agreement 0.95`, and `, an outlier in 12 % of
-    its latest epochs` if it was one."""
-    outlier = f", an outlier in {one.outlier_share:.0%} of its latest epochs".replace("%", " %")
-    return f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}{outlier if one.outlier_share else ''}"
+    """Format what is known of a member's work: `evidence 1.24, agreement 0.95`, and if it has been too large
+    of late `, an outlier in 12 % of its latest epochs`."""
+    said = f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}"
+    percent = round(100 * one.outlier_share)
+    return f"{said}, an outlier in {percent} % of its latest epochs" if percent else said
 
 
 def span(seconds: float | None) -> str:

@@ -7,14 +7,15 @@ work evidently does harm is revoked, and what it has brought since is void.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from sfnode.organising import wishes
 from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
-from sfnode.organising.evaluation.origins import Origins
+from sfnode.organising.evaluation.origins import OFTEN, Origins
 from sfnode.organising.guard import Guard
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Decision, Recount, Revoke, Void, Worth
+from sfprotocol.decisions import INCARNATIONS, Decision, Recount, Revoke, Void, Worth
 
 
 class Members:
@@ -30,6 +31,10 @@ class Members:
         """The owner's word: whether seals count a member's work."""
         self._heavy: set[Recount] = set()
         """Work that waits for the seal before the end. A restart forgets it; then evidence is enough."""
+        self._noted = -1
+        """The last epoch of which the size of scalars was taken note of."""
+        self._epochs, self._too_large = Counter[int](), Counter[int]()
+        """By member the epochs in which it has made anything, and those in which that was too large."""
         self._worths: list[Worth] = []
         """Figures that are to be signed."""
         self._sanctions: list[Decision] = []
@@ -53,12 +58,20 @@ class Members:
         """Return whether what the close of an epoch has named of a feed evidently is no measurement."""
         return self._judged and Recount(number, epoch) in self._evidence.outliers
 
-    def heavy(self, epoch: int, numbers: Iterable[int]) -> set[int]:
-        """Take note of the feeds of which an epoch has scalars that are too large to count by its seal, and
-        return those that it skips for that."""
-        found = set(numbers) if self._judged else set()
+    def heavy(self, epoch: int, moved: Iterable[int], heavy: Iterable[int]) -> set[int]:
+        """Take note of the feeds that an epoch has `moved`, and of those of which it has scalars that are too
+        large to count by its seal; return those that it skips for that."""
+        found = set(heavy) if self._judged else set()
         self._heavy.update(Recount(number, epoch) for number in found)
+        if epoch > self._noted:
+            self._noted = epoch
+            self._epochs.update({number // INCARNATIONS for number in moved})
+            self._too_large.update({number // INCARNATIONS for number in found})
         return found
+
+    def _often_too_large(self, member: int) -> bool:
+        """Return whether it is no accident that scalars of a member are too large."""
+        return self._too_large[member] > OFTEN * self._epochs[member]
 
     def due(self, counting: Counting) -> Decision | None:
         """Return what is to be signed: what was measured, and then what follows for whom it shows to do
@@ -85,11 +98,13 @@ class Members:
         """Return what seals have skipped and the next one is to count: what the judge says, and work of
         members whom the owner trusts, or for whom there is enough evidence, of epochs with this `rate` at
         most; `last`: the run is about to end. It stays skipped where they may have been revoked when they
-        made it, where it would evidently do harm, and where the guard has taken back what it brings."""
+        made it, where it would evidently do harm, where the guard has taken back what it brings, and where
+        its author makes work that is too large again and again."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
         evidence = self._evidence
         known = evidence.members.items() if self._judged else ()
         trusted = {number for number, one in known if (one.recounted_at_last if last else one.recounted)}
+        trusted = {number for number in trusted if not self._often_too_large(number)}
         trusted = {one for one in trusted | self._trust.keys() if self._trust.get(one, True)}
         never = evidence.outliers | judgement.recounted
         never |= set() if last else self._heavy

@@ -408,7 +408,7 @@ class Organiser:
     def _skipped(self, epoch: int, judgement: Judgement) -> tuple[int, ...]:
         """Return the feeds of which the seal of an epoch counts nothing."""
         moved, heavy = self._counting.moved(epoch), self._feeds.heavy(epoch, self._counting)
-        heavy = self._members.heavy(epoch, heavy)
+        heavy = self._members.heavy(epoch, moved, heavy)
         return tuple(n for n in moved if n in heavy or self._is_skipped(n, epoch, judgement))
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:

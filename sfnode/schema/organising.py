@@ -57,7 +57,10 @@ class EvidenceStatus(Answer):
     evidence: float
     """Log-likelihood ratio for useful work."""
     bound: float
-    """Evidence from which on its work counts by the run's last seals at the latest."""
+    """Evidence from which on its work counts by the run's last seals at the latest, unless it is an outlier
+    too often."""
+    counts_at_last: bool
+    """Whether what waits of it would count if the run ended now, as far as these figures tell."""
     agreement: float
     """Agreement of its scalars with the validation rows, in terms of the usual member's, as far as members
     differ by more than chance."""

@@ -31,7 +31,8 @@ for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
 
 Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
 (OUTLIER) is skipped by the seal of that epoch and never recounted; who makes such work again and again is
-skipped (OFTEN). Less far, it is its size that tells (`feeds`).
+skipped (OFTEN), and what is EXTREME takes evidence to make good. Less far, it is its size that tells
+(`feeds`).
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ LEAST_MEMBERS = 3
 """Measured members without which nothing is concluded: of two nobody can say which one is usual."""
 
 MEMORY = 0.95
-"""Weight of what was measured before, for each measured epoch of a member, in its drift: the drift of all
-falls as a run goes on. With 0.98, where it had fallen from 0.7 to 0.1, three times as many epochs of honest
-newcomers were skipped (docs/research-log.md)."""
+"""Weight of what was measured before, for each measured epoch of a member, in its drift, and in how often it
+was an outlier: the drift of all falls as a run goes on. With 0.98, where it had fallen from 0.7 to 0.1, three
+times as many epochs of honest newcomers were skipped (docs/research-log.md)."""
 
 LONG_MEMORY = 0.98
 """The same where members are compared with each other in the same epochs, which does not fall. With 0.95 a
@@ -113,10 +114,15 @@ square before the run and two to five times less of it later, nobody gets there,
 Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
 and lost for good."""
 
-OFTEN = 1 / 3
-"""Share of a member's latest epochs from which on to be an outlier is no accident: who blows scalars up by 30
-is one in six epochs of ten, and of 16 honest members of a run of 60,000 updates without a limit, once the
-others had nothing left to learn, one was in one of seven, and nobody else in one of twenty."""
+EXTREME = 128.0
+"""Times as much with which it is no measurement, whatever the rows: that takes as much evidence again to make
+good. Of 52 honest outliers of 60,000 updates without a limit the largest weighed 125 times as much."""
+
+OFTEN, NEWCOMER = 1 / 3, 3.0
+"""Share of a member's epochs from which on scalars that are too large are no accident, and the epochs without
+them that are put to its credit as it comes. Who blows scalars up by 30 is an outlier in six epochs of ten; of
+16 honest members without a limit, once the others had nothing left to learn, one was in one of seven, and
+nobody else in one of twenty."""
 
 FAR = 2.0
 """Usual drifts, and standard errors, by which members are taken to differ from the usual one at most: for a
@@ -225,7 +231,7 @@ class Evidence:
     _compared: float = 0.0
     """Sum of n, likewise."""
     _epochs: int = 0
-    _latest: float = 0.0
+    _latest: float = NEWCOMER
     """Measured epochs, of which earlier ones are forgotten."""
     _outlying: float = 0.0
     """Those in which it was an outlier, likewise."""
@@ -257,7 +263,7 @@ class Evidence:
     @property
     def outlier_share(self) -> float:
         """Share of its latest measured epochs in which it was an outlier."""
-        return self._outlying / self._latest if self._latest else 0.0
+        return self._outlying / self._latest
 
     @property
     def weight(self) -> float:
@@ -288,10 +294,12 @@ class Evidence:
         self._usual = LONG_MEMORY * self._usual + updates * usual
         self._compared = LONG_MEMORY * self._compared + updates
 
-    def sized(self, *, outlier: bool) -> None:
-        """Take note of whether it was an outlier in an epoch."""
+    def sized(self, weight: float) -> None:
+        """Take note of the weight of its work in an epoch: the largest of its feeds."""
         self._latest = MEMORY * self._latest + 1
-        self._outlying = MEMORY * self._outlying + outlier
+        self._outlying = MEMORY * self._outlying + (weight > OUTLIER)
+        if weight > EXTREME:
+            self.useful = min(self.useful, RECOUNTED_AT_LAST) - MOST_EVIDENCE
 
     def ask(self, expected: float) -> None:
         """Say what evidence its work needs to count, by what an epoch was expected to bring: of all its feeds
@@ -364,14 +372,14 @@ class Origins:
             self.members.setdefault(member, Evidence()).drifts(made, usual)
         drift = SHARE * self._usual_drift(parts)
         weights = weights_of(parts)
-        outliers = {part.feed for part in parts if weights[part.feed] > OUTLIER}
+        outliers = (feed for feed, weight in weights.items() if weight > OUTLIER)
         self.outliers.update(Recount(feed, said.epoch) for feed in outliers)
         for member, made in members.items():
             evidence = self.members[member]
             evidence.ask(drift**2 * sum(part.updates for part in made))
-            evidence.sized(outlier=any(part.feed in outliers for part in made))
             for part in made:
                 evidence.take(said.epoch, part, drift)
+            evidence.sized(max(weights[part.feed] for part in made))
             if evidence.harmful:
                 self.harmful.add(member)
         self._compare()

@@ -58,7 +58,7 @@ def alarms(
         found.append(_no_better(verdict, counting, here))
     if silence and not feed.frozen:
         found.append(_silent(silence, here))
-    if own and own.evidence < own.bound and own.harmful_since is None:  # who is revoked is told so
+    if own and not own.counts_at_last and own.harmful_since is None:  # who is revoked is told so
         found.append(_skipped(own))
     return [shown(one) for one in found]
 
@@ -128,8 +128,9 @@ def _skipped(own: EvidenceStatus) -> UserError:
     return UserError(
         Code.WORK_SKIPPED,
         f"seals skip this node's work at present: its {own.updates} updates that were measured change "
-        f"the loss on the validation rows by {-own.worth / WORTH_ONE:+.6f} nats, and the evidence that they "
-        f"help is {own.evidence:.2f}, where 0 is asked for, or {own.bound:.2f} when the run ends",
+        f"the loss on the validation rows by {-own.worth / WORTH_ONE:+.6f} nats, the evidence that they "
+        f"help is {own.evidence:.2f}, where 0 is asked for, or {own.bound:.2f} when the run ends; they were "
+        f"far too large in {100 * own.outlier_share:.0f} % of its latest epochs, where a third is the most",
         "That is no accusation. Let it go on: what was skipped counts after all once later work "
         "speaks for it. If it stays so, see that its rows and labels (--data) are right, and its --dtype.",
     )

@@ -331,6 +331,7 @@ class Reports:
             worth=known.worth,
             evidence=known.useful,
             bound=RECOUNTED_AT_LAST,
+            counts_at_last=known.recounted_at_last,
             agreement=known.agreement,
             outlier_share=known.outlier_share,
             skipped=not known.trusted,

@@ -10,10 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from sfnode.organising.evaluation.origins import (
+    EXTREME,
     LEAST_MEMBERS,
+    MOST_EVIDENCE,
     OFTEN,
     OUTLIER,
     PARTS_PER_WORTH,
+    RECOUNTED_AT_LAST,
     RECOUNTED_FROM,
     SCORE_ONE,
     TRUSTED_FROM,
@@ -362,10 +365,10 @@ def test_what_waits_counts_once_new_work_does_and_at_last_by_evidence_alone() ->
     assert evidence.recounted_at_last
 
 
-def with_an_outlier(swarm: Swarm) -> Worth:
+def with_an_outlier(swarm: Swarm, weight: float = 1.1 * OUTLIER) -> Worth:
     """Return the figures of the next epoch, in which what the first member made is far too large."""
     usual = tuple(Part(64 * member, 8, 1_000_000, 1000) for member in range(1, 20))
-    return Worth(swarm.epoch, 64, (Part(0, 8, round(1.1 * OUTLIER * 1_000_000), 1000), *usual))
+    return Worth(swarm.epoch, 64, (Part(0, 8, round(weight * 1_000_000), 1000), *usual))
 
 
 def test_scalars_of_another_size_are_left_out_and_their_author_is_not_if_that_is_an_accident() -> None:
@@ -400,12 +403,23 @@ def test_who_is_an_outlier_again_and_again_is_skipped_and_does_not_even_count_at
     assert swarm.origins.trusts(0)
 
 
-def test_a_newcomer_whose_first_work_is_an_outlier_waits_for_a_few_epochs() -> None:
-    swarm = Swarm(20, 0.6)
-    swarm.origins.take(with_an_outlier(swarm))
-    swarm.epoch += 1
-    trusted = [swarm.run(1).origins.trusts(0) for _ in range(4)]
-    assert trusted == [False, False, True, True]
+def test_one_outlier_is_no_reason_to_skip_a_newcomer() -> None:
+    for before in range(4):
+        swarm = Swarm(20, 0.6).run(before)
+        swarm.origins.take(with_an_outlier(swarm))
+        assert swarm.origins.members[0].outlier_share < OFTEN
+
+
+def test_what_cannot_be_a_measurement_takes_evidence_to_make_good() -> None:
+    """Who blows scalars up in every third epoch only, and makes others in between."""
+    swarm = Swarm(20, 0.2).run(20)
+    for _ in range(10):
+        swarm.origins.take(with_an_outlier(swarm, 1.1 * EXTREME))
+        swarm.epoch += 1
+        assert swarm.origins.members[0].useful <= RECOUNTED_AT_LAST - MOST_EVIDENCE
+        swarm.run(2)
+    assert not any(swarm.origins.trusts(0) for _ in range(5) if swarm.run(1))
+    assert not swarm.origins.members[0].recounted_at_last
 
 
 def test_who_has_many_feeds_does_not_say_which_work_is_usual() -> None:
