@@ -133,10 +133,12 @@ class Losses:
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
         """Return the best candidates, or what the model writes; scores of a centred loss less the prior. That
         of the base model is the manifest's, if it has one, as every node of a run shows these answers."""
-        prior = None
-        if self._task.loss == CENTRED:
-            known = of == BASE and self._task.prior
-            prior = calibration.from_manifest(self._task) if known else self._priors.of(of)
+        if self._task.loss != CENTRED:
+            prior = None
+        elif of == BASE and self._task.prior:
+            prior = calibration.from_manifest(self._task)
+        else:
+            prior = self._priors.of(of)
         return samples.answer(self._loaded, self._task, rows, scorer(self._loaded), prior)
 
     def _scored(

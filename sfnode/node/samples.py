@@ -47,8 +47,8 @@ class Sampling:
         self._node = node
         self._file = node.data_dir.samples
         self._kept = Samples(rows=[], moments=[])
-        self._taken = 0
-        """Epoch at which the last ones were taken: in the first one the model is the base model yet."""
+        self._taken: int | None = 0 if node.machine.organised else None
+        """Epoch at which the last ones were taken. Until the first seal the model is the base model."""
         self._unwritten = False
         """Whether the file could not be written the last time."""
 

@@ -37,7 +37,7 @@ FIRST = "ORGANISER_FIRST"
 """That by which the organiser's node knows that it comes first."""
 
 PACE = 1.0
-"""Seconds that pass between an update of an organiser that comes first and the next."""
+"""Seconds by which updates of an organiser that comes first are late, of which it makes two at a time."""
 
 HOSTILE, ORGANISER = "hostile", "organiser"
 """First arguments of this program as a node."""
@@ -74,8 +74,9 @@ def be_hostile(attack: str) -> None:
 
 
 def come_first() -> None:
-    """Give this process all of a core when it measures, and have it make an update in a second at most, so
-    that the others have both cores otherwise: many nodes share a machine here, of which each has one."""
+    """Give this process a core when it measures, and have its updates arrive late, so that it makes one or
+    two in a second, and the others have the cores otherwise: many nodes share a machine here, of which each
+    has one. What goes wrong with an update is only logged then."""
     from sfnode.node.training.engine_thread import EngineThread
 
     Path("/proc/self/autogroup").write_text("-15")  # each node has a session, and thus a group, of its own

@@ -45,18 +45,21 @@ async def test_each_seal_s_model_answers_the_same_rows_as_the_base_model(
     assert (own.rank, own.of, own.counted) == (1, 1, a.machine.organised.counting.counted)
 
 
-async def test_nothing_is_asked_of_a_model_that_is_the_base_model_yet(swarm: Swarm) -> None:
+async def test_nothing_is_asked_of_a_model_that_is_the_base_model_yet(
+    organised: Swarm,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     """Each node once answered before the first seal, too: two priors of 512 rows, in a short run a third of
     all forwards."""
     asked: list[int] = []
 
     class Asked(SmallEngine):
         def answer(self, rows: int, *, base: bool) -> list[Answered]:
-            asked.append(a.machine.epoch)
+            asked.append(a.machine.organised.counting.sealed)
             return super().answer(rows, base=base)
 
-    a = swarm.node("a", make_engine=lambda run: Asked(run).go())
-    await swarm.first(samples=1)
+    a = organised.node("a", make_engine=lambda run: Asked(run).go())
+    await organised.first(**options(tmp_path), samples=1)
     await eventually(lambda: a.node.sampling.view().moments)
     assert min(asked) > 0
 
