@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from sfnode.organising import wishes
 from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
-from sfnode.organising.evaluation.origins import OFTEN, Origins
+from sfnode.organising.evaluation.origins import NEWCOMER, OFTEN, Origins
 from sfnode.organising.guard import Guard
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Decision, Recount, Revoke, Void, Worth
@@ -71,7 +71,7 @@ class Members:
 
     def _often_too_large(self, member: int) -> bool:
         """Return whether it is no accident that scalars of a member are too large."""
-        return self._too_large[member] > OFTEN * self._epochs[member]
+        return self._too_large[member] > OFTEN * (NEWCOMER + self._epochs[member])
 
     def due(self, counting: Counting) -> Decision | None:
         """Return what is to be signed: what was measured, and then what follows for whom it shows to do
