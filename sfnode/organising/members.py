@@ -34,7 +34,7 @@ class Members:
         self._noted = -1
         """The last epoch of which the size of scalars was taken note of."""
         self._epochs, self._too_large = Counter[int](), Counter[int]()
-        """By member the epochs in which it has made anything, and those in which that was too large."""
+        """Epochs in which a member has made anything, and those in which that was too large."""
         self._worths: list[Worth] = []
         """Figures that are to be signed."""
         self._sanctions: list[Decision] = []
