@@ -1,8 +1,9 @@
 """Answers of a model, with the weights that it has, to a few rows: for people who want to see what it has
 learnt.
 
-Rows with candidates are answered by the one with the highest score, as they are in an evaluation; otherwise
-the model writes what follows. This module knows neither updates nor when somebody looks.
+Rows with candidates are answered by the one with the highest score, as they are in an evaluation by the
+same prior; otherwise the model writes what follows. This module knows neither updates nor when somebody
+looks.
 """
 
 from __future__ import annotations

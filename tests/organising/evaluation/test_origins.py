@@ -98,6 +98,13 @@ class Swarm:
             self.epoch += 1
         return self
 
+    def blow_up(self, weight: float = 1.1 * OUTLIER) -> Swarm:
+        """Go through an epoch in which what the first member makes weighs so many times as much as usual."""
+        usual = tuple(Part(64 * member, 8, 1_000_000, 1000) for member in range(1, len(self._rho)))
+        self.origins.take(Worth(self.epoch, 64, (Part(0, 8, round(weight * 1_000_000), 1000), *usual)))
+        self.epoch += 1
+        return self
+
     @property
     def lost(self) -> float:
         """Share of honest work that never counts, not even when the run ends, or was an outlier."""
@@ -365,15 +372,8 @@ def test_what_waits_counts_once_new_work_does_and_at_last_by_evidence_alone() ->
     assert evidence.recounted_at_last
 
 
-def with_an_outlier(swarm: Swarm, weight: float = 1.1 * OUTLIER) -> Worth:
-    """Return the figures of the next epoch, in which what the first member made is far too large."""
-    usual = tuple(Part(64 * member, 8, 1_000_000, 1000) for member in range(1, 20))
-    return Worth(swarm.epoch, 64, (Part(0, 8, round(weight * 1_000_000), 1000), *usual))
-
-
 def test_scalars_of_another_size_are_left_out_and_their_author_is_not_if_that_is_an_accident() -> None:
-    swarm = Swarm(20, 0.6).run(10)
-    swarm.origins.take(with_an_outlier(swarm))
+    swarm = Swarm(20, 0.6).run(10).blow_up()
     assert swarm.origins.outliers == {Recount(0, 10)}
     assert all(swarm.origins.trusts(member) for member in range(20))
 
@@ -382,9 +382,7 @@ def test_an_honest_member_with_an_outlier_now_and_then_does_not_wait_with_the_re
     """Evidence once fell by 2 with each of them: a member with hard rows waited for most of a long run."""
     swarm = Swarm(20, 0.6).run(10)
     for _ in range(30):
-        swarm.origins.take(with_an_outlier(swarm))
-        swarm.epoch += 1
-        swarm.run(5)
+        swarm.blow_up().run(5)
     assert len(swarm.origins.outliers) == 30
     assert 0.1 < swarm.origins.members[0].outlier_share < OFTEN
     assert np.mean([skipped[0] for skipped in swarm.skipped]) < 0.1
@@ -393,9 +391,7 @@ def test_an_honest_member_with_an_outlier_now_and_then_does_not_wait_with_the_re
 def test_who_is_an_outlier_again_and_again_is_skipped_and_does_not_even_count_at_last() -> None:
     swarm = Swarm(20, 0.6).run(20)
     for _ in range(15):
-        swarm.origins.take(with_an_outlier(swarm))
-        swarm.epoch += 1
-        swarm.run(1)
+        swarm.blow_up().run(1)
     assert swarm.origins.members[0].useful > 0
     assert not swarm.origins.trusts(0)
     assert not swarm.origins.members[0].recounted_at_last
@@ -405,8 +401,7 @@ def test_who_is_an_outlier_again_and_again_is_skipped_and_does_not_even_count_at
 
 def test_one_outlier_is_no_reason_to_skip_a_newcomer() -> None:
     for before in range(4):
-        swarm = Swarm(20, 0.6).run(before)
-        swarm.origins.take(with_an_outlier(swarm))
+        swarm = Swarm(20, 0.6).run(before).blow_up()
         assert swarm.origins.members[0].outlier_share < OFTEN
 
 
@@ -414,11 +409,10 @@ def test_what_cannot_be_a_measurement_takes_evidence_to_make_good() -> None:
     """Who blows scalars up in every third epoch only, and makes others in between."""
     swarm = Swarm(20, 0.2).run(20)
     for _ in range(10):
-        swarm.origins.take(with_an_outlier(swarm, 1.1 * EXTREME))
-        swarm.epoch += 1
+        swarm.blow_up(1.1 * EXTREME)
         assert swarm.origins.members[0].useful <= RECOUNTED_AT_LAST - MOST_EVIDENCE
         swarm.run(2)
-    assert not any(swarm.origins.trusts(0) for _ in range(5) if swarm.run(1))
+    assert all(skipped[0] for skipped in swarm.run(5).skipped[-5:])
     assert not swarm.origins.members[0].recounted_at_last
 
 
