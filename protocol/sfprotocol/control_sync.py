@@ -73,6 +73,8 @@ class ControlSync:
         self.feed = ControlFeed(run.organised)
         self.changed: set[int] = set()
         """Numbers of feeds whose named steps or factors have changed; the machine empties it."""
+        self.dropped = False
+        """Whether decisions that were here are gone; the machine clears it."""
         self.admitted: set[bytes] = set()
         """Origins that have been admitted; the machine empties it."""
         self._run = run
@@ -217,6 +219,7 @@ class ControlSync:
 
     def _dropped(self, first: int) -> list[Action]:
         """Count anew: decisions from `first` on that were here do not belong to the sequence."""
+        self.dropped = True
         self._refold()
         return [KeepControl(first, tuple(self.feed.entries[first:]))]
 

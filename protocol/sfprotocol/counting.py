@@ -4,9 +4,9 @@ A fold: decisions go in, in the order of the control feed, and nothing else does
 do not hold where it stands changes nothing, for everybody. This module knows no updates: of a feed it says
 which steps were named, and with which factor they count (`verdicts`). It knows no links, no keys and no time.
 
-What is kept grows with what was said: 20 bytes for each move of a close, 550 for each feed. No decision costs
-more than its own length, what it changes, and a scan in C of one byte for each move of the feeds or epochs
-that it speaks of.
+What is kept grows with what was said: 23 bytes for each move of a close, 550 for each feed, 400 for each
+member. No decision costs more than its own length, what it changes, the strangers with credit (`quotas`), and
+a scan in C of one byte for each move of the feeds or epochs that it speaks of.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -42,10 +42,20 @@ from sfprotocol.decisions import (
     Void,
 )
 from sfprotocol.messages import Feed, RunParameters
+from sfprotocol.quotas import (
+    CREDIT_GROWTH,
+    EPOCHS_AHEAD,
+    LEAST_USUAL,
+    RECENT_SEALS,
+    UNLIMITED,
+    USUAL_OF,
+    Quotas,
+    room_left,
+)
 from sfprotocol.verdicts import COUNTED, SKIPPED, VOID, NamedSteps
 
-MAX_EPOCHS = 65_536
-"""Epochs of a run: one takes 3 bytes at most in a part, and 2 in what is kept of a close."""
+MAX_EPOCHS = (1 << 32) - 1
+"""Epochs of a run: labels are numbers of 32 bits, and one number is left for an epoch that does not come."""
 
 MAX_MEMBERS = 1 << 24
 """Members, and invitations: the numbers of their feeds fit 31 bits."""
@@ -88,7 +98,6 @@ class Member:
     """An origin that the organiser has admitted."""
 
     origin: bytes
-    quota: int
     invitation: Invitation | None
     revoked_itself: int = NEVER
 
@@ -101,7 +110,7 @@ class Member:
 class _Closed(NamedTuple):
     salt: bytes
     updates: int
-    """Steps that it has named."""
+    """Steps that it has named and that move anything."""
     feeds: array[int]
     """Numbers of the feeds of which it has named steps, ascending."""
     validators: tuple[int, ...]
@@ -110,16 +119,24 @@ class _Closed(NamedTuple):
 class Counting:
     """The state of an organised run after a sequence of decisions."""
 
-    def __init__(self, *, budget: int, rate: int, bases: bytes = b"", subspace_epochs: int = 1) -> None:
-        """`budget`, `rate` (units of 2^-32), the digest of published `bases` and `subspace_epochs` are the
-        manifest's."""
+    def __init__(
+        self,
+        *,
+        budget: int,
+        rate: int,
+        bases: bytes = b"",
+        subspace_epochs: int = 1,
+        epoch_updates: int = LEAST_USUAL,
+    ) -> None:
+        """`budget`, `rate` (units of 2^-32), the digest of published `bases`, `subspace_epochs` and
+        `epoch_updates` are the manifest's."""
         self.decisions = 0
         self.unsupported = False
         """Whether some decision is beyond this version: what counts from there on cannot be known here."""
         self.sealed = 0
         """Number of seals, which is the first epoch without one."""
         self.counted = 0
-        """Updates that count, by the seals so far; a factor of 0 does not count."""
+        """Updates that count, by the seals so far: with a factor above 0, and a scalar that is not 0."""
         self.budget = budget
         self.finished = False
         self.members: list[Member] = []
@@ -139,12 +156,22 @@ class Counting:
         self._feeds: dict[int, NamedSteps] = {}
         """Feeds, by number, of which something was named."""
         self._rates = [RateFrom(0, rate)]
+        self._epoch_updates = epoch_updates
+        self.quotas = Quotas(self.room)
+        self._credits: dict[int, tuple[int, int]] = {}
+        """(credit, number of seals after which it has to be worked out anew) of members."""
+        self._judged: set[int] = set()
+        """Members whose credit may have changed since the open epoch was opened."""
 
     @classmethod
     def of(cls, run: RunParameters) -> Counting:
         """Return the state of an organised run before its first decision."""
         return cls(
-            budget=run.update_budget, rate=run.rate, bases=run.bases, subspace_epochs=run.subspace_epochs
+            budget=run.update_budget,
+            rate=run.rate,
+            bases=run.bases,
+            subspace_epochs=run.subspace_epochs,
+            epoch_updates=run.epoch_updates,
         )
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -163,6 +190,68 @@ class Counting:
     def complete(self) -> bool:
         """Whether the run is over: nobody makes updates any more."""
         return self.finished or self.counted >= self.budget
+
+    @property
+    def begun(self) -> bool:
+        """Whether something counts: until then nobody can have earned anything."""
+        return self.counted > 0
+
+    def usual_updates(self, most: int) -> int:
+        """Return how many updates an epoch has as things are: as many as the largest of the last closes has
+        named, and `most`, what one has at most, before the first close.
+
+        While an organiser looks for a rate, its epochs are far shorter than the manifest's, and the next one
+        is made at a rate that nobody has judged yet.
+        """
+        closes = range(max(0, self.open_epoch - USUAL_OF), self.open_epoch)
+        largest = max(map(self.closed_updates, closes), default=most)
+        return min(most, max(largest, LEAST_USUAL))
+
+    @property
+    def room(self) -> int:
+        """The updates that all members together make with the label of the open epoch (SPEC O20)."""
+        return EPOCHS_AHEAD * self.usual_updates(self._epoch_updates)
+
+    def room_left(self, own: int, made: Mapping[int, int]) -> int:
+        """Return how many more updates a member makes in the open epoch, in which members have `made` so
+        many."""
+        quota = self.quotas.quota(own, self.open_epoch)
+        return room_left(self.room, own, quota, made, self.credit, begun=self.begun)
+
+    def goes_on_with(self, feed: int) -> bool:
+        """Return whether a feed is the one in which its member makes updates with the label of the open
+        epoch."""
+        member, incarnation = divmod(feed, INCARNATIONS)
+        return self.quotas.incarnation(member, self.open_epoch) == incarnation
+
+    def credit(self, member: int) -> int:
+        """Return how many updates of a member that no seal has judged are taken at their word (SPEC O20).
+
+        0 if the last seal of late that has judged it has skipped something, or counted nothing that moves.
+        Else UNLIMITED of whom somebody vouches for, and of a stranger CREDIT_GROWTH times the most that
+        counts of one close of late.
+        """
+        credit, until = self._credits.get(member, (0, -1))
+        if self.sealed > until:
+            credit, until = self._credit(member)
+            self._credits[member] = credit, until
+        return credit
+
+    def _credit(self, member: int) -> tuple[int, int]:
+        counts: dict[int, int | None] = {}
+        first = max(0, self.sealed - RECENT_SEALS)
+        for number in self._named_of(member):
+            for epoch, moving in self._feeds[number].judged(first, self.sealed):
+                before = counts.get(epoch, 0)
+                counts[epoch] = None if before is None or moving is None else before + moving
+        until = min(counts, default=MAX_EPOCHS) + RECENT_SEALS
+        stranger = self.quotas.is_stranger(member)
+        if not counts:
+            return 0 if stranger else UNLIMITED, until
+        if not counts[max(counts)]:
+            return 0, until
+        most = max(moving or 0 for moving in counts.values())
+        return CREDIT_GROWTH * most if stranger else UNLIMITED, until
 
     def may_begin(self, subspace: int) -> bool:
         """Return whether bases may be published for a subspace: no update can be in it until another epoch
@@ -193,6 +282,10 @@ class Counting:
         """Return the member with this key; None if it has not been admitted."""
         number = self._member_of.get(origin)
         return None if number is None else self.members[number]
+
+    def member_number(self, origin: bytes) -> int | None:
+        """Return the number of the member with this key; None if it has not been admitted."""
+        return self._member_of.get(origin)
 
     def number(self, feed: Feed) -> int | None:
         """Return the number of a feed; None if nothing of it may be held."""
@@ -253,15 +346,14 @@ class Counting:
 
     def live(self, feed: int, held: int) -> tuple[Run, ...]:
         """Return the factors of the first `held` steps of a feed for whoever makes updates: as `runs`, but
-        that what no seal has judged is left out if the last seal that judged the feed has skipped it."""
-        known, judged = self._feeds.get(feed), self.named(feed, self.sealed - 1)
-        if known is None or held <= judged:
+        that of what no seal has judged only as much counts as its member has credit for, and only of the feed
+        that it goes on with (SPEC O8)."""
+        credit = self.credit(feed // INCARNATIONS) if self.goes_on_with(feed) else 0
+        stop = self.named(feed, self.sealed - 1) + credit
+        if held <= stop:
             return self.runs(feed, held)
-        place = bisect_right(known.epochs, self.sealed - 1) - 1
-        if place < 0 or known.verdicts[place] != SKIPPED:
-            return self.runs(feed, held)
-        runs = self.runs(feed, judged)
-        return (*(runs if runs[-1].factor else runs[:-1]), Run(held, 0))
+        runs = self.runs(feed, stop)
+        return (*(runs if not runs or runs[-1].factor else runs[:-1]), Run(held, 0))
 
     def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
         """Return the first step, by feed, that no close up to that of `epoch` has named, in the order of
@@ -297,8 +389,12 @@ class Counting:
             for epoch in self._feeds[number].epochs
         )
 
+    def epochs_of(self, member: int) -> int:
+        """Return of how many epochs the closes have named something of a member."""
+        return len({epoch for number in self._named_of(member) for epoch in self._feeds[number].epochs})
+
     def closed_updates(self, epoch: int) -> int:
-        """Return how many updates the close of an epoch has named."""
+        """Return how many updates that move anything the close of an epoch has named."""
         return self._closes[epoch].updates
 
     def is_skipped(self, named: Recount) -> bool:
@@ -324,7 +420,16 @@ class Counting:
         """
         self.decisions += 1
         self.unsupported = self.unsupported or recorded.unsupported
-        return set() if self.unsupported else self._decide(recorded.decision)
+        if self.unsupported:
+            return set()
+        changed = self._decide(recorded.decision)
+        members = {number // INCARNATIONS for number in changed}
+        self._judged |= members
+        for member in members:
+            self._credits.pop(member, None)
+            if self.quotas.has_renewed(member):  # what is live of one feed depends on the others
+                changed.update(self._named_of(member))
+        return changed
 
     def _decide(self, decision: Decision) -> set[int]:
         match decision:
@@ -336,14 +441,10 @@ class Counting:
                 return self._amend(decision)
             case Void():
                 return self._void(decision)
-            case Revoke(member=number, epoch=epoch) if number < len(self.members):
-                member = self.members[number]
-                member.revoked_itself = min(member.revoked_itself, epoch)
-            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.invitations):
-                invitation = self.invitations[number]
-                invitation.revoked = min(invitation.revoked, epoch)
+            case Revoke() | RevokeInvitation():
+                self._revoke(decision)
             case Admit():
-                self._admit(decision)
+                return self._admit(decision)
             case Invite(key=key, uses=uses) if len(self.invitations) < MAX_MEMBERS:
                 self.invitations.append(Invitation(key, uses))
             case Budget(updates=updates):
@@ -378,11 +479,16 @@ class Counting:
         if not (exist and move_on and all(stop < NEVER for stop in stops)):
             return set()
         for feed, stop, move in zip(feeds, stops, close.moves, strict=True):
-            feed.append(close.epoch, stop, move.tag)
+            feed.append(close.epoch, stop, move.tag, move.zeros)
+        for number in numbers:
+            if number not in self._feeds:  # whoever goes on with it has lost the one before
+                self.quotas.renew(*divmod(number, INCARNATIONS))
         self._feeds.update(zip(numbers, feeds, strict=True))
-        updates = sum(move.steps for move in close.moves)
+        updates = sum(move.moving for move in close.moves)
         self._closes.append(_Closed(close.salt, updates, numbers, self.validators))
         self._voidable.append(1)
+        self.quotas.open(self.room, self.credit, self._judged, begun=self.begun)
+        self._judged = set()
         return set(numbers)
 
     def _seal(self, seal: Seal) -> set[int]:
@@ -405,7 +511,13 @@ class Counting:
         if seal.rates:
             del self._rates[bisect_left(self._rates, seal.rates[0].epoch, key=_EPOCH) :]
             self._rates += seal.rates
-        return {*feeds, *(recount.feed for recount in seal.recounted)}
+        return {*feeds, *(recount.feed for recount in seal.recounted), *self._expiring(seal.epoch)}
+
+    def _expiring(self, sealed: int) -> Iterator[int]:
+        """Yield the feeds of strangers whose credit may end as an epoch is sealed: it is too long ago."""
+        for number in self._closes[sealed - RECENT_SEALS].feeds if sealed >= RECENT_SEALS else ():
+            if self.quotas.is_stranger(number // INCARNATIONS):
+                yield number
 
     def _amend(self, amend: Amend) -> set[int]:
         known = self._feeds.get(amend.feed)
@@ -449,11 +561,27 @@ class Counting:
             self._voidable[epoch] = 0
         return feeds
 
-    def _admit(self, admit: Admit) -> None:
-        known = self.member(admit.origin)
-        if known is not None:  # a second admission raises the quota; it never undoes a revocation
-            known.quota = max(known.quota, admit.quota)
-            return
+    def _revoke(self, revoke: Revoke | RevokeInvitation) -> None:
+        match revoke:
+            case Revoke(member=number, epoch=epoch) if number < len(self.members):
+                member = self.members[number]
+                member.revoked_itself = min(member.revoked_itself, epoch)
+                if epoch <= self.open_epoch:
+                    self.quotas.forget(number)
+            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.invitations):
+                invitation = self.invitations[number]
+                invitation.revoked = min(invitation.revoked, epoch)
+
+    def _admit(self, admit: Admit) -> set[int]:
+        known = self._member_of.get(admit.origin)
+        if known is None:
+            self._add_member(admit)
+            return set()
+        self.quotas.vouch(known, admit.quota)  # it never undoes a revocation
+        self._credits.pop(known, None)
+        return set(self._named_of(known))
+
+    def _add_member(self, admit: Admit) -> None:
         invitation = None
         if admit.invitation:
             if admit.invitation > len(self.invitations):
@@ -466,7 +594,8 @@ class Counting:
         if invitation:
             invitation.uses -= 1
         self._member_of[admit.origin] = len(self.members)
-        self.members.append(Member(admit.origin, admit.quota, invitation))
+        self.members.append(Member(admit.origin, invitation))
+        self.quotas.admit(admit.quota, begun=self.begun)
 
     # -- feeds -------------------------------------------------------------------------------------
 

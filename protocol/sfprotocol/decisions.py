@@ -50,6 +50,13 @@ class Move(NamedTuple):
     tag: bytes
     """The first 8 bytes of BLAKE2b-256(salt | chain hash after the last of them): which history is meant.
     The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
+    zeros: int = 0
+    """Number of these steps whose scalar is 0: they move nothing, and count for nothing."""
+
+    @property
+    def moving(self) -> int:
+        """Number of the steps that may count."""
+        return self.steps - self.zeros
 
 
 class Recount(NamedTuple):
@@ -125,11 +132,11 @@ class Amend:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Let the feeds of an origin count."""
+    """Let the updates of an origin count."""
 
     origin: bytes
     quota: int
-    """Updates of each of its feeds with one epoch label, at most."""
+    """Updates of it with one epoch label, at most; 0 for a stranger, for whom nobody vouches (SPEC O20)."""
     invitation: int
     """1 + number of the invitation by which it came; 0 for none."""
 
@@ -241,6 +248,15 @@ class Validators:
 
 
 @dataclass(frozen=True, slots=True)
+class Oversized:
+    """Tell of which feeds the close of `epoch` has named scalars that are too large to count at once; changes
+    nothing."""
+
+    epoch: int
+    feeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A decision of a kind that this version does not know."""
 
@@ -264,6 +280,7 @@ Decision = (
     | Checkpoint
     | Worth
     | Validators
+    | Oversized
     | Unknown
 )
 
@@ -336,6 +353,14 @@ def _ascending(entry: Read, key: Callable[[Any], Any]) -> Read:
     return read
 
 
+def _move(value: Any) -> Move:
+    """Return a move: a fourth field, which is not 0, tells of zeros."""
+    named = isinstance(value, list) and len(value) == 4
+    move = (_MOVE_WITH_ZEROS if named else _MOVE)(value)
+    _require(not named or 0 < move.zeros <= move.steps, "zeros that there are not")
+    return cast(Move, move)
+
+
 def _row(build: Callable[..., Any], *reads: Read) -> Read:
     def read(value: Any) -> Any:
         _require(isinstance(value, list) and len(value) == len(reads), f"not {len(reads)} fields")
@@ -347,29 +372,32 @@ def _row(build: Callable[..., Any], *reads: Read) -> Read:
 _U16, _U32, _U64 = _unsigned(16), _unsigned(32), _unsigned(64)
 _ID = _unsigned(31)
 _NUMBERS = _ascending(_ID, lambda number: number)
-_MOVES = _ascending(_row(Move, _ID, _U32, _binary(TAG_BYTES)), lambda move: move.feed)
-_RECOUNTS = _ascending(_row(Recount, _ID, _U16), lambda recount: recount)
-_RATES = _ascending(_row(RateFrom, _U16, _U32), lambda rate: rate.epoch)
+_MOVE = _row(Move, _ID, _U32, _binary(TAG_BYTES))
+_MOVE_WITH_ZEROS = _row(Move, _ID, _U32, _binary(TAG_BYTES), _U32)
+_MOVES = _ascending(_move, lambda move: move.feed)
+_RECOUNTS = _ascending(_row(Recount, _ID, _U32), lambda recount: recount)
+_RATES = _ascending(_row(RateFrom, _U32, _U32), lambda rate: rate.epoch)
 _PARTS = _ascending(_row(Part, _ID, _U32, _signed, _signed), lambda part: part.feed)
 _EXTENSIONS = _ascending(_row(Extension, _U16, _any_bytes), lambda extension: extension.kind)
 
 _KINDS: dict[int, tuple[type, tuple[Read, ...]]] = {
-    0: (Close, (_U16, _binary(8), _MOVES)),
-    2: (Seal, (_U16, _NUMBERS, _RECOUNTS, _binary(32), _U16, _RATES)),
-    4: (Amend, (_ID, _U16)),
+    0: (Close, (_U32, _binary(8), _MOVES)),
+    2: (Seal, (_U32, _NUMBERS, _RECOUNTS, _binary(32), _U16, _RATES)),
+    4: (Amend, (_ID, _U32)),
     6: (Admit, (_binary(32), _U32, _ID)),
     8: (Invite, (_binary(32), _U32)),
     10: (Revoke, (_ID, _U32)),
     12: (RevokeInvitation, (_ID, _U32)),
-    14: (Void, (_U16, _U16, _NUMBERS)),
+    14: (Void, (_U32, _U32, _NUMBERS)),
     16: (Budget, (_U32,)),
     18: (Finish, ()),
-    20: (Bases, (_U16, _binary(32))),
+    20: (Bases, (_U32, _binary(32))),
     1: (Announce, (_text(MAX_TEXT),)),
-    3: (Evaluated, (_U16, _text(64), _signed, _signed, _signed, _signed, _U32)),
-    5: (Checkpoint, (_U16, _binary(32), _binary(32))),
-    7: (Worth, (_U16, _U32, _PARTS)),
+    3: (Evaluated, (_U32, _text(64), _signed, _signed, _signed, _signed, _U32)),
+    5: (Checkpoint, (_U32, _binary(32), _binary(32))),
+    7: (Worth, (_U32, _U32, _PARTS)),
     9: (Validators, (_NUMBERS,)),
+    11: (Oversized, (_U32, _NUMBERS)),
 }
 """Even kinds change the state of a run, odd ones do not."""
 
@@ -411,6 +439,8 @@ def read(record: bytes) -> Recorded:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Move) and not value.zeros:
+        value = value[:3]
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from sfprotocol.checkpoints import Base
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import TAG_BYTES
+from sfprotocol.decisions import INCARNATIONS, TAG_BYTES
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import EpochScalars, Feed, Segment
 from sfprotocol.segments import drop_updates, first_updates
@@ -37,17 +39,40 @@ def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
     An honest node makes no segment that breaks one, whatever decisions it has: only their absence here can
     make one early.
     """
-    member = counting.member(state.feed.origin)
-    if member is None or counting.number(state.feed) is None:
+    number = counting.number(state.feed)
+    if number is None:
         return "O6: the feed of an origin that is not admitted"
     if unopened(counting, segment):
         return "O6: a label of an epoch that is not open"
-    labelled, epoch = state.labelled, state.epoch
-    for part in segment.parts:
-        labelled = (labelled if part.epoch == epoch else 0) + len(part.scalars)
-        epoch = part.epoch
-        if labelled > member.quota:
-            return "O6: more updates of one epoch than the quota of the feed"
+    end = Base(state.feed, state.next, state.chain, state.epoch, state.labelled)
+    found = refused(counting, number, end, segment.parts)
+    return found and found.reason
+
+
+class Refused(NamedTuple):
+    """An update that may not be held."""
+
+    step: int
+    reason: str
+
+
+def refused(counting: Counting, number: int, base: Base, parts: Iterable[EpochScalars]) -> Refused | None:
+    """Return the first of these updates, which continue a feed from `base` on, that may not be held by its
+    label; None if all may. What is labelled with an epoch that is not known to be open is not looked at."""
+    member, incarnation = divmod(number, INCARNATIONS)
+    step, labelled, epoch, quotas = base.step, base.labelled, base.epoch, counting.quotas
+    for part in parts:
+        if part.epoch > counting.open_epoch:
+            return None
+        labelled = labelled if part.epoch == epoch else 0
+        epoch, count = part.epoch, len(part.scalars)
+        left = quotas.quota(member, epoch) - labelled
+        first = count if quotas.incarnation(member, epoch) == incarnation else max(0, 1 - step)
+        if count > left:
+            return Refused(step + max(0, min(left, first)), "O6: more updates of one epoch than the quota")
+        if count > first:
+            return Refused(step + first, "O6: a feed with which its member does not go on")
+        step, labelled = step + count, labelled + count
     return None
 
 

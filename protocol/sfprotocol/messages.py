@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sfprotocol.decisions import Part
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The version of the protocol (SPEC V1): peers with different versions part with a Goodbye."""
 
 Scalar = int

@@ -16,7 +16,7 @@ from sfprotocol import anti_entropy, holding
 from sfprotocol.checkpoints import Base
 from sfprotocol.control_sync import ControlSync, Kept
 from sfprotocol.counting import NEVER, Counting, Run
-from sfprotocol.decisions import Recount
+from sfprotocol.decisions import INCARNATIONS, Recount
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
@@ -57,37 +57,8 @@ from sfprotocol.signing import Sign
 from sfprotocol.validators import Findings
 from sfprotocol.weighing import Counted, Rates
 
-EPOCHS_AHEAD = 2
-"""Epochs of updates that all members together make for one close. More of them are measured at weights that
-are long known to be poor: a run one of whose epochs had 2,038 updates instead of 250, as the organiser was
-busy with the one before, ended at a loss of 0.544, where 0.2 was usual."""
-
-USUAL_OF = 4
-"""Closes whose largest one says how many updates an epoch has as things are: an organiser cuts epochs short,
-and ones that name nothing count what has waited."""
-
-LEAST_USUAL = 128
-"""Updates that an epoch may have whatever the last ones had: after a night in which nobody trained those of
-the morning need not begin with five."""
-
-OTHERS = 2
-"""Parts of an epoch, one of which counts of what one other feed has made: several members have to collude to
-make everybody else wait, by updates that they have not measured."""
-
 TRACED_AT_ONCE = 64
 """Feeds whose history is compared in one round after a start: each is a read of the log."""
-
-
-def usual_updates(counting: Counting, epoch_updates: int) -> int:
-    """Return how many updates an epoch has as things are: as many as the largest of the last closes has
-    named, and `epoch_updates`, the manifest's, at most, and before the first close.
-
-    While an organiser looks for a rate, its epochs are far shorter than the manifest's, and the next one is
-    made at a rate that nobody has judged yet.
-    """
-    closes = range(max(0, counting.open_epoch - USUAL_OF), counting.open_epoch)
-    largest = max(map(counting.closed_updates, closes), default=epoch_updates)
-    return min(epoch_updates, max(largest, LEAST_USUAL))
 
 
 class Standing(Enum):
@@ -135,7 +106,10 @@ class Organised:
         """Rates, and the decisions that they follow from."""
         numbers = (self.counting.number(state.feed) for state in frontier)
         self._untraced = [number for number in numbers if number is not None]
-        """Numbers of feeds that are still to be compared with what was decided before we started."""
+        """Numbers of feeds that are still to be compared with what was decided, before we started or anew."""
+        self._doubtful = set(self._untraced)
+        """Those that may hold what other decisions than those of now have allowed."""
+        self._opened = self.counting.open_epoch
         for number in self._untraced:
             self._mark(number)
 
@@ -228,14 +202,22 @@ class Organised:
 
     def room(self, own: Feed | None) -> int:
         """Return how many more updates of our own may carry the label of the open epoch: its quota bounds
-        them (SPEC O6), and that all together make no more than is of use until the next close."""
-        member = self.counting.member(own.origin) if own else None
-        if own is None or member is None or self.standing(own) is not Standing.MEMBER:
+        them (SPEC O6), and that all together make no more than is of use until the next close (SPEC O20)."""
+        number = self.counting.number(own) if own else None
+        if own is None or number is None or self.standing(own) is not Standing.MEMBER:
             return 0
-        usual = usual_updates(self.counting, self._frontier.run.epoch_updates)
-        states = (state for state in self._frontier if state.feed != own)
-        others = sum(min(self._labelled(state), usual // OTHERS) for state in states)
-        return max(0, min(member.quota, EPOCHS_AHEAD * usual - others) - self.labelled(own))
+        if not self.counting.goes_on_with(number):  # a first update says that this is the feed to go on with
+            return 0 if self._frontier.next(own) else min(1, self.quota(number // INCARNATIONS))
+        made: dict[int, int] = {}
+        for state in self._frontier:
+            other = self.counting.number(state.feed)
+            if other is not None and (labelled := self._labelled(state)):
+                made[other // INCARNATIONS] = made.get(other // INCARNATIONS, 0) + labelled
+        return self.counting.room_left(number // INCARNATIONS, made)
+
+    def quota(self, member: int) -> int:
+        """Return how many updates of a member may carry the label of the open epoch."""
+        return self.counting.quotas.quota(member, self.counting.open_epoch)
 
     def labelled(self, feed: Feed) -> int:
         """Return how many updates of a feed carry the label of the open epoch."""
@@ -355,6 +337,7 @@ class Organised:
         """Do what follows for feeds from decisions that have come, or were dropped."""
         changed = sorted(self.control.changed)
         self.control.changed.clear()
+        self._doubt(changed)
         self.findings.decided(self.counting)
         for number in changed:
             self._mark(number)
@@ -369,7 +352,25 @@ class Organised:
         early, self._early = self._early, set()
         for feed in sorted(early):
             self._pulls.expect(feed, now)
-        return actions
+        return [*actions, *self._go_on()]
+
+    def _go_on(self) -> list[Action]:
+        """Begin a new feed if our own was named and its member goes on with another one (SPEC I3)."""
+        own = self._own.feed
+        number = self.counting.number(own) if own else None
+        if own is None or number is None or not self.counting.named(number):
+            return []
+        return [] if self.counting.goes_on_with(number) else self._own.overtaken(own)
+
+    def _doubt(self, changed: list[int]) -> None:
+        """Have feeds looked through once more if decisions that were here are gone; and again, as they may
+        have labels that no decision of now has opened, with every epoch that is opened then."""
+        if self.control.dropped:
+            self.control.dropped = False
+            self._doubtful.update(changed)
+        if self._opened != self.counting.open_epoch:
+            self._opened = self.counting.open_epoch
+            self._untraced = sorted({*self._untraced, *self._doubtful})
 
     def _mark(self, number: int) -> None:
         feed = self.counting.feed(number)
@@ -396,7 +397,7 @@ class Organised:
             return self._let_go(state, now)
         passed = self.counting.landmark(number, state.next)
         if passed is None:
-            return []
+            return [Trace(state.feed, state.base)] if number in self._doubtful and state.next else []
         stop, salt, expected = passed
         if stop < state.next:
             return [Trace(state.feed, stop)]
@@ -419,7 +420,22 @@ class Organised:
             return self._go_back(state, event, event.stop + kept)
         if event.stop == state.next:  # a cut has left this of it
             self._frontier.advance(state.feed, event.stop, state.chain, event.epoch, event.labelled)
-        return []
+        return self._look_through(state, event, number) if number in self._doubtful else []
+
+    def _look_through(self, state: FeedState, event: Traced, number: int) -> list[Action]:
+        """Let go of what other decisions have allowed, and those of now do not (SPEC O6)."""
+        ours = event.ours
+        base = Base(state.feed, event.stop, event.chain, event.epoch, event.labelled)
+        found = holding.refused(self.counting, number, base, ours.parts)
+        if event.stop < state.named or (found is None and ours.count and ours.stop < state.next):
+            following = max(ours.stop, state.named)
+            return [Trace(state.feed, following)] if event.stop < following <= state.next else []
+        if found is None or found.step >= state.next:
+            if state.epoch <= self.counting.open_epoch:
+                self._doubtful.discard(number)
+            return []
+        renewed = self._own.overtaken(state.feed) if found.step == event.stop else []
+        return [*self._go_back(state, event, found.step), *renewed]
 
     def _is_undecided(self, state: FeedState, number: int) -> bool:
         """Return whether we hold of a forked feed what ends between two named steps: nobody can tell of which

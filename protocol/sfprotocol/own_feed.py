@@ -29,6 +29,10 @@ MOST_TRIED = 1 << 24
 """Incarnations of which the work is computed when a feed is renewed, some ten seconds at most. Whoever draws
 gives one with a proof of work, so that the first will do unless the run is full."""
 
+FIRST_INCARNATION = 0
+"""The incarnation with which a new key begins: an organised run lets it make updates at once, and any other
+only when a close has named its first one (SPEC O20). It is for keys that have never been used."""
+
 LEAD_SHARE = 16
 """Part of a run by which our labels may be ahead of it when updates were taken back; else we begin anew."""
 

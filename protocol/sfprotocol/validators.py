@@ -67,7 +67,7 @@ def _lot(member: int, salt: bytes) -> bytes:
 
 def finding_digest(run_id: bytes, salt: bytes, finding: Finding) -> bytes:
     """Return the 32 bytes to which a validator commits itself, of a close with this salt."""
-    head = run_id + finding.origin + finding.epoch.to_bytes(2, "big") + salt
+    head = run_id + finding.origin + finding.epoch.to_bytes(4, "big") + salt
     numbers = finding.nonce.to_bytes(8, "big") + finding.rows.to_bytes(4, "big")
     parts = (
         part.feed.to_bytes(4, "big")
@@ -82,7 +82,7 @@ def finding_digest(run_id: bytes, salt: bytes, finding: Finding) -> bytes:
 
 def commitment_message(run_id: bytes, salt: bytes, commitment: Commitment) -> bytes:
     """Return what a validator signs, of a close with this salt."""
-    epoch = commitment.epoch.to_bytes(2, "big")
+    epoch = commitment.epoch.to_bytes(4, "big")
     return b"".join((_COMMITMENT, run_id, commitment.origin, epoch, salt, commitment.digest))
 
 

@@ -1,6 +1,6 @@
 """Verdicts on the steps of one feed that closes have named: which count, and with which factor (SPEC O8).
 
-A table with a place for each close that has named something, kept in arrays: 20 bytes a place. It knows one
+A table with a place for each close that has named something, kept in arrays: 23 bytes a place. It knows one
 feed and no decisions; who may change what, and when, is `counting`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sfprotocol.decisions import FACTOR_ONE, TAG_BYTES
@@ -20,9 +21,11 @@ OPEN, SKIPPED, COUNTED, VOID = range(4)
 class NamedSteps:
     """Steps that closes have named of one feed and no Amend has taken back; a place for each close."""
 
-    epochs: array[int] = field(default_factory=lambda: array("H"))
+    epochs: array[int] = field(default_factory=lambda: array("I"))
     """Ascending."""
     stops: array[int] = field(default_factory=lambda: array("I"))
+    moving: array[int] = field(default_factory=lambda: array("I"))
+    """Numbers of the steps whose scalar is not 0: the others count for nothing."""
     factors: array[int] = field(default_factory=lambda: array("H"))
     verdicts: bytearray = field(default_factory=bytearray)
     ended: bool = False
@@ -59,10 +62,21 @@ class NamedSteps:
     def counts(self, epoch: int) -> int:
         """Return how many of these steps count."""
         place = self.place(epoch)
-        return 0 if place is None or not self.factor(epoch) else self.stops[place] - self._first(place)
+        return 0 if place is None or not self.factor(epoch) else self.moving[place]
 
-    def append(self, epoch: int, stop: int, tag: bytes) -> None:
-        """Take in what a close has named: the steps up to `stop`."""
+    def judged(self, first: int, sealed: int) -> Iterator[tuple[int, int | None]]:
+        """Yield (epoch, updates that count) of the closes of the epochs from `first` on and before `sealed`
+        that seals have judged, None for those that are skipped. What is void, or has factor 0, says
+        nothing."""
+        for place in range(bisect_left(self.epochs, first), bisect_left(self.epochs, sealed)):
+            if self.verdicts[place] == SKIPPED:
+                yield self.epochs[place], None
+            elif self.verdicts[place] == COUNTED and self.factors[place]:
+                yield self.epochs[place], self.moving[place]
+
+    def append(self, epoch: int, stop: int, tag: bytes, zeros: int) -> None:
+        """Take in what a close has named: the steps up to `stop`, of which so many have the scalar 0."""
+        self.moving.append(stop - self.stop - zeros)
         self.epochs.append(epoch)
         self.stops.append(stop)
         self._tags += tag
@@ -74,7 +88,7 @@ class NamedSteps:
         counted = self.verdicts[place] == COUNTED and self.factors[place] > 0
         counts = verdict == COUNTED and factor > 0
         self.verdicts[place], self.factors[place] = verdict, factor
-        return (counts - counted) * (self.stops[place] - self._first(place))
+        return (counts - counted) * self.moving[place]
 
     def void(self, first: int, last: int) -> int | None:
         """Void the places from `first` on and before `last`; None if they were void, else as `judge`."""
@@ -87,6 +101,7 @@ class NamedSteps:
     def end(self, place: int) -> None:
         """Forget the places from this one on; nothing is named here any more."""
         del self.epochs[place:], self.stops[place:], self.factors[place:], self.verdicts[place:]
+        del self.moving[place:]
         del self._tags[place * TAG_BYTES :]
         self.ended = True
 

@@ -73,7 +73,6 @@ MAX_PART_BYTES = 192 * 1024
 
 E = TypeVar("E")
 
-_U16 = (1 << 16) - 1
 _U31 = (1 << 31) - 1
 _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
@@ -372,13 +371,13 @@ def _decode_petition(f: list[Any], _: int) -> Petition:
 
 def _decode_commitment(f: list[Any], _: int) -> Commitment:
     origin, digest = _binary(f[2], 32, "origin"), _binary(f[3], 32, "digest")
-    return Commitment(_unsigned(f[1], _U16, "epoch"), origin, digest, _binary(f[4], 64, "signature"))
+    return Commitment(_unsigned(f[1], _U32, "epoch"), origin, digest, _binary(f[4], 64, "signature"))
 
 
 def _decode_finding(f: list[Any], _: int) -> Finding:
     origin, nonce = _binary(f[2], 32, "origin"), _unsigned(f[3], _U64, "nonce")
     parts = _entries(f[5], _measured, attrgetter("feed"))
-    return Finding(_unsigned(f[1], _U16, "epoch"), origin, nonce, _unsigned(f[4], _U32, "rows"), parts)
+    return Finding(_unsigned(f[1], _U32, "epoch"), origin, nonce, _unsigned(f[4], _U32, "rows"), parts)
 
 
 def _measured(value: Any) -> Part:

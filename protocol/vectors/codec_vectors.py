@@ -219,7 +219,7 @@ def _bad_entries() -> list[tuple[str, str, bytes]]:
         ("one feed measured twice", "C8", _finding([low_part, low_part])),
         ("a worth of 65 bits", "C5", _finding([[0, 1, 2**63, 0]])),
         ("a score that is a fraction", "C5", _finding([[0, 1, 0, 0.5]])),
-        ("a finding about an epoch of 17 bits", "C5", _finding([], epoch=2**16)),
+        ("a finding about an epoch of 33 bits", "C5", _finding([], epoch=2**32)),
         ("a proof with one branch", "C5", _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[[], bytes(64)]])),
     ]
 

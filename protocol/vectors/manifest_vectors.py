@@ -56,7 +56,7 @@ MANIFEST: dict[str, Any] = {
 
 
 OPEN: dict[str, Any] = MANIFEST | {
-    "protocol": 2,
+    "protocol": 3,
     "data": MANIFEST["data"] | {"validation": "", "validation_limit": 128},
     "open": {"quota": 2048, "work_bits": 21},
     "organised": {

@@ -27,6 +27,7 @@ from sfprotocol.decisions import (
     Finish,
     Invite,
     Move,
+    Oversized,
     Part,
     RateFrom,
     Recount,
@@ -55,8 +56,8 @@ MEMBERS = (b"\x01" * 32, b"\x02" * 32)
 DIGEST, SALT = bytes(range(64, 96)), bytes(range(8))
 
 EXAMPLES: dict[str, tuple[Decision, tuple[Extension, ...]]] = {
-    "close": (Close(1, SALT, (Move(0, 300, bytes(8)), Move(65, 1, b"\xff" * 8))), ()),
-    "close of an epoch in which nothing moved": (Close(65_535, SALT, ()), ()),
+    "close": (Close(1, SALT, (Move(0, 300, bytes(8)), Move(65, 2, b"\xff" * 8, 1))), ()),
+    "close of an epoch in which nothing moved": (Close(2**32 - 2, SALT, ()), ()),
     "seal": (Seal(0, (64,), (), DIGEST, 4096, ()), ()),
     "seal that recounts and sets rates": (
         Seal(7, (), (Recount(64, 0), Recount(64, 3)), DIGEST, 0, (RateFrom(9, 2**32 - 1), RateFrom(12, 0))),
@@ -64,6 +65,7 @@ EXAMPLES: dict[str, tuple[Decision, tuple[Extension, ...]]] = {
     ),
     "amend": (Amend(2**31 - 1, 1), ()),
     "admit": (Admit(DIGEST, 1000, 1), ()),
+    "admit a stranger": (Admit(DIGEST, 0, 0), ()),
     "invite": (Invite(DIGEST, 2**32 - 1), ()),
     "revoke": (Revoke(1, 5), ()),
     "revoke an invitation": (RevokeInvitation(0, 2**32 - 1), ()),
@@ -73,12 +75,13 @@ EXAMPLES: dict[str, tuple[Decision, tuple[Extension, ...]]] = {
     "finish": (Finish(), ()),
     "finish with an extension that can be ignored": (Finish(), (Extension(3, b"more"),)),
     "finish with one that cannot": (Finish(), (Extension(3, b""), Extension(4, b""))),
-    "bases": (Bases(65_535, DIGEST), ()),
+    "bases": (Bases(2**32 - 1, DIGEST), ()),
     "announcement": (Announce("The run ends on Friday. Zürich 東"), ()),
     "evaluation": (Evaluated(3, "accuracy", 912_844, 893_000, 931_000, -1, 872), ()),
     "checkpoint": (Checkpoint(3, DIGEST, DIGEST[::-1]), ()),
     "validators": (Validators((3, 7, 2**31 - 1)), ()),
     "no validators": (Validators(()), ()),
+    "oversized": (Oversized(3, (0, 65)), ()),
     "worth": (Worth(3, 64, (Part(0, 300, 41_250_000, 5_250), Part(65, 1, -(2**63), -1_000))), ()),
 }
 
@@ -94,6 +97,7 @@ def vectors() -> dict[str, Any]:
         "control": _control(),
         "counting": _counting(),
         "validators": _validators(),
+        "quotas": _quotas(),
     }
 
 
@@ -129,7 +133,9 @@ def _bad_encodings() -> list[tuple[str, bytes]]:
         ("moves not in order", _packed(0, 1, SALT, [[64, 1, bytes(8)], [0, 1, bytes(8)]], [])),
         ("a feed moved twice", _packed(0, 1, SALT, [[64, 1, bytes(8)]] * 2, [])),
         ("a tag of 4 bytes", _packed(0, 1, SALT, [[64, 1, bytes(4)]], [])),
-        ("rate of an epoch of 17 bits", _packed(2, 0, [], [], DIGEST, 4096, [[2**16, 1]], [])),
+        ("zeros that there are not", _packed(0, 1, SALT, [[0, 1, bytes(8), 2]], [])),
+        ("no zeros, and said", _packed(0, 1, SALT, [[0, 1, bytes(8), 0]], [])),
+        ("rate of an epoch of 33 bits", _packed(2, 0, [], [], DIGEST, 4096, [[2**32, 1]], [])),
         ("worth of a feed said twice", _packed(7, 0, 64, [[64, 1, 1, 1]] * 2, [])),
         ("worth that is a fraction", _packed(7, 0, 64, [[64, 1, 0.5, 1]], [])),
         ("text that a terminal obeys", _packed(1, "\x1b[2J", [])),
@@ -289,6 +295,58 @@ def _story() -> list[Decision]:
     ]
 
 
+def _shared() -> list[Decision]:
+    """Return decisions that share out what members may make: one who was vouched for, and strangers."""
+    admitted = [Admit(bytes([number]) * 32, 0, 0) for number in range(2, 6)]
+    tag = bytes(8)
+    return [
+        Admit(bytes([1]) * 32, 40, 0),
+        admitted[0],
+        admitted[1],
+        Close(0, SALT, (Move(0, 200, tag), Move(64, 20, tag), Move(128, 9, tag, 9))),
+        Seal(0, (), (), DIGEST, 4096, ()),  # the second stranger has made zeros
+        admitted[2],
+        Close(1, SALT, (Move(0, 100, tag), Move(69, 1, tag), Move(192, 1, tag))),  # another feed of the first
+        Seal(1, (), (), DIGEST, 4096, ()),
+        Close(2, SALT, (Move(0, 100, tag), Move(69, 30, tag, 10))),
+        Seal(2, (69,), (), DIGEST, 4096, ()),  # it is skipped
+        admitted[3],
+        Admit(bytes([4]) * 32, 7, 0),  # somebody vouches for the third
+        Close(3, SALT, (Move(0, 100, tag),)),
+        Seal(3, (), (Recount(69, 2),), DIGEST, 4096, ()),
+        Close(4, SALT, (Move(69, 1, tag),)),
+        Revoke(2, 0),
+        Close(5, SALT, ()),
+    ]
+
+
+def _quotas() -> dict[str, Any]:
+    """Return what members may make with each label after each of these decisions, and in which feed (O20)."""
+    run = Counting(budget=10_000, rate=1 << 32, epoch_updates=250)
+    steps = []
+    for decision in _shared():
+        run.apply(decisions.read(decisions.encode(decision)))
+        members = range(len(run.members))
+        steps.append(
+            {
+                "record": decisions.encode(decision).hex(),
+                "room": run.room,
+                "counted": run.counted,
+                "quotas": [
+                    [run.quotas.quota(m, label) for label in range(run.open_epoch + 1)] for m in members
+                ],
+                "incarnations": [run.quotas.incarnation(m, run.open_epoch) for m in members],
+                "credits": [run.credit(m) for m in members],
+                "live": [
+                    [f, [list(one) for one in run.live(f, 300)]]
+                    for f in (0, 64, 69, 128, 192)
+                    if f // 64 in members
+                ],
+            }
+        )
+    return {"budget": 10_000, "rate": 1 << 32, "epoch_updates": 250, "steps": steps}
+
+
 def _counting() -> dict[str, Any]:
     run = Counting(budget=100, rate=3 << 30, bases=DIGEST, subspace_epochs=2)
     return {
@@ -334,7 +392,10 @@ def _step(run: Counting, decision: Decision) -> dict[str, Any]:
         "counted": run.counted,
         "complete": run.complete,
         "rates": [run.rate(epoch) for epoch in range(4)],
-        "members": [[member.origin.hex(), member.quota, member.revoked] for member in run.members],
+        "members": [
+            [member.origin.hex(), run.quotas.own(number), member.revoked]
+            for number, member in enumerate(run.members)
+        ],
         "named": [run.named(feed) for feed in (0, 65)],
         "ended": [run.ended(feed) for feed in (0, 65)],
         "runs": [[list(one) for one in run.runs(feed, 7)] for feed in (0, 65)],

@@ -35,7 +35,7 @@ from sfprotocol.host import Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, Feed, RunParameters
 from sfprotocol.names import Names
-from sfprotocol.own_feed import fresh
+from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.signing import Sign
 
 _INCARNATION = "incarnation"
@@ -228,8 +228,10 @@ def open_machine(
     sign: Sign = _never_sign
     proven = True
     if settings.role == "trainer":
+        is_new = parameters.organised is not None and not data_dir.identity.exists()
         identity = _identity_of(data_dir)
-        own, proven = own_feed(update_log, identity, frontier, draw)
+        first = (lambda: FIRST_INCARNATION) if is_new else draw
+        own, proven = own_feed(update_log, identity, frontier, first)
         sign = identity.sign
     with sound_control(update_log):
         return Machine(

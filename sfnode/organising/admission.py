@@ -146,7 +146,7 @@ class Petitions:
         if self._policy.admission is not Admission.ANYONE:
             return None
         enough = work(self._run_id, petition.origin, petition.nonce) >= self._policy.work_bits
-        return Admit(petition.origin, self._policy.quota, 0) if enough else None
+        return Admit(petition.origin, 0, 0) if enough else None
 
     def _drop(self, counting: Counting, now: float) -> None:
         self._pending = {

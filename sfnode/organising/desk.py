@@ -250,7 +250,8 @@ class OrganiserDesk:
                     taken, rest = part.scalars[: end - step], part.scalars[end - step :]
                     chain = extend(chain, [part._replace(scalars=taken)])
                     part, step = part._replace(scalars=rest), end
-                    yield Mark(step, part.epoch, chain, sum(scalar * scalar for scalar in taken))
+                    squares = sum(scalar * scalar for scalar in taken)
+                    yield Mark(step, part.epoch, chain, squares, taken.count(0))
 
     # -- peers -------------------------------------------------------------------------------------
 

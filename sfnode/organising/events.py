@@ -31,6 +31,8 @@ class Mark(NamedTuple):
     """The chain hash after `stop` updates."""
     squares: int = 0
     """Sum of the squares of the scalars since the mark before."""
+    zeros: int = 0
+    """Number of scalars since then that are 0."""
 
 
 # -- events --------------------------------------------------------------------------------------------

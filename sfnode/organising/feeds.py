@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 from sfnode.organising.evaluation.origins import GAIN_BY_COST, LEAST_MEMBERS
 from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
+from sfprotocol import holding
 from sfprotocol.counting import NEVER, Counting
-from sfprotocol.decisions import INCARNATIONS, Amend
+from sfprotocol.decisions import INCARNATIONS, Amend, Move
 from sfprotocol.frontier import MAX_FEEDS
 from sfprotocol.messages import Feed
+from sfprotocol.quotas import UNPROVEN_PART
 
 CLAIMED = 4
 """Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
@@ -49,6 +51,8 @@ class HeldFeed:
     """The first step that was not named when we last looked."""
     most: int = 0
     """The most that was here while something was missing."""
+    grown: float = 0.0
+    """Time at which it last grew."""
 
     @property
     def stop(self) -> int:
@@ -58,6 +62,25 @@ class HeldFeed:
     def mark(self, stop: int) -> Mark | None:
         """Return the mark at a step, if there is one."""
         return next((mark for mark in reversed(self.marks) if mark.stop == stop), None)
+
+    def enough(self, updates: int) -> int:
+        """Return the first mark up to which so many wait that move anything; NEVER if fewer do."""
+        moving, before = 0, self.named
+        for mark in self.marks:
+            if mark.stop > self.named:
+                moving, before = moving + mark.stop - before - mark.zeros, mark.stop
+            if moving >= updates:
+                return mark.stop
+        return NEVER
+
+    def zeros(self, stop: int) -> int:
+        """Return how many of the steps that wait, up to `stop`, have the scalar 0."""
+        return sum(mark.zeros for mark in self.marks if self.named < mark.stop <= stop)
+
+    def labelled(self, epoch: int) -> int:
+        """Return how many updates at its end have the label of an epoch, or a later one."""
+        stops = [0, *(mark.stop for mark in self.marks)]
+        return sum(b - a for a, b, mark in zip(stops, stops[1:], self.marks) if mark.label >= epoch)  # noqa: B905
 
     def last_nameable(self, limit: int, revoked: int) -> Mark | None:
         """Return the last mark up to a step before which nothing has a label from which on all is revoked."""
@@ -78,6 +101,17 @@ class Nameable(NamedTuple):
     """Time since which it waits."""
     mark: Mark
     """The mark at which the close may stop."""
+    zeros: int
+    """Steps of it whose scalar is 0."""
+
+    @property
+    def moving(self) -> int:
+        """Steps of it that may count."""
+        return self.steps - self.zeros
+
+    def move(self, salt: bytes) -> Move:
+        """Return the move that names it in a close with this salt."""
+        return Move(self.number, self.steps, holding.tag(salt, self.mark.chain), self.zeros)
 
 
 class HeldFeeds:
@@ -106,7 +140,7 @@ class HeldFeeds:
             case HeldChanged(feed=feed, first=first, marks=marks):
                 held = self.of(feed, now)
                 held.marks = [mark for mark in held.marks if mark.stop <= first] + list(marks)
-                held.shown = min(held.shown, first)
+                held.shown, held.grown = min(held.shown, first), now
             case ForkProven(feed=feed, at=at):
                 held = self.of(feed, now)
                 held.forked = min(held.forked, at)
@@ -138,23 +172,50 @@ class HeldFeeds:
 
     def nameable(self, counting: Counting, most: int, rest: int, *, alone: bool) -> Iterator[Nameable]:
         """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
-        only what peers have shown unless `alone`. Nothing is named that is not here."""
-        left: dict[bytes, int] = {}
+        only what peers have shown unless `alone`. Nothing is named that is not here.
+
+        Of a member it is no more than its quota with the open label, over all its feeds and whatever their
+        labels; of all strangers without credit together, no more than the part of the room that is theirs.
+        """
+        left: dict[int, int] = {}
+        shared = counting.room // UNPROVEN_PART
         waiting = (item for item in self._feeds.items() if item[1].stop > item[1].named)
         for feed, held in sorted(waiting, key=lambda item: (item[1].since, item[0])):
-            number, member = counting.number(feed), counting.member(feed.origin)
-            if number is None or member is None or not most or counting.ended(number) != NEVER:
+            number = counting.number(feed)
+            if number is None or not most or counting.ended(number) != NEVER:
                 continue
             if rest <= 0:
                 return
-            quota = left.setdefault(feed.origin, member.quota)
-            enough = next((mark.stop for mark in held.marks if mark.stop >= held.named + rest), NEVER)
-            limit = min(enough, held.forked, held.named + quota, NEVER if alone else held.shown)
-            if mark := held.last_nameable(limit, member.revoked):
-                left[feed.origin] -= mark.stop - held.named
-                rest -= mark.stop - held.named
+            member = number // INCARNATIONS
+            unproven = counting.begun and counting.quotas.is_stranger(member) and not counting.credit(member)
+            quota = counting.quotas.quota(member, counting.open_epoch)
+            quota = shared if unproven else left.setdefault(member, quota)
+            limit = min(held.enough(rest), held.forked, held.named + quota, NEVER if alone else held.shown)
+            if mark := held.last_nameable(limit, counting.members[member].revoked):
+                steps, zeros = mark.stop - held.named, held.zeros(mark.stop)
+                shared -= steps if unproven else 0
+                left[member] = quota - steps
+                rest -= steps - zeros
                 most -= 1
-                yield Nameable(number, mark.stop - held.named, held.since, mark)
+                yield Nameable(number, steps, held.since, mark, zeros)
+
+    def made(self, counting: Counting) -> dict[int, int]:
+        """Return how many updates with the label of the open epoch are here, by member."""
+        found = Counter[int]()
+        for feed, held in self._feeds.items():
+            if (number := counting.number(feed)) is not None and held.marks:
+                found[number // INCARNATIONS] += held.labelled(counting.open_epoch)
+        return +found
+
+    def active(self, counting: Counting, since: float) -> set[int]:
+        """Return the members of whom something has come since a time."""
+        feeds = (feed for feed, held in self._feeds.items() if held.grown >= since and held.marks)
+        return {number // INCARNATIONS for feed in feeds if (number := counting.number(feed)) is not None}
+
+    def renewing(self, counting: Counting) -> set[int]:
+        """Return the members of whom a feed waits to be named with which they do not go on yet."""
+        waiting = (counting.number(feed) for feed, held in self._feeds.items() if held.stop > held.named)
+        return {n // INCARNATIONS for n in waiting if n is not None and not counting.goes_on_with(n)}
 
     def chains(self, counting: Counting, epoch: int) -> list[tuple[int, int, bytes]] | None:
         """Return (feed, stop, chain hash there) of what closes up to this one have named; None if it is not

@@ -15,7 +15,7 @@ from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
 from sfnode.organising.evaluation.origins import NEWCOMER, OFTEN, Origins
 from sfnode.organising.guard import Guard
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Decision, Recount, Revoke, Void, Worth
+from sfprotocol.decisions import INCARNATIONS, Decision, Oversized, Recount, Revoke, Void, Worth
 
 
 class Members:
@@ -29,12 +29,12 @@ class Members:
         self._revoked = judged and revoked
         self._trust: dict[int, bool] = {}
         """The owner's word: whether seals count a member's work."""
-        self._heavy: set[Recount] = set()
-        """Work that waits for the seal before the end. A restart forgets it; then evidence is enough."""
-        self._noted = -1
-        """The last epoch of which the size of scalars was taken note of."""
-        self._epochs, self._too_large = Counter[int](), Counter[int]()
-        """Epochs in which a member has made anything, and those in which that was too large."""
+        self._oversized: set[Recount] = set()
+        """Work that waits for the seal before the end, as decisions tell."""
+        self._too_large = Counter[int]()
+        """Epochs in which scalars of a member were too large."""
+        self._told = -1
+        """The last epoch of which it was told whose scalars are too large."""
         self._worths: list[Worth] = []
         """Figures that are to be signed."""
         self._sanctions: list[Decision] = []
@@ -58,20 +58,31 @@ class Members:
         """Return whether what the close of an epoch has named of a feed evidently is no measurement."""
         return self._judged and Recount(number, epoch) in self._evidence.outliers
 
-    def heavy(self, epoch: int, moved: Iterable[int], heavy: Iterable[int]) -> set[int]:
-        """Take note of the feeds that an epoch has `moved`, and of those of which it has scalars that are too
-        large to count by its seal; return those that it skips for that."""
-        found = set(heavy) if self._judged else set()
-        self._heavy.update(Recount(number, epoch) for number in found)
-        if epoch > self._noted:
-            self._noted = epoch
-            self._epochs.update({number // INCARNATIONS for number in moved})
-            self._too_large.update({number // INCARNATIONS for number in found})
-        return found
+    def take(self, decision: Decision) -> None:
+        """Take in the next decision of the control feed."""
+        if isinstance(decision, Oversized) and decision.epoch > self._told:
+            self._told = decision.epoch
+            self._oversized.update(Recount(feed, decision.epoch) for feed in decision.feeds)
+            self._too_large.update({feed // INCARNATIONS for feed in decision.feeds})
 
-    def _often_too_large(self, member: int) -> bool:
+    def forget(self) -> None:
+        """Forget what decisions have told: they are read anew."""
+        self._oversized, self._too_large, self._told = set(), Counter(), -1
+
+    def oversized(self, epoch: int, feeds: Iterable[int]) -> Oversized | None:
+        """Return what is to be signed before the seal of an epoch in which scalars of these feeds are too
+        large to count at once."""
+        found = tuple(sorted(feeds)) if self._judged and epoch > self._told else ()
+        return Oversized(epoch, found) if found else None
+
+    def is_oversized(self, number: int, epoch: int) -> bool:
+        """Return whether scalars that the close of an epoch has named of a feed are too large to count by its
+        seal."""
+        return self._judged and Recount(number, epoch) in self._oversized
+
+    def _often_too_large(self, member: int, counting: Counting) -> bool:
         """Return whether it is no accident that scalars of a member are too large."""
-        return self._too_large[member] > OFTEN * (NEWCOMER + self._epochs[member])
+        return self._too_large[member] > OFTEN * (NEWCOMER + counting.epochs_of(member))
 
     def due(self, counting: Counting) -> Decision | None:
         """Return what is to be signed: what was measured, and then what follows for whom it shows to do
@@ -104,10 +115,10 @@ class Members:
         evidence = self._evidence
         known = evidence.members.items() if self._judged else ()
         trusted = {number for number, one in known if (one.recounted_at_last if last else one.recounted)}
-        trusted = {number for number in trusted if not self._often_too_large(number)}
+        trusted = {number for number in trusted if not self._often_too_large(number, counting)}
         trusted = {one for one in trusted | self._trust.keys() if self._trust.get(one, True)}
         never = evidence.outliers | judgement.recounted
-        never |= set() if last else self._heavy
+        never |= set() if last else self._oversized
         for number in sorted(trusted):
             revoked = counting.members[number].revoked if number < len(counting.members) else 0
             again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]

@@ -84,16 +84,24 @@ from sfnode.organising.events import (
     Summarised,
     Tenure,
 )
-from sfnode.organising.feeds import HeldFeeds
+from sfnode.organising.feeds import HeldFeeds, Nameable
 from sfnode.organising.guard import Guard
 from sfnode.organising.members import Members
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
-from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
-from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Amend, Close, Decision, Move, Recount, Seal
+from sfprotocol.decisions import (
+    INCARNATIONS,
+    RATE_ONE,
+    Amend,
+    Close,
+    Decision,
+    Oversized,
+    Recount,
+    Seal,
+)
 from sfprotocol.messages import Feed, Petition
-from sfprotocol.organised import usual_updates
+from sfprotocol.quotas import UNPROVEN_PART
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
 """Seconds between two looks, which take 10 us for each feed: 2 % of a core at most, and 8.5 s between looks
@@ -114,8 +122,16 @@ largest decision takes 15 s over a line of 100 kbit/s."""
 SIGN_AGAIN = 10.0
 """Seconds after which a Sign that has brought no decision is repeated: a commit takes far less."""
 
-MOVES_PER_CLOSE = 9_000
-"""Feeds that one close moves: with 21 bytes each they fit MAX_DECISION."""
+MOVES_PER_CLOSE = 7_500
+"""Feeds that one close moves: with 26 bytes each they fit MAX_DECISION."""
+
+LEAST_EPOCH = 0.5
+"""Seconds for which an epoch is open at least: a close and a seal, with what they say of each feed, cost
+every node more than the updates of half a second; and no epochs are burnt."""
+
+ACTIVE_TIME = 30.0
+"""Seconds after which a member of whom nothing has come is not waited for, where all others have made what
+they may: a step of a large model on a small machine takes some ten."""
 
 MAX_UNSEALED = 16
 """Closed epochs that may wait for their seals. If seals cannot be made, because named updates are missing
@@ -245,9 +261,12 @@ class Organiser:
     def _on_control_changed(self, event: ControlChanged, now: float) -> None:
         counting = self._counting = event.counting
         before, self._decisions = self._decisions, counting.decisions
-        if self.guard:
-            self.guard = Guard() if event.anew else self.guard
-            for decision in event.decisions:
+        if event.anew:
+            self._members.forget()
+            self.guard = Guard() if self.guard else None
+        for decision in event.decisions:
+            self._members.take(decision)
+            if self.guard:
                 self.guard.take(decision)
         unsupported = UNSUPPORTED if counting.unsupported else None
         reason = unsupported if event.tenure is Tenure.HELD else event.tenure.value
@@ -369,10 +388,14 @@ class Organiser:
 
     # -- seals -------------------------------------------------------------------------------------
 
-    def _seal(self, now: float) -> Seal | None:
+    def _seal(self, now: float) -> Seal | Oversized | None:
         counting, epoch = self._counting, self._counting.sealed
         chains = self._feeds.chains(counting, epoch) if epoch < counting.open_epoch else None
-        if chains is None or self._is_evaluated_first(epoch, now):
+        if chains is None:
+            return None
+        if oversized := self._members.oversized(epoch, self._feeds.heavy(epoch, counting)):
+            return oversized
+        if self._is_evaluated_first(epoch, now):
             return None
         judgement = self._judge(counting)
         if self.search:
@@ -407,15 +430,14 @@ class Organiser:
 
     def _skipped(self, epoch: int, judgement: Judgement) -> tuple[int, ...]:
         """Return the feeds of which the seal of an epoch counts nothing."""
-        moved, heavy = self._counting.moved(epoch), self._feeds.heavy(epoch, self._counting)
-        heavy = self._members.heavy(epoch, moved, heavy)
-        return tuple(n for n in moved if n in heavy or self._is_skipped(n, epoch, judgement))
+        return tuple(n for n in self._counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
         if number in judgement.skipped or not self._members.trusted(number // INCARNATIONS):
             return True
-        revoked = self._feeds.revoked(number, epoch, self._counting)
-        return revoked or self._members.outlier(number, epoch) or self._is_stale(number, epoch)
+        revoked, members = self._feeds.revoked(number, epoch, self._counting), self._members
+        evident = members.outlier(number, epoch) or members.is_oversized(number, epoch)
+        return revoked or evident or self._is_stale(number, epoch)
 
     def _is_stale(self, number: int, epoch: int) -> bool:
         """Return whether what a close has named of a feed brings what the guard has taken back."""
@@ -465,22 +487,39 @@ class Organiser:
             return None  # the run is complete with the seals to come, unless they skip something
         alone = self._alone and not self._peers
         chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, rest, alone=alone))
-        total = sum(one.steps for one in chosen)
-        oldest = min((one.since for one in chosen), default=now)
+        oldest = min((one.since for one in chosen if one.moving), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         target = search.target(counting) if search else self.policy.longest
         # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show
         # yet
-        target = min(target, int(GROWTH * usual_updates(counting, self.policy.target_updates)))
+        target = min(target, rest, int(GROWTH * counting.usual_updates(self.policy.target_updates)))
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)
-        due = chosen and (total >= min(target, rest) or late)
-        if not (due or cut or self._renewal.cuts(counting)):
+        total = sum(one.moving for one in chosen)
+        filled = total and (self._closing(chosen, target) >= target or late or self._is_used_up(now))
+        if not (filled or cut or self._renewal.cuts(counting)) or now - self._opened_at < LEAST_EPOCH:
             return None
         if not cut and total >= rest and self._is_to_wait():
             chosen = []  # by a seal of its own, what waits counts before the run ends
         salt = self._draw(SALT_BYTES)
-        moves = (Move(one.number, one.steps, holding.tag(salt, one.mark.chain)) for one in sorted(chosen))
+        moves = (one.move(salt) for one in sorted(chosen))
         return Close(counting.open_epoch, salt, tuple(moves))
+
+    def _closing(self, chosen: list[Nameable], target: int) -> int:
+        """Return how much of an epoch of `target` updates is there: of members without credit a small part of
+        it counts at most, so that they do not close epochs (SPEC O20)."""
+        counting, found = self._counting, {True: 0, False: 0}
+        for one in chosen:
+            found[bool(counting.credit(one.number // INCARNATIONS))] += one.moving
+        most = max(1, target // UNPROVEN_PART) if counting.begun else target
+        return found[True] + min(found[False], most)
+
+    def _is_used_up(self, now: float) -> bool:
+        """Return whether all members of whom something has come of late have made what they may; who goes on
+        with a new feed waits for a close."""
+        made, counting = self._feeds.made(self._counting), self._counting
+        active = self._feeds.active(counting, now - ACTIVE_TIME)
+        waiting = active - self._feeds.renewing(counting)
+        return bool(active) and not any(counting.room_left(member, made) for member in waiting)
 
     def _is_to_wait(self) -> bool:
         """Return whether skipped work is to count before what a close would name now, and no epoch was closed

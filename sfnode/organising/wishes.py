@@ -79,9 +79,10 @@ def _replaces(counting: Counting, wish: Budget | Finish | Bases | Validators) ->
 
 
 def _admit(counting: Counting, admit: Admit) -> str | None:
-    member = counting.member(admit.origin)
-    if member:
-        return _unless(admit.quota > member.quota, "admitted before, with no smaller quota")
+    number = counting.member_number(admit.origin)
+    if number is not None:
+        own = counting.quotas.own(number)
+        return _unless(admit.quota > own, "admitted before, with no smaller quota")
     full = len(counting.members) >= MAX_MEMBERS
     return _unless(
         not full and not admit.invitation, "no room for a member, or an invitation that it has to show"

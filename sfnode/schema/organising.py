@@ -144,6 +144,11 @@ class MemberStatus(Answer):
     number: int
     origin: str
     quota: int
+    """Updates of it that may have the label of the open epoch."""
+    vouched: bool
+    """Whether it has a quota of its own: by an invitation, or the organiser's word."""
+    proven: bool
+    """Whether its work is taken at its word until a seal judges it."""
     invitation: int | None
     """Number of the invitation by which it came, counted from 1; None without one."""
     revoked: int | None

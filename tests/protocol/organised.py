@@ -26,6 +26,7 @@ from sfprotocol.decisions import (
     Seal,
     Void,
 )
+from sfprotocol.quotas import LEAST_USUAL
 
 SALT, DIGEST = b"s" * 8, b"d" * 32
 
@@ -45,9 +46,11 @@ def tag(epoch: int, feed: int) -> bytes:
     return (epoch * 1000 + feed).to_bytes(TAG_BYTES, "big")
 
 
-def close(epoch: int, moves: dict[int, int] | None = None) -> Close:
-    """Return the close that names so many more steps of these feeds."""
-    return Close(epoch, SALT, tuple(Move(f, n, tag(epoch, f)) for f, n in sorted((moves or {}).items())))
+def close(epoch: int, moves: dict[int, int] | None = None, zeros: dict[int, int] | None = None) -> Close:
+    """Return the close that names so many more steps of these feeds, so many of which have the scalar 0."""
+    none = zeros or {}
+    said = (Move(f, n, tag(epoch, f), none.get(f, 0)) for f, n in sorted((moves or {}).items()))
+    return Close(epoch, SALT, tuple(said))
 
 
 def seal(
@@ -70,12 +73,31 @@ def seal(
 
 @dataclass
 class Reference:
-    """What counts, written from SPEC O5-O8 with one entry for every single update."""
+    """What counts, and what may be made, written from SPEC O5-O8 and O20 with one entry for every update, and
+    for every member with every label."""
 
     budget: int
     first_rate: int
+    epoch_updates: int = LEAST_USUAL
     members: list[bytes] = field(default_factory=list)
-    quotas: dict[bytes, int] = field(default_factory=dict)
+    own_quotas: dict[bytes, int] = field(default_factory=dict)
+    """0 of a stranger."""
+    quotas: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """How many updates of a member may have a label."""
+    feeds: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """The incarnation in which a member goes on with a label."""
+    places: int = 0
+    """Strangers who may still begin with the open label."""
+    turn: int = 0
+    """The member with whom the next turn begins."""
+    out: set[bytes] = field(default_factory=set)
+    """Strangers who were revoked."""
+    zeros: set[Step] = field(default_factory=set)
+    """Updates whose scalar is 0."""
+    sizes: list[int] = field(default_factory=list)
+    """Updates that move anything of every close."""
+    first_named: set[int] = field(default_factory=set)
+    """Feeds of which a close has named anything."""
     came_by: dict[bytes, int] = field(default_factory=dict)
     revoked: dict[bytes, int] = field(default_factory=dict)
     uses: list[int] = field(default_factory=list)
@@ -97,7 +119,8 @@ class Reference:
 
     @property
     def counted(self) -> int:
-        return sum(factor > 0 and step not in self.void for step, factor in self.factors.items())
+        counts = (s for s, factor in self.factors.items() if factor > 0 and s not in self.void)
+        return sum(step not in self.zeros for step in counts)
 
     @property
     def complete(self) -> bool:
@@ -173,17 +196,16 @@ class Reference:
         match decision:
             case Admit(origin=member, quota=quota, invitation=invitation):
                 if member in self.members:
-                    self.quotas[member] = max(quota, self.quotas[member])
+                    self.own_quotas[member] = max(quota, self.own_quotas[member])
                 elif invitation == 0 or self._has_use(invitation - 1):
-                    self.members.append(member)
-                    self.quotas[member], self.came_by[member] = quota, invitation
-                    if invitation:
-                        self.uses[invitation - 1] -= 1
+                    self._admit(member, quota, invitation)
             case Invite(uses=uses):
                 self.uses.append(uses)
             case Revoke(member=number, epoch=epoch) if number < len(self.members):
                 member = self.members[number]
                 self.revoked[member] = min(epoch, self.revoked.get(member, NEVER))
+                if epoch <= self.open_label:
+                    self.out.add(member)
             case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.uses):
                 self.revoked_invitations[number] = min(epoch, self.revoked_invitations.get(number, NEVER))
 
@@ -196,13 +218,100 @@ class Reference:
         if self.finished or one.epoch != len(self.closes):
             return
         moved: dict[int, set[Step]] = {}
-        for feed, steps, _ in one.moves:
+        for feed, steps, *_ in one.moves:
             first = len(self.named(feed))
             fits = steps > 0 and first + steps < 1 << 32
             if feed // 64 >= len(self.members) or feed in self.ended or not fits:
                 return
             moved[feed] = {(feed, step) for step in range(first, first + steps)}
+        for feed, steps, _, zeros in one.moves:
+            self.zeros |= {(feed, step) for _, step in sorted(moved[feed])[steps - zeros :]}
         self.closes.append(moved)
+        self.sizes.append(sum(steps - zeros for _, steps, _, zeros in one.moves))
+        self._open(sorted(moved))
+
+    # -- what may be made: SPEC O20 --------------------------------------------------------------------
+
+    @property
+    def open_label(self) -> int:
+        return len(self.closes)
+
+    @property
+    def room(self) -> int:
+        usual = max([LEAST_USUAL, *self.sizes[-4:]]) if self.sizes else self.epoch_updates
+        return 2 * min(self.epoch_updates, usual)
+
+    def credit(self, member: int) -> int:
+        """Return how many updates of a member are taken at their word: 1 << 32 for as many as there are."""
+        judged: list[int] = []
+        for moved in self.closes[max(0, len(self.seals) - 16) : len(self.seals)]:
+            steps = {step for feed, steps in moved.items() if feed // 64 == member for step in steps}
+            counts = {step for step in steps - self.void if self.factors.get(step, 0) > 0}
+            if steps & self.skipped:
+                judged.append(0)
+            elif counts:
+                judged.append(len(counts - self.zeros))
+        vouched = self.own_quotas[self.members[member]] > 0
+        if not judged:
+            return 1 << 32 if vouched else 0
+        if not judged[-1]:
+            return 0
+        return 1 << 32 if vouched else 2 * max(judged)
+
+    def _admit(self, member: bytes, quota: int, invitation: int) -> None:
+        self.members.append(member)
+        self.own_quotas[member], self.came_by[member] = quota, invitation
+        if invitation:
+            self.uses[invitation - 1] -= 1
+        label = self.open_label
+        self.feeds[member, label] = 0
+        if quota:
+            self.quotas[member, label] = quota
+        elif not self.counted:
+            self.quotas[member, label] = self.shared[1] if self.shared else self.room
+        else:
+            self.quotas[member, label] = 1 if self.places else 0
+            self.places = max(0, self.places - 1)
+
+    shared: tuple[int, int] | None = None
+    """(Label, part of each) of the share with the open label."""
+
+    def _open(self, moved: list[int]) -> None:
+        label = self.open_label
+        for member in self.members:
+            self.feeds[member, label] = self.feeds[member, label - 1]
+        for feed in moved:
+            if feed not in self.first_named:
+                self.first_named.add(feed)
+                self.feeds[self.members[feed // 64], label] = feed % 64
+        waiting = []
+        for number, member in enumerate(self.members):
+            if quota := self.own_quotas[member]:
+                self.quotas[member, label] = quota
+            elif credit := self.credit(number):
+                self.quotas[member, label] = min(credit, self.room)
+            elif member not in self.out:
+                waiting.append(number)
+        self.places = max(1, self.room // 16)
+        part = self.places // max(1, len(waiting)) if self.counted else self.room
+        for number in waiting:
+            self.quotas[self.members[number], label] = part
+        if not part:
+            turns = [n for n in waiting if n >= self.turn] + [n for n in waiting if n < self.turn]
+            for place, number in enumerate(turns):
+                self.quotas[self.members[number], label] = int(place < self.places)
+            self.turn, part = turns[self.places - 1] + 1, 1
+        self.shared = label, part
+
+    def live(self, feed: int, held: int) -> tuple[tuple[int, int], ...]:
+        """Return the factors of the first steps of a feed for whoever makes updates."""
+        member = self.members[feed // 64]
+        goes_on = self.feeds[member, self.open_label] == feed % 64
+        judged = len(set().union(*(moved.get(feed, set()) for moved in self.closes[: len(self.seals)])))
+        stop = judged + (self.credit(feed // 64) if goes_on else 0)
+        factors = [self.factor((feed, step)) if step < stop else 0 for step in range(held)]
+        stops = [n for n in range(1, held + 1) if n == held or factors[n] != factors[n - 1]]
+        return tuple((stop, factors[stop - 1]) for stop in stops)
 
     def _seal(self, one: Seal) -> None:
         if one.epoch != len(self.seals) or one.epoch >= len(self.closes):
@@ -223,8 +332,14 @@ class Reference:
             self.factors[step] = one.factor
 
 
-def fold(*decisions: Decision, budget: int = 1000, rate: int = 1 << 32, bases: bytes = b"") -> Counting:
-    counting = Counting(budget=budget, rate=rate, bases=bases, subspace_epochs=2)
+def fold(
+    *decisions: Decision,
+    budget: int = 1000,
+    rate: int = 1 << 32,
+    bases: bytes = b"",
+    epoch_updates: int = LEAST_USUAL,
+) -> Counting:
+    counting = Counting(budget=budget, rate=rate, bases=bases, subspace_epochs=2, epoch_updates=epoch_updates)
     for decision in decisions:
         counting.apply(Recorded(decision))
     return counting

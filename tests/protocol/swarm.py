@@ -32,7 +32,7 @@ from sfprotocol.messages import (
     Succession,
 )
 from sfprotocol.names import NAMELESS, Names
-from sfprotocol.own_feed import fresh
+from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.signing import extend
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, Told, origin_of, signing_key
@@ -87,6 +87,8 @@ class Node:
         self.cards: dict[Feed, Card] = {}
         self.called = called
         drawn = swarm.random.getrandbits(32)
+        if run.organised and not key:
+            drawn = FIRST_INCARNATION
         self.own = None if relay else fresh(Frontier(run), origin_of(key or name), drawn)
         self.key = key or name
         self.decided: list[Entry] = []

@@ -59,7 +59,8 @@ def state(counting: Counting) -> Any:
         (counting.decisions, counting.unsupported, counting.open_epoch, counting.sealed, counting.counted),
         (counting.budget, counting.finished, counting.complete),
         [counting.rate(epoch) for epoch in range(counting.open_epoch + 9)],
-        [(member.origin, member.quota, member.revoked) for member in counting.members],
+        [(member.origin, member.revoked) for member in counting.members],
+        made_of(counting),
         [(invitation.key, invitation.uses, invitation.revoked) for invitation in counting.invitations],
         [counting.positions(epoch) for epoch in range(counting.open_epoch + 1)],
         {feed: of_feed(counting, feed) for feed in moved},
@@ -75,6 +76,16 @@ def of_feed(counting: Counting, feed: int) -> Any:
         list(counting.landmarks(feed)),
         counting.runs(feed, held),
     )
+
+
+def made_of(counting: Counting) -> list[Any]:
+    """Return what members may make with the open label, and whose work is taken at its word."""
+    quotas, label = counting.quotas, counting.open_epoch
+    members = range(len(counting.members))
+    return [
+        (quotas.quota(m, label), quotas.incarnation(m, label), quotas.own(m), counting.credit(m))
+        for m in members
+    ]
 
 
 def changes(counting: Counting, decision: Decision) -> bool:
@@ -286,14 +297,14 @@ def test_members_are_numbered_in_the_order_of_their_admission() -> None:
     assert [member.origin for member in run.members] == [origin(7), origin(3)]
     found = run.member(origin(7))
     assert found
-    assert (found.quota, found.revoked) == (5, NEVER)
+    assert (run.quotas.quota(0, 0), found.revoked) == (5, NEVER)
     assert run.member(origin(0)) is None
     assert run.number(Feed(origin(3), 2)) == 66
 
 
 def test_a_second_admission_raises_the_quota_and_never_undoes_a_revocation() -> None:
     run = fold(Invite(DIGEST, 2), admit(0, 5), Revoke(0, 3), admit(0, 9, 1), admit(0, 7))
-    assert [(member.quota, member.revoked) for member in run.members] == [(9, 3)]
+    assert (run.quotas.own(0), run.members[0].revoked) == (9, 3)
     assert run.invitations[0].uses == 2, "nobody new has come by it"
 
 
@@ -554,7 +565,9 @@ def decisions(draw: st.DrawFn) -> list[Decision]:
         kind = draw(st.sampled_from(("close", "close", "seal", "seal", "other")))
         if kind == "close":
             right = draw(st.integers(0, 9)) > 0
-            found.append(close(epoch if right else draw(EPOCHS), draw(MOVES)))
+            moves = draw(MOVES)
+            zeros = {feed: draw(st.integers(0, steps)) for feed, steps in moves.items()}
+            found.append(close(epoch if right else draw(EPOCHS), moves, zeros))
             epoch += right
         elif kind == "seal":
             right = draw(st.integers(0, 9)) > 0
@@ -604,8 +617,8 @@ OTHERS: st.SearchStrategy[Decision] = st.one_of(
 @settings(max_examples=150)
 @given(said=decisions())
 def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision]) -> None:
-    run = Counting(budget=9, rate=5, bases=DIGEST, subspace_epochs=2)
-    reference = Reference(9, 5, bases={0: DIGEST})
+    run = Counting(budget=9, rate=5, bases=DIGEST, subspace_epochs=2, epoch_updates=8)
+    reference = Reference(9, 5, 8, bases={0: DIGEST})
     for decision in said:
         run.apply(Recorded(decision))
         reference.apply(decision)
@@ -613,9 +626,10 @@ def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Deci
         assert (run.open_epoch, run.sealed) == (len(reference.closes), len(reference.seals))
         assert (run.counted, run.complete) == (reference.counted, reference.complete)
     assert [run.rate(epoch) for epoch in range(12)] == [reference.rate(epoch) for epoch in range(12)]
-    assert [(m.origin, m.quota, m.revoked) for m in run.members] == [
-        (m, reference.quotas[m], reference.revoked_from(m)) for m in reference.members
+    assert [(m.origin, m.revoked) for m in run.members] == [
+        (m, reference.revoked_from(m)) for m in reference.members
     ]
+    shared_out(run, reference)
     assert [invitation.uses for invitation in run.invitations] == reference.uses
     for feed in MOVED:
         named = reference.named(feed)
@@ -623,6 +637,21 @@ def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Deci
         assert (run.ended(feed) < NEVER) == (feed in reference.ended)
         for held in range(len(named) + 3):
             assert run.runs(feed, held) == reference.runs(feed, held)
+            if feed // 64 < len(run.members):
+                assert run.live(feed, held) == reference.live(feed, held)
+
+
+def shared_out(run: Counting, reference: Reference) -> None:
+    """Assert that members may make what they may by the reference, with every label."""
+    for number, member in enumerate(reference.members):
+        assert run.quotas.own(number) == reference.own_quotas[member] or member in reference.out
+        assert run.credit(number) == reference.credit(number)
+        for label in range(run.open_epoch + 1):
+            if label >= run.members[number].revoked:
+                continue
+            assert run.quotas.quota(number, label) == reference.quotas.get((member, label), 0)
+            if (member, label) in reference.feeds:
+                assert run.quotas.incarnation(number, label) == reference.feeds[member, label]
 
 
 # -- published bases ---------------------------------------------------------------------------------
@@ -655,8 +684,9 @@ def test_bases_of_a_run_that_has_random_ones_change_nothing() -> None:
 
 
 def test_bases_are_of_subspaces_that_a_run_can_have() -> None:
-    assert fold(Bases(32_767, SECOND), bases=FIRST).bases[1:] == (Bases(32_767, SECOND),)
-    assert fold(Bases(32_768, SECOND), bases=FIRST).bases[1:] == ()
+    last = (1 << 31) - 1
+    assert fold(Bases(last, SECOND), bases=FIRST).bases[1:] == (Bases(last, SECOND),)
+    assert fold(Bases(last + 1, SECOND), bases=FIRST).bases[1:] == ()
 
 
 # -- checkpoints -------------------------------------------------------------------------------------

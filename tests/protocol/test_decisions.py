@@ -29,6 +29,7 @@ from sfprotocol.decisions import (
     Finish,
     Invite,
     Move,
+    Oversized,
     Part,
     RateFrom,
     Recorded,
@@ -48,7 +49,7 @@ from sfprotocol.errors import RemoteProtocolError
 
 TAG, SALT, DIGEST = b"t" * TAG_BYTES, b"s" * 8, b"d" * 32
 
-CLOSE = Close(1, SALT, (Move(0, 300, TAG), Move(64, 1, TAG)))
+CLOSE = Close(1, SALT, (Move(0, 300, TAG), Move(64, 2, TAG, 1)))
 SEAL = Seal(1, (0, 64), (Recount(0, 0), Recount(64, 0)), DIGEST, 4096, (RateFrom(3, 7), RateFrom(4, 0)))
 VOID = Void(0, 1, (0, 5))
 
@@ -69,6 +70,7 @@ EVERY_KIND: dict[int, Decision] = {
     5: Checkpoint(1, DIGEST, DIGEST),
     7: Worth(1, 64, (Part(0, 300, -(2**63), -1_000), Part(64, 1, 2**63 - 1, 1_000))),
     9: Validators((0, 7, 2**31 - 1)),
+    11: Oversized(1, (0, 2**31 - 1)),
 }
 
 
@@ -181,13 +183,15 @@ def other(decision: Decision, **fields: Any) -> bytes:
     changed = replace(decision, **fields)  # type: ignore[type-var]
     kind = next(kind for kind, known in EVERY_KIND.items() if type(known) is type(decision))
     values = [getattr(changed, name) for name in type(changed).__slots__]
+    if isinstance(changed, Close) and isinstance(changed.moves, tuple):
+        values[-1] = [move[:3] if len(move) == 4 and not move[3] else move for move in changed.moves]
     return packed(kind, *values, [])
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        other(CLOSE, epoch=2**16),
+        other(CLOSE, epoch=2**32),
         other(CLOSE, salt=b"s" * 7),
         other(CLOSE, salt="s" * 8),
         other(CLOSE, moves=CLOSE.moves[::-1]),
@@ -196,6 +200,9 @@ def other(decision: Decision, **fields: Any) -> bytes:
         other(CLOSE, moves=(Move(0, 2**32, TAG),)),
         other(CLOSE, moves=(Move(0, 1, TAG[1:]),)),
         other(CLOSE, moves=((0, 1),)),
+        other(CLOSE, moves=((0, 1, TAG, 0, 0),)),
+        other(CLOSE, moves=(Move(0, 1, TAG, 2),)),
+        packed(0, 1, SALT, [[0, 1, TAG, 0]], []),
         other(CLOSE, moves=7),
         other(SEAL, skipped=(64, 0)),
         other(SEAL, skipped=(0, 0)),
@@ -206,7 +213,7 @@ def other(decision: Decision, **fields: Any) -> bytes:
         other(SEAL, factor=-1),
         other(SEAL, rates=SEAL.rates[::-1]),
         other(SEAL, rates=(RateFrom(3, 2**32),)),
-        other(SEAL, rates=(RateFrom(2**16, 1),)),
+        other(SEAL, rates=(RateFrom(2**32, 1),)),
         other(VOID, members=(5, 0)),
         other(VOID, last=-1),
         other(EVERY_KIND[6], origin=DIGEST + b"d"),
@@ -265,7 +272,7 @@ def test_an_unknown_even_kind_leaves_the_state_unknown_and_an_odd_one_does_not()
     assert decode(packed(22, [1, "base"], [])) == Recorded(Unknown(22))
     assert decode(packed(22, [1, "base"], [])).unsupported
     assert decode(packed(65_534)).unsupported
-    assert not decode(packed(11, None, 1.5)).unsupported
+    assert not decode(packed(13, None, 1.5)).unsupported
     assert not decode(packed(65_535)).unsupported
 
 

@@ -110,7 +110,7 @@ def test_a_message_out_of_place_drops_the_link(messages: list[Message], rule: st
     ("hello", "reason"),
     [
         (replace(HELLO, run_id=bytes(32)), "another run"),
-        (replace(HELLO, version=3), "protocol 2 here, 3 there"),
+        (replace(HELLO, version=4), "protocol 3 here, 4 there"),
     ],
 )
 def test_a_peer_of_another_run_or_version_gets_a_goodbye(hello: Hello, reason: str) -> None:

@@ -24,8 +24,8 @@ from sfprotocol.messages import (
     Succession,
     Vote,
 )
-from sfprotocol.organised import LEAST_USUAL, USUAL_OF
 from sfprotocol.petitions import SEND_AGAIN, petition_message
+from sfprotocol.quotas import LEAST_USUAL, USUAL_OF
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, signed, signing_key
 from tests.protocol.swarm import Node, Swarm, Wire
@@ -35,14 +35,16 @@ ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22)
 QUOTA = 40
 
 
-def swarm(names: str = "a b c", run: RunParameters = ORGANISED, **options: object) -> Swarm:
+def swarm(
+    names: str = "a b c", run: RunParameters = ORGANISED, quota: int = QUOTA, **options: object
+) -> Swarm:
     made = Swarm(run=run, organiser="a", **options)  # type: ignore[arg-type]
     for name in names.split():
         made.add(name)
     made.mesh()
     made.run(1)
     for name in names.split():
-        decide(made["a"], Admit(origin_of(name), QUOTA, 0))
+        decide(made["a"], Admit(origin_of(name), quota, 0))
     made.run(2)
     return made
 
@@ -196,10 +198,7 @@ def test_all_together_make_two_epochs_of_updates_for_one_close() -> None:
 
 def test_after_short_epochs_members_make_no_more_than_twice_as_much_for_the_next_one() -> None:
     """An organiser that looks for a rate closes short epochs; what came meanwhile destroyed models."""
-    made = swarm(run=replace(ORGANISED, epoch_updates=4096))
-    for name in "bc":
-        decide(made["a"], Admit(origin_of(name), 4096, 0))
-    made.run(2)
+    made = swarm(run=replace(ORGANISED, epoch_updates=4096), quota=4096)
     assert made["b"].compute(200)
     assert made["b"].machine.organised.room(made["b"].own) == 4096 - 200, "its quota"
     made.run(2)
@@ -554,10 +553,14 @@ def test_a_node_whose_feed_is_ended_goes_on_with_another() -> None:
     made["c"].restart()
     made.mesh()
     made.run(30)
+    assert made["c"].compute(1), "one update says that it goes on with another feed"
+    made.run(2)
+    close(made["a"])
+    made.run(2)
     assert made["c"].compute(5)
     made.run(2)
     assert {node.machine.frontier.next(ended) for node in made.nodes.values()} == {4}
-    assert {node.machine.frontier.known for node in made.nodes.values()} == {9}
+    assert {node.machine.frontier.known for node in made.nodes.values()} == {10}
     assert same(made)
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from itertools import chain as concatenate
-from itertools import combinations, groupby, permutations, product
+from itertools import combinations, combinations_with_replacement, groupby, permutations, product
 from typing import Any, TypeVar
 
 import pytest
 
 from sfprotocol import control_feed, holding, signing
+from sfprotocol.checkpoints import Base
 from sfprotocol.control_feed import ControlFeed, genesis
 from sfprotocol.counting import NEVER, Counting, named_digest
 from sfprotocol.decisions import Amend, Close, Decision, Finish, Move, Recorded, Revoke, Void
@@ -25,6 +26,7 @@ from sfprotocol.messages import ControlFork, Entry, EpochScalars, Feed, Successi
 from tests.protocol.feeds import origin_of
 from tests.protocol.organised import SALT, Reference, admit, close, fold, origin, seal
 from tests.protocol.test_control_feed import AUTHORITY, RUN_ID, History, chain_of, first, signed, succession
+from tests.protocol.test_counting import shared_out
 
 S = TypeVar("S")
 Arrival = Callable[[S], S]
@@ -306,6 +308,97 @@ def test_every_sequence_of_four_decisions_counts_as_in_the_reference() -> None:
             named = len(reference.named(feed))
             assert run.named(feed) == named
             assert run.runs(feed, named + 1) == reference.runs(feed, named + 1)
+
+
+# -- what may be made, for every order of decisions --------------------------------------------------
+
+A_AGAIN, B_AGAIN = 1, 65
+"""The second incarnations of the two members."""
+
+STORIES: tuple[tuple[Decision, ...], ...] = (
+    (  # a stranger earns credit, loses its disk, and loses its credit
+        admit(1, 0),
+        close(0, {A: 1, B: 2}),
+        seal(0),
+        close(1, {B_AGAIN: 1}),
+        seal(1, skip=(B_AGAIN,)),
+        close(2, {A: 1}),
+    ),
+    (  # what moves nothing earns nothing; somebody vouches for the stranger
+        admit(1, 0),
+        close(0, {A: 2, B: 2}, {B: 2}),
+        seal(0),
+        admit(1, 7),
+        close(1, {A_AGAIN: 1, B: 1}),
+        seal(1, recount=((A, 0),)),
+    ),
+    (  # what has counted does not any more; two feeds of one member are named first at once
+        admit(1, 0),
+        close(0, {A_AGAIN: 1, B: 1, B_AGAIN: 1}),
+        seal(0, skip=(A_AGAIN,)),
+        Void(0, 0, ()),
+        Revoke(1, 2),
+        close(1, {A: 1}),
+    ),
+)
+
+
+def orders() -> Iterator[tuple[Decision, ...]]:
+    """Yield the decisions of every story in all orders, and once with the organiser's member first."""
+    for story in STORIES:
+        for said in permutations(story):
+            yield (admit(0, 3), *said)
+
+
+def test_every_order_of_decisions_shares_out_as_in_the_reference() -> None:
+    for said in orders():
+        run, reference = Counting(budget=9, rate=5, epoch_updates=8), Reference(9, 5, 8)
+        for decision in said:
+            run.apply(Recorded(decision))
+            reference.apply(decision)
+            shared_out(run, reference)
+        for feed in (A, A_AGAIN, B, B_AGAIN)[: 2 * len(run.members)]:
+            held = run.named(feed) + 2
+            assert run.live(feed, held) == reference.live(feed, held)
+
+
+HISTORIES_OF_LABELS = [labels for n in (1, 2, 3) for labels in combinations_with_replacement(range(3), n)]
+
+
+def test_what_may_be_held_once_may_be_held_for_good() -> None:
+    """Nothing that a node has taken in is forbidden by what is decided later, but by a revocation."""
+    for said in orders():
+        run = Counting(budget=9, rate=5, epoch_updates=8)
+        held: set[tuple[int, tuple[int, ...]]] = set()
+        for decision in said:
+            run.apply(Recorded(decision))
+            may = {
+                (feed, labels)
+                for feed, labels in product((A, A_AGAIN, B, B_AGAIN), HISTORIES_OF_LABELS)
+                if feed // 64 < len(run.members) and labels[-1] <= run.open_epoch
+                if refusal(run, feed, labels) is None
+            }
+            assert held <= may, said
+            held = may
+
+
+def refusal(run: Counting, feed: int, labels: tuple[int, ...]) -> Any:
+    parts = [EpochScalars(label, (1,) * len(list(group))) for label, group in groupby(labels)]
+    return holding.refused(run, feed, Base(run.feed(feed), 0, b"", 0, 0), parts)
+
+
+def test_what_members_hold_of_one_label_is_bounded_for_the_member() -> None:
+    """However many feeds it has, it is a quota, and one update of each of the others."""
+    for said in orders():
+        run = fold(*said, epoch_updates=8)
+        for member, label in product(range(len(run.members)), range(run.open_epoch + 1)):
+            quota = run.quotas.quota(member, label)
+            most = [
+                max(n for n in range(quota + 3) if refusal(run, 64 * member + i, (label,) * n) is None)
+                for i in range(4)
+            ]
+            assert sum(max(0, n - 1) for n in most) <= max(0, quota - 1)
+            assert max(most) <= quota
 
 
 # -- what is held, and its digest --------------------------------------------------------------------

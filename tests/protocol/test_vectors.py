@@ -524,13 +524,28 @@ def test_what_counts_after_every_decision() -> None:
         )
         assert run.complete == step["complete"]
         assert [run.rate(epoch) for epoch in range(4)] == step["rates"]
-        assert [[m.origin.hex(), m.quota, m.revoked] for m in run.members] == step["members"]
+        members = [[m.origin.hex(), run.quotas.own(n), m.revoked] for n, m in enumerate(run.members)]
+        assert members == step["members"]
         for place, feed in enumerate((0, 65)):
             assert (run.named(feed), run.ended(feed)) == (step["named"][place], step["ended"][place])
             assert [list(one) for one in run.runs(feed, 7)] == step["runs"][place]
         assert [one.epoch for one in run.checkpoints] == step["checkpoints"]
         assert [[one.subspace, one.digest.hex()] for one in run.bases] == step["bases"]
     assert [run.number(feed_of(feed)) for feed in vector["feeds"]] == [0, 65]
+
+
+def test_what_members_may_make_after_every_decision() -> None:
+    vector = ORGANISED["quotas"]
+    run = Counting(budget=vector["budget"], rate=vector["rate"], epoch_updates=vector["epoch_updates"])
+    for step in vector["steps"]:
+        run.apply(decisions.read(bytes.fromhex(step["record"])))
+        assert (run.room, run.counted) == (step["room"], step["counted"])
+        for member, quotas in enumerate(step["quotas"]):
+            assert [run.quotas.quota(member, label) for label in range(run.open_epoch + 1)] == quotas
+            assert run.quotas.incarnation(member, run.open_epoch) == step["incarnations"][member]
+            assert run.credit(member) == step["credits"][member]
+        for feed, runs in step["live"]:
+            assert [list(one) for one in run.live(feed, 300)] == runs
 
 
 def test_landmarks_and_named_digests() -> None:

@@ -12,7 +12,7 @@ def named() -> NamedSteps:
     """Steps up to 3, 10 and 12, which the closes of epochs 0, 2 and 5 have named."""
     steps = NamedSteps()
     for epoch, stop, tag in zip((0, 2, 5), (3, 10, 12), TAGS, strict=False):
-        steps.append(epoch, stop, tag)
+        steps.append(epoch, stop, tag, 0)
     return steps
 
 

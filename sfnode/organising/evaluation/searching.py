@@ -189,12 +189,8 @@ class Search:
 
     def target(self, counting: Counting) -> int:
         """Return how many updates the open epoch is to have."""
-        left = MAX_EPOCHS - counting.open_epoch
-        least = math.ceil((counting.budget - counting.counted) / left) if left else 0
         target = min(self._target, self._most)
-        if self.is_cut(counting.open_epoch):
-            target = math.ceil(target * DRAINED)
-        return max(target, least)
+        return math.ceil(target * DRAINED) if self.is_cut(counting.open_epoch) else target
 
     def cuts(self, counting: Counting) -> bool:
         """Return whether the open epoch is to be closed with whatever it has: the one after it has a better

@@ -151,7 +151,6 @@ class Reports:
         """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
         counting = self.counting
         number = counting.number(own) if own else None
-        member = counting.member(own.origin) if own else None
         return RunStatus(
             sealed=counting.sealed,
             counted=counting.counted,
@@ -160,8 +159,8 @@ class Reports:
             seconds_since_seal=self._since_seal(now),
             organiser=desk.state.value if desk else None,
             member=None if number is None else number // INCARNATIONS,
-            quota=member.quota if member else None,
-            room=self._organised.room(own) if member else None,
+            quota=None if number is None else self._organised.quota(number // INCARNATIONS),
+            room=None if number is None else self._organised.room(own),
             health=self._health(),
             evidence=None if number is None else self._evidence(number // INCARNATIONS),
             announced=self._announced(),
@@ -311,7 +310,9 @@ class Reports:
         return MemberStatus(
             number=number,
             origin=member.origin.hex(),
-            quota=member.quota,
+            quota=self._organised.quota(number),
+            vouched=not self.counting.quotas.is_stranger(number),
+            proven=self.counting.credit(number) > 0,
             invitation=invitations[id(member.invitation)] if member.invitation else None,
             revoked=None if member.revoked == NEVER else member.revoked,
             counted=self.counting.counts_of(number),
@@ -399,10 +400,15 @@ class Reports:
         )
 
     def _no_room(self, own: Feed) -> WaitStatus:
-        member, epoch = self.counting.member(own.origin), self.counting.open_epoch
-        assert member is not None  # who stands as a member is one
-        if self._organised.labelled(own) >= member.quota:
-            made = f"it has made the {member.quota} updates that it may make in epoch {epoch}"
+        number, epoch = self.counting.number(own), self.counting.open_epoch
+        assert number is not None  # who stands as a member has feeds
+        quota = self._organised.quota(number // INCARNATIONS)
+        if not quota:
+            made = f"it is new and the places of newcomers in epoch {epoch} are taken"
+        elif not self.counting.goes_on_with(number):
+            made = "it has begun anew, with one update that says so"
+        elif self._organised.labelled(own) >= quota:
+            made = f"it has made the {quota} updates that it may make in epoch {epoch}"
         else:
             made = f"members have made all the updates that are of use in epoch {epoch}"
         until = "the deputies have handed over" if self._feed.frozen else "the organiser closes it"
@@ -457,7 +463,7 @@ def _numbers(counting: Counting) -> dict[str, int]:
     """Return what an owner's decision may change."""
     return {
         "members": len(counting.members),
-        "quotas": sum(member.quota for member in counting.members),
+        "quotas": sum(map(counting.quotas.own, range(len(counting.members)))),
         "revoked members": sum(member.revoked != NEVER for member in counting.members),
         "invitations": len(counting.invitations),
         "revoked invitations": sum(one.revoked != NEVER for one in counting.invitations),

@@ -45,7 +45,7 @@ class Fold:
             case Admit(origin=origin) if origin not in self.members:
                 self.members.append(origin)
             case Close(epoch=epoch, moves=moves):
-                for number, count, _ in moves:
+                for number, count, *_ in moves:
                     self.steps.setdefault(number, []).extend(Step(epoch) for _ in range(count))
             case Seal():
                 self._seal(decision)

@@ -46,16 +46,23 @@ class OrganisedRuns:
             raise Violation("applied", f"{node.name} has not applied what counts of a feed", (node.name,))
 
     def _within(self, node: Node, feed: Feed) -> None:
-        """Check quotas and labels. After a fork of the control feed what was labelled by it may be here."""
-        counting = counting_of(node)
-        member = counting.member(feed.origin)
+        """Check quotas, labels and incarnations. After a fork of the control feed what was labelled by it may
+        be here."""
+        counting, forks = counting_of(node), self._world.may_fork
+        member = counting.member_number(feed.origin)
         labels = node.disk.labels(feed, node.machine.frontier.next(feed))
         if labels and member is None:
             raise Violation("quota", f"{node.name} holds updates of somebody not admitted", (node.name,))
-        if member and any(count > member.quota for _, count in labels):
-            raise Violation("quota", f"{node.name} holds more of a label than the quota", (node.name,))
-        if labels and labels[-1][0] > counting.open_epoch and not self._world.may_fork:
+        if labels and labels[-1][0] > counting.open_epoch and not forks:
             raise Violation("quota", f"{node.name} holds a label beyond the open epoch", (node.name,))
+        if member is None or (forks and counting.quotas.is_stranger(member)):
+            return
+        known = [(label, count) for label, count in labels if label <= counting.open_epoch]
+        if any(count > counting.quotas.quota(member, label) for label, count in known):
+            raise Violation("quota", f"{node.name} holds more of a label than the quota", (node.name,))
+        others = (n for label, n in known if counting.quotas.incarnation(member, label) != feed.incarnation)
+        if sum(others) > 1 and not forks:
+            raise Violation("feed", f"{node.name} holds a feed that its member has left", (node.name,))
 
     def _meant(self, node: Node, feed: Feed) -> None:
         """Check that what is held is of the history that the last close it reaches has named."""

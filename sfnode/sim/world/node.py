@@ -41,7 +41,7 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Petition, Segment, Succession
 from sfprotocol.names import Names
 from sfprotocol.organised import Organised
-from sfprotocol.own_feed import fresh
+from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.petitions import petition_message
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ class Node:
         frontier.waiting = self.begins_with_checkpoint
         anew = self.copied or not self.disk.stop(self.disk.own) if self.disk.own else True
         if anew:
-            self.disk.own = fresh(frontier, origin_of(self.key), self._draw())
+            is_first = self.disk.own is None and not self.copied
+            drawn = FIRST_INCARNATION if is_first else self._draw()
+            self.disk.own = fresh(frontier, origin_of(self.key), drawn)
         self.copied = False
         machine = self.world.make_machine(
             self.world.run,
