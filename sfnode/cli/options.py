@@ -47,15 +47,16 @@ def link_argument(function: F) -> F:
     )(function)
 
 
-def _typed_link(_context: Any, _parameter: Any, value: str | None) -> str | None:
-    return asked_link() if value == "-" else value
+def _typed_link(context: click.Context, _parameter: Any, value: str | None) -> str | None:
+    completing = context.resilient_parsing  # by a shell, of which standard input is none of our business
+    return asked_link() if value == "-" and not completing else value
 
 
 def asked_link() -> str:
     """Return the link that is typed at a terminal, or that standard input has in its first line: others see
     what stands on a command line."""
     if sys.stdin.isatty():
-        return str(click.prompt("Link", err=True))
+        return str(click.prompt("Link", err=True)).strip()
     line = sys.stdin.readline(MAX_LINE).strip()
     if not line:
         raise click.BadParameter("standard input has no link in its first line")

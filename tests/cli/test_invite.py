@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.cli.join import _following, _link_unless_run
+from sfnode.cli.main import cli
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
@@ -178,6 +179,12 @@ def test_a_link_that_no_other_user_may_see_is_read_from_standard_input(
     monkeypatch.setattr(sys, "stdin", StringIO())
     ended = sfnode(command, "-")
     assert (ended.status, "standard input has no link" in ended.err) == (2, True)
+
+
+def test_a_shell_that_completes_a_command_line_is_asked_for_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", unread := StringIO("sfnode:nothing\n"))
+    cli.load("join").make_context("join", ["-"], resilient_parsing=True)
+    assert unread.tell() == 0
 
 
 def test_at_a_terminal_a_link_is_asked_for(sfnode: Run, answers: Callable[..., None]) -> None:
