@@ -1,13 +1,15 @@
-"""Text of others, made fit to be shown on a terminal and in a log.
+"""Text of others, made fit to be shown on a terminal and in a log, and to be copied from there into a shell.
 
 A peer, a model's files, a data set or a library's message may hold any character: some erase the screen, set
 its title, reverse the direction of writing or forge a line. What leaves this program as text goes through
-here at the few places where it leaves: errors, the log, standard output, `top`.
+here at the few places where it leaves: errors, the log, standard output, `top`. A command that people copy,
+wherever it is shown or published, is written by `command`.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 
 LONGEST = 4_000
 """Characters of an error or of a line of the log, two screens: what is longer is a stranger's text, or a list
@@ -32,6 +34,11 @@ def paragraph(text: str) -> str:
     of its own."""
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
     return printable(text).replace("\n", INDENT)
+
+
+def command(*words: object) -> str:
+    """Return a command line of these words: a shell takes each, whoever chose it, for just itself."""
+    return shlex.join(map(str, words))
 
 
 def _escaped(letter: str) -> str:

@@ -28,7 +28,7 @@ def _name(value: str) -> str:
 def _url(value: str) -> str:
     """The URL as links have it (SPEC N6). Raises ValueError."""
     if value and not invitation.is_url(value):
-        raise ValueError("give it as https://HOST/PATH, without a name and a password")
+        raise ValueError(f"give it as {invitation.URL_FORM}")
     return value
 
 

@@ -1,9 +1,14 @@
-"""Nothing that others write reaches a terminal or a log as anything but visible characters."""
+"""Nothing that others write reaches a terminal or a log as anything but visible characters, and a shell as
+anything but a word."""
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
+import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfnode.cli.main import cli
 from sfnode.errors import Code, UserError
 from sfnode.logging import JsonFormatter, TextFormatter
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models import files, pieces
-from sfnode.printable import LONGEST, paragraph, printable
+from sfnode.printable import LONGEST, command, paragraph, printable
 from sfnode.tasks import dataset, templates
 from sfprotocol import model_listing
 from sfprotocol.errors import RemoteProtocolError
@@ -49,6 +55,53 @@ def test_visible_text_stays_as_it_is_and_json_means_the_same(text: str) -> None:
 def test_a_long_text_is_cut_and_says_so() -> None:
     assert paragraph("a" * LONGEST) == "a" * LONGEST
     assert paragraph("a" * 10**6) == "a" * LONGEST + "… (1,000,000 characters)"
+
+
+# -- commands ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"))))
+def test_a_command_is_read_as_the_words_it_was_made_of(words: list[str]) -> None:
+    assert shlex.split(command("sfnode", *words)) == ["sfnode", *words]
+
+
+def test_a_shell_runs_nothing_of_a_hostile_word(tmp_path: Path) -> None:
+    file = tmp_path / "made"
+    hostile = f"$(touch {file})`touch {file}`;touch {file}|'\"&\ntouch {file} #~*?[a]{{a,b}}!"
+    said = subprocess.run(
+        ["sh", "-c", command("printf", "%s", hostile)], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == hostile
+    assert list(tmp_path.iterdir()) == []
+
+
+VALUE = "\0"
+"""Stands for what is put into a text."""
+
+PACKAGE = Path(__file__).parents[1] / "sfnode"
+
+
+def put_together(source: str) -> list[str]:
+    """Return the texts of a module into which values are put."""
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.JoinedStr))
+    return [
+        "".join(str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values)
+        for node in nodes
+    ]
+
+
+def test_no_command_is_put_together_in_another_way() -> None:
+    names = "|".join(map(re.escape, cli.load_all()))
+    by_hand = re.compile(rf"(?:sfnode (?:{names})|chmod)\b[^`<·\n]*(?:{VALUE}|{{{{)")
+    texts = {file: file.read_text() for file in PACKAGE.rglob("*.html")}
+    texts |= {file: "\n`".join(put_together(file.read_text())) for file in PACKAGE.rglob("*.py")}
+    assert len(texts) > 100
+    found = {str(file): by_hand.findall(text) for file, text in texts.items() if by_hand.search(text)}
+    assert not found
+    assert by_hand.search(put_together('f"`sfnode join {link}`"')[0])
+
+
+# -- hostile manifests, listings and messages ----------------------------------------------------------
 
 
 def unknown_key() -> None:

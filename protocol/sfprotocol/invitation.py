@@ -44,10 +44,17 @@ MAX_URL = 300
 CHECKSUM_BYTES = 4
 """Bytes of the checksum: of four billion links with a typo one passes, and its run id then names no run."""
 
+PLAIN = r"A-Za-z0-9%+,\-./:=@_~"
+"""Characters of an address and of a URL, as a regular expression has them between brackets: those of RFC 3986
+that mean nothing to a shell. People copy both into command lines, and anybody may have written them."""
+
+URL_FORM = "https://HOST/PATH of letters, digits and %+,-./:=@_~, without a name and a password"
+"""The form of a URL (SPEC N6), in words."""
+
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]*")
 _PEER = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ADDRESS = re.compile(rf"/[!-~]{{1,{MAX_ADDRESS - 1}}}")
-_URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?")
+_ADDRESS = re.compile(rf"/[{PLAIN}]{{1,{MAX_ADDRESS - 1}}}")
+_URL = re.compile(rf"https?://[A-Za-z0-9.\-:]+(/[{PLAIN}]*)?")
 _U32 = (1 << 32) - 1
 _BOUNDS = {"max_array_len": MAX_PEERS, "max_map_len": 0, "max_ext_len": 0}
 

@@ -24,7 +24,7 @@ def vectors() -> dict[str, Any]:
     valid = [invitation.invite(PROTOCOL_VERSION, RUN_ID, addresses) for addresses in (several[:1], several)]
     valid.append(replace(valid[0], ticket=invitation.Ticket(3, bytes(range(16)))))
     valid.append(replace(valid[0], url="https://run.example/reviews/run.json"))
-    valid.append(replace(valid[2], url="http://[2001:db8::7]:8080"))
+    valid.append(replace(valid[2], url="http://203.0.113.7:8080/~ann/100%25/"))
     link = invitation.write(valid[0])
     newer = bytes([invitation.VERSION + 1]) + b"whatever comes"
     return {
@@ -78,7 +78,19 @@ def vectors() -> dict[str, Any]:
                 "rule": "N6",
                 "link": _link(b"\x03" + _body(1, RUN_ID, [[first, ["/a"]]], None, "https://a:b@c/")[1:]),
             },
+            {
+                "name": "a URL that a shell would interpret",
+                "rule": "N6",
+                "link": _link(
+                    b"\x03" + _body(1, RUN_ID, [[first, ["/a"]]], None, "https://run.example/$(id)")[1:]
+                ),
+            },
             {"name": "a space in a way", "rule": "N3", "link": _link(_body(1, RUN_ID, [[first, ["/a b"]]]))},
+            {
+                "name": "a command in it",
+                "rule": "N3",
+                "link": _link(_body(1, RUN_ID, [[first, ["/`id`"]]])),
+            },
         ],
     }
 

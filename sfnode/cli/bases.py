@@ -10,6 +10,7 @@ import click
 from sfnode.cli.options import data_dir_option, device_option, dtype_option, model_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
+from sfnode.printable import command
 
 if TYPE_CHECKING:
     from sfnode.engine.making_bases import Made
@@ -43,7 +44,7 @@ def bases(out: Path, kind: str, data_dir: Path, model: Path | None, device: str,
     with trained.trainer as trainer:
         file, words = made(trainer, kind, out)
     echo(f"made at {trained.moment}: {words}")
-    echo(f"wrote {file}; publish it with `sfnode organise bases {file}`")
+    echo(f"wrote {file}; publish it with `{command('sfnode', 'organise', 'bases', file)}`")
 
 
 def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:

@@ -35,8 +35,8 @@ def dashboard_token_option(function: F) -> F:
         default="",
         callback=parse_token,
         metavar="TEXT",
-        help="Token that visitors of the dashboard must present.  [default: generated and printed if other "
-        "machines can reach the dashboard or it controls the node, else none]",
+        help="Token that visitors of the dashboard must present; rather set the variable, as everybody on a "
+        "machine sees command lines.  [default: generated, and in the address that is printed]",
     )(function)
 
 

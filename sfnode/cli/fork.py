@@ -22,6 +22,7 @@ from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
 from sfnode.cli.succession import keys_dir_option
 from sfnode.errors import Code, UserError
+from sfnode.printable import command
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -91,7 +92,8 @@ def fork(
     echo(f"core digest there {trained.digest}")
     for note in said:
         echo(note)
-    echo(f"sfnode join --run {out / RUN} --data-dir FOLDER{organising_options(keys_dir)}    starts it")
+    start = ("sfnode", "join", "--run", out / RUN, "--data-dir", "FOLDER", *organising_options(keys_dir))
+    echo(f"{command(*start)}    starts it")
 
 
 def _counting_at(old: Manifest, entries: Any, epoch: int) -> Counting:

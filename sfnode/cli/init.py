@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import MAX_WORK_BITS
 from sfnode.manifest.training import Training
+from sfnode.printable import command
 from sfnode.tasks import reward_numbers
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
@@ -343,7 +343,7 @@ def init(
     for note in [*said, *output.numbers_words(prepared, given), *output.notes(manifest, "epsilon" in given)]:
         echo(note)
     echo("What happens next:")
-    start = f"sfnode join --run {out}{organising_options(keys_dir) if keys else ''}"
+    start = command("sfnode", "join", "--run", out, *(organising_options(keys_dir) if keys else ()))
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
 
@@ -393,10 +393,10 @@ def _made(
     return file, ranked, [f"Made bases: {words}."]
 
 
-def organising_options(keys_dir: Path) -> str:
+def organising_options(keys_dir: Path) -> list[str]:
     """Return the options of a node that organises with a key in this folder."""
-    elsewhere = "" if keys_dir == KEYS_DIR.expanduser() else f" --keys-dir {shlex.quote(str(keys_dir))}"
-    return f" --organise{elsewhere}"
+    elsewhere = [] if keys_dir == KEYS_DIR.expanduser() else ["--keys-dir", str(keys_dir)]
+    return ["--organise", *elsewhere]
 
 
 def keys_folder(keys_dir: Path, out: Path) -> Path:

@@ -14,6 +14,7 @@ from sfnode.cli.data_folder import running_node, used_folder
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
+from sfnode.printable import command
 from sfnode.schema import unchecked
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ NOTES = {
 def parse_url(_context: Any, _parameter: Any, value: str) -> str:
     """Return a URL that a link can name."""
     if value:
-        from sfprotocol.invitation import is_url
+        from sfprotocol.invitation import URL_FORM, is_url
 
         if not is_url(value):
-            raise click.BadParameter("give it as https://HOST/PATH, without a name and a password")
+            raise click.BadParameter(f"give it as {URL_FORM}")
     return value
 
 
@@ -87,7 +88,7 @@ def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | 
     link, reach = invitation["link"], invitation["reach"]
     if qr if qr is not None else sys.stdout.isatty():
         _draw(link)
-    echo(f"sfnode join {link}")
+    echo(command("sfnode", "join", link))
     if found is None:
         echo("This node does not run: the link holds addresses of peers that it has met.", err=True)
     if note := NOTES[reach]:

@@ -23,6 +23,7 @@ from sfnode.cli.grouped import GroupedCommand
 from sfnode.cli.limit import LIMITS
 from sfnode.cli.limit_options import limit_options, reason, take_limits
 from sfnode.cli.options import (
+    asked_link,
     data_dir_option,
     devices_option,
     dtype_option,
@@ -44,6 +45,7 @@ from sfnode.cli.progress import Narration, follow
 from sfnode.errors import Code, UserError
 from sfnode.logging import FORMATS, begins, log_error, set_up_logging
 from sfnode.peers.invitations import check_same_run, read_link
+from sfnode.printable import command
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.transport.base import peer_of
@@ -175,7 +177,8 @@ GROUPS = {
     "--invitation",
     callback=parse_text,
     metavar="NUMBER:HEX",
-    help="What admits this node to an organised run, if a link does not say it.",
+    help="What admits this node to an organised run, if a link does not say it: a secret, so rather set the "
+    "variable than write it on a command line, which everybody on a machine sees.",
 )
 @setting("--organise", help="Decide what counts in this run, with the organiser's key (docs/organising.md).")
 @setting(
@@ -320,10 +323,13 @@ def join(
     A link is all that is needed: the manifest comes from a peer and is checked, the base model is downloaded,
     the node catches up and trains. Ctrl-C or SIGTERM ends it within two seconds and loses nothing; started
     again in the same folder it goes on where it stopped.
+
+    With - for LINK it asks for the link, or reads it from a file: `sfnode join - < FILE`. That is for links
+    that are secret, as those of `sfnode organise invite` are: everybody on a machine sees command lines.
     """
+    if not (link or fields["peers"] or fields["run"] or fields["contacts_url"]):
+        link = _link_unless_run(fields["data_dir"])
     fields = _following(link, fields) if link else fields
-    if not (fields["peers"] or fields["run"] or fields["contacts_url"]):
-        _require_run(fields["data_dir"])
     set_up_logging(log_level, log_format)
     note(fields["data_dir"])
     fields["limits"] = take_limits(fields)
@@ -338,19 +344,26 @@ def join(
     leave(status)
 
 
-def _require_run(folder: Path) -> None:
-    """Raise UserError BAD_OPTION, which says what a link is, unless the folder has a run to go on with."""
+def _link_unless_run(folder: Path) -> str | None:
+    """Return the link that somebody at a terminal types; None if the folder has a run to go on with.
+
+    Raises UserError BAD_OPTION, which says what a link is, if there is neither a run nor a terminal.
+    """
     if Layout(folder).manifest.exists():
-        return
-    raise UserError(
+        return None
+    nothing = UserError(
         Code.BAD_OPTION,
         f"there is no run to join: you have named none, and {folder} holds none",
         "A link from somebody in a run is all that you need (`sfnode invite` prints it there):\n"
-        "sfnode join sfnode:AZMB...                     with such a link\n"
+        "sfnode join sfnode:AZMB...                     with such a link (or -, to be asked for it)\n"
         "sfnode join https://HOST/run.json              with the page of a run\n"
         "sfnode init, sfnode join --run run.toml ...    starts a run of your own\n"
         "sfnode swarm                                   shows how it works on this machine alone",
     )
+    if not sys.stdin.isatty():
+        raise nothing
+    echo(f"{nothing.what}.\n{nothing.fix}", err=True)
+    return asked_link()
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -420,5 +433,5 @@ def _announce(node: Node, narration: Narration) -> None:
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if node.addresses():
         link = node.running.views.invitation().link
-        echo(f"others join with (`sfnode invite` shows it again):\n  sfnode join {link}")
+        echo(f"others join with (`sfnode invite` shows it again):\n  {command('sfnode', 'join', link)}")
     follow(node.status, narration)

@@ -7,6 +7,7 @@ node are derived from the fields of `sfnode.settings`; this module does not know
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -27,6 +28,9 @@ _FIRST = (
 )
 """Places where an option can be said; an earlier one goes first."""
 
+MAX_LINE = 4_096
+"""Characters of a line that is read: a link has half as many (`sfprotocol.invitation.MAX_LINK`)."""
+
 DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
 
 
@@ -37,8 +41,26 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 
 
 def link_argument(function: F) -> F:
-    """Add LINK, which as an argument has no key in the file."""
-    return click.argument("link", required=False, metavar="[LINK]", envvar=variable("--link"))(function)
+    """Add LINK, which as an argument has no key in the file; `-` stands for one that is typed or piped."""
+    return click.argument(
+        "link", required=False, metavar="[LINK|-]", envvar=variable("--link"), callback=_typed_link
+    )(function)
+
+
+def _typed_link(context: click.Context, _parameter: Any, value: str | None) -> str | None:
+    completing = context.resilient_parsing  # by a shell, of which standard input is none of our business
+    return asked_link() if value == "-" and not completing else value
+
+
+def asked_link() -> str:
+    """Return the link that is typed at a terminal, or that standard input has in its first line: others see
+    what stands on a command line."""
+    if sys.stdin.isatty():
+        return str(click.prompt("Link", err=True)).strip()
+    line = sys.stdin.readline(MAX_LINE).strip()
+    if not line:
+        raise click.BadParameter("standard input has no link in its first line")
+    return line
 
 
 def setting(*names: str, **extra: Any) -> Callable[[F], F]:

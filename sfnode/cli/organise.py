@@ -21,6 +21,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.succession import hand_over, sign
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats, result_in_words
 from sfnode.errors import Code, UserError
+from sfnode.printable import command
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
 def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     """Publish an invitation and print its link: whoever joins by it is admitted without asking you.
 
-    The link is a secret. `sfnode organise revoke --invitation NUMBER` takes it back, and who came by it.
+    The link is a secret, and everybody on a machine sees command lines: so `sfnode join -` asks for it, or
+    reads it from a file. `sfnode organise revoke --invitation NUMBER` takes it back, and who came by it.
     """
     import secrets
 
@@ -142,8 +144,9 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     if as_json:
         echo(json.dumps({"link": link, "invitation": result.invitation, "uses": uses}, indent=2))
     else:
-        echo(f"sfnode join {link}")
-        echo(f"Invitation {result.invitation}, for {uses}: give the link to nobody else.", err=True)
+        echo(f"{command('sfnode', 'join', '-')}\n{link}")
+        told = f"Invitation {result.invitation}, for {uses}: give the link to nobody else."
+        echo(f"{told} The command asks for it.", err=True)
 
 
 @organise.command

@@ -33,6 +33,8 @@ LOCAL = {
     "machine": "The page's link has addresses of this machine only: nobody can join from another one.",
 }
 
+NO_MANIFEST = "run.toml is not published: this manifest names folders of a machine (docs/publish.md)."
+
 NOWHERE = "The page has no link: this node does not run and has met nobody. Start it, or give --public-link."
 
 
@@ -55,11 +57,11 @@ def parse_keys(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple
 
 def _address(_context: Any, _parameter: Any, value: str) -> str:
     """Return the address of a page with / at its end."""
-    from sfprotocol.invitation import is_url
+    from sfprotocol.invitation import URL_FORM, is_url
 
     found = value and value.rstrip("/") + "/"
     if found and not is_url(f"{found}run.json"):
-        raise click.BadParameter("give it as https://HOST/PATH, without a name and a password")
+        raise click.BadParameter(f"give it as {URL_FORM}")
     return found
 
 
@@ -157,6 +159,7 @@ def _publish(
     site: Site, folder: Path, data_dir: Path, link: str, contacts: str, samples: bool, said: str
 ) -> str:
     """Publish once, and tell so; return the warnings, which are not repeated while they stay the same."""
+    from sfnode.manifest.sources import names_folders
     from sfnode.publish.asking import ask
     from sfnode.publish.run_file import utc_now
 
@@ -171,6 +174,7 @@ def _publish(
     if told.contact.reach is None and not manifest.organised.private:
         warnings.append(NOWHERE)
     warnings += [LOCAL[told.contact.reach]] if told.contact.reach in LOCAL else []
+    warnings += [NO_MANIFEST] * names_folders(manifest)
     text = "\n".join(warnings)
     if text and text != said:
         echo(text, err=True)

@@ -15,6 +15,7 @@ from sfnode.cli.exit import INTERRUPTED
 from sfnode.cli.options import device_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
+from sfnode.printable import command
 
 if TYPE_CHECKING:
     from sfnode.studies.study import Progress, Study
@@ -65,9 +66,7 @@ def cores() -> int:
 
 def typed() -> str:
     """Return the command line as it was typed, for the report."""
-    from sfnode.studies.wording import command_of
-
-    return command_of(sys.argv[1:])
+    return command("sfnode", *sys.argv[1:])
 
 
 def run_study(

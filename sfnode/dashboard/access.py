@@ -1,15 +1,15 @@
 """Access to the web dashboard: checks of every request, and the headers of every answer.
 
-The dashboard shows what the control socket answers, which only the node's user can open. So without a token
-it listens on this machine alone. It answers to no host name that another page could have made up (DNS
-rebinding), gives nothing to pages of other sites, and lets its own page load nothing from elsewhere.
+The dashboard shows what the control socket answers, which only the node's user can open, and a port is open
+to every user of the machine. So there is always a token, without which it answers nothing. It answers to no
+host name that another page could have made up (DNS rebinding), gives nothing to pages of other sites, and
+lets its own page load nothing from elsewhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from aiohttp import web
@@ -48,14 +48,14 @@ class _Cookie(NamedTuple):
 
 
 def guard(host: str, port: int, token: str) -> Middleware:
-    """Return middleware for a dashboard at `host` and `port`; an empty `token` lets everybody in."""
+    """Return middleware for a dashboard at `host` and `port` that lets in whoever has the token."""
     names = known_names(host)
     cookie = _Cookie(f"sfnode-{port}", hashlib.sha256(token.encode()).hexdigest())
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         answer = _refusal(request, names)
-        if answer is None and token:
+        if answer is None:
             answer = _login(request, token, cookie)
         if answer is None:
             try:
@@ -66,16 +66,6 @@ def guard(host: str, port: int, token: str) -> Middleware:
         return answer
 
     return check
-
-
-def is_local(host: str) -> bool:
-    """Return whether only this machine reaches that address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _refusal(request: web.Request, names: frozenset[str]) -> web.StreamResponse | None:

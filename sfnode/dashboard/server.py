@@ -23,7 +23,7 @@ from sfnode.control.answers import answer, invalid
 from sfnode.control.answers import error as refusal
 from sfnode.control.client import Client
 from sfnode.control.owner import PauseRequest
-from sfnode.dashboard.access import guard, is_local
+from sfnode.dashboard.access import guard
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import (
@@ -131,10 +131,11 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve the dashboard within the block, and yield the URL to open.
 
-    If other machines can reach it, or with `control`, by which whoever sees it may also pause, limit and end
-    the node, there is always a token; one is generated if none is given. Raises UserError PORT_IN_USE.
+    Every user of this machine can reach it, and others perhaps, too: so there is always a token; one is
+    generated if none is given. With `control` whoever has it may also pause, limit and end the node. Raises
+    UserError PORT_IN_USE.
     """
-    token = token or (secrets.token_urlsafe(24) if control or not is_local(host) else "")
+    token = token or secrets.token_urlsafe(24)
     listener = _bind(host, port)
     bound = int(listener.getsockname()[1])
     application = web.Application(middlewares=[guard(host, bound, token), _errors_as_json])
@@ -162,7 +163,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _url(host: str, port: int, token: str) -> str:
     name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}/" + (f"?{urlencode({'token': token})}" if token else "")
+    return f"http://{name}:{port}/?{urlencode({'token': token})}"
 
 
 def _pages() -> list[web.RouteDef]:

@@ -17,6 +17,7 @@ from sfnode.doctor.context import Case
 from sfnode.doctor.findings import Finding, Subject, note, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.printable import command
 from sfnode.sizes import size_text
 
 PROCESS = 512 << 20
@@ -233,7 +234,7 @@ def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
     if manifest is None or not (case.measure or _at_hand(case, manifest)):
         return None
     if shapes.is_shape(case.model):
-        fix = f"Measure it with random ones: sfnode bench --model {case.model}"
+        fix = f"Measure it with random ones: {command('sfnode', 'bench', '--model', case.model)}"
         return note(Subject.SPEED, "a shape has no weights, so no steps were measured", fix)
     try:
         per_hour = _updates_per_hour(case, manifest)

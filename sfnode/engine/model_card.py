@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfnode.engine.adapter import Fit
+from sfnode.manifest.sources import is_on_hub, public_name
 from sfnode.manifest.task import Task
-from sfnode.models.files import BUILTIN, licence_of
+from sfnode.models.files import licence_of
+from sfnode.printable import command, printable
 from sfnode.schema.metrics import NO_WORTH, metric_of, trained_by
 from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
@@ -63,22 +64,11 @@ LISTED = 100
 
 TAGS = ("sfnode", "decentralized-training", "zeroth-order-optimization")
 
+CLOSING = {ord("`"): r"\u0060", ord("|"): r"\u007c"}
+"""Characters that would end the code or the cell of a table in which they stand, as JSON escapes them."""
+
 MEASURED = f"It was measured with these weights, on up to {CALIBRATION_ROWS} unlabelled training rows."
 GIVEN = "It is the base model's, from the manifest: no rows were there to measure that of these weights on."
-
-
-def public_name(source: str) -> str:
-    """Return the source of a base model without the folders of a machine."""
-    return Path(source).name if _is_local(source) else source
-
-
-def _is_local(model: str) -> bool:
-    return not model.startswith(BUILTIN) and (model.startswith(("/", ".", "~")) or Path(model).exists())
-
-
-def _rows_of(source: str) -> str:
-    """Return the source of rows without the folders of a machine, in Markdown."""
-    return f"`{source if source.startswith((BUILTIN, HUB)) else Path(source).name}`"
 
 
 def model_card(
@@ -94,9 +84,8 @@ def model_card(
     """
     manifest = trainer.manifest
     task = manifest.task
-    base = public_name(manifest.model.source)
-    run = f"Trained by sfnode from `{base}` in the run `{manifest.run_id.hex()}`."
-    parts = [_front_matter(trainer, adapter=fit is not None), f"# {manifest.name}\n", f"{run}\n"]
+    run = f"Trained by sfnode from {_source(manifest.model.source)} in the run `{manifest.run_id.hex()}`."
+    parts = [_front_matter(trainer, adapter=fit is not None), f"# {_escaped(manifest.name)}\n", f"{run}\n"]
     if fit:
         parts.append(f"This is a LoRA adapter of that model: {fit.in_words}.\n")
     if task.labelled:
@@ -116,17 +105,18 @@ def _front_matter(trainer: Trainer, *, adapter: bool) -> str:
     """Return the hub's metadata as YAML, each value in JSON, which is YAML too."""
     manifest = trainer.manifest
     source, data = manifest.model.source, manifest.data
-    sets = {name.split(":")[1] for name in (data.train, data.test) if name.startswith(HUB)}
+    named = (name.split(":")[1] for name in (data.train, data.test) if name.startswith(HUB))
+    sets = sorted(set(filter(is_on_hub, named)))
     fields: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
         "tags": list(TAGS),
     }
-    if not (_is_local(source) or source.startswith(BUILTIN)):  # the hub takes names of its own only
+    if is_on_hub(source):  # it takes no other names
         fields |= {"base_model": source, "base_model_relation": "adapter" if adapter else "finetune"}
     if license_ := licence_of(trainer.loaded.folder):
         fields["license"] = license_
     if sets:
-        fields["datasets"] = sorted(sets)
+        fields["datasets"] = sets
     fields["pipeline_tag"] = "text-classification" if trainer.loaded.classifies else "text-generation"
     lines = (f"{key}: {json.dumps(value)}" for key, value in fields.items())
     return "\n".join(["---", *lines, "---", ""])
@@ -170,27 +160,30 @@ def _contributors(everybody: tuple[Contributor, ...]) -> Iterator[str]:
 
 def _verification(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> str:
     """Say which commands compute the model anew, in the folder of any node of the run."""
+    commands = [command("sfnode", "verify")]
+    of: tuple[object, ...] = ()
     if about.seal is None:
-        again, prints = "verify", "state digest above, while the log has the same updates"
-        export = "export check"
+        prints = "state digest above, while the log has the same updates"
     elif about.amended:
-        again, prints = "verify", "core digest above, while that seal is the last one"
-        export = "export check"
+        prints = "core digest above, while that seal is the last one"
     else:
-        again, prints = f"checkout {about.seal}", "core digest above"
-        export = f"export check --seal {about.seal}"
+        prints = "core digest above"
+        commands.append(command("sfnode", "checkout", about.seal))
+        of = ("--seal", about.seal)
+    said = "\n".join(commands)
     first = (
         f"Whoever has joined the run (`sfnode join LINK`) has its signed log. On the node's machine, this "
         f"checks every signature, adds all updates up anew, and prints the {prints}:\n\n"
-        f"```sh\nsfnode verify\n{'' if again == 'verify' else f'sfnode {again}' + chr(10)}```\n"
+        f"```sh\n{said}\n```\n"
     )
     if not weights:
         return first
     sums = "\n".join(f"{digest}  check/{name}" for name, digest in weights.items())
     dtype = str(trainer.loaded.dtype).removeprefix("torch.")
+    export = command("sfnode", "export", "check", *of, "--dtype", dtype)
     return (
         f"{first}\nAnd this writes the weights anew, which have these SHA-256 sums on every machine:\n\n"
-        f"```sh\nsfnode {export} --dtype {dtype}\nsha256sum -c <<END\n{sums}\nEND\n```\n"
+        f"```sh\n{export}\nsha256sum -c <<'END'\n{sums}\nEND\n```\n"
     )
 
 
@@ -201,10 +194,10 @@ def _training(trainer: Trainer) -> str:
     rows = {
         "method": "zeroth-order: an update is a seed and one number, from forward passes alone",
         "measured at": points,
-        "base model": f"`{public_name(manifest.model.source)}`, digest `{manifest.model.digest}`",
+        "base model": f"{_source(manifest.model.source)}, digest `{manifest.model.digest}`",
         "task": f"{task.kind}, {task.loss} loss" if task.has_slopes else "reward of answers that it writes",
-        "training data": _rows_of(data.train) if data.train else "each node's own",
-        "test data": _rows_of(data.test) if data.test else "none",
+        "training data": _source(data.train) if data.train else "each node's own",
+        "test data": _source(data.test) if data.test else "none",
         "trained matrices": f"{len(manifest.model.targets)}, {numbers.basis} bases of rank {numbers.rank}",
         "mini-batch": f"{numbers.batch_size} rows",
         "epsilon": f"{numbers.epsilon:g}",
@@ -222,7 +215,7 @@ def _rewarded(task: Task) -> str:
         template=_quoted(task.template),
         tokens=task.answer_tokens,
         stop=stop,
-        verifier=json.dumps(task.verifier, ensure_ascii=False, indent=1),
+        verifier=printable(json.dumps(task.verifier, ensure_ascii=False, indent=1)),
     )
 
 
@@ -232,7 +225,15 @@ def _calibration(trainer: Trainer) -> str:
 
 
 def _quoted(text: str) -> str:
-    return f"`{json.dumps(text, ensure_ascii=False)}`"
+    """Return a text of others' as a string of JSON, which Markdown takes for code to its last character."""
+    said = printable(json.dumps(text, ensure_ascii=False)).translate(CLOSING)
+    return f"`{said}`"
+
+
+def _source(source: str) -> str:
+    """Return the name of a base model or of rows, which is others' text unless it has the form of a name."""
+    name = public_name(source)
+    return f"`{name}`" if re.fullmatch(r"[\w./:-]+", name, re.ASCII) else _quoted(name)
 
 
 def _escaped(text: str) -> str:

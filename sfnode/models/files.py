@@ -306,5 +306,5 @@ def licence_of(base: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     head = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
-    found = re.search(r"^license:[ ]*([\w.-]+)[ ]*$", head[1], re.MULTILINE) if head else None
+    found = re.search(r"^license:[ ]*([\w.-]+)[ ]*$", head[1], re.ASCII | re.MULTILINE) if head else None
     return found[1] if found else None

@@ -16,6 +16,7 @@ from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.organising.reporting import bisection
 from sfnode.organising.reporting.chronicle import DIGITS, chronicle, parts
+from sfnode.printable import command
 from sfnode.schema.history import (
     BisectResult,
     CheckoutResult,
@@ -260,5 +261,7 @@ def _undo(epoch: int | None, origins: list[Without]) -> Iterator[str]:
     if epoch is None:
         return
     names = [one.origin[:DIGITS] for one in origins]
-    yield from (f"sfnode organise revoke {name}" for name in names)
-    yield " ".join([f"sfnode organise void {epoch}", *(f"--member {name}" for name in names)])
+    yield from (command("sfnode", "organise", "revoke", name) for name in names)
+    yield command(
+        "sfnode", "organise", "void", epoch, *(word for name in names for word in ("--member", name))
+    )

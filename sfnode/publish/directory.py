@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     @property
     def join(self) -> str:
         """Return the argument of `sfnode join`; empty if nothing is known by which one could."""
-        return f"{self.page}{NAME}" if is_url(f"{self.page}{NAME}") else self.run.link
+        return f"{self.page}{NAME}" if self.page else self.run.link
 
 
 class Unread(NamedTuple):

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sfnode.engine.model_card import public_name
 from sfnode.manifest import Manifest
+from sfnode.manifest.sources import public_name
 from sfnode.node.startup import settled
 from sfnode.node.time_travel import Past
 from sfnode.organising.evaluation import health
@@ -244,12 +244,8 @@ def task_in_words(manifest: Manifest) -> str:
 def data_in_words(manifest: Manifest) -> str:
     """Return the sources of rows."""
     data = manifest.data
-    train = _source(data.train) if data.train else "each member's own"
-    return _line(train + (f", tested on {_source(data.test)}" if data.test else ""))
-
-
-def _source(source: str) -> str:
-    return source if source.startswith(("builtin:", "hf:")) else Path(source).name
+    train = public_name(data.train) if data.train else "each member's own"
+    return _line(train + (f", tested on {public_name(data.test)}" if data.test else ""))
 
 
 def _line(text: str) -> str:

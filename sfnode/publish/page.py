@@ -20,6 +20,7 @@ import sfnode
 from sfnode.dashboard.formatting import count, percent, span
 from sfnode.dashboard.quality import STALE, UNJUDGED, beside, verdict
 from sfnode.dashboard.snapshot import Words
+from sfnode.printable import command
 from sfnode.publish.chart import NARROW, WIDE, chart, figure
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
@@ -78,6 +79,7 @@ def environment() -> Environment:
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     made.globals |= {"style": Markup(style), "style_hash": digest, "version": sfnode.__version__}
+    made.globals["command"] = command
     made.filters |= {
         "count": count,
         "bytes": size_text,
@@ -100,8 +102,9 @@ def run_page(
     downloads: Downloads | None,
     samples: Sequence[Sample],
     by_running_node: bool,
+    has_manifest: bool,
 ) -> str:
-    """Return the page of a run."""
+    """Return the page of a run; `has_manifest` says that its manifest is beside it."""
     quality = run.quality
     metric = quality.latest.metric if quality and quality.latest else ""
     base = quality.base.value if quality and quality.base else None
@@ -120,7 +123,7 @@ def run_page(
         rewards=beside(run.quality.latest, run.quality.base) if run.quality else "",
         label=_label(run),
         **drawn,
-        join=f"sfnode join {f'{run.url}{NAME}' if run.url else run.link}",
+        join=f"{run.url}{NAME}" if run.url else run.link,
         qr=_qr(run.link) if run.link else "",
         download=size_text(run.sizes.model) if run.sizes.model is not None else "",
         left=_left(run),
@@ -137,6 +140,7 @@ def run_page(
         export_epoch=downloads.epoch if downloads else None,
         updated=moment(run.updated),
         by_running_node=by_running_node,
+        has_manifest=has_manifest,
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -21,7 +20,7 @@ from sfnode.peers.contacts import MAX_FILE
 from sfnode.schema.base import Answer
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation, Hex32
-from sfprotocol.invitation import MAX_LINK
+from sfprotocol.invitation import MAX_LINK, is_url
 from sfprotocol.names import readable
 
 VERSION = 1
@@ -49,13 +48,13 @@ def _readable(text: str) -> str:
 
 
 def _web_address(text: str) -> str:
-    if text and (urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname):
+    if text and not is_url(f"{text}{NAME}"):
         raise ValueError("it is no address of a page")
     return text
 
 
 Line = Annotated[str, Field(max_length=MAX_WORDS), AfterValidator(_readable)]
-WebAddress = Annotated[str, Field(max_length=2_000), AfterValidator(_web_address), AfterValidator(_readable)]
+WebAddress = Annotated[str, AfterValidator(_web_address)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.sources import names_folders
 from sfnode.models.files import BUILTIN, EMBEDDED, licence_of
 from sfnode.publish import downloads, run_file
 from sfnode.publish.asking import Told
@@ -77,10 +78,19 @@ class Site:
                 if self._export
                 else downloads.offered(self._folder)
             )
+            public = not names_folders(manifest)
             page = run_page(
-                run, facts, downloads=offered, samples=told.samples, by_running_node=told.running
+                run,
+                facts,
+                downloads=offered,
+                samples=told.samples,
+                by_running_node=told.running,
+                has_manifest=public,
             ).encode()
-            write(self._folder / MANIFEST, manifest.to_toml().encode())
+            if public:
+                write(self._folder / MANIFEST, manifest.to_toml().encode())
+            else:  # one with others' words would be of another run
+                (self._folder / MANIFEST).unlink(missing_ok=True)
             write(self._folder / NAME, run.write())
             write(self._folder / PAGE, page)
         return Published(run, len(page), facts.unmatched)

@@ -13,6 +13,7 @@ from random import Random
 from types import FrameType
 from typing import Any, TextIO
 
+from sfnode.printable import command
 from sfnode.sim.adversaries.actors import KINDS, Attack
 from sfnode.sim.adversaries.turncoats import TURNCOATS
 from sfnode.sim.checks import invariants, organised_runs
@@ -98,10 +99,9 @@ class Outcome:
     @property
     def command(self) -> str:
         """Command that repeats this run."""
-        return (
-            f"sfnode simulate network --scenario {self.scenario} --seed {self.seed} --nodes {self.nodes} "
-            f"--topology {self.topology} --seconds {self.seconds:g}"
-        )
+        chosen = ("--scenario", self.scenario, "--seed", self.seed, "--nodes", self.nodes)
+        longer = ("--topology", self.topology, "--seconds", f"{self.seconds:g}")
+        return command("sfnode", "simulate", "network", *chosen, *longer)
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "command": self.command}

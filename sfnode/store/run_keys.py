@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
+from sfnode.printable import command
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.identity import Identity, NotAKeyError, WrongPassphraseError, is_exposed
 
@@ -146,7 +147,8 @@ def _exposed(path: Path) -> UserError:
     return UserError(
         Code.KEY_EXPOSED,
         f"other users of this machine can read {path}, and whoever has read it can decide what counts",
-        f"Run `chmod 600 {path}`; if somebody may have read it, have the deputies name another organiser.",
+        f"Run `{command('chmod', '600', path)}`; if somebody may have read it, have the deputies name "
+        "another organiser.",
     )
 
 

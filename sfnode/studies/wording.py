@@ -1,9 +1,6 @@
-"""Words for a cell, for its failure and for the command of a study: the same on a screen and in a report."""
+"""Words for a cell and for its failure: the same on a screen and in a report."""
 
 from __future__ import annotations
-
-import shlex
-from collections.abc import Sequence
 
 from sfnode.experiments.cell import Cell
 from sfnode.studies.comparisons import label
@@ -30,8 +27,3 @@ def short(failure: str) -> str:
     """Return the line of a failure that says what happened: the last of a traceback, else the first."""
     lines = failure.strip().splitlines() or [""]
     return lines[-1 if lines[0].startswith("Traceback") else 0].strip()
-
-
-def command_of(arguments: Sequence[str]) -> str:
-    """Return a command line as it would be typed."""
-    return shlex.join(["sfnode", *arguments])

@@ -151,9 +151,9 @@ class LocalSwarm:
         )
         with self._keeping():
             address = (await first.answering()).addresses[0]
-            invited = ["--invitation", await self._invite(first)] if self._organised and others else []
+            invitation = await self._invite(first) if self._organised and others else ""
         for node in others:
-            await node.start([*self._arguments(node), *invited, "--peers", address])
+            await node.start([*self._arguments(node), "--peers", address], invitation)
         if self._evaluates:
             self._measuring = asyncio.create_task(self._evaluate_base())
 

@@ -52,8 +52,9 @@ class NodeProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._started = time.monotonic()
 
-    async def start(self, arguments: list[str]) -> None:
-        """Start its program's `join` with these arguments; its output goes to node.log in its folder."""
+    async def start(self, arguments: list[str], invitation: str = "") -> None:
+        """Start its program's `join` with these arguments and by this invitation, which is a secret that no
+        other user may see; its output goes to node.log in its folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         node = [*self.program, "join", "--data-dir", str(self.folder), *arguments]
         with self._log.open("ab") as output:
@@ -62,7 +63,7 @@ class NodeProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=_environment(),
+                env={**_environment(), variable("--invitation"): invitation},
                 start_new_session=True,  # Ctrl-C reaches this process only, which then stops the nodes
             )
         self._started = time.monotonic()

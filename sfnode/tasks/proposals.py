@@ -5,10 +5,10 @@ Only proposes: a run never changes, so its owner says what it is about.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 
 from sfnode.errors import Code, UserError
+from sfnode.printable import command
 from sfnode.tasks import prompts
 from sfnode.tasks.dataset import Row, rows_of
 from sfnode.tasks.presets import PRESETS
@@ -47,20 +47,18 @@ def _own(rows: Sequence[Row]) -> str:
     columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
     chats = [name for name, values in columns.items() if isinstance(values[0], list)]
     if chats:
-        return f"--kind chat --messages-field {shlex.quote(chats[0])}"
+        return command("--kind", "chat", "--messages-field", chats[0])
     texts = {name: _mean_length(values) for name, values in columns.items() if isinstance(values[0], str)}
     if not texts:
         return ""
     text = max(texts, key=lambda name: texts[name])
     labels = _labels({name: values for name, values in columns.items() if name != text})
     if labels is None:
-        return f"--kind text --template '{{{text}}}'"
+        return command("--kind", "text", "--template", f"{{{text}}}")
     name, values = labels
     words = ",".join(f"{value}={'WORD' if value.lstrip('-').isdigit() else value}" for value in values)
-    return (
-        f"--kind classification --template '{{{text}}} It was' --label-field {shlex.quote(name)} "
-        f"--verbalizer {shlex.quote(words)}"
-    )
+    described = ("--kind", "classification", "--template", f"{{{text}}} It was")
+    return command(*described, "--label-field", name, "--verbalizer", words)
 
 
 def _mean_length(values: Sequence[object]) -> float:

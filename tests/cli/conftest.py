@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.chdir(tmp_path)
     return folder
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sit at a terminal and type these lines."""
+
+    def type_in(*lines: str) -> None:
+        keyboard, terminal = os.openpty()
+        os.write(keyboard, "".join(f"{line}\n" for line in lines).encode())
+        monkeypatch.setattr(sys, "stdin", os.fdopen(terminal, closefd=False))
+
+    return type_in
 
 
 @pytest.fixture

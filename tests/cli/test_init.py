@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,18 +92,6 @@ def model(tmp_path: Path) -> Path:
     folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     return folder
-
-
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sit at a terminal and type these lines."""
-
-    def type_in(*lines: str) -> None:
-        keyboard, terminal = os.openpty()
-        os.write(keyboard, "".join(f"{line}\n" for line in lines).encode())
-        monkeypatch.setattr(sys, "stdin", os.fdopen(terminal, closefd=False))
-
-    return type_in
 
 
 def data_file(kind: str) -> Path:
@@ -703,8 +689,8 @@ def test_the_passphrase_may_come_from_a_file_and_never_from_the_command_line(sfn
 
 def test_the_command_that_organises_is_printed_as_it_is_to_be_typed(sfnode: Run, home: Path) -> None:
     assert "  sfnode join --run run.toml --organise    starts" in sfnode("init").out
-    ended = sfnode("init", "--force", "--keys-dir", "my keys")
-    assert "  sfnode join --run run.toml --organise --keys-dir 'my keys'    starts" in ended.out
+    ended = sfnode("init", "a b;c.toml", "--keys-dir", "my keys")
+    assert "  sfnode join --run 'a b;c.toml' --organise --keys-dir 'my keys'    starts" in ended.out
     assert "--organise" not in sfnode("init", "--force", "--open").out
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from sfnode.cli.join import _following
+from sfnode.cli.join import _following, _link_unless_run
+from sfnode.cli.main import cli
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
@@ -165,6 +168,47 @@ def test_a_link_to_another_run_than_the_folders_or_the_one_asked_for_is_refused(
 def test_the_link_may_come_from_the_environment(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFNODE_LINK", "sfnode:nothing")
     assert sfnode("join").err.startswith("sfnode: SF014: ")
+
+
+@pytest.mark.parametrize("command", ["join", "doctor", "upgrade-check"])
+def test_a_link_that_no_other_user_may_see_is_read_from_standard_input(
+    command: str, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO("sfnode:nothing\nand more\n"))
+    assert sfnode(command, "-").err.startswith("sfnode: SF014: this is not an invitation: ")
+    monkeypatch.setattr(sys, "stdin", StringIO())
+    ended = sfnode(command, "-")
+    assert (ended.status, "standard input has no link" in ended.err) == (2, True)
+
+
+def test_a_shell_that_completes_a_command_line_is_asked_for_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", unread := StringIO("sfnode:nothing\n"))
+    cli.load("join").make_context("join", ["-"], resilient_parsing=True)
+    assert unread.tell() == 0
+
+
+def test_at_a_terminal_a_link_is_asked_for(sfnode: Run, answers: Callable[..., None]) -> None:
+    answers("sfnode:nothing")
+    ended = sfnode("join", "-")
+    assert "Link: " in ended.err
+    assert "SF014: this is not an invitation: " in ended.err
+
+
+def test_at_a_terminal_join_alone_says_what_a_link_is_and_asks_for_one_where_there_is_no_run(
+    sfnode: Run, answers: Callable[..., None]
+) -> None:
+    answers("sfnode:nothing")
+    said, _, then = sfnode("join").err.partition("Link: ")
+    assert said.startswith("there is no run to join: ")
+    assert "`sfnode invite` prints it there" in said
+    assert "SF014: this is not an invitation: " in then
+
+
+def test_join_alone_goes_on_with_the_run_of_its_folder_and_asks_nothing(
+    folder: Path, answers: Callable[..., None]
+) -> None:
+    answers("sfnode:nothing")
+    assert _link_unless_run(folder) is None
 
 
 def test_the_ticket_of_a_link_reaches_the_settings(run: Manifest) -> None:

@@ -163,7 +163,7 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
             ended = sfnode(*line.split()[1:], "--data-dir", folder)
             assert ended.status == 0, line
             assert digest[1] in ended.out, line
-        sums = re.search(r"<<END\n(.*)END", block, re.DOTALL)
+        sums = re.search(r"<<'END'\n(.*)END", block, re.DOTALL)
     assert sums
     assert subprocess.run(["sha256sum", "-c"], input=sums[1], text=True, cwd=tmp_path).returncode == 0
 

@@ -14,6 +14,7 @@ import peft
 import pytest
 import torch
 from huggingface_hub.repocard import metadata_load
+from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -190,6 +191,50 @@ def test_the_card_says_where_the_model_comes_from_and_how_to_compute_it_anew(tmp
     amended = model_card(run, ABOUT._replace(amended=True), weights={"a": "b"})
     assert "sfnode checkout" not in amended, "it has what counted when the seal was signed"
     assert "while that seal is the last one" in amended
+
+
+HOSTILE = "`` ` | </code><img src=x> [a](http://x.example) ``` **b** $(id) \n\n# c\n---\n\u202e|"
+"""A text that ends code, cells and paragraphs, and has markup of its own."""
+
+
+@pytest.mark.parametrize("loss", ["plain", "centred"])
+def test_nothing_of_a_hostile_manifest_is_markup(loss: str, tmp_path: Path) -> None:
+    words = {"0": f"terrible {HOSTILE}", "1": f"great . {HOSTILE}"}
+    named = Contributor("ef" * 32, HOSTILE, 10)
+    cards = []
+    for hostile in ("", HOSTILE):
+        run = manifest("opt", learning_rate=1e-3)
+        task = run.task.model_copy(
+            update={"loss": loss, "template": f"{{sentence}} {hostile}", "prior": (0, 0)}
+            | ({"verbalizer": words} if hostile else {})
+        )
+        changed = {
+            "task": task,
+            "name": "__a__" if hostile else "a",
+            "model": run.model.model_copy(update={"source": f"/models/{hostile}x"}),
+            "data": Data(test=f"hf:/{hostile}x:test"),
+        }
+        about = ABOUT._replace(contributors=(named if hostile else ABOUT.contributors[0],))
+        cards.append(
+            model_card(trainer(run.model_copy(update=changed), model_override=model_folder("opt")), about)
+        )
+    usual, hostile_ = map(structure, cards)
+    assert hostile_ == usual
+    assert metadata(cards[1], tmp_path) == metadata(cards[0], tmp_path)
+
+
+def structure(card: str) -> list[str]:
+    """Return what the text of a card is made of, as GitHub and the hub read it, without its words."""
+    text = card.split("---\n", 2)[2]
+    found = []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        found += [token.type, *(child.type for child in token.children or () if child.type != "text")]
+    return found
+
+
+def metadata(card: str, folder: Path) -> object:
+    (folder / "card.md").write_text(card)
+    return metadata_load(folder / "card.md")
 
 
 def test_of_many_contributors_a_card_lists_those_with_most_updates() -> None:

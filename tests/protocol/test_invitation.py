@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import string
+import subprocess
 from base64 import urlsafe_b64encode
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from sfprotocol.invitation import (
     MAX_ADDRESSES,
     MAX_LINK,
     MAX_PEERS,
+    PLAIN,
     Contact,
     Invitation,
     NewerLinkError,
@@ -30,8 +33,8 @@ VECTORS = json.loads(
     (Path(__file__).parents[2] / "protocol" / "vectors" / "invitations.json").read_text(encoding="utf-8")
 )
 ID = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=64)
-PRINTED = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
-ADDRESS = st.text(PRINTED, min_size=1, max_size=60).map("/{}".format)
+PLAIN_TEXT = st.from_regex(rf"[{PLAIN}]{{1,60}}", fullmatch=True)
+ADDRESS = PLAIN_TEXT.map("/{}".format)
 ADDRESSES = st.lists(ADDRESS, min_size=1, max_size=MAX_ADDRESSES, unique=True).map(tuple)
 CONTACT = st.builds(Contact, ID, ADDRESSES)
 INVITATIONS = st.builds(
@@ -40,7 +43,7 @@ INVITATIONS = st.builds(
     run_id=st.binary(min_size=32, max_size=32),
     contacts=st.lists(CONTACT, min_size=1, max_size=3, unique_by=lambda c: c.peer).map(tuple),
     ticket=st.none() | st.builds(Ticket, st.integers(1, 2**31 - 1), st.binary(min_size=16, max_size=32)),
-    url=st.sampled_from(["", "https://run.example", f"http://[::1]:8080/{'a' * 200}"]),
+    url=st.just("") | st.just("https://run.example") | PLAIN_TEXT.map("http://127.0.0.1:8080/{}".format),
 )
 
 
@@ -50,7 +53,7 @@ def sealed(body: bytes) -> str:
     return invitation.SCHEME + urlsafe_b64encode(body + checksum).decode().rstrip("=")
 
 
-PLAIN = invitation.invite(1, bytes(range(32)), ["/ip4/203.0.113.7/tcp/31337/p2p/QmA"])
+ONE = invitation.invite(1, bytes(range(32)), ["/ip4/203.0.113.7/tcp/31337/p2p/QmA"])
 
 
 @pytest.mark.parametrize("vector", VECTORS["valid"])
@@ -132,23 +135,24 @@ def test_of_many_addresses_the_first_are_taken() -> None:
 
 def test_addresses_that_no_link_can_hold_are_left_out() -> None:
     odd = [f"/dns/{'a' * 200}/tcp/1/p2p/QmA", "/dns/a b/tcp/1/p2p/QmA", "nonsense", "/dns/a/p2p/Q A"]
-    assert invitation.invite(1, bytes(range(32)), [*odd, *PLAIN.addresses]) == PLAIN
+    odd += ["/dns/$(id)/tcp/1/p2p/QmA"]
+    assert invitation.invite(1, bytes(range(32)), [*odd, *ONE.addresses]) == ONE
 
 
 @pytest.mark.parametrize(
     "said",
     [
         Invitation(1, bytes(32), ()),
-        Invitation(0, bytes(32), PLAIN.contacts),
-        Invitation(1, bytes(31), PLAIN.contacts),
+        Invitation(0, bytes(32), ONE.contacts),
+        Invitation(1, bytes(31), ONE.contacts),
         Invitation(1, bytes(32), (Contact("Qm A", ("/a",)),)),
         Invitation(1, bytes(32), (Contact("QmA", ("a",)),)),
-        Invitation(1, bytes(32), PLAIN.contacts, Ticket(0, bytes(16))),
-        Invitation(1, bytes(32), PLAIN.contacts, Ticket(1, bytes(15))),
-        Invitation(1, bytes(32), PLAIN.contacts, Ticket(1, bytes(33))),
-        Invitation(1, bytes(32), PLAIN.contacts, url="ftp://run.example/run.json"),
-        Invitation(1, bytes(32), PLAIN.contacts, url="https://run.example/a b"),
-        Invitation(1, bytes(32), PLAIN.contacts, url=f"https://run.example/{'a' * 300}"),
+        Invitation(1, bytes(32), ONE.contacts, Ticket(0, bytes(16))),
+        Invitation(1, bytes(32), ONE.contacts, Ticket(1, bytes(15))),
+        Invitation(1, bytes(32), ONE.contacts, Ticket(1, bytes(33))),
+        Invitation(1, bytes(32), ONE.contacts, url="ftp://run.example/run.json"),
+        Invitation(1, bytes(32), ONE.contacts, url="https://run.example/a b"),
+        Invitation(1, bytes(32), ONE.contacts, url=f"https://run.example/{'a' * 300}"),
         Invitation(1, bytes(32), tuple(Contact(f"Qm{n}", (f"/{'a' * 199}",)) for n in range(8))),
     ],
 )
@@ -160,3 +164,17 @@ def test_an_invitation_that_no_reader_would_accept_is_not_written(said: Invitati
 def test_a_link_to_one_public_address_is_short() -> None:
     said = invitation.invite(1, bytes(32), [f"/ip4/203.0.113.7/tcp/31337/p2p/Qm{'a' * 44}"])
     assert len(invitation.write(said)) <= 170
+
+
+def test_nothing_that_a_link_names_means_anything_to_a_shell() -> None:
+    every = "".join(map(chr, range(0x20, 0x7F)))
+    plain = re.findall(f"[{PLAIN}]", every)
+    assert not set("|&;<>()$`\\\"' \t\n*?[]#!{}^") & set(plain)
+    word = f"https://run.example/{''.join(plain)}"
+    assert invitation.is_url(word)
+    for letter in set(every) - set(plain):
+        assert not invitation.is_url(f"https://run.example/{letter}")
+        assert not invitation.is_url(f"https://{letter}.example/")
+        assert invitation.invite(1, bytes(32), [f"/dns/{letter}/p2p/QmA"]).contacts == ()
+    echoed = subprocess.run(["sh", "-c", f"printf %s {word}"], capture_output=True, text=True, check=True)
+    assert echoed.stdout == word

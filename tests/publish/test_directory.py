@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,10 +129,21 @@ def test_hostile_texts_are_text(directory: Callable[..., tuple[Page, Ended]], tm
     assert hostile in found.words
 
 
+def test_what_is_to_be_copied_is_for_a_shell_just_a_command(
+    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+) -> None:
+    found, _ = directory(written(tmp_path, "1.json", url="https://example.org/~ann/a=1,b/"))
+    (said,) = re.findall("sfnode join .*", found.words)
+    assert shlex.split(said) == ["sfnode", "join", "https://example.org/~ann/a=1,b/run.json"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"url": "javascript:alert(1)"},
+        {"url": "https://nice.example/$(curl${IFS}x.example)/"},
+        {"url": "https://nice.example/;id/"},
+        {"url": f"https://nice.example/{'x' * 300}/"},
         {"link": 'sfnode:x" onclick="alert(1)'},
         {"title": "x" * 121},
         {"title": "\u202eesrever"},

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.peers import contacts
 from sfnode.publish import site as sites
@@ -241,10 +242,23 @@ def test_no_folder_of_the_machine_is_on_a_page(sfnode: Run, tmp_path: Path) -> N
     data = RUN.data.model_copy(update={"train": "/home/ann/rows.tsv", "test": "~/test.csv"})
     run = manifest_of(model=model, data=data)
     write_run(tmp_path / "node", run, [Names()], updates=2, epochs=1)
-    sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
-    text = "".join((tmp_path / "page" / name).read_text() for name in ("index.html", "run.json"))
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "run.toml").write_text(run.to_toml())  # as an earlier version has published it
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
+    assert "run.toml is not published: " in ended.err
+    text = "".join(file.read_text() for file in (tmp_path / "page").iterdir())
     assert "rows.tsv, tested on test.csv" in text
     assert "/home" not in text
+    assert "~/" not in text
+    page = Page.of(tmp_path / "page" / "index.html")
+    assert "run.toml" not in [one["href"] for one in page.named("a")]
+    assert "with every node of the run" in page.words
+
+
+def test_the_manifest_is_beside_a_page_word_for_word(published: Callable[..., Path]) -> None:
+    site = published()
+    assert Manifest.from_toml(site / "run.toml").run_id == RUN.run_id
+    assert "run.toml" in [one["href"] for one in Page.of(site / "index.html").named("a")]
 
 
 def test_a_link_to_another_run_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ class Script:
     events: list[str] = field(default_factory=list)
     arguments: dict[int, list[str]] = field(default_factory=dict)
     """The command line of each node."""
+    invitations: dict[int, str] = field(default_factory=dict)
+    """What admits each node; no other user of the machine may see it, so it is on no command line."""
 
 
 class ScriptedProcess:
@@ -98,8 +100,9 @@ class ScriptedProcess:
         self._script = script
         self._looks = 0
 
-    async def start(self, arguments: list[str]) -> None:
+    async def start(self, arguments: list[str], invitation: str = "") -> None:
         self._script.events.append(f"start {self.number}")
+        self._script.invitations[self.number] = invitation
         self._script.arguments[self.number] = arguments
 
     async def answering(self) -> Status:

@@ -116,9 +116,11 @@ async def test_the_first_node_organises_with_keys_of_the_swarms_own_and_invites_
         "--run",
         str(tmp_path / "run.toml"),
     ]
-    for arguments in others:
+    assert script.invitations[1] == ""
+    for number, arguments in enumerate(others, 2):
         assert "--organise" not in arguments
-        assert re.fullmatch("7:[0-9a-f]{32}", arguments[arguments.index("--invitation") + 1])
+        assert re.fullmatch("7:[0-9a-f]{32}", script.invitations[number])
+        assert not any(script.invitations[number] in argument for argument in arguments)
 
 
 async def test_a_second_start_in_the_same_folder_goes_on_with_the_same_keys(

@@ -35,10 +35,11 @@ def write(rows: list[dict[str, object]], folder: Path) -> str:
             "--template '{body} It was' --label-field kind --verbalizer a=a,b=b",
         ),
         ([{"text": "once"}, {"text": "upon"}], "text", "--kind text --template '{text}'"),
+        ([{"$(id)'": "once"}], "$(id)'", """--kind text --template '{$(id)'"'"'}'"""),
         ([CHAT], "talk", "--kind chat --messages-field talk"),
         ([{"number": 1}], "number", "Describe one (docs/tasks.md) with --kind and --template"),
     ],
-    ids=["sst2", "classes", "text", "chat", "nothing"],
+    ids=["sst2", "classes", "text", "a command", "chat", "nothing"],
 )
 def test_what_the_columns_suggest_is_proposed(
     rows: list[dict[str, object]], columns: str, proposed: str, tmp_path: Path

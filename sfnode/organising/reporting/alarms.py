@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.organising.evaluation.health import Verdict, in_words
+from sfnode.printable import command
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus
@@ -75,9 +76,9 @@ def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:
     first, last = verdict.first_suspect, counting.sealed - 1
     epochs = f"{first}-{last}" if first < last else f"{last}"
     fix = (
-        f"First take back what made it worse: `sfnode organise void {epochs}`. Then see in `sfnode organise "
-        "members` who has joined since. If it gets worse again, the rate is too large or the budget too long "
-        "for this model: take that back, too, and `sfnode organise end`."
+        f"First take back what made it worse: `{command('sfnode', 'organise', 'void', epochs)}`. Then see in "
+        "`sfnode organise members` who has joined since. If it gets worse again, the rate is too large or "
+        "the budget too long for this model: take that back, too, and `sfnode organise end`."
     )
     return UserError(Code.RUN_GETS_WORSE, what, fix if here else PAUSE_IF_YOU_LIKE)
 

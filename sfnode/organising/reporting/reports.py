@@ -18,6 +18,7 @@ from sfnode.organising.evaluation.health import Verdict, in_words
 from sfnode.organising.evaluation.origins import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Origins
 from sfnode.organising.organiser import State
 from sfnode.organising.reporting.alarms import Silence, alarms
+from sfnode.printable import command
 from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.organising import (
     Change,
@@ -376,7 +377,7 @@ class Reports:
         text = f"not admitted yet: it has asked for that {asked:.0f} s ago"
         if asked >= UNANSWERED_TIME:
             digits = own.origin.hex()[:KEY_DIGITS]
-            text += f"; the run's owner admits it with `sfnode organise admit {digits}`"
+            text += f"; the run's owner admits it with `{command('sfnode', 'organise', 'admit', digits)}`"
         return WaitStatus(reason=Wait.PETITION, text=text)
 
     def _said_of(self, own: Feed) -> str:
