@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sfprotocol import decisions
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Admit, Revoke, RevokeInvitation
+from sfprotocol.decisions import Revoke, RevokeInvitation
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Transmit
 from sfprotocol.frontier import Frontier
@@ -73,8 +73,6 @@ class ControlSync:
         self.feed = ControlFeed(run.organised)
         self.changed: set[int] = set()
         """Numbers of feeds whose named steps or factors have changed; the machine empties it."""
-        self.admitted: set[bytes] = set()
-        """Origins that have been admitted; the machine empties it."""
         self._run = run
         self._frontier = frontier
         self._links = links
@@ -195,8 +193,6 @@ class ControlSync:
             recorded = decisions.read(entry.record)
             self.changed |= self._counting.apply(recorded)
             revoked = revoked or isinstance(recorded.decision, Revoke | RevokeInvitation)
-            if isinstance(recorded.decision, Admit):
-                self.admitted.add(recorded.decision.origin)
         if revoked:  # once, however many there are: it looks at every feed
             self.changed |= self._held()
         self._tell_digest()
@@ -226,6 +222,8 @@ class ControlSync:
             self._counting.apply(decisions.read(entry.record))
         self.changed = self._held()
         self._frontier.counting = self._counting
+        for link in self._links.values():
+            link.names.strange_at = 0  # others are strangers now than were when it has told what it has
         self._tell_digest()
 
     def _held(self) -> set[int]:

@@ -343,14 +343,16 @@ class Machine:
                 self._pulls.heard_of(link, claim.feed, claim.next, now)
                 actions += self._forks.check_tag(link, claim, now)
         self._own.check(link.has)
-        if not link.synced:  # what was there before us; what is new now is most likely on its way
+        if not link.heard_out:  # what was there before us; what is new now is most likely on its way
             if self.own and not self._own.proven:  # before everything else, which may take long (SPEC I2)
                 actions += self._pulls.ask(link, [self.own], now)
             actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
         anti_entropy.compare(link, summary.digest, self.frontier, now)
-        if not summary.more and not link.synced:
-            link.enter(LinkState.SYNCED)
-            self._own.hear_out(link.has)
+        if not summary.more:
+            link.retelling = False
+            if not link.synced:
+                link.enter(LinkState.SYNCED)
+                self._own.hear_out(link.has)
         return actions + plumtree.flush(link, self.frontier)
 
     def _on_have(self, link: Link, have: Have, now: float) -> list[Action]:
@@ -362,6 +364,8 @@ class Machine:
         return []
 
     def _on_want(self, link: Link, want: Want, now: float) -> list[Action]:
+        if self.organised and not want.entries:
+            return self.organised.retell(link, now)
         actions: list[Action] = []
         for feed, following in want.entries:
             if feed not in self.frontier or following < self.frontier.base(feed).step:

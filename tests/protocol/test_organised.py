@@ -122,7 +122,7 @@ def test_updates_that_arrive_before_their_origins_admission_are_asked_for_once_i
     made.run(2)
     counters = made["b"].machine.counters
     assert (counters.admitted, counters.rejected) == (0, 0)
-    assert counters.gaps
+    assert counters.unnamed
     made.transmit = transmit  # type: ignore[method-assign]
     for wire, frame in held:
         transmit(wire, frame, segment=False)
