@@ -73,7 +73,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, Origins
-from sfprotocol.segments import first_updates, without_front
+from sfprotocol.segments import first_updates
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
 from sfprotocol.weighing import Counted, once
@@ -440,9 +440,6 @@ class Machine:
         for state in states:
             if self._is_too_soon(link, state, segment, now):
                 return self._put_off(link, state, segment, now)
-            fresh = without_front(segment, state.next)
-            if validation.due(state, segment) and not holding.countable(counting, state, fresh):
-                self.frontier.stop(state.feed)
             if verified := validation.verify(self.run, state, segment, self._verify, counting):
                 return self._on_fresh(link, state, verified, now)
         if len(states) != 1:
@@ -467,6 +464,10 @@ class Machine:
 
     def _on_fresh(self, link: Link, state: FeedState, fresh: Verified, now: float) -> list[Action]:
         feed = state.feed
+        if not fresh.counted:  # its origin was revoked before it was made
+            self.frontier.stop(feed)
+            self._pulls.finish(feed)
+            return []
         if fresh.segment.stop > link.inbox.ahead.get(feed, 0):  # else it was there before the link
             self._origins.brought(feed.origin, fresh.segment.count, now)
         self._pulls.brought(link, feed, fresh.segment.stop, fresh.counted, now)
