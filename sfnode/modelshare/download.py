@@ -39,8 +39,8 @@ LOOK_INTERVAL = 2.0
 """Seconds between looks for further peers."""
 
 MAX_SOURCES = 64
-"""Peers that are asked. Most may be strangers from the roster, where ids cost nothing: whoever was asked first
-and has given nothing makes room for others."""
+"""Peers that are asked. Most may be strangers from the roster, where ids cost nothing: whoever was asked
+first and has given nothing makes room for others."""
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""

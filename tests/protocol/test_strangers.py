@@ -19,7 +19,6 @@ from sfprotocol.messages import (
     Claim,
     Control,
     ControlHead,
-    ControlWant,
     Feed,
     Have,
     Message,
@@ -39,7 +38,7 @@ LINE = Faults(latency=(0.05, 0.05))
 """A line on which what goes there and back takes a tenth of a second."""
 
 SOON = 1.0
-"""Seconds within which a feed is to be here once its origin is known to be admitted: some ways there and back."""
+"""Seconds within which a feed is here once its origin is known to be admitted: some ways there and back."""
 
 PAGES = 5
 """Full Summaries, all that a link may waste at once."""
@@ -113,8 +112,7 @@ def test_thousands_of_strangers_claimed_on_a_link_take_no_memory() -> None:
     assert not {feed.origin for feed in (*link.has, *link.names.known)} & {
         claim.feed.origin for page in pages for claim in page.entries
     }
-    assert not (link.names.taught or link.inbox.ahead or link.inquiries or a.machine.lacking)
-    assert not a.faults
+    assert not any((link.names.taught, link.inbox.ahead, link.inquiries, a.machine.lacking, a.faults))
 
 
 def test_names_that_teach_and_other_histories_of_strangers_are_not_kept_either() -> None:
@@ -154,7 +152,7 @@ def test_an_admission_costs_the_same_however_much_a_link_has_claimed() -> None:
 def test_a_feed_that_came_before_its_origins_admission_is_here_soon_after_it(
     kinds: tuple[type, ...],
 ) -> None:
-    """On a link that was up already: the peer has told the name and sent everything, and does so only once."""
+    """On a link that was up already: the peer has told the name and sent everything, which it does once."""
     made = swarm("a b", faults=LINE)
     made.add("c")
     made.connect(made["c"], made["a"])
