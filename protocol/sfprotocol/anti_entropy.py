@@ -17,6 +17,9 @@ SYNC_INTERVAL = 1.0
 """Seconds between Summaries, each to the next link in turn: with 6 links every neighbour hears of us every
 6 s and we of it, which costs a quiet node 50 bytes a second."""
 
+CLAIM_BYTES = 43
+"""Bytes of a feed's entry in a Summary, as a rule."""
+
 FULL_SUMMARY_BASE = 2.0
 FULL_SUMMARY_PER_FEED = 0.02
 """Seconds between full Summaries on a link whose digest differs: keeps their cost below 3 kB/s a link,

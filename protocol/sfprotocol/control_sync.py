@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sfprotocol import decisions
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Admit, Revoke, RevokeInvitation
+from sfprotocol.decisions import Revoke, RevokeInvitation
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Transmit
 from sfprotocol.frontier import Frontier
@@ -75,8 +75,6 @@ class ControlSync:
         """Numbers of feeds whose named steps or factors have changed; the machine empties it."""
         self.dropped = False
         """Whether decisions that were here are gone; the machine clears it."""
-        self.admitted: set[bytes] = set()
-        """Origins that have been admitted; the machine empties it."""
         self._run = run
         self._frontier = frontier
         self._links = links
@@ -197,8 +195,6 @@ class ControlSync:
             recorded = decisions.read(entry.record)
             self.changed |= self._counting.apply(recorded)
             revoked = revoked or isinstance(recorded.decision, Revoke | RevokeInvitation)
-            if isinstance(recorded.decision, Admit):
-                self.admitted.add(recorded.decision.origin)
         if revoked:  # once, however many there are: it looks at every feed
             self.changed |= self._held()
         self._tell_digest()
@@ -229,6 +225,8 @@ class ControlSync:
             self._counting.apply(decisions.read(entry.record))
         self.changed = self._held()
         self._frontier.counting = self._counting
+        for link in self._links.values():
+            link.names.strange_at = 0  # others are strangers now than were when it has told what it has
         self._tell_digest()
 
     def _held(self) -> set[int]:

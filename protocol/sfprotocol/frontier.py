@@ -184,9 +184,11 @@ class Frontier:
         """Return whether updates of `feed` may be held at all (SPEC S7, S8, O6, O15)."""
         if self.waiting:
             return False
-        if self.counting:
-            return self.counting.number(feed) is not None
-        return not self.excludes(feed)
+        return not (self.is_strange(feed) or self.excludes(feed))
+
+    def is_strange(self, feed: Feed) -> bool:
+        """Return whether nothing of `feed` may be held in an organised run by the decisions that are here."""
+        return self.counting is not None and self.counting.number(feed) is None
 
     def excludes(self, feed: Feed) -> bool:
         """Return whether `feed` is not held and never will be, as its work is too high (SPEC S7, S8)."""

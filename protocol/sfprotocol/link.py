@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from sfprotocol.counting import NEVER
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import LinkId
 from sfprotocol.frontier import MAX_FEEDS, Frontier
@@ -89,11 +90,17 @@ class FeedNames:
     taught: dict[int, list[Feed]] = field(default_factory=dict)
     """Feeds, by key, that this peer taught us when we had nothing of them yet. Kept with the link, so that
     invented names cost the link that brought them and go with it."""
+    strange_at: int = NEVER
+    """The number of members when the peer last named a feed of a stranger, of which nothing is kept; NEVER if
+    it has not since it was asked to tell everything again (SPEC O19)."""
 
     def learn(self, feed: Feed, frontier: Frontier) -> bool:
         """Note that the peer has named `feed` in full; return False beyond MAX_FEEDS, and for a feed that is
-        not to be held (SPEC S7, S8)."""
+        not to be held (SPEC S7, S8, O19)."""
         if feed not in frontier:
+            if frontier.counting and frontier.is_strange(feed):
+                self.strange_at = len(frontier.counting.members)
+                return False
             if frontier.excludes(feed):
                 return False
             if feed in self.known:
@@ -228,6 +235,8 @@ class Link:
     """The first epoch of which the peer keeps what closes have named (SPEC O15)."""
     informed: bool = False
     """Whether the peer said that it knows more than half as many updates as we, or more than before."""
+    retelling: bool = False
+    """Whether the peer was asked to tell everything again and has not done so yet (SPEC O19)."""
     has: dict[Feed, int] = field(default_factory=dict)
     """The step up to which the peer has each feed by its own word: it told us, or it sent it to us."""
     cards: dict[Feed, int] = field(default_factory=dict)
@@ -260,6 +269,11 @@ class Link:
     def synced(self) -> bool:
         """Whether the peer has told everything that it has."""
         return self.state is LinkState.SYNCED
+
+    @property
+    def heard_out(self) -> bool:
+        """Whether the peer has told everything that it had before, so that what it tells now is new."""
+        return self.synced and not self.retelling
 
     @property
     def agreed(self) -> bool:

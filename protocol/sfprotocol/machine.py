@@ -73,7 +73,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, Origins
-from sfprotocol.segments import first_updates, without_front
+from sfprotocol.segments import first_updates
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
 from sfprotocol.weighing import Counted, once
@@ -343,14 +343,16 @@ class Machine:
                 self._pulls.heard_of(link, claim.feed, claim.next, now)
                 actions += self._forks.check_tag(link, claim, now)
         self._own.check(link.has)
-        if not link.synced:  # what was there before us; what is new now is most likely on its way
+        if not link.heard_out:  # what was there before us; what is new now is most likely on its way
             if self.own and not self._own.proven:  # before everything else, which may take long (SPEC I2)
                 actions += self._pulls.ask(link, [self.own], now)
             actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
         anti_entropy.compare(link, summary.digest, self.frontier, now)
-        if not summary.more and not link.synced:
-            link.enter(LinkState.SYNCED)
-            self._own.hear_out(link.has)
+        if not summary.more:
+            link.retelling = False
+            if not link.synced:
+                link.enter(LinkState.SYNCED)
+                self._own.hear_out(link.has)
         return actions + plumtree.flush(link, self.frontier)
 
     def _on_have(self, link: Link, have: Have, now: float) -> list[Action]:
@@ -362,6 +364,8 @@ class Machine:
         return []
 
     def _on_want(self, link: Link, want: Want, now: float) -> list[Action]:
+        if self.organised and not want.entries:
+            return self.organised.retell(link, now)
         actions: list[Action] = []
         for feed, following in want.entries:
             if feed not in self.frontier or following < self.frontier.base(feed).step:
@@ -436,9 +440,6 @@ class Machine:
         for state in states:
             if self._is_too_soon(link, state, segment, now):
                 return self._put_off(link, state, segment, now)
-            fresh = without_front(segment, state.next)
-            if validation.due(state, segment) and not holding.countable(counting, state, fresh):
-                self.frontier.stop(state.feed)
             if verified := validation.verify(self.run, state, segment, self._verify, counting):
                 return self._on_fresh(link, state, verified, now)
         if len(states) != 1:
@@ -463,6 +464,10 @@ class Machine:
 
     def _on_fresh(self, link: Link, state: FeedState, fresh: Verified, now: float) -> list[Action]:
         feed = state.feed
+        if not fresh.counted:  # its origin was revoked before it was made
+            self.frontier.stop(feed)
+            self._pulls.finish(feed)
+            return []
         if fresh.segment.stop > link.inbox.ahead.get(feed, 0):  # else it was there before the link
             self._origins.brought(feed.origin, fresh.segment.count, now)
         self._pulls.brought(link, feed, fresh.segment.stop, fresh.counted, now)

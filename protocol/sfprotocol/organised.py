@@ -9,7 +9,7 @@ A node that is to begin so holds nothing until it is told of the checkpoint (SPE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from sfprotocol import anti_entropy, holding
@@ -49,6 +49,7 @@ from sfprotocol.messages import (
     Petition,
     Segment,
     Succession,
+    Want,
 )
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
@@ -272,6 +273,15 @@ class Organised:
         asked = [*self._petitions.introduce(link), *self._tell_floor(link)]
         return [*self.control.introduce(link), *asked, *self.findings.introduce(link)]
 
+    def retell(self, link: Link, now: float) -> list[Action]:
+        """Tell a neighbour that asks for it everything we have (SPEC O19).
+
+        Raises RemoteProtocolError (SPEC L8) when it asks too often.
+        """
+        feeds = len(self._frontier)
+        link.waste.charge(anti_entropy.CLAIM_BYTES * feeds, feeds, now)
+        return anti_entropy.tell_all(link, self._frontier, now)
+
     def tell(self, link: Link, now: float) -> list[Action]:
         """Tell a neighbour whose turn it is what has changed."""
         return self.control.tell(link, now)
@@ -329,7 +339,10 @@ class Organised:
         for link in self._links.values():
             if link.greeted:
                 actions += anti_entropy.tell_all(link, self._frontier, now)
-        return [*actions, *self._ask_of(lambda feed: True, now)]
+            for feed, following in list(link.has.items()):
+                self._pulls.heard_of(link, feed, following, now)
+            actions += self._pulls.ask(link, link.has, now)
+        return actions
 
     # -- consequences ------------------------------------------------------------------------------
 
@@ -345,10 +358,7 @@ class Organised:
             if feed in self._frontier:
                 held = self._frontier.next(feed)
                 actions += [Recounted(feed, held), *self._compare(number, now)]
-        if self.control.admitted:
-            origins = frozenset(self.control.admitted)
-            actions += self._ask_of(lambda feed: feed.origin in origins, now)
-            self.control.admitted.clear()
+        actions += self._have_retold()
         early, self._early = self._early, set()
         for feed in sorted(early):
             self._pulls.expect(feed, now)
@@ -376,15 +386,18 @@ class Organised:
         feed = self.counting.feed(number)
         self._frontier.named(feed, self.counting.named(number), self.counting.ended(number))
 
-    def _ask_of(self, wanted: Callable[[Feed], bool], now: float) -> list[Action]:
-        """Ask for what neighbours have of these feeds, of which nothing was wanted until now."""
-        actions: list[Action] = []
-        for link in self._links.values():
-            feeds = [feed for feed in link.has if wanted(feed)]
-            for feed in feeds:
-                self._pulls.heard_of(link, feed, link.has[feed], now)
-            actions += self._pulls.ask(link, feeds, now)
-        return actions
+    def _have_retold(self) -> list[Action]:
+        """Ask neighbours that have named feeds of strangers for everything, once some of these may be members
+        and the neighbour has no decisions that we lack (SPEC O19)."""
+        members, stop = len(self.counting.members), self.control.feed.stop
+        asked = [
+            link
+            for link in self._links.values()
+            if link.names.strange_at < members and link.control.theirs and link.control.theirs.stop <= stop
+        ]
+        for link in asked:
+            link.names.strange_at, link.retelling = NEVER, True
+        return [Transmit(link.id, Want(())) for link in asked]
 
     def _compare(self, number: int, now: float) -> list[Action]:
         """Find out whether what we hold of a feed is the history that was named, and what of it counts."""

@@ -100,7 +100,7 @@ class Pulls:
         self._has(link, feed, following)
         if self._frontier.lacks(feed, following):
             before = link.inbox.ahead.get(feed, 0)
-            link.inbox.ahead[feed] = before if link.synced else max(before, following)
+            link.inbox.ahead[feed] = before if link.heard_out else max(before, following)
             self.expect(feed, now + GRAFT_DELAY)
 
     def brought(self, link: Link, feed: Feed, following: int, fresh: int, now: float) -> None:

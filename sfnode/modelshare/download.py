@@ -38,6 +38,10 @@ RELAYED_BYTES = 60 * 1024
 LOOK_INTERVAL = 2.0
 """Seconds between looks for further peers."""
 
+MAX_SOURCES = 64
+"""Peers that are asked. Most may be strangers from the roster, where ids cost nothing: whoever was asked
+first and has given nothing makes room for others."""
+
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
@@ -208,8 +212,17 @@ class ModelDownload:
         for address in self._peers():
             with suppress(UserError):
                 peer = peer_of(address)
-                self._sources.setdefault(peer, _Source(peer)).add(address)
+                if peer in self._sources or self._has_room():
+                    self._sources.setdefault(peer, _Source(peer)).add(address)
         return [source for source in self._sources.values() if not source.banned]
+
+    def _has_room(self) -> bool:
+        """Return whether one more peer may be asked, after letting one go if need be."""
+        useless = next((source for source in self._sources.values() if not source.gave), None)
+        if len(self._sources) >= MAX_SOURCES and useless:
+            useless.banned = True  # so that its tasks end
+            del self._sources[useless.peer]
+        return len(self._sources) < MAX_SOURCES
 
     async def _ask_peers(self, work: _Work, at_a_time: int, done: asyncio.Event) -> None:
         """Run `work` for every peer that we know, until `done`."""

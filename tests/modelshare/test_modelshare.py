@@ -464,6 +464,25 @@ async def test_no_more_is_asked_for_at_once_than_may_be_received(
     await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_ids_without_end_do_not_make_a_download_ask_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Everybody whom the roster had ever named was asked until the end, by two tasks each.
+    monkeypatch.setattr(download, "MAX_SOURCES", 4)
+    encoded = encode([ListedFile("model.safetensors", 40 * PIECE, bytes(32 * 40))])
+    made = model_download(encoded, tmp_path / "model", request=FailingRequest())
+    named = [f"/memory/{number}/p2p/peer{number}" for number in range(60)]
+    made._peers = lambda: [named.pop(0) for _ in named[:3]]
+    running = asyncio.create_task(made.run(encoded))
+    await eventually(lambda: len(named) < 60)
+    made._sources["peer0"].gave = True
+    await eventually(lambda: not named)
+    assert list(made._sources) == ["peer0", "peer57", "peer58", "peer59"]
+    await eventually(lambda: set(made._tasks.values()) == set(made._sources.values()))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_names_of_tasks_mean_nothing_to_a_download(tmp_path: Path) -> None:
     """Somebody who names tasks, as a debugger or a supervisor does, must not make it ask peers twice."""
     request, encoded = FailingRequest(), encode([ListedFile("model.safetensors", 40 * PIECE, bytes(32 * 40))])

@@ -21,6 +21,7 @@ from sfprotocol.messages import (
     Petition,
     Proof,
     RunParameters,
+    Segment,
     Succession,
     Vote,
 )
@@ -124,7 +125,7 @@ def test_updates_that_arrive_before_their_origins_admission_are_asked_for_once_i
     made.run(2)
     counters = made["b"].machine.counters
     assert (counters.admitted, counters.rejected) == (0, 0)
-    assert counters.gaps
+    assert counters.unnamed
     made.transmit = transmit  # type: ignore[method-assign]
     for wire, frame in held:
         transmit(wire, frame, segment=False)
@@ -286,6 +287,26 @@ def test_a_revoked_origin_makes_no_more_and_keeps_what_was_named() -> None:
     made.run(25)
     assert not made["b"].compute()
     assert {node.machine.frontier.known for node in made.nodes.values()} == {9}
+    assert same(made)
+
+
+def test_what_a_revoked_origin_has_not_signed_does_not_end_its_feed() -> None:
+    """Anybody could have said it, and what may still be held of the feed did not come any more."""
+    made = swarm()
+    made["b"].compute(3)
+    made.run(2)
+    made.cut(made["a"], made["b"]), made.cut(made["b"], made["c"])
+    close(made["a"])
+    assert made["b"].compute(4), "of the epoch before, as it has not heard of the close"
+    decide(made["a"], Revoke(1, 1))
+    made.run(2)
+    feed, c = made["b"].own, made["c"]
+    forged = Segment(c.machine.frontier.state(feed).key, 3, (EpochScalars(1, (1, 2)),), bytes(64))
+    (link,) = c.machine.links
+    c.handle(Received(link, wire_codec.encode(forged)))
+    made.mesh()
+    made.run(20)
+    assert c.machine.frontier.next(feed) == 7
     assert same(made)
 
 
