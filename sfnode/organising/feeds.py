@@ -9,10 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from statistics import median
 from typing import NamedTuple
 
-from sfnode.organising.evaluation.origins import GAIN_BY_COST, LEAST_MEMBERS
+from sfnode.organising.evaluation.origins import GAIN_BY_COST, LEAST_MEMBERS, Weighted, weighted_median
 from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
 from sfprotocol import holding
 from sfprotocol.counting import NEVER, Counting
@@ -58,6 +57,11 @@ class HeldFeed:
     def stop(self) -> int:
         """The first step that is not here."""
         return self.marks[-1].stop if self.marks else 0
+
+    @property
+    def next_mark(self) -> int:
+        """The first mark of what waits; where nothing does, the last of all."""
+        return next((mark.stop for mark in self.marks if mark.stop > self.named), self.stop)
 
     def mark(self, stop: int) -> Mark | None:
         """Return the mark at a step, if there is one."""
@@ -176,6 +180,7 @@ class HeldFeeds:
 
         Of a member it is no more than its quota with the open label, over all its feeds and whatever their
         labels; of all strangers without credit together, no more than the part of the room that is theirs.
+        What was signed as a whole when a quota was larger is named as a whole.
         """
         left: dict[int, int] = {}
         shared = counting.room // UNPROVEN_PART
@@ -190,7 +195,8 @@ class HeldFeeds:
             unproven = counting.begun and counting.quotas.is_stranger(member) and not counting.credit(member)
             quota = counting.quotas.quota(member, counting.open_epoch)
             quota = shared if unproven else left.setdefault(member, quota)
-            limit = min(held.enough(rest), held.forked, held.named + quota, NEVER if alone else held.shown)
+            limit = held.named if quota <= 0 else max(held.named + quota, held.next_mark)
+            limit = min(limit, held.enough(rest), held.forked, NEVER if alone else held.shown)
             if mark := held.last_nameable(limit, counting.members[member].revoked):
                 steps, zeros = mark.stop - held.named, held.zeros(mark.stop)
                 shared -= steps if unproven else 0
@@ -254,20 +260,21 @@ class HeldFeeds:
             of_feed = self._size(number, epoch, counting)
             updates[number // INCARNATIONS] += of_feed[0]
             squares[number // INCARNATIONS] += of_feed[1]
-        means = [squares[member] / count for member, count in updates.items() if count]
-        usual = median(means) if len(means) >= LEAST_MEMBERS else 0.0
+        means = [Weighted(squares[member] / count, count) for member, count in updates.items() if count]
+        usual = weighted_median(means) if len(means) >= LEAST_MEMBERS else 0.0
         if not usual:
             return set()
         times = {n: math.sqrt((FEW + squares[n] / usual) / (FEW + updates[n])) for n in updates}
         return {number for number in moved if times[number // INCARNATIONS] > HEAVY}
 
     def _size(self, number: int, epoch: int, counting: Counting) -> tuple[int, int]:
-        """Return how many updates of a feed the close of `epoch` has named, and the sum of the squares of
-        their scalars."""
+        """Return how many updates of a feed that move anything the close of `epoch` has named, and the sum of
+        the squares of their scalars."""
         held = self._feeds.get(counting.feed(number))
         first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
         marks = held.marks if held else []
-        return stop - first, sum(mark.squares for mark in marks if first < mark.stop <= stop)
+        named = [mark for mark in marks if first < mark.stop <= stop]
+        return stop - first - sum(mark.zeros for mark in named), sum(mark.squares for mark in named)
 
     def brings(self, number: int, epoch: int, counting: Counting, labels: range) -> bool:
         """Return whether the close of `epoch` has named updates with one of these labels."""

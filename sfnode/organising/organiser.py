@@ -185,7 +185,8 @@ class Organiser:
         self._decisions = counting.decisions
         """Decisions when the control feed last changed."""
         self._grown_at = now
-        self._wake_at = now
+        self._wake_at, self._look_at = now, float("inf")
+        """The time of the next look, and an earlier one at which a close is due."""
         self._open, self._opened_at = -1, now
         """The epoch that was open when we last looked, and the time since when."""
         self._signing: Sign | None = None
@@ -323,7 +324,8 @@ class Organiser:
             self._wish()
         decision = self._due(now) if self.state is State.ORGANISING else None
         if decision is None:
-            self._wake_at = now + LOOK_INTERVAL + LOOK_INTERVAL_PER_FEED * len(self._feeds)
+            regular = now + LOOK_INTERVAL + LOOK_INTERVAL_PER_FEED * len(self._feeds)
+            self._wake_at, self._look_at = min(regular, self._look_at), float("inf")
             return
         self._sign(Sign(self._counting.decisions, decision), now)
 
@@ -496,7 +498,10 @@ class Organiser:
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)
         total = sum(one.moving for one in chosen)
         filled = total and (self._closing(chosen, target) >= target or late or self._is_used_up(now))
-        if not (filled or cut or self._renewal.cuts(counting)) or now - self._opened_at < LEAST_EPOCH:
+        if not (filled or cut or self._renewal.cuts(counting)):
+            return None
+        if now < (earliest := self._opened_at + LEAST_EPOCH):
+            self._look_at = earliest
             return None
         if not cut and total >= rest and self._is_to_wait():
             chosen = []  # by a seal of its own, what waits counts before the run ends

@@ -33,8 +33,10 @@ from sfnode.organising.policy import OrganiserPolicy
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol import holding
 from sfprotocol.counting import Counting
+from sfprotocol.decisions import INCARNATIONS as INCARNATIONS
 from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, Worth, encode
 from sfprotocol.messages import Feed, Position
+from sfprotocol.quotas import UNPROVEN_PART
 
 D = TypeVar("D", bound=Decision)
 
@@ -62,9 +64,13 @@ def scores(value: float, *, metric: str = "accuracy", width: float = 0.02) -> Ev
     return Evaluation(metric=metric, value=value, low=value - width, high=value + width, loss=0.5, count=1000)
 
 
+AGAIN = ("decisions", "_credits", "_judged")
+
+
 def state_of(counting: Counting) -> str:
-    """Return everything that decisions have made, but for their number."""
-    return repr({name: value for name, value in vars(counting).items() if name != "decisions"})
+    """Return everything that decisions have made, but for their number and what is worked out again."""
+    told = {name: value for name, value in vars(counting).items() if name not in AGAIN}
+    return repr(told | {"quotas": vars(counting.quotas)})
 
 
 @dataclass
@@ -90,7 +96,12 @@ class Bench:
     outbox: list[Sign] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.counting = Counting(budget=self.budget, rate=RATE, bases=self.bases)
+        self.counting = Counting(
+            budget=self.budget,
+            rate=RATE,
+            bases=self.bases,
+            epoch_updates=self.policy.target_updates,
+        )
         self.origins = Origins()
         self.positions: dict[int, Decision] = {}
         self.drawn = 0
@@ -148,7 +159,7 @@ class Bench:
             encode(sign.decision)
             before = state_of(self.counting)
             self.counting.apply(Recorded(sign.decision))
-            if type(sign.decision).__name__ not in ("Evaluated", "Announce", "Worth"):
+            if type(sign.decision).__name__ not in ("Evaluated", "Announce", "Worth", "Oversized"):
                 assert state_of(self.counting) != before, f"void where it stands: {sign.decision}"
             self.signed.append(sign.decision)
             if isinstance(sign.decision, Worth):
@@ -169,17 +180,19 @@ class Bench:
         """Check what holds of every close."""
         if not isinstance(decision, Close):
             return
-        taken: dict[bytes, int] = {}
-        for number, steps, tag in decision.moves:
+        taken: dict[int, list[int]] = {}
+        for number, steps, tag, _ in decision.moves:
             feed = self.counting.feed(number)
-            member = self.counting.member(feed.origin)
             stop = self.counting.named(number) + steps
             chains = {mark.stop: mark.chain for mark in self.marks[feed]}
             assert tag == holding.tag(decision.salt, chains[stop])
             assert self.alone or stop <= self.shown[feed]
-            assert member is not None
-            taken[feed.origin] = taken.get(feed.origin, 0) + steps
-            assert taken[feed.origin] <= member.quota
+            taken.setdefault(number // INCARNATIONS, []).append(steps)
+        for member, several in taken.items():
+            quota = self.counting.quotas.quota(member, self.counting.open_epoch)
+            if self.counting.quotas.is_stranger(member):
+                quota = max(quota, self.counting.room // UNPROVEN_PART)
+            assert sum(several) - max(several) < quota, "the last one as a whole, as it was signed"
 
     def advance(self, seconds: float) -> None:
         """Let time pass, with a Wake whenever one is due."""
@@ -203,14 +216,22 @@ class Bench:
         self.do(OwnerWish(decision))
 
     def update(
-        self, feed: Feed, count: int, label: int | None = None, *, shown: bool = True, size: int = 10
+        self,
+        feed: Feed,
+        count: int,
+        label: int | None = None,
+        *,
+        shown: bool = True,
+        size: int = 10,
+        zeros: int = 0,
     ) -> None:
-        """Let a feed grow by a segment here, with scalars of this size, and by as much at a peer if
-        `shown`."""
+        """Let a feed grow by a segment here, with scalars of this size but for so many `zeros`, and by as
+        much at a peer if `shown`."""
         marks = self.marks.setdefault(feed, [])
         first = marks[-1].stop if marks else 0
         label = self.counting.open_epoch if label is None else label
-        marks.append(Mark(first + count, label, chain_of(feed, first + count), count * size**2))
+        squares = (count - zeros) * size**2
+        marks.append(Mark(first + count, label, chain_of(feed, first + count), squares, zeros))
         self.do(HeldChanged(feed, first, (marks[-1],)))
         if shown:
             self.show(feed)

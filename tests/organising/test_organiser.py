@@ -18,8 +18,16 @@ from sfnode.organising.events import (
     PeerGone,
     Tenure,
 )
-from sfnode.organising.organiser import FIRST_TIME, MAX_UNSEALED, PROOF_TIME, SETTLE_TIME, State
-from sfprotocol.counting import Counting, Run, named_digest
+from sfnode.organising.organiser import (
+    ACTIVE_TIME,
+    FIRST_TIME,
+    LEAST_EPOCH,
+    MAX_UNSEALED,
+    PROOF_TIME,
+    SETTLE_TIME,
+    State,
+)
+from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Admit,
@@ -96,28 +104,98 @@ def test_alone_an_organiser_names_what_it_alone_holds_until_a_peer_comes() -> No
     assert bench.named(ANNE) == 100
 
 
-def test_a_close_names_no_more_of_an_origin_than_its_quota_over_all_its_feeds() -> None:
+def test_a_member_that_goes_on_with_a_new_feed_waits_for_no_more_than_a_close() -> None:
+    """It may make one update until that is named; nobody else is at work, so the epoch is closed for it."""
     bench = Bench().begin("anne", quota=50)
+    bench.update(ANNE, 30)
     other = feed_of("anne", 1)
-    for feed in (ANNE, other):
-        bench.update(feed, 30)
-        bench.update(feed, 20)
-    bench.advance(65)
-    assert bench.named(ANNE) + bench.named(other) == 50
-    bench.advance(65)
-    assert (bench.named(ANNE), bench.named(other)) == (50, 50)
-    assert len(bench.of(Close)) == 2
+    bench.update(other, 1)
+    bench.advance(3)
+    assert (bench.named(ANNE), bench.named(other)) == (30, 1)
+    assert bench.counting.goes_on_with(1)
+    assert bench.counting.room_left(0, {}) == 50
 
 
-def test_a_feed_that_uses_up_the_quota_does_not_keep_another_one_of_its_origin_from_being_named() -> None:
-    bench = Bench().begin("anne", quota=50)
-    other = feed_of("anne", 1)
+def test_an_epoch_ends_once_all_who_are_at_work_have_made_what_they_may() -> None:
+    bench = Bench().begin("anne", "bob", quota=20)
+    bench.update(ANNE, 20)
+    bench.update(BOB, 19)
+    bench.advance(10)
+    assert not bench.of(Close), "bob may make one more"
+    bench.update(BOB, 1)
+    bench.advance(3)
+    assert len(bench.of(Close)) == 1
+    bench.update(ANNE, 20)
+    bench.advance(10)
+    assert len(bench.of(Close)) == 1, "bob may be at work"
+    bench.advance(ACTIVE_TIME)
+    assert len(bench.of(Close)) == 2, "nothing has come of it for long"
+
+
+def test_an_epoch_is_open_for_half_a_second_at_least() -> None:
+    bench = Bench().begin("anne", quota=100)
+    for _ in range(20):
+        bench.update(ANNE, 100)
+        bench.advance(0.1)
+    assert 1 <= len(bench.of(Close)) <= 2 / LEAST_EPOCH
+
+
+def test_what_moves_nothing_closes_no_epoch_and_uses_up_no_budget() -> None:
+    bench = Bench(budget=150).begin("anne", "bob")
+    bench.update(ANNE, 100, zeros=100)
+    bench.advance(65)
+    assert not bench.of(Close), "a close without work that can count uses no number"
+    bench.update(BOB, 100, zeros=50)
+    bench.advance(3)
+    assert not bench.of(Close)
     bench.update(ANNE, 50)
-    bench.update(other, 50)
-    for _ in range(3):
-        bench.advance(65)
-        bench.update(ANNE, 50)
-    assert bench.named(other) == 50
+    bench.advance(3)
+    assert [sum(move.moving for move in close.moves) for close in bench.of(Close)] == [100]
+    assert (bench.counting.counted, bench.counting.complete) == (100, False)
+    bench.update(BOB, 50)
+    bench.advance(65)
+    assert (bench.counting.counted, bench.counting.complete) == (150, True)
+
+
+def test_strangers_without_credit_close_no_epoch_and_bring_an_eighth_of_the_room_into_it() -> None:
+    bench = Bench().begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(3)
+    names = [str(number) for number in range(40)]
+    for name in names:
+        bench.wish(Admit(feed_of(name).origin, 0, 0))
+    bench.update(ANNE, 100)
+    bench.advance(3)
+    room, label = bench.counting.room, bench.counting.open_epoch
+    quotas = [bench.counting.quotas.quota(1 + number, label) for number in range(40)]
+    assert sum(quotas) == room // 16
+    for name, quota in zip(names, quotas, strict=True):
+        if quota:
+            bench.update(feed_of(name), quota)
+    before = len(bench.of(Close))
+    bench.update(ANNE, 80)
+    bench.advance(10)
+    assert len(bench.of(Close)) == before, "an eighth of the epoch is all that strangers fill"
+    bench.update(ANNE, 10)
+    bench.advance(3)
+    assert len(bench.of(Close)) == before + 1
+    assert sum(move.steps for move in bench.of(Close)[-1].moves if move.feed) == room // 16
+
+
+def test_what_strangers_have_kept_back_for_long_does_not_come_all_at_once() -> None:
+    """Each had its turn with old labels and shows all of it now."""
+    bench = Bench().begin("anne")
+    bench.wish(Admit(feed_of("eve").origin, 0, 0))
+    for _ in range(9):
+        bench.update(ANNE, 100)
+        bench.advance(3)
+    counting = bench.counting
+    for label in range(2, counting.open_epoch + 1):
+        bench.update(feed_of("eve"), counting.quotas.quota(1, label), label)
+    bench.update(ANNE, 100)
+    bench.advance(3)
+    named = [move.steps for move in bench.of(Close)[-1].moves if move.feed]
+    assert 0 < sum(named) <= counting.room // 8
 
 
 def test_what_is_late_does_not_bring_more_than_the_quota_into_an_epoch() -> None:
@@ -252,28 +330,15 @@ def test_rates_follow_the_schedule_over_the_budget() -> None:
     assert rates == [(), (RateFrom(3, RATE * 9 // 10),), (RateFrom(4, RATE * 8 // 10),)]
 
 
-@pytest.mark.parametrize(("epochs", "rates"), [(65_534, (RateFrom(65_535, 1),)), (65_535, ())])
+@pytest.mark.parametrize(
+    ("epochs", "rates"), [(MAX_EPOCHS - 2, (RateFrom(MAX_EPOCHS - 1, 1),)), (MAX_EPOCHS - 1, ())]
+)
 def test_there_is_no_rate_of_an_epoch_beyond_the_last(
     monkeypatch: pytest.MonkeyPatch, epochs: int, rates: tuple[RateFrom, ...]
 ) -> None:
     counting = Counting(budget=BUDGET, rate=RATE)
     monkeypatch.setattr(Counting, "open_epoch", epochs)
     assert by_schedule(Schedule("constant", 1))(counting).rates == rates
-
-
-def test_the_last_epoch_can_be_sealed() -> None:
-    bench = Bench(judge=by_schedule(Schedule("linear", RATE)), budget=200).begin("anne")
-    for epoch in range(65_534):
-        bench.counting.apply(Recorded(Close(epoch, bytes(8), ())))
-        bench.counting.apply(Recorded(Seal(epoch, (), (), bytes(32), FACTOR_ONE, ())))
-    bench.positions.clear()
-    bench.start()
-    bench.do(PeerControl("peer", bench.counting.decisions))
-    bench.advance(SETTLE_TIME + 1)
-    for _ in range(2):
-        bench.update(ANNE, 100)
-        bench.advance(3)
-    assert bench.counting.sealed == 65_536
 
 
 # -- what a judge says ---------------------------------------------------------------------------------
@@ -287,7 +352,7 @@ def test_a_seal_says_what_the_judge_says_with_what_an_epoch_has_not_moved_left_o
     ]
     bench = Bench(judge=lambda counting: said[counting.sealed]).begin("anne", "bob")
     for _ in said:
-        bench.update(ANNE, 60)
+        bench.update(ANNE, 100)
         bench.update(BOB, 60)
         bench.advance(3)
     first, second, third = bench.of(Seal)
@@ -295,7 +360,7 @@ def test_a_seal_says_what_the_judge_says_with_what_an_epoch_has_not_moved_left_o
     assert (second.factor, second.skipped, second.recounted) == (2048, (64,), ())
     assert second.rates == (RateFrom(5, 7), RateFrom(9, 3))
     assert (third.factor, third.skipped, third.recounted) == (6963, (), (Recount(64, 1),))
-    assert bench.counting.runs(0, 180) == (Run(60, 0), Run(120, 2048), Run(180, 6963))
+    assert bench.counting.runs(0, 300) == (Run(100, 0), Run(200, 2048), Run(300, 6963))
     assert bench.counting.runs(64, 180) == (Run(60, 0), Run(180, 6963))
 
 
@@ -303,11 +368,11 @@ def test_work_of_a_member_who_is_not_trusted_is_skipped_and_recounted_once_it_is
     bench = Bench().begin("anne", "bob")
     bench.do(OwnerTrusts(1, trusted=False))
     for _ in range(2):
-        bench.update(ANNE, 60)
+        bench.update(ANNE, 100)
         bench.update(BOB, 60)
         bench.advance(3)
     assert [seal.skipped for seal in bench.of(Seal)] == [(64,), (64,)]
-    assert (bench.counting.counts_of(0), bench.counting.counts_of(1)) == (120, 0)
+    assert (bench.counting.counts_of(0), bench.counting.counts_of(1)) == (200, 0)
     bench.do(OwnerTrusts(1, trusted=True))
     bench.advance(100)
     assert bench.counting.counts_of(1) == 0, "it takes another seal"

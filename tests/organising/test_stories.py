@@ -112,9 +112,14 @@ class Story:
             return
         if bench.counting.ended(bench.counting.number(feed) or 0) < NEVER:
             return
-        count = min(random.randint(1, 20), member.quota - self.made.get((feed, label), 0))
+        number, quotas = bench.counting.member_number(feed.origin), bench.counting.quotas
+        assert number is not None
+        made = self.made.get((feed.origin, label), 0)
+        count = min(random.randint(1, 20), quotas.quota(number, label) - made)
+        if quotas.incarnation(number, label) != feed.incarnation:
+            count = min(count, 1 - len(marks))
         if count > 0:
-            self.made[feed, label] = self.made.get((feed, label), 0) + count
+            self.made[feed.origin, label] = made + count
             bench.update(feed, count, label, shown=random.random() < 0.5)
 
     def wish(self) -> Decision:

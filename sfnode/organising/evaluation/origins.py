@@ -38,9 +38,10 @@ skipped (OFTEN), and what is EXTREME takes evidence to make good. Less far, it i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
@@ -286,7 +287,7 @@ class Evidence:
     def drifts(self, parts: Sequence[Part], usual: float | None) -> None:
         """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
         None if too few were there to tell."""
-        drift, updates = _drift(parts), sum(part.updates for part in parts)
+        drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
         self._drifted = MEMORY * self._drifted + updates
         if usual is None:
@@ -368,7 +369,8 @@ class Origins:
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
         members = _by_member(parts)
-        usual = median(map(_drift, members.values())) if len(members) >= LEAST_MEMBERS else None
+        drifts = [Weighted(_drift(made), _updates(made)) for made in members.values()]
+        usual = weighted_median(drifts) if len(members) >= LEAST_MEMBERS else None
         for member, made in members.items():
             self.members.setdefault(member, Evidence()).drifts(made, usual)
         drift = SHARE * self._usual_drift(parts)
@@ -377,7 +379,7 @@ class Origins:
         self.outliers.update(Recount(feed, said.epoch) for feed in outliers)
         for member, made in members.items():
             evidence = self.members[member]
-            evidence.ask(drift**2 * sum(part.updates for part in made))
+            evidence.ask(drift**2 * _updates(made))
             for part in made:
                 evidence.take(said.epoch, part, drift)
             evidence.sized(max(weights[part.feed] for part in made))
@@ -411,7 +413,7 @@ class Origins:
         found = [one for one in self.members.values() if one.compared.updates and not one.harmful]
         if len(found) < LEAST_MEMBERS:
             return
-        middle = median(one.compared.beyond for one in found)
+        middle = weighted_median(Weighted(one.compared.beyond, one.compared.updates) for one in found)
         usual = [one.compared.usual + middle for one in found]
         weights = [one.compared.updates for one in found]
         most = [FAR * (max(0.0, drift) + 1 / math.sqrt(n)) for drift, n in zip(usual, weights, strict=True)]
@@ -423,7 +425,7 @@ class Origins:
         mean = _mean(beyond, shares)
         likely = [mean + share * (value - mean) for share, value in zip(shares, beyond, strict=True)]
         likely = [1 + one / drift if drift > 0 else 1.0 for one, drift in zip(likely, usual, strict=True)]
-        reference = median(likely)
+        reference = weighted_median(map(Weighted, likely, weights))
         for known, drift in zip(found, likely, strict=True):
             known.agreement = drift / reference if reference > 0 else 1.0
 
@@ -440,22 +442,52 @@ class Origins:
         if len(members) < LEAST_MEMBERS:
             return 0.0
         known = [self.members[member] for member in members]
-        enough = median(one.weight for one in known) / 2
+        enough = weighted_median(Weighted(one.weight, one.weight) for one in known) / 2
         chosen = [one for one in known if one.weight >= enough]
-        if median(one.drift for one in chosen) <= 0:
+
+        def usually(of: Callable[[Evidence], float]) -> float:
+            return weighted_median(Weighted(of(one), one.weight) for one in chosen)
+
+        if usually(lambda one: one.drift) <= 0:
             return 0.0
-        noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * median(1 / one.weight for one in chosen)
-        usual = math.sqrt(max(0.0, median(one.drift**2 for one in chosen) - noise))
-        now = median(map(_drift, members.values()))
-        return max(0.0, min(usual, now + 2 * _noise(sum(part.updates for part in parts))))
+        noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * usually(lambda one: 1 / one.weight)
+        usual = math.sqrt(max(0.0, usually(lambda one: one.drift**2) - noise))
+        now = weighted_median(Weighted(_drift(made), _updates(made)) for made in members.values())
+        return max(0.0, min(usual, now + 2 * _noise(_updates(parts))))
 
 
 def weights_of(parts: Sequence[Part]) -> dict[int, float]:
     """Return how many times as much as those of the median member the updates of each feed weigh; 1 where
     there are too few to tell."""
     members = _by_member(parts).values()
-    usual = median(median(map(_weight, one)) for one in members) if len(members) >= LEAST_MEMBERS else 0.0
+    weights = (Weighted(median(map(_weight, one)), _updates(one)) for one in members)
+    usual = weighted_median(weights) if len(members) >= LEAST_MEMBERS else 0.0
     return {part.feed: _weight(part) / usual if usual else 1.0 for part in parts}
+
+
+class Weighted(NamedTuple):
+    """A figure of a member, and the updates that it is of."""
+
+    value: float
+    weight: float
+
+
+def weighted_median(figures: Iterable[Weighted]) -> float:
+    """Return the median of members by their updates, one of whom counts half as much as all others at most.
+
+    By heads a hundred strangers with an update each would say what is usual; by updates alone, who makes most
+    of them.
+    """
+    known = sorted(figures)
+    total = sum(one.weight for one in known)
+    weights = [min(one.weight, (total - one.weight) / 2) for one in known]
+    half, below = sum(weights) / 2, list(accumulate(weights))
+    low = next(one.value for one, sum_ in zip(known, below, strict=True) if sum_ >= half)
+    return (low + next((one.value for one, s in zip(known, below, strict=True) if s > half), low)) / 2
+
+
+def _updates(parts: Iterable[Part]) -> int:
+    return sum(part.updates for part in parts)
 
 
 def _by_member(parts: Sequence[Part]) -> dict[int, list[Part]]:
@@ -469,7 +501,7 @@ def _by_member(parts: Sequence[Part]) -> dict[int, list[Part]]:
 def _drift(parts: Sequence[Part]) -> float:
     """Return the mean score of an update of these."""
     scores = sum(part.score / SCORE_ONE * math.sqrt(part.updates) for part in parts)
-    return scores / sum(part.updates for part in parts)
+    return scores / _updates(parts)
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

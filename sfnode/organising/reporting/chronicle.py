@@ -28,6 +28,7 @@ from sfprotocol.decisions import (
     Evaluated,
     Finish,
     Invite,
+    Oversized,
     Revoke,
     RevokeInvitation,
     Seal,
@@ -144,6 +145,8 @@ def in_words(decision: Decision, counting: Counting) -> str:
         case Worth(epoch=epoch, rows=rows, parts=parts):
             worth = sum(part.worth for part in parts) / WORTH_ONE
             return f"tells what {len(parts)} feeds brought in epoch {epoch}: {worth:+.6f} nats on {rows} rows"
+        case Oversized(epoch=epoch, feeds=feeds):
+            return f"tells that {len(feeds)} feeds have too large scalars in epoch {epoch} to count at once"
         case Unknown(kind=kind):
             return f"a decision of kind {kind}, which this version of sfnode does not know"
         case _:
@@ -154,7 +157,8 @@ def _about_members(decision: Decision, counting: Counting) -> str:
     match decision:
         case Admit(origin=origin, quota=quota, invitation=invitation):
             came = f", by invitation {invitation}" if invitation else ""
-            return f"admits {origin.hex()[:DIGITS]} with a quota of {quota} updates{came}"
+            whom = f"with a quota of {quota} updates" if quota else "as a stranger"
+            return f"admits {origin.hex()[:DIGITS]} {whom}{came}"
         case Invite(uses=uses):
             return f"publishes invitation {len(counting.invitations)}, for {uses}"
         case Revoke(member=member, epoch=epoch):

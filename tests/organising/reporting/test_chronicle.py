@@ -105,7 +105,7 @@ def test_no_kind_of_decision_is_forgotten() -> None:
         Announce,
         Validators,
     }
-    assert said | {Checkpoint, decisions.Evaluated, decisions.Worth} == {
+    assert said | {Checkpoint, decisions.Evaluated, decisions.Oversized, decisions.Worth} == {
         kind for kind, _ in decisions._KINDS.values()
     }
 
