@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -155,6 +155,8 @@ class Counting:
         """A byte for each epoch: 1, or 0 once everything that its close has named is void."""
         self._feeds: dict[int, NamedSteps] = {}
         """Feeds, by number, of which something was named."""
+        self._numbers: dict[int, list[int]] = {}
+        """Their numbers by member, ascending."""
         self._rates = [RateFrom(0, rate)]
         self._epoch_updates = epoch_updates
         self.quotas = Quotas(self.room)
@@ -238,20 +240,23 @@ class Counting:
         return credit
 
     def _credit(self, member: int) -> tuple[int, int]:
-        counts: dict[int, int | None] = {}
+        counts: dict[int, int] = {}
+        skipped = set[int]()
         first = max(0, self.sealed - RECENT_SEALS)
-        for number in self._named_of(member):
+        for number in self._numbers.get(member, ()):
             for epoch, moving in self._feeds[number].judged(first, self.sealed):
-                before = counts.get(epoch, 0)
-                counts[epoch] = None if before is None or moving is None else before + moving
-        until = min(counts, default=MAX_EPOCHS) + RECENT_SEALS
+                counts[epoch] = counts.get(epoch, 0) + (moving or 0)
+                if moving is None:
+                    skipped.add(epoch)
         stranger = self.quotas.is_stranger(member)
         if not counts:
-            return 0 if stranger else UNLIMITED, until
-        if not counts[max(counts)]:
+            return 0 if stranger else UNLIMITED, MAX_EPOCHS
+        last, until = max(counts), min(counts) + RECENT_SEALS
+        if last in skipped or not counts[last]:
             return 0, until
-        most = max(moving or 0 for moving in counts.values())
-        return CREDIT_GROWTH * most if stranger else UNLIMITED, until
+        if not stranger:
+            return UNLIMITED, until
+        return CREDIT_GROWTH * max(counts[epoch] for epoch in counts if epoch not in skipped), until
 
     def may_begin(self, subspace: int) -> bool:
         """Return whether bases may be published for a subspace: no update can be in it until another epoch
@@ -482,7 +487,9 @@ class Counting:
             feed.append(close.epoch, stop, move.tag, move.zeros)
         for number in numbers:
             if number not in self._feeds:  # whoever goes on with it has lost the one before
-                self.quotas.renew(*divmod(number, INCARNATIONS))
+                member, incarnation = divmod(number, INCARNATIONS)
+                self.quotas.renew(member, incarnation)
+                insort(self._numbers.setdefault(member, []), number)
         self._feeds.update(zip(numbers, feeds, strict=True))
         updates = sum(move.moving for move in close.moves)
         self._closes.append(_Closed(close.salt, updates, numbers, self.validators))
@@ -601,8 +608,7 @@ class Counting:
 
     def _named_of(self, member: int) -> Iterator[int]:
         """Yield the numbers of a member's feeds of which something was named."""
-        numbers = range(member * INCARNATIONS, (member + 1) * INCARNATIONS)
-        return (number for number in numbers if number in self._feeds)
+        return iter(self._numbers.get(member, ()))
 
     def _place(self, feed: int, epoch: int) -> int | None:
         known = self._feeds.get(feed)

@@ -68,11 +68,12 @@ class NamedSteps:
         """Yield (epoch, updates that count) of the closes of the epochs from `first` on and before `sealed`
         that seals have judged, None for those that are skipped. What is void, or has factor 0, says
         nothing."""
-        for place in range(bisect_left(self.epochs, first), bisect_left(self.epochs, sealed)):
-            if self.verdicts[place] == SKIPPED:
-                yield self.epochs[place], None
-            elif self.verdicts[place] == COUNTED and self.factors[place]:
-                yield self.epochs[place], self.moving[place]
+        epochs, verdicts = self.epochs, self.verdicts
+        for place in range(bisect_left(epochs, first), bisect_left(epochs, sealed)):
+            if verdicts[place] == SKIPPED:
+                yield epochs[place], None
+            elif verdicts[place] == COUNTED and self.factors[place]:
+                yield epochs[place], self.moving[place]
 
     def append(self, epoch: int, stop: int, tag: bytes, zeros: int) -> None:
         """Take in what a close has named: the steps up to `stop`, of which so many have the scalar 0."""

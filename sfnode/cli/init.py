@@ -235,7 +235,7 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "--quota",
     type=int,
     metavar="COUNT",
-    help="Updates that one node may make in one epoch of an organised run.  [default: four epochs' worth]",
+    help="Updates that an invited member may make in one epoch.  [default: four epochs' worth]",
 )
 @option(
     "--feed-quota",

@@ -97,7 +97,10 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
         came = "" if member.invitation is None else f", by invitation {member.invitation}"
         revoked = "" if member.revoked is None else f", revoked from epoch {member.revoked}"
         validates = ", validates" if member.validator else ""
-        about = f"{member.counted} count, quota {member.quota}{came}{revoked}{validates}"
+        stranger = "" if member.vouched else ", stranger"
+        unproven = "" if member.proven else ", no credit"
+        quota = f"{member.counted} count, quota {member.quota}"
+        about = f"{quota}{stranger}{unproven}{came}{revoked}{validates}"
         echo(f"{member.number:>6} {member.origin[:16]}  {about}")
     for petition in petitions:
         shows = f", shows invitation {petition.invitation}" if petition.invitation else ""
@@ -155,7 +158,7 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     "--quota",
     type=click.IntRange(1, MAX_U32),
     metavar="COUNT",
-    help="Updates of one of its feeds with one epoch label.  [default: the manifest's]",
+    help="Updates of it with one epoch label.  [default: the manifest's]",
 )
 @dry_run_option
 @data_dir_option

@@ -150,7 +150,7 @@ def test_a_newcomer_that_waits_is_admitted_by_the_first_digits_of_its_key(
     (member,) = node.organised.counting.members
     assert (member.origin, member.quota) == (B, QUOTA)
     assert organise("admit", B.hex(), "--quota", "77").status == 0
-    assert node.organised.counting.members[0].quota == 77
+    assert node.organised.counting.quotas.own(0) == 77
 
 
 @pytest.mark.parametrize(
