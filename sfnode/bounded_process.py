@@ -77,6 +77,8 @@ class BoundedProcess:
 
     def _ask(self, request: Any) -> dict[str, Any] | None:
         """Return the reply; None if the process has ended because nobody had asked it."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # somebody has killed it, or it was left alone for long
         if self._process is None:
             self._process = _start(self._program, *self._bounds)
             self._ending = weakref.finalize(self, _kill, self._process)

@@ -22,8 +22,7 @@ LONGEST_REASON = 4_000
 NO_MEMORY = "it takes more memory than it may"
 
 Answer = Callable[[Any], dict[str, Any]]
-"""From a request to the reply. What it raises is the reply as well: it runs a stranger's program, which raises
-what it likes."""
+"""Returns the reply to a request, or raises: it runs a stranger's program, which raises what it likes."""
 
 
 def serve(answer: Answer) -> None:
@@ -44,7 +43,7 @@ def serve(answer: Answer) -> None:
 
 
 def _address_space() -> int:
-    """Return the bytes of addresses that this process has taken for its libraries; 0 where that is unknown."""
+    """Return the bytes that this process has taken for its libraries; 0 where that is unknown."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     return 0

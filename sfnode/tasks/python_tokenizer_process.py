@@ -34,7 +34,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     ]
     if sum(len(one.input_ids) for one in found) > LONGEST:
         return TOO_LONG
-    return {"ids": [one.input_ids for one in found], "types": [one.token_type_ids for one in found if special]}
+    return {
+        "ids": [one.input_ids for one in found],
+        "types": [one.token_type_ids for one in found if special],
+    }
 
 
 if __name__ == "__main__":

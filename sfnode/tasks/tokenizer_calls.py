@@ -69,8 +69,9 @@ def decode(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
     texts: list[str] = reply["texts"]
     if not tokenizer.is_fast or type(tokenizer.backend_tokenizer.model).__name__ == "BPE":
         return texts
-    cleans = tokenizer.clean_up_tokenization_spaces  # as transformers does for such tokenizers, after decoding
-    return [tokenizer.clean_up_tokenization(text) if cleans else text for text in texts]
+    if not tokenizer.clean_up_tokenization_spaces:
+        return texts
+    return [tokenizer.clean_up_tokenization(text) for text in texts]  # as transformers does after decoding
 
 
 def _ask(
@@ -79,7 +80,7 @@ def _ask(
     side = tokenizer.truncation_side
     asked = {"texts": texts, "special": special, "most": most, "side": side, "places": places}
     reply = _process_of(tokenizer).ask(asked)
-    _check(reply, f"the text that begins with {texts[0][0][:60]!r}")
+    _check(reply, f"the text that begins with {texts[-1][0][:60]!r}")
     return reply
 
 
@@ -107,7 +108,7 @@ def _process_of(tokenizer: Any) -> BoundedProcess:
 
 
 def _make(tokenizer: Any) -> BoundedProcess:
-    """Make the process of a tokenizer. It must not hold the tokenizer, of which it would outlive the model."""
+    """Make the process of a tokenizer, which it must not hold: it would keep it alive, and so itself."""
     if tokenizer.is_fast:
         backend, splits = tokenizer.backend_tokenizer, tokenizer.split_special_tokens
         program = "sfnode.tasks.tokenizer_process"

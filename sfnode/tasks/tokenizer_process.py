@@ -2,8 +2,9 @@
 
 A tokenizer is a program that came with a model: rules that replace text, one after the other, and regular
 expressions. A rule of a few characters makes gigabytes of a sentence, or takes years to find that there is
-nothing to replace, and which sentence does it may be known only to whoever made the rule. So texts are encoded
-in a process of its own (`bounded_program`). Its first request has the tokenizer, as transformers has made it.
+nothing to replace, and which sentence does it may be known only to whoever made the rule. So all texts are
+encoded in a process of its own (`bounded_program`), which gets the tokenizer, as transformers has made it, in
+its first request.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _held: list[Tokenizer] = []
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what a request asks for: to hold a tokenizer, to encode `texts`, or to decode lists of `tokens`."""
+    """Return what a request asks for: to hold a tokenizer, to encode `texts` or to decode `tokens`."""
     if "pipeline" in request:
         _held[:] = [Tokenizer.from_str(request["pipeline"])]
         _held[0].no_padding()

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from sfnode.errors import Code, UserError
 from sfnode import bounded_process
 from sfnode.bounded_process import BoundedProcess
+from sfnode.errors import Code, UserError
 from sfnode.tasks.rendering import PROGRAM, TemplateRefusal, render
 from sfnode.tasks.template_process import LONGEST
 
