@@ -228,6 +228,8 @@ def logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
     try:
         return _logits(loaded, this, **cached)
     except IndexError as error:
+        if cached and this.input_ids.max() < loaded.model.get_input_embeddings().weight.shape[0]:
+            raise  # the model cannot take such a cache
         raise UserError(
             Code.MODEL_UNSUPPORTED,
             f"the model cannot read a row, which has tokens or positions that its tables lack: {error}",

@@ -1,4 +1,4 @@
-"""What transformers makes of a model that came from strangers is found out in a process of its own first.
+"""Finds out in a process of its own what transformers makes of a model that came from strangers.
 
 A configuration and a tokenizer are small files that make large things: layers without end, tables of any
 size, rules that are applied to rules. `examination_process` reads them as a node would, within bounds on time

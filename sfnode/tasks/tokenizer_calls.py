@@ -1,4 +1,4 @@
-"""What a tokenizer makes of texts and of tokens, within bounds: it is run in a process of its own.
+"""Calls tokenizers within bounds: each is run in a process of its own.
 
 The tokenizer itself, as transformers has loaded it, only says which tokens there are. This module knows
 tokenizers; it knows no row and no task.
@@ -17,10 +17,12 @@ from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 
 SECONDS = 20.0
-"""Processor time of a request: what twenty million characters take, and the largest tokenizers to be read."""
+"""Processor time of a request: twice what a text of ten million characters takes, or to read the largest
+tokenizers on a slow machine."""
 
 MEMORY = 2 << 30
-"""Bytes of memory of the process: the largest tokenizers take a quarter."""
+"""Bytes of memory of the process: what a text of ten million characters takes. The largest tokenizers are a
+quarter of it."""
 
 _processes: WeakKeyDictionary[Any, BoundedProcess] = WeakKeyDictionary()
 _making = Lock()

@@ -83,7 +83,11 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
 
 def run_of(manifest: Manifest, folder: Path, home: Path) -> Manifest:
     """Return a run of this model, on rows for which it was made."""
-    model = {"source": str(folder), "digest": digest(folder), "targets": ("model.decoder.layers.0.fc1:40x16",)}
+    model = {
+        "source": str(folder),
+        "digest": digest(folder),
+        "targets": ("model.decoder.layers.0.fc1:40x16",),
+    }
     data = Data(train=str(home / "rows.jsonl"))
     return manifest.model_copy(
         update={"model": manifest.model.model_copy(update=model), "data": data, "admission": "open"}
