@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
@@ -15,6 +17,9 @@ from hypothesis import settings
 
 VARIABLE = "SFNODE_DEVICE"
 """The command line's own variable, so that processes which tests start inherit it."""
+
+CACHE = "XDG_CACHE_HOME"
+"""The variable by which the processes of tests remember together which models they have examined."""
 
 ENGINE_PATIENCE = 15.0
 """Seconds for an engine to end what it does, on a busy machine."""
@@ -30,6 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's library reads it once, when it is imported
+    if CACHE not in os.environ:  # as in the workers of pytest-xdist, which share it
+        folder = tempfile.TemporaryDirectory(prefix="sfnode-cache-")
+        atexit.register(folder.cleanup)
+        os.environ[CACHE] = folder.name
     if name := config.getoption("--device"):
         os.environ[VARIABLE] = name
 

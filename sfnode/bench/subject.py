@@ -27,7 +27,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import files, loader, shapes, vetting
+from sfnode.models import files, loader, shapes
 from sfnode.tasks import dataset, presets
 from sfnode.tasks.encoding import Encoded, encode
 from sfprotocol.seeds import batch_rows
@@ -247,5 +247,4 @@ def _classes(source: str) -> int:
 
 def _settings(source: str, revision: str) -> Any:
     """Return the configuration of a model with weights."""
-    folder = files.resolve(source, revision, None)
-    return loader.with_user_errors(folder, lambda: vetting.configuration(folder))
+    return shapes.describe(str(files.resolve(source, revision, None)))

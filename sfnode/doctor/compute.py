@@ -254,7 +254,7 @@ def _at_hand(case: Case, manifest: Manifest) -> bool:
         place = local_folder(case.model or manifest.model.source)
     except UserError:
         return False
-    return place is not None and sum(file.stat().st_size for file in files.weight_files(place)) <= AT_HAND
+    return place is not None and files.weight_bytes(place) <= AT_HAND
 
 
 def _updates_per_hour(case: Case, manifest: Manifest) -> float:

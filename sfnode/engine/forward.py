@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Perturbation
 from sfnode.tasks.encoding import Encoded, Scored
@@ -221,7 +222,22 @@ def logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
     A causal model is given no mask for padding on the right, which no target can see: what transformers does
     with a mask costs time. (On an accelerator it waits at the start of a pass in either case, to inspect
     positions or mask.)
+
+    Raises UserError MODEL_UNSUPPORTED for tokens or positions that the model's tables lack.
     """
+    try:
+        return _logits(loaded, this, **cached)
+    except IndexError as error:
+        if cached and this.input_ids.max() < loaded.model.get_input_embeddings().weight.shape[0]:
+            raise  # the model cannot take such a cache
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"the model cannot read a row, which has tokens or positions that its tables lack: {error}",
+            "Take a model whose tokenizer has no tokens beyond its vocab_size, or lower max_tokens.",
+        ) from error
+
+
+def _logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
     network: Any = loaded.model
     if loaded.classifies:
         given = {"input_ids": this.input_ids, "attention_mask": this.attention_mask}

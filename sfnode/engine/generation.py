@@ -33,7 +33,7 @@ from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.tasks import tokenization
-from sfnode.tasks.tokenization import lock_of
+from sfnode.tasks.tokenizer_calls import decode
 from sfprotocol.seeds import U64, token_draws
 
 CACHE_BYTES = 1 << 30
@@ -282,19 +282,20 @@ class _Decoder:
             chosen = drawn(logits, self._plan.temperature, draws)
         else:
             chosen = logits.argmax(-1)
-        for one, token in zip(rows, chosen.tolist(), strict=True):
-            if token in self._ends:
-                self._finish(one, ended=True)
-                continue
-            one.tokens.append(token)
-            if self._stops(one):
+        written = list(zip(rows, chosen.tolist(), strict=True))
+        for one, token in written:
+            if token not in self._ends:
+                one.tokens.append(token)
+        stopped = self._stopped([one for one, token in written if token not in self._ends])
+        for one, token in written:
+            if token in self._ends or one in stopped:
                 self._finish(one, ended=True)
             elif len(one.tokens) >= self._plan.tokens:
                 self._finish(one, ended=False)
 
     def _finish(self, one: _Active, *, ended: bool) -> None:
         """Keep the row's answer, and give its place to the last one."""
-        text = self._decoded(one.tokens)
+        (text,) = decode(self._loaded.tokenizer, [one.tokens])
         cuts = [place for stop in self._plan.stop if (place := text.find(stop)) >= 0]
         self._answers[one.number] = Answer(text[: min(cuts, default=None)], tuple(one.tokens), ended)
         place = self._active.index(one)
@@ -303,18 +304,17 @@ class _Decoder:
         self._cache.leave(place)
         self._step = None
 
-    def _stops(self, one: _Active) -> bool:
-        """Return whether the row's last token completes a stop string."""
-        if not self._plan.stop:
-            return False
+    def _stopped(self, rows: list[_Active]) -> list[_Active]:
+        """Return those of the rows whose last token completes a stop string."""
+        if not self._plan.stop or not rows:
+            return []
         tail = max(len(stop.encode()) for stop in self._plan.stop) + STOP_SLACK
-        text = self._decoded(one.tokens[-tail:])
-        return any(stop in text for stop in self._plan.stop)
-
-    def _decoded(self, tokens: Sequence[int]) -> str:
-        with lock_of(self._loaded.tokenizer):
-            text: str = self._loaded.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+        texts = decode(self._loaded.tokenizer, [one.tokens[-tail:] for one in rows])
+        return [
+            one
+            for one, text in zip(rows, texts, strict=True)
+            if any(stop in text for stop in self._plan.stop)
+        ]
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._loaded.device, non_blocking=True)

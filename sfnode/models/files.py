@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
+from sfnode.sizes import size_text
 
 BUILTIN = "builtin:"
 EMBEDDED = Path(__file__).parent.parent / "embedded"
@@ -24,6 +25,7 @@ SAFETENSORS = ".safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -48,7 +50,7 @@ TOKENIZER_FILES = (
 )
 """Everything that may change how text becomes tokens, in any kind of tokenizer, in the order of hashing."""
 
-DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, "generation_config.json", *TOKENIZER_FILES)
+DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, GENERATION, *TOKENIZER_FILES)
 """Patterns of what is downloaded from the hub: no pickles and no code."""
 
 ADAPTER = "adapter_config.json"
@@ -56,8 +58,23 @@ ADAPTER = "adapter_config.json"
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
-MAX_HEADER = 100 << 20
-"""The safetensors format's own bound on its header, in bytes."""
+MAX_HEADERS = 32 << 20
+"""Bytes of the headers of all safetensors files of a model, and of their index: those of 200,000 tensors.
+Read, they take ten times as much, and twenty times if somebody means ill."""
+
+MAX_SETTINGS = 8 << 20
+"""Bytes of a file with settings, which are read as JSON too: five times what the largest have."""
+
+MOST_BYTES = {
+    CONFIG: MAX_SETTINGS,
+    GENERATION: MAX_SETTINGS,
+    INDEX: MAX_HEADERS,
+    "added_tokens.json": MAX_SETTINGS,
+    "chat_template.jinja": MAX_SETTINGS,
+    "special_tokens_map.json": MAX_SETTINGS,
+    "tokenizer_config.json": MAX_SETTINGS,
+}
+"""Most bytes of files that give the weights a meaning; of others, as the hub's."""
 
 ABOUT_THE_LIBRARY = ("transformers_version", "_name_or_path")
 """Keys of config.json with which whoever saves a model says how."""
@@ -92,6 +109,7 @@ def resolve(source: str, revision: str, override: Path | None) -> Path:
         folder = Path(source)
     else:
         folder = _download(source, revision)
+    _check_sizes(folder)
     weight_files(folder)
     if (folder / ADAPTER).exists():
         raise UserError(
@@ -100,6 +118,24 @@ def resolve(source: str, revision: str, override: Path | None) -> Path:
             "Give a folder with the base model alone; merge the adapter first if you want it in.",
         )
     return folder
+
+
+def most_bytes(name: str) -> int:
+    """Return how large a file other than weights may be, by its name."""
+    return MOST_BYTES.get(name, hub.MAX_OTHER_FILE)
+
+
+def _check_sizes(folder: Path) -> None:
+    """Raise UserError MODEL_TOO_LARGE for files that are read as a whole and are larger than any model's."""
+    for name in (CONFIG, GENERATION, INDEX, *TOKENIZER_FILES):
+        file = folder / name
+        if file.is_file() and file.stat().st_size > most_bytes(name):
+            sizes = size_text(file.stat().st_size), size_text(most_bytes(name))
+            raise UserError(
+                Code.MODEL_TOO_LARGE,
+                f"{file} has {sizes[0]}, where {sizes[1]} are allowed",
+                "Take another copy of the model, or another model: no real one has such a file.",
+            )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -144,6 +180,16 @@ def digest(folder: Path) -> str:
             content = (folder / file).read_bytes()
             state.update(_line([file, len(content)]) + content)
     return state.hexdigest()
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has safetensors of a model, and not only its configuration."""
+    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+
+
+def weight_bytes(folder: Path) -> int:
+    """Return the bytes of the weights' files. Raises UserError MODEL_*."""
+    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 def difference(one: Path, other: Path) -> str | None:
@@ -195,26 +241,37 @@ def _line(fields: list[Any]) -> bytes:
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a base model by name. Raises UserError MODEL_* when they are not all there."""
     tensors: dict[str, StoredTensor] = {}
+    room = MAX_HEADERS
     for file in weight_files(folder):
-        for name, stored in _read(file):
+        header, begin = _header(file, room)
+        room -= begin
+        for name, stored in _read(file, header, begin):
             if name in tensors:
                 raise broken(file, "safetensors file", f"tensor {name} is in another shard as well")
             tensors[name] = stored
     return tensors
 
 
-def _read(file: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors of one file: 8 bytes of header length, a JSON header, then the data it points to."""
+def _header(file: Path, room: int) -> tuple[Any, int]:
+    """Return the header of one file, and where the data begin that it points to: 8 bytes of its length, then
+    it follows as JSON of at most `room` bytes."""
     try:
-        total = file.stat().st_size
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
-            if length > min(MAX_HEADER, total - 8):
-                raise ValueError("the header is longer than the file")
-            header = json.loads(handle.read(length))
+            if length > min(room, file.stat().st_size - 8):
+                raise ValueError("the header is longer than the file, or than a model's may be")
+            return json.loads(handle.read(length)), 8 + length
+    except (OSError, ValueError, RecursionError) as error:
+        raise broken(file, "safetensors file", str(error)) from error
+
+
+def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors that the header of a file names, whose data begin at `begin`."""
+    try:
+        total = file.stat().st_size
         header.pop("__metadata__", None)
         for name, entry in header.items():
-            yield name, _stored(entry, file, 8 + length, total)
+            yield name, _stored(entry, file, begin, total)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise broken(file, "safetensors file", str(error)) from error
 
@@ -233,7 +290,7 @@ def _shards(folder: Path) -> list[Path]:
     try:
         names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
         files = [_shard(folder, name) for name in sorted(set(names))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise broken(folder / INDEX, "index of safetensors files", str(error)) from error
     return files
 

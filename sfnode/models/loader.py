@@ -25,8 +25,9 @@ from transformers.utils import logging
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.model import Model
-from sfnode.models import vetting
+from sfnode.models import examination, vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
+from sfnode.models.examination import Part
 from sfnode.models.files import BUILTIN, digest, resolve
 from sfnode.models.perturbation import Perturber
 from sfnode.models.pieces import listing_hash
@@ -88,7 +89,8 @@ def describe(source: str, revision: str, selection: Selection = DEFAULT, classif
     a revision is pinned to the commit that was found. Raises UserError MODEL_*.
     """
     folder = resolve(source, revision, None)
-    skeleton = with_user_errors(folder, lambda: _skeleton(folder, classifier_labels))
+    _examine(folder, classifier_labels)
+    skeleton = read_skeleton(folder, classifier_labels)
     if classifier_labels:
         _check_head(folder, skeleton, classifier_labels)
     targets = with_user_errors(folder, lambda: choose(skeleton, selection))
@@ -116,14 +118,21 @@ def load(
     folder = resolve(wanted.source, wanted.revision, override)
     _check_digest(folder, wanted.digest)
     labels = len(manifest.task.verbalizer) if manifest.task.kind == "sequence-classification" else 0
-    model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
     tokenizer = tokenizer_of(folder)
+    _examine(folder, labels)
+    model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     return make_trainable(model, tokenizer, sites, folder, device, dtype)
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """Load the tokenizer in a model's folder. Raises UserError MODEL_UNSUPPORTED."""
+    """Load the tokenizer in a model's folder. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE."""
+    examination.require_sound(folder, Part.TOKENIZER)
+    return read_tokenizer(folder)
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """Load a tokenizer, whatever that takes. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE."""
     _silence_transformers()
     found: Any = with_user_errors(folder, lambda: _tokenizer(folder))
     if set(found.get_vocab()) <= set(found.all_special_tokens):
@@ -222,8 +231,19 @@ def _tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(view, local_files_only=True, trust_remote_code=False)
 
 
+def _examine(folder: Path, labels: int) -> None:
+    examination.require_sound(folder, Part.CLASSIFIER if labels else Part.LANGUAGE_MODEL)
+
+
+def read_skeleton(folder: Path, labels: int) -> PretrainedModel:
+    """Return the model's modules without memory for their weights, whatever that takes.
+
+    Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
+    """
+    return with_user_errors(folder, lambda: _skeleton(folder, labels))
+
+
 def _skeleton(folder: Path, labels: int) -> PretrainedModel:
-    """Return the model's modules without memory for their weights."""
     _silence_transformers()
     with torch.device("meta"):
         return _auto(labels).from_config(_settings(folder, labels), trust_remote_code=False)

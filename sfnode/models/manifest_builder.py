@@ -5,7 +5,6 @@ Imports torch to examine the base model and local data, so that mistakes are fou
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from sfnode.manifest.data import Data
 from sfnode.manifest.model import Model
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import files, loader
+from sfnode.models import files, loader, vetting
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import (
     chat,
@@ -221,10 +220,10 @@ def _absolute(source: str) -> str:
 
 def _is_encoder(config: dict[str, Any]) -> bool:
     """Return whether a model classifies whole texts rather than predicting the next token."""
-    names = config.get("architectures") or []
+    names = vetting.architectures(config)
     if any(name.endswith(ENCODER_HEADS) for name in names):
         return True
-    masked = config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    masked = str(config.get("model_type")) in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     one_sided = not config.get("is_decoder") and not config.get("is_encoder_decoder")
     return masked and one_sided and not any(name.endswith(CAUSAL_HEADS) for name in names)
 
@@ -251,8 +250,7 @@ def _positions(home: Path) -> int:
 
 def _json(file: Path) -> dict[str, Any]:
     """Return the object in a file; an empty one if the model has no such file."""
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found
+    return vetting.read(file) if file.is_file() else {}
 
 
 def _organised(training: Training, given: dict[str, Any]) -> Organised:

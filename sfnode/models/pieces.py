@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from sfnode.listed_files import listed
-from sfnode.models.files import CONFIG, INDEX, SAFETENSORS, TOKENIZER_FILES, covered
+from sfnode.models.files import CONFIG, INDEX, SAFETENSORS, TOKENIZER_FILES, covered, most_bytes
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import Listing, Piece, encode, hash_listing, hash_piece
 
@@ -32,10 +32,15 @@ def listing_hash(folder: Path) -> str:
 
 
 def require_safe(listing: Listing) -> None:
-    """Raise RemoteProtocolError for a listing with a file that no base model needs (SPEC B5)."""
+    """Raise RemoteProtocolError for a listing with a file that no base model needs, or none that large (SPEC
+    B5)."""
     for file in listing.files:
-        if file.name not in SAFE and not file.name.endswith(SAFETENSORS):
+        if file.name.endswith(SAFETENSORS):
+            continue
+        if file.name not in SAFE:
             raise RemoteProtocolError("B5", f"{file.name} is not a file of a base model")
+        if file.size > most_bytes(file.name):
+            raise RemoteProtocolError("B5", f"{file.name} is larger than that of any base model")
 
 
 def read_piece(folder: Path, piece: Piece, offset: int, length: int) -> bytes:

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils import logging
 
 from sfnode.errors import Code, UserError
-from sfnode.models import files, vetting
+from sfnode.models import examination, files, vetting
 
 PREFIX = "shape:"
 """Prefix that marks the source of a model as the name of a shape."""
@@ -160,14 +160,23 @@ def is_shape(source: str) -> bool:
 def describe(source: str) -> Any:
     """Return the transformers configuration of such a source. Raises UserError BAD_OPTION or
     MODEL_UNSUPPORTED."""
-    named = source.startswith(PREFIX)
-    fields = _named(source.removeprefix(PREFIX)) if named else {}
+    if source.startswith(PREFIX):
+        return AutoConfig.for_model(**_named(source.removeprefix(PREFIX)))
+    examination.require_sound(Path(source), examination.Part.SHAPE)
+    return read(Path(source))
+
+
+def read(folder: Path) -> Any:
+    """Return the configuration in a model's folder, with or without weights, whatever reading it takes.
+
+    Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
+    """
     try:
-        return AutoConfig.for_model(**fields) if named else vetting.configuration(Path(source))
+        return vetting.configuration(folder)
     except UserError:
         raise
     except Exception as error:  # transformers documents no common base of what it raises
-        raise _unsupported(source, error) from error
+        raise _unsupported(str(folder), error) from error
 
 
 def parameters(settings: Any) -> int:
@@ -203,7 +212,7 @@ def token_numbers(vocabulary: int) -> Any:
 
 def has_head(settings: Any) -> bool:
     """Return whether the configuration is that of an encoder, which classifies sequences."""
-    return any(str(name).endswith(HEADS) for name in settings.architectures or ())
+    return any(name.endswith(HEADS) for name in vetting.architectures(settings.to_dict()))
 
 
 def _random(settings: Any) -> Any:

@@ -27,8 +27,6 @@ from sfnode.models import files
 
 SCRATCH = "sfnode-model-"
 
-GENERATION = "generation_config.json"
-
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files whose keys become arguments of the tokenizer's class."""
 
@@ -63,6 +61,18 @@ READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
 """Methods of a configuration's class in which attributes appear that it does not declare: old names of keys,
 and numbers computed from others, which are written to config.json as well."""
 
+COUNT = re.compile(r"(layer|block|expert|stage|depth)s?$")
+"""Keys that count parts of a model, each of which has tensors of its own in the files."""
+
+MAX_LAYERS = 1024
+"""Most parts where the files have fewer tensors: some models use a layer, or keep experts, several times."""
+
+MAX_NUMBER = 1 << 24
+"""Largest whole number where the files have fewer bytes: the longest texts of models are half of it."""
+
+BASE = re.compile(r"theta|base")
+"""Keys of numbers that are whole by chance, and large: bases of frequencies."""
+
 PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
 """Arguments of a tokenizer's class that name files, which transformers would open wherever they are. It finds
 the files in the model's folder without them; published models have them as a left-over."""
@@ -83,8 +93,8 @@ def vetted(folder: Path) -> Iterator[Path]:
         for name in TOKENIZER_SETTINGS:
             if (folder / name).is_file():
                 _rewrite(view / name, _tokenizer_settings(folder / name))
-        if (folder / GENERATION).is_file():
-            _rewrite(view / GENERATION, _numbers(_read(folder / GENERATION)))
+        if (folder / files.GENERATION).is_file():
+            _rewrite(view / files.GENERATION, _numbers(read(folder / files.GENERATION)))
         yield view
 
 
@@ -103,7 +113,7 @@ def _rewrite(file: Path, settings: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(settings), encoding="utf-8")
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises UserError MODEL_UNSUPPORTED."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -114,18 +124,26 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
+def architectures(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the classes that a configuration is for; it may name anything."""
+    found = settings.get("architectures")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
 # -- the model's configuration -------------------------------------------------------------------------
 
 
 def _model_settings(folder: Path) -> dict[str, Any]:
     file = folder / files.CONFIG
-    settings = _read(file)
+    settings = read(file)
     _refuse_choices(file, settings)
     _check_tokenizer_class(file, settings)
     kind = _class(settings)
     if kind is None:
         raise ValueError(f"transformers has no code for a model of type {settings.get('model_type')!r}")
-    return _declared(settings, kind)
+    kept = _declared(settings, kind)
+    _check_numbers(file, kept, *_stored(folder))
+    return kept
 
 
 def _class(settings: Mapping[str, Any]) -> type[PretrainedConfig] | None:
@@ -148,6 +166,27 @@ def _refuse_choices(file: Path, settings: Any) -> None:
             )
         if isinstance(value, dict | list):
             _refuse_choices(file, value)
+
+
+def _stored(folder: Path) -> tuple[int, int]:
+    """Return how many tensors the weights in a folder are, and how many bytes; none where there are none."""
+    if not files.has_weights(folder):
+        return 0, 0
+    return len(files.stored_tensors(folder)), files.weight_bytes(folder)
+
+
+def _check_numbers(file: Path, settings: Any, tensors: int, size: int) -> None:
+    """Raise UserError MODEL_UNSAFE for a number, however deep, that such weights can have no use for."""
+    for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
+        if isinstance(value, dict | list):
+            _check_numbers(file, value, tensors, size)
+        most = max(tensors, MAX_LAYERS) if COUNT.search(str(key)) else max(size, MAX_NUMBER)
+        if isinstance(value, int) and value > most and not BASE.search(str(key)):
+            raise UserError(
+                Code.MODEL_UNSAFE,
+                f"{file} sets {key} to {value:,}, where {most:,} is the most that can be real",
+                "Take another model, or another copy of this one.",
+            )
 
 
 def _declared(settings: dict[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
@@ -198,7 +237,7 @@ def _words(code: CodeType) -> Iterator[str]:
 
 
 def _tokenizer_settings(file: Path) -> dict[str, Any]:
-    settings = _read(file)
+    settings = read(file)
     _refuse_choices(file, settings)
     _check_tokenizer_class(file, settings)
     return dict(_without_paths(settings))

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.tasks.prompts import ASSISTANT, Conversation, Message
-from sfnode.tasks.rendering import RENDERER, TemplateRefusal
+from sfnode.tasks.rendering import TemplateRefusal, render
 from sfnode.tasks.templates import common_prefix
+from sfnode.tasks.tokenizer_calls import encode_with_places
 
 
 class Tokens(NamedTuple):
@@ -31,12 +32,12 @@ def tokenise(tokenizer: Any, conversation: Conversation) -> Tokens:
     require_template(tokenizer)
     messages = conversation.messages
     whole = _rendered(tokenizer, messages)
-    encoding = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ids, places = encode_with_places(tokenizer, whole)
     inside = [False] * len(whole)
     for start, end in _spans(tokenizer, messages, whole):
         inside[start:end] = [True] * (end - start)
-    said = [n for n, (start, end) in enumerate(encoding.offset_mapping) if any(inside[start:end])]
-    return Tokens(encoding.input_ids, said)
+    said = [n for n, (start, end) in enumerate(places) if any(inside[start:end])]
+    return Tokens(ids, said)
 
 
 def prompt(tokenizer: Any, messages: Sequence[Message]) -> str:
@@ -103,7 +104,7 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_pro
         "add_generation_prompt": add_generation_prompt,
     }
     try:
-        return RENDERER.render(tokenizer.get_chat_template(), variables)
+        return render(tokenizer.get_chat_template(), variables)
     except (TemplateRefusal, ValueError) as error:  # ValueError: of several templates, none is for chats
         raise UserError(
             Code.DATA_MALFORMED,

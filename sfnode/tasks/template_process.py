@@ -1,18 +1,12 @@
-"""The program that renders chat templates: a line of JSON in, a line of JSON out.
+"""The program that renders chat templates.
 
 A chat template is a program that came with a model. Jinja's sandbox keeps it from the machine, but not from
-running for ever or from taking all memory. This process has nothing to lose: it has little memory, and ends
-itself when a rendering takes too long. It is started by path, imports nothing of sfnode, and ends when its
-standard input does.
+running for ever or from taking all memory, so it is run in a process of its own (`bounded_program`).
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import sys
-from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -26,11 +20,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-SECONDS = 5.0
-"""Processor time of one rendering: thousands of times what templates take, and independent of other load."""
-
-MEMORY = 1 << 30
-"""Bytes of memory of this process: the longest conversations take a hundredth."""
+from sfnode.bounded_program import serve
 
 LONGEST = 1 << 24
 """Characters of a rendered conversation: more than any model reads."""
@@ -101,36 +91,20 @@ def _raise(message: str) -> None:
 
 
 @lru_cache(maxsize=TEMPLATES)
-def _compiled(environment: ImmutableSandboxedEnvironment, template: str) -> Template:
-    return environment.from_string(template)
+def _compiled(template: str) -> Template:
+    return ENVIRONMENT.from_string(template)
 
 
-def answer(environment: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]) -> str:
-    """Return the reply to one request: the text, the template's refusal, or the bound that it broke."""
-    try:
-        text = _compiled(environment, template).render(variables)
-        if len(text) > LONGEST:
-            return json.dumps({"broke": f"it writes more than {LONGEST:,} characters"})
-        return json.dumps({"text": text})
-    except MemoryError:
-        return json.dumps({"broke": "it takes more memory than it may"})
-    except Exception as error:  # a template is a program: it raises what it likes
-        return json.dumps({"refused": str(error)[:LONGEST] or type(error).__name__})
+def answer(request: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the text that a template makes of variables, or the bound that it broke."""
+    template, variables = request
+    text = _compiled(template).render(variables)
+    if len(text) > LONGEST:
+        return {"broke": f"it writes more than {LONGEST:,} characters"}
+    return {"text": text}
 
 
-def main(seconds: float, memory: int) -> None:
-    """Answer requests until there are no more, each within these bounds."""
-    environment = make_environment()
-    with suppress(ValueError, OSError):  # macOS keeps no such limit: whoever asks watches the memory as well
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    for line in sys.stdin.buffer:
-        template, variables = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends a process, whatever it is doing
-        reply = answer(environment, template, variables)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(f"{reply}\n")
-        sys.stdout.flush()
-
+ENVIRONMENT = make_environment()
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    serve(answer)

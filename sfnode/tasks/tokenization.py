@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.errors import Code, UserError
-from sfnode.tasks import chat
+from sfnode.tasks import chat, tokenizer_calls
 from sfnode.tasks.prompts import Conversation, LabelledTexts, Prompt, RowText
 from sfnode.tasks.templates import common_prefix, join
 
@@ -52,19 +52,11 @@ _caches: WeakKeyDictionary[Any, _Cache] = WeakKeyDictionary()
 _making = Lock()
 
 
-def lock_of(tokenizer: Any) -> Lock:
-    """Return the lock to hold while calling a tokenizer.
-
-    Mini-batches are tokenised in threads of their own, while others evaluate and generate. A fast tokenizer
-    keeps truncation as a state and raises "Already borrowed" for a second thread.
-    """
-    return _cache_of(tokenizer).lock
-
-
 def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
     """Tokenise a row, at most `max_tokens` to a sequence.
 
-    Raises UserError DATA_MALFORMED when what must be predicted does not fit.
+    Raises UserError DATA_MALFORMED when what must be predicted does not fit, and as `tokenizer_calls.encode`
+    does.
     """
     cache = _cache_of(tokenizer)
     key = (words, max_tokens)
@@ -94,10 +86,9 @@ def _tokenise(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 def _labelled(tokenizer: Any, words: LabelledTexts, max_tokens: int) -> Example:
     """Make one sequence; each class is a candidate, which the one output of the sequence predicts."""
-    found = tokenizer(*words.texts, truncation=True, max_length=max_tokens, verbose=False)
+    ids, types = tokenizer_calls.encode_pair(tokenizer, words.texts, max_tokens)
     targets = [(0, 0, number, number) for number in range(words.classes)]
-    plain = _example([found.input_ids], targets, (words.right,))
-    types = found.get("token_type_ids")  # BERT's tokenizer has them, RoBERTa's has not
+    plain = _example([ids], targets, (words.right,))
     return plain if types is None else plain._replace(types=(np.array(types, np.int8),))
 
 
@@ -143,8 +134,8 @@ def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[lis
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     room = max_tokens - len(start)
-    pieces = [_ids(tokenizer, join(words.prompt, answer)) for answer in words.answers]
-    alone = _ids(tokenizer, words.prompt.rstrip(" ")) if words.prompt else []
+    texts = [words.prompt.rstrip(" "), *(join(words.prompt, answer) for answer in words.answers)]
+    alone, *pieces = tokenizer_calls.encode(tokenizer, texts)
     cut = max(0, max(map(len, pieces)) - room) if words.prompt else 0
     earliest = max(len(start), 1)  # the very first token of a sequence is predicted by nothing
     sequences = []
@@ -164,15 +155,8 @@ def prompt_ids(tokenizer: Any, prompt: str, room: int) -> list[int]:
     One with more than `room` tokens in all loses its beginning; there is always a token.
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    with lock_of(tokenizer):
-        ids = _ids(tokenizer, prompt)
+    (ids,) = tokenizer_calls.encode(tokenizer, [prompt])
     return start + ids[-max(1, room - len(start)) :] or [0]
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    """Tokenise a text without special tokens; where a tokenizer would add them, if at all, varies."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    return ids
 
 
 def _unfit(what: str, max_tokens: int) -> UserError:

@@ -530,3 +530,15 @@ async def test_a_listing_with_a_file_that_no_model_needs_is_refused(name: str, t
         await model_download(encoded, tmp_path / "model").run(encoded)
     assert refusal.value.code == Code.MODEL_UNSAFE
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(("name", "most"), [("config.json", 8 << 20), ("tokenizer.json", 256 << 20)])
+async def test_a_listing_with_a_file_larger_than_that_of_any_model_is_refused(
+    name: str, most: int, tmp_path: Path
+) -> None:
+    encoded = encode([ListedFile(name, most + 1, bytes(32 * (most // PIECE + 1)))])
+    with pytest.raises(UserError) as refusal:
+        await model_download(encoded, tmp_path / "model").run(encoded)
+    assert refusal.value.code == Code.MODEL_UNSAFE
+    assert f"{name} is larger" in refusal.value.what
+    assert not (tmp_path / "model").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 import socket
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.models.files import EMBEDDED, SINGLE
+from sfnode.manifest.data import Data
+from sfnode.models.files import EMBEDDED, SINGLE, digest
 from sfnode.models.manifest_builder import build
 from sfprotocol import PROTOCOL_VERSION
+from tests.models import hostile
 from tests.processes.helpers import LOOPBACK, Command, Node, nodes, p2pd_of, printed_json, sfnode, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -57,11 +60,38 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     (home / "bad.tsv").write_text("text\tlabel\nfine soup\t1\nrude staff\t7\n")
     (home / "kept").mkdir()
     (home / "kept" / "run.toml").write_text(manifest.to_toml())
+    (home / "rows.jsonl").write_text(
+        "".join(json.dumps({"text": hostile.SENTENCE, "label": label}) + "\n" for label in "0101")
+    )
+    for name, make in HOSTILE.items():
+        (home / f"{name}.toml").write_text(run_of(manifest, make(home / name), home).to_toml())
     spoil_one_weight(Path(shutil.copytree(EMBEDDED / "tiny", home / "model")))
     with nodes(home) as make:
         relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
         relay.address()
         yield World(home, relay, manifest)
+
+
+HOSTILE: dict[str, Callable[[Path], Path]] = {
+    "growing": lambda folder: hostile.tokenizer(folder, normalizer=hostile.sequence([hostile.GROWING] * 6)),
+    "panicking": lambda folder: hostile.tokenizer(
+        folder, normalizer=hostile.replace("b", Regex=hostile.ENDLESS)
+    ),
+    "layered": lambda folder: hostile.configured(folder, num_hidden_layers=300_000),
+}
+
+
+def run_of(manifest: Manifest, folder: Path, home: Path) -> Manifest:
+    """Return a run of this model, on rows for which it was made."""
+    model = {
+        "source": str(folder),
+        "digest": digest(folder),
+        "targets": ("model.decoder.layers.0.fc1:40x16",),
+    }
+    data = Data(train=str(home / "rows.jsonl"))
+    return manifest.model_copy(
+        update={"model": manifest.model.model_copy(update=model), "data": data, "admission": "open"}
+    )
 
 
 def spoil_one_weight(folder: Path) -> None:
@@ -92,6 +122,13 @@ MISTAKES = {
     "another base model": Mistake(
         lambda w: ("--peers", w.relay.address(), "--model", "model"), 21, "the run started from"
     ),
+    "a tokenizer that makes gigabytes": Mistake(
+        lambda w: ("--run", "growing.toml"), 23, "the model's tokenizer cannot be used"
+    ),
+    "a tokenizer that panics": Mistake(
+        lambda w: ("--run", "panicking.toml"), 23, "the model's tokenizer cannot be used"
+    ),
+    "layers without end": Mistake(lambda w: ("--run", "layered.toml"), 23, "num_hidden_layers to 300,000"),
     "an unknown device": Mistake(
         lambda w: ("--peers", w.relay.address(), "--device", "abacus"), 24, "the device 'abacus'"
     ),

@@ -13,9 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
+from sfnode import bounded_process
+from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
-from sfnode.tasks import rendering
-from sfnode.tasks.rendering import Renderer, TemplateRefusal
+from sfnode.tasks.rendering import PROGRAM, TemplateRefusal, render
 from sfnode.tasks.template_process import LONGEST
 
 MEMORY = 256 << 20
@@ -29,18 +30,18 @@ ENDLESS = "{% for a in range(99999) %}" * 9 + "{% endfor %}" * 9
 
 
 @pytest.fixture
-def renderer() -> Iterator[Renderer]:
-    made = Renderer(seconds=0.3, memory=MEMORY)
+def renderer() -> Iterator[BoundedProcess]:
+    made = BoundedProcess(PROGRAM, 0.3, MEMORY)
     yield made
     made.close()
 
 
-def broken(renderer: Renderer, template: str) -> str:
+def broken(renderer: BoundedProcess, template: str) -> str:
     """Why a template cannot be used; the next one can."""
     with pytest.raises(UserError) as caught:
-        renderer.render(template, TALK)
+        render(template, TALK, renderer)
     assert caught.value.code is Code.MODEL_UNSAFE
-    assert renderer.render(PLAIN, TALK) == "Two?;Four.;"
+    assert render(PLAIN, TALK, renderer) == "Two?;Four.;"
     return caught.value.what
 
 
@@ -59,7 +60,7 @@ def broken(renderer: Renderer, template: str) -> str:
         "for one conversation only",
     ],
 )
-def test_a_template_without_end_is_stopped(renderer: Renderer, template: str) -> None:
+def test_a_template_without_end_is_stopped(renderer: BoundedProcess, template: str) -> None:
     assert "it takes more time than it may" in broken(renderer, template)
 
 
@@ -76,23 +77,23 @@ def test_a_template_without_end_is_stopped(renderer: Renderer, template: str) ->
 )
 def test_a_template_that_takes_all_memory_is_stopped(template: str) -> None:
     """Its time is not what stops it: to fill memory takes longer where others want memory, too."""
-    renderer = Renderer(seconds=60, memory=MEMORY)
+    renderer = BoundedProcess(PROGRAM, 60, MEMORY)
     assert "it takes more memory than it may" in broken(renderer, template)
     renderer.close()
 
 
 def test_memory_is_watched_where_the_system_keeps_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS: the process itself may take what it likes."""
-    start = rendering._start
-    monkeypatch.setattr(rendering, "_start", lambda seconds, memory: start(seconds, memory << 10))
-    renderer = Renderer(seconds=60, memory=64 << 20)
+    start = bounded_process._start
+    monkeypatch.setattr(bounded_process, "_start", lambda program, *_: start(program, 60, MEMORY << 10, 0))
+    renderer = BoundedProcess(PROGRAM, 60, 64 << 20)
     assert "it takes more memory than it may" in broken(renderer, "{% set a = 'a' * 200000000 %}" + ENDLESS)
     renderer.close()
 
 
-def test_a_text_that_no_model_reads_is_refused(renderer: Renderer) -> None:
+def test_a_text_that_no_model_reads_is_refused(renderer: BoundedProcess) -> None:
     assert "writes more than" in broken(renderer, f"{{{{ 'a' * {LONGEST + 1} }}}}")
-    assert len(renderer.render(f"{{{{ 'a' * {LONGEST} }}}}", TALK)) == LONGEST
+    assert len(render(f"{{{{ 'a' * {LONGEST} }}}}", TALK, renderer)) == LONGEST
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,9 @@ def test_a_text_that_no_model_reads_is_refused(renderer: Renderer) -> None:
         (7, "compile"),
     ],
 )
-def test_a_template_that_refuses_says_why(renderer: Renderer, template: Any, reason: str) -> None:
+def test_a_template_that_refuses_says_why(renderer: BoundedProcess, template: Any, reason: str) -> None:
     with pytest.raises(TemplateRefusal, match=reason):
-        renderer.render(template, TALK)
+        render(template, TALK, renderer)
 
 
 @pytest.mark.parametrize(
@@ -127,21 +128,21 @@ def test_a_template_that_refuses_says_why(renderer: Renderer, template: Any, rea
         ("{% set n = namespace(a=1) %}{% set n.a = n.a + 1 %}{{ n.a }}{{ dict(b=n.a).b }}", "22"),
     ],
 )
-def test_templates_find_what_they_are_written_for(renderer: Renderer, template: str, text: str) -> None:
-    assert renderer.render(template, TALK) == text
+def test_templates_find_what_they_are_written_for(renderer: BoundedProcess, template: str, text: str) -> None:
+    assert render(template, TALK, renderer) == text
 
 
-def test_threads_get_their_own_texts(renderer: Renderer) -> None:
+def test_threads_get_their_own_texts(renderer: BoundedProcess) -> None:
     with ThreadPoolExecutor(4) as threads:
-        texts = list(threads.map(lambda n: renderer.render("{{ n }}", {"n": n}), range(200)))
+        texts = list(threads.map(lambda n: render("{{ n }}", {"n": n}, renderer), range(200)))
     assert texts == [str(n) for n in range(200)]
 
 
 def test_the_process_ends_with_the_program_that_asks_however_that_ends() -> None:
     script = (
-        "from sfnode.tasks.rendering import RENDERER\n"
-        "RENDERER.render('', {})\n"
-        "print(RENDERER._process.pid, flush=True)\n"
+        "from sfnode.tasks.rendering import PROCESS, render\n"
+        "render('', {})\n"
+        "print(PROCESS._process.pid, flush=True)\n"
         "input()\n"
     )
     for number in (signal.SIGKILL, signal.SIGTERM, None):

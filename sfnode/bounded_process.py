@@ -1,0 +1,157 @@
+"""Asks a program of `bounded_program` in a process of its own, which it can neither hold up nor fill.
+
+Starts the process when it is first needed, watches its memory, and starts another when a request has brought
+it down. Knows neither what is asked nor what for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+import psutil
+
+from sfnode.bounded_program import NO_MEMORY
+
+LOOK = 0.02
+"""Seconds between two looks at the memory of a process that has not answered yet. Mostly it has by then."""
+
+GONE = 5.0
+"""Seconds until a process that has closed its output has ended, on the slowest machine."""
+
+NO_TIME = "it takes more time than it may"
+
+ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
+"""Bounds by the status of a process that broke them. Libraries that get no memory abort; the system kills."""
+
+ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+"""Variables that keep such a process to one thread, whose stacks would count as memory, and to itself."""
+
+
+class BoundedProcess:
+    """A program in a process that answers requests, one at a time, for whichever thread asks."""
+
+    def __init__(
+        self,
+        program: str,
+        seconds: float,
+        memory: int,
+        *,
+        idle: float = 0,
+        opening: Callable[[], Any] | None = None,
+    ) -> None:
+        """`program` is a module that serves. An answer may take so many `seconds` of processor time, and the
+        process so many bytes of `memory`; after `idle` seconds (0: never) without a request it ends.
+        `opening` makes the request that a new process gets before any other."""
+        self._program = program
+        self._bounds = seconds, memory, idle
+        self._opening = opening
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+
+    def ask(self, request: Any) -> dict[str, Any]:
+        """Return the reply to a request that JSON knows.
+
+        It has the key `refused` with a reason if the program raised something, and the key `broke` with one
+        if it broke a bound or brought its process down.
+        """
+        with self._lock:
+            while True:
+                reply = self._ask(request)
+                if reply is not None:
+                    return reply
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, request: Any) -> dict[str, Any] | None:
+        """Return the reply; None if the process has ended because nobody had asked it."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # somebody has killed it, or it was left alone for long
+        if self._process is None:
+            self._process = _start(self._program, *self._bounds)
+            self._ending = weakref.finalize(self, _kill, self._process)
+            if self._opening is not None:
+                reply = self._exchange(self._process, self._opening())
+                if reply is None or failed(reply):
+                    self._end()
+                    return reply
+        return self._exchange(self._process, request)
+
+    def _exchange(self, process: subprocess.Popen[bytes], request: Any) -> dict[str, Any] | None:
+        assert process.stdin
+        assert process.stdout
+        line, small = b"", True
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            small = self._watch(process)
+            line = process.stdout.readline() if small else b""
+        if line:
+            return dict(json.loads(line))
+        status = _status(process) if small else -signal.SIGKILL
+        self._end()
+        if status == -signal.SIGALRM:
+            return None
+        return {"broke": ENDS.get(status, "it brings down the process that it runs in")}
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for an answer, or for the process to end; return False if it takes too much memory."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
+            while not selector.select(LOOK):
+                if _memory(process.pid) > self._bounds[1]:
+                    return False
+        return True
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process = None
+            self._ending()
+
+
+def failed(reply: dict[str, Any]) -> bool:
+    """Return whether a reply says that there is no answer."""
+    return "broke" in reply or "refused" in reply
+
+
+def _start(program: str, *bounds: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", program, *map(str, bounds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | ALONE,
+        process_group=0,  # Ctrl-C is for the program that asks
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(BrokenPipeError):
+        process.communicate()  # closes its pipes
+
+
+def _status(process: subprocess.Popen[bytes]) -> int:
+    """Return how a process has ended that has closed its output; 0 if it has not."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(GONE)
+    return 0
+
+
+def _memory(process: int) -> int:
+    try:
+        return int(psutil.Process(process).memory_info().rss)
+    except psutil.Error:  # it has just ended
+        return 0

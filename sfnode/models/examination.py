@@ -1,0 +1,94 @@
+"""Finds out in a process of its own what transformers makes of a model that came from strangers.
+
+A configuration and a tokenizer are small files that make large things: layers without end, tables of any
+size, rules that are applied to rules. `examination_process` reads them as a node would, within bounds on time
+and memory. What was found sound is remembered by what the files say, so that it is examined once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+
+from sfnode.bounded_process import BoundedProcess
+from sfnode.errors import Code, UserError
+from sfnode.models import files
+
+SECONDS = 120.0
+"""Processor time of an examination: several times what the largest models take on a slow machine."""
+
+MEMORY = 3 << 30
+"""Bytes of memory of its process: a tenth for libraries, and several times what the largest models take."""
+
+IDLE = 20.0
+"""Seconds after which the process ends; others that are examined with it follow sooner."""
+
+LIBRARIES = ("sfnode", "torch", "transformers", "tokenizers")
+"""Packages that read models: with others of them a model is examined anew."""
+
+
+CACHE = Path("~/.cache")
+"""Folder of caches, unless XDG_CACHE_HOME names another."""
+
+
+class Part(StrEnum):
+    """The part of a model that is examined, and what is to be made of it."""
+
+    TOKENIZER = "tokenizer"
+    LANGUAGE_MODEL = "language model"
+    CLASSIFIER = "classifier"
+    SHAPE = "shape"
+    """Whatever the configuration is for, with any weights."""
+
+
+_process = BoundedProcess("sfnode.models.examination_process", SECONDS, MEMORY, idle=IDLE)
+_sound: set[str] = set()
+
+
+def require_sound(folder: Path, part: Part) -> None:
+    """Raise UserError MODEL_UNSAFE if to read this part of a model breaks a bound, MODEL_* if it is unsound.
+
+    What came with the package is not examined.
+    """
+    if folder.parent == files.EMBEDDED:
+        return
+    name = _name(folder, part)
+    kept = _examined() / name
+    if name in _sound or kept.exists():
+        return
+    reply = _process.ask({"folder": str(folder), "part": part})
+    if "error" in reply:
+        code, what, fix = reply["error"]
+        raise UserError(Code(code), what, fix)
+    if reply:
+        raise UserError(
+            Code.MODEL_UNSAFE,
+            f"{folder} cannot be read as a {part}: {reply.get('broke') or reply['refused']}",
+            "Take another model; do not join a run that starts from this one.",
+        )
+    _sound.add(name)
+    with suppress(OSError):  # then it is examined again
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+
+
+def _examined() -> Path:
+    """Return the folder with an empty file for each part of a model that was found sound."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or CACHE).expanduser() / "sfnode" / "examined"
+
+
+def _name(folder: Path, part: Part) -> str:
+    """Return a hash of what the files of a model say but for the weights' numbers, and of who reads it."""
+    state = hashlib.blake2b(repr((part, *map(version, LIBRARIES))).encode(), digest_size=32)
+    for name in (files.CONFIG, files.GENERATION, *files.TOKENIZER_FILES):
+        if (folder / name).is_file():
+            content = (folder / name).read_bytes()
+            state.update(repr((name, len(content))).encode() + content)
+    if files.has_weights(folder):
+        for name, stored in sorted(files.stored_tensors(folder).items()):
+            state.update(repr((name, stored.dtype, stored.shape, stored.size)).encode())
+    return state.hexdigest()

@@ -1,0 +1,55 @@
+"""The program that reads a model as a node would, to find out what that takes (`examination`)."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from sfnode.bounded_program import serve
+from sfnode.errors import Code, UserError
+from sfnode.models import files, loader, shapes
+from sfnode.models.examination import Part
+from sfnode.models.targets import PretrainedModel
+
+SPARE = 1 << 26
+"""Numbers that a model may have besides one for each byte of its files: tables of positions, which are not
+stored, and a head that the files lack."""
+
+
+def answer(request: dict[str, str]) -> dict[str, Any]:
+    """Read a part of the model in a folder. The reply is empty, or the error with which it cannot be read."""
+    try:
+        _read(Path(request["folder"]), Part(request["part"]))
+    except UserError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from None
+        return {"error": [error.code, error.what, error.fix]}
+    return {}
+
+
+def _read(folder: Path, part: Part) -> None:
+    match part:
+        case Part.TOKENIZER:
+            loader.read_tokenizer(folder)
+        case Part.SHAPE:
+            shapes.parameters(shapes.read(folder))
+        case Part.LANGUAGE_MODEL | Part.CLASSIFIER:
+            labels = 2 if part is Part.CLASSIFIER else 0  # a run's own number makes no difference
+            _check_size(folder, loader.read_skeleton(folder, labels))
+
+
+def _check_size(folder: Path, model: PretrainedModel) -> None:
+    """Refuse a model much larger than its files: what they lack would be made up, in memory."""
+    made = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
+    stored = files.weight_bytes(folder)
+    if made > stored + SPARE:
+        raise UserError(
+            Code.MODEL_UNSAFE,
+            f"the configuration in {folder} describes {made:,} numbers, and its weights are {stored:,} bytes",
+            "Take another copy of the model, or another model.",
+        )
+
+
+if __name__ == "__main__":
+    serve(answer)

@@ -1,0 +1,122 @@
+"""Calls tokenizers within bounds: each is run in a process of its own.
+
+The tokenizer itself, as transformers has loaded it, only says which tokens there are. This module knows
+tokenizers; it knows no row and no task.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from sfnode.bounded_process import BoundedProcess
+from sfnode.errors import Code, UserError
+
+SECONDS = 20.0
+"""Processor time of a request: twice what a text of ten million characters takes, or to read the largest
+tokenizers on a slow machine."""
+
+MEMORY = 2 << 30
+"""Bytes of memory of the process: what a text of ten million characters takes. The largest tokenizers are a
+quarter of it."""
+
+_processes: WeakKeyDictionary[Any, BoundedProcess] = WeakKeyDictionary()
+_making = Lock()
+
+
+class PairTokens(NamedTuple):
+    """One text, or two, in tokens."""
+
+    ids: list[int]
+    types: list[int] | None
+    """Text of the pair that each token belongs to; None if the model is not told."""
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of each text, without special ones around it; where a tokenizer would add them, if at
+    all, varies.
+
+    Raises UserError MODEL_UNSAFE for a tokenizer that breaks a bound on its time, its memory or the number of
+    tokens, and DATA_MALFORMED for a text that it cannot read.
+    """
+    ids: list[list[int]] = _ask(tokenizer, [[text] for text in texts])["ids"]
+    return ids
+
+
+def encode_with_places(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the tokens of a text as `encode` does, and where in it each begins and ends."""
+    reply = _ask(tokenizer, [[text]], places=True)
+    return reply["ids"][0], [(start, end) for start, end in reply["places"][0]]
+
+
+def encode_pair(tokenizer: Any, texts: Sequence[str], most: int) -> PairTokens:
+    """Return the tokens of a text or a pair of texts with the special ones around them, `most` at most.
+
+    Raises UserError as `encode` does.
+    """
+    whole = [text for number, text in enumerate(texts) if text or not number]  # as transformers does
+    reply = _ask(tokenizer, [whole], special=True, most=most)
+    told = "token_type_ids" in tokenizer.model_input_names  # BERT's model is, RoBERTa's is not
+    return PairTokens(reply["ids"][0], reply["types"][0] if told else None)
+
+
+def decode(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
+    """Return the text of each list of tokens, without special ones. Raises UserError MODEL_UNSAFE."""
+    reply = _process_of(tokenizer).ask({"tokens": [list(ids) for ids in tokens]})
+    _check(reply, "some tokens")
+    texts: list[str] = reply["texts"]
+    if not tokenizer.is_fast or type(tokenizer.backend_tokenizer.model).__name__ == "BPE":
+        return texts
+    if not tokenizer.clean_up_tokenization_spaces:
+        return texts
+    return [tokenizer.clean_up_tokenization(text) for text in texts]  # as transformers does after decoding
+
+
+def _ask(
+    tokenizer: Any, texts: list[list[str]], *, special: bool = False, most: int = 0, places: bool = False
+) -> dict[str, Any]:
+    side = tokenizer.truncation_side
+    asked = {"texts": texts, "special": special, "most": most, "side": side, "places": places}
+    reply = _process_of(tokenizer).ask(asked)
+    _check(reply, f"the text that begins with {texts[-1][0][:60]!r}")
+    return reply
+
+
+def _check(reply: dict[str, Any], what: str) -> None:
+    if "refused" in reply:
+        raise UserError(
+            Code.DATA_MALFORMED,
+            f"the model's tokenizer cannot read {what}: {reply['refused']}",
+            "Leave such rows out of the data.",
+        )
+    if "broke" in reply:
+        raise UserError(
+            Code.MODEL_UNSAFE,
+            f"the model's tokenizer cannot be used for {what}: {reply['broke']}",
+            "Take another model, unless the text is one of millions of characters: then leave it out.",
+        )
+
+
+def _process_of(tokenizer: Any) -> BoundedProcess:
+    with _making:
+        found = _processes.get(tokenizer)
+        if found is None:
+            found = _processes[tokenizer] = _make(tokenizer)
+    return found
+
+
+def _make(tokenizer: Any) -> BoundedProcess:
+    """Make the process of a tokenizer, which it must not hold: it would keep it alive, and so itself."""
+    if tokenizer.is_fast:
+        backend, splits = tokenizer.backend_tokenizer, tokenizer.split_special_tokens
+        program = "sfnode.tasks.tokenizer_process"
+        return BoundedProcess(
+            program, SECONDS, MEMORY, opening=lambda: {"pipeline": backend.to_str(), "splits": splits}
+        )
+    pickled = base64.b64encode(pickle.dumps(tokenizer)).decode()
+    program = "sfnode.tasks.python_tokenizer_process"
+    return BoundedProcess(program, SECONDS, MEMORY, opening=lambda: {"pickled": pickled})
