@@ -1,4 +1,4 @@
-"""What each member may make with each label, and in which feed, as decisions share it out (SPEC O20).
+"""Quotas: the updates that each member may make with each label, and in which feed (SPEC O20).
 
 A quota is settled when its label is opened, or when its member is admitted, and never changes after that:
 what may be held once may be held for good. Members whom an invitation or the organiser vouches for have a

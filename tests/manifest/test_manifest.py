@@ -44,9 +44,9 @@ def version_1() -> dict[str, Any]:
     return fields
 
 
-def test_a_new_run_is_of_version_2_and_open() -> None:
+def test_a_new_run_is_of_version_3_and_open() -> None:
     manifest = Manifest.model_validate(FIELDS)
-    assert (manifest.protocol, manifest.admission) == (2, "open")
+    assert (manifest.protocol, manifest.admission) == (3, "open")
     assert (manifest.parameters().organised, manifest.parameters().rate) == (None, 0)
 
 

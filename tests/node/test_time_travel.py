@@ -242,7 +242,7 @@ def slopes(trainer: Trainer, name: str, first: int, count: int, label: int) -> l
 
 
 def test_bisect_finds_a_planted_epoch_and_its_origin(trainer: Trainer, tmp_path: Path) -> None:
-    names, each = "abc", 4
+    names, each = "abc", 8
     with Folder(tmp_path / "a", BUILT_IN, organises=True) as made:
         made.admit(*names)
         for label in range(6):
