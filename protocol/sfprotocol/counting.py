@@ -247,7 +247,9 @@ class Counting:
         for number in self._named_of(member):
             for epoch, counted in self._feeds[number].judged(first, self.sealed):
                 before = counts.get(epoch, (0, 0))
-                counts[epoch] = (before[0] + counted[0], before[1] + counted[1]) if before and counted else None
+                counts[epoch] = (
+                    (before[0] + counted[0], before[1] + counted[1]) if before and counted else None
+                )
         until = min(counts, default=MAX_EPOCHS) + RECENT_SEALS
         stranger = self.quotas.is_stranger(member)
         if not counts:

@@ -1,4 +1,4 @@
-"""What strangers can take from honest members of a run, by the rules of SPEC O20 (figures: `tests.bench.strangers`).
+"""What strangers can take from honest members of a run, by the rules of SPEC O20 (figures: `tests.bench.crowds`).
 
 Two members and two strangers are honest and make 16 updates a second; a minute later others come. The runs are
 those of `town`: the shipped organiser and fold on a virtual clock.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from sfprotocol.quotas import EPOCHS_AHEAD
-from tests.organising.town import EPOCH, LARGE, Person, Town, all_at_once, turncoat, work, zeros
+from tests.organising.town import EPOCH, Person, Town, all_at_once, turncoat, work, zeros
 
 PACE = 16.0
 """Updates that the honest make in a second."""
@@ -19,7 +19,9 @@ PACE = 16.0
 Acts = Callable[[Town, Person], None]
 
 
-def begun(*, told: bool = True, acts: Acts = work, count: int = 0, pace: float = 4.0) -> tuple[Town, list[Person]]:
+def begun(
+    *, told: bool = True, acts: Acts = work, count: int = 0, pace: float = 4.0
+) -> tuple[Town, list[Person]]:
     """Return a run that is a minute old, and so many who have just come."""
     town = Town(told=told)
     town.begin()
@@ -39,8 +41,16 @@ def made(town: Town, seconds: float) -> tuple[int, int]:
     return sum(p.made for p in honest(town)) - before, town.counts(honest(town)) - counted
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["judged", "unjudged"])
-@pytest.mark.parametrize(("acts", "count"), [(zeros, 1), (zeros, 3), (all_at_once, 3), (all_at_once, 100)])
+@pytest.mark.parametrize(
+    ("acts", "count", "told"),
+    [
+        (zeros, 1, True),
+        (zeros, 3, False),
+        (all_at_once, 3, True),
+        (all_at_once, 3, False),
+        (all_at_once, 60, True),
+    ],
+)
 def test_strangers_who_make_what_they_may_at_once_slow_nobody_down(
     acts: Acts, count: int, told: bool
 ) -> None:
@@ -61,7 +71,7 @@ def test_a_stranger_who_brings_zeros_in_all_its_feeds_ends_no_epoch_sooner() -> 
 
 def test_a_thousand_strangers_hold_an_eighth_of_the_room_with_a_label() -> None:
     town, others = begun(acts=all_at_once, count=1000)
-    for _ in range(3):
+    for _ in range(2):
         labels, before = len(town.closes), {p.name: p.made for p in others}
         room = town.counting.room
         while len(town.closes) == labels:
@@ -79,8 +89,8 @@ def test_of_a_thousand_strangers_all_have_their_turn() -> None:
     assert all(p.made for p in others)
 
 
-def test_an_honest_stranger_among_a_hundred_who_are_skipped_comes_to_its_pace() -> None:
-    town, _ = begun(acts=all_at_once, count=100)
+def test_an_honest_stranger_among_thirty_who_are_skipped_comes_to_its_pace() -> None:
+    town, _ = begun(acts=all_at_once, count=30)
     late = town.admit(Person("late", 4.0))
     town.advance(300)
     before = late.made
@@ -88,12 +98,12 @@ def test_an_honest_stranger_among_a_hundred_who_are_skipped_comes_to_its_pace() 
     assert late.made - before >= 0.9 * 4.0 * 60
 
 
-def test_a_hundred_who_come_late_are_at_their_pace_within_a_few_epochs() -> None:
-    town, others = begun(count=100, pace=1.0)
-    town.advance(120)
+def test_thirty_who_come_late_are_at_their_pace_within_a_few_epochs() -> None:
+    town, others = begun(count=30, pace=1.0)
+    town.advance(90)
     before = sum(p.made for p in others)
-    town.advance(60)
-    assert sum(p.made for p in others) - before >= 0.9 * 100 * 60
+    town.advance(30)
+    assert sum(p.made for p in others) - before >= 0.9 * 30 * 30
 
 
 def test_who_has_lost_its_feed_is_at_its_pace_with_the_next_epoch() -> None:
@@ -142,21 +152,25 @@ def test_of_what_a_stranger_brings_nothing_is_measured_at_until_it_has_counted()
 
 
 def test_members_most_of_whose_scalars_are_0_make_as_many_updates_as_others() -> None:
-    """Rewards often do not differ. Zeros close no epoch, so epochs have to have room for them."""
+    """Rewards often do not differ. Zeros close no epoch, so epochs have to have room for them, and strangers
+    quotas."""
     town = Town()
-    for person in town.begin(pace=16.0):
+    for person in town.begin(pace=8.0):
         person.zeros = 0.6
-    town.advance(60)
-    before = sum(p.made for p in honest(town))
-    town.advance(60)
-    assert sum(p.made for p in honest(town)) - before >= 0.9 * 64 * 60
+    town.advance(120)
+    before = [p.made for p in honest(town)]
+    town.advance(120)
+    assert all(p.made - b >= 0.85 * 8 * 120 for p, b in zip(honest(town), before, strict=True))
 
 
-def test_the_budget_is_reached_while_a_hundred_do_what_they_may() -> None:
+def test_the_budget_is_reached_although_thirty_do_what_they_may_from_the_first_minute_on() -> None:
+    """Until something counts a stranger has the room, and what it has signed then waits to be named."""
     town = Town(budget=3000)
     town.begin()
-    for n in range(100):
+    for n in range(30):
         town.admit(Person(f"other {n}", 4.0, acts=zeros if n % 2 else all_at_once, hostile=True))
-    town.advance(1.25 * 3000 / PACE)
+    town.advance(60)
+    assert all(town.counts([person]) for person in honest(town)), "each of the honest has its turn"
+    town.advance(2 * 3000 / PACE)
     assert town.counting.complete
-    assert LARGE and town.counts(honest(town)) >= 3000
+    assert town.counts(honest(town)) >= 3000
