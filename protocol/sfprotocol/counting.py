@@ -49,6 +49,7 @@ from sfprotocol.quotas import (
     RECENT_SEALS,
     UNLIMITED,
     USUAL_OF,
+    WITH_ZEROS,
     Quotas,
     room_left,
 )
@@ -109,8 +110,10 @@ class Member:
 
 class _Closed(NamedTuple):
     salt: bytes
+    steps: int
+    """Steps that it has named."""
     updates: int
-    """Steps that it has named and that move anything."""
+    """Those of them that move anything."""
     feeds: array[int]
     """Numbers of the feeds of which it has named steps, ascending."""
     validators: tuple[int, ...]
@@ -199,14 +202,15 @@ class Counting:
         return self.counted > 0
 
     def usual_updates(self, most: int) -> int:
-        """Return how many updates an epoch has as things are: as many as the largest of the last closes has
-        named, and `most`, what one has at most, before the first close.
+        """Return how many updates an epoch has as things are, those that move nothing with them: as many as
+        the largest of the last closes has named, and `most`, what one has at most, before the first close.
 
-        While an organiser looks for a rate, its epochs are far shorter than the manifest's, and the next one
-        is made at a rate that nobody has judged yet.
+        Zeros take room, too: were they left out here, epochs of a run with many of them would never grow, and
+        members would wait for every close. While an organiser looks for a rate, its epochs are far shorter
+        than the manifest's, and the next one is made at a rate that nobody has judged yet.
         """
         closes = range(max(0, self.open_epoch - USUAL_OF), self.open_epoch)
-        largest = max(map(self.closed_updates, closes), default=most)
+        largest = max((self._closes[epoch].steps for epoch in closes), default=most)
         return min(most, max(largest, LEAST_USUAL))
 
     @property
@@ -231,7 +235,7 @@ class Counting:
 
         0 if the last seal of late that has judged it has skipped something, or counted nothing that moves.
         Else UNLIMITED of whom somebody vouches for, and of a stranger CREDIT_GROWTH times the most that
-        counts of one close of late.
+        counts of one close of late: the zeros between them, too, up to WITH_ZEROS times what moves.
         """
         credit, until = self._credits.get(member, (0, -1))
         if self.sealed > until:
@@ -240,23 +244,26 @@ class Counting:
         return credit
 
     def _credit(self, member: int) -> tuple[int, int]:
-        counts: dict[int, int] = {}
+        counts: dict[int, tuple[int, int]] = {}
         skipped = set[int]()
         first = max(0, self.sealed - RECENT_SEALS)
         for number in self._numbers.get(member, ()):
-            for epoch, moving in self._feeds[number].judged(first, self.sealed):
-                counts[epoch] = counts.get(epoch, 0) + (moving or 0)
-                if moving is None:
+            for epoch, counted in self._feeds[number].judged(first, self.sealed):
+                steps, moving = counts.get(epoch, (0, 0))
+                if counted is None:
                     skipped.add(epoch)
+                    counted = 0, 0
+                counts[epoch] = steps + counted[0], moving + counted[1]
         stranger = self.quotas.is_stranger(member)
         if not counts:
             return 0 if stranger else UNLIMITED, MAX_EPOCHS
         last, until = max(counts), min(counts) + RECENT_SEALS
-        if last in skipped or not counts[last]:
+        if last in skipped or not counts[last][1]:
             return 0, until
         if not stranger:
             return UNLIMITED, until
-        return CREDIT_GROWTH * max(counts[epoch] for epoch in counts if epoch not in skipped), until
+        whole = (counts[epoch] for epoch in counts if epoch not in skipped)
+        return CREDIT_GROWTH * max(min(steps, WITH_ZEROS * moving) for steps, moving in whole), until
 
     def may_begin(self, subspace: int) -> bool:
         """Return whether bases may be published for a subspace: no update can be in it until another epoch
@@ -491,8 +498,8 @@ class Counting:
                 self.quotas.renew(member, incarnation)
                 insort(self._numbers.setdefault(member, []), number)
         self._feeds.update(zip(numbers, feeds, strict=True))
-        updates = sum(move.moving for move in close.moves)
-        self._closes.append(_Closed(close.salt, updates, numbers, self.validators))
+        steps, updates = sum(move.steps for move in close.moves), sum(move.moving for move in close.moves)
+        self._closes.append(_Closed(close.salt, steps, updates, numbers, self.validators))
         self._voidable.append(1)
         self.quotas.open(self.room, self.credit, self._judged, begun=self.begun)
         self._judged = set()

@@ -42,6 +42,11 @@ CREDIT_GROWTH = 2
 """Times as many updates as the most of a stranger that one close of late has named and a seal has counted,
 that are taken at their word: a machine that is new or was busy is at its pace after a few epochs."""
 
+WITH_ZEROS = 4
+"""Times as many updates as move anything that give credit, if so many have counted with them: who has rewards
+makes zeros between them, in three updates of four, say, and its quota is for all it makes. With moving ones
+alone strangers with 60 % zeros came to a standstill: each epoch had four fifths of the one before."""
+
 UNLIMITED = 1 << 32
 """The credit of a member who was vouched for."""
 

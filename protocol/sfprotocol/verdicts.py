@@ -64,16 +64,16 @@ class NamedSteps:
         place = self.place(epoch)
         return 0 if place is None or not self.factor(epoch) else self.moving[place]
 
-    def judged(self, first: int, sealed: int) -> Iterator[tuple[int, int | None]]:
-        """Yield (epoch, updates that count) of the closes of the epochs from `first` on and before `sealed`
-        that seals have judged, None for those that are skipped. What is void, or has factor 0, says
-        nothing."""
+    def judged(self, first: int, sealed: int) -> Iterator[tuple[int, tuple[int, int] | None]]:
+        """Yield (epoch, (steps, those that move)) of the closes of the epochs from `first` on and before
+        `sealed` that seals have counted, None in the place of steps that are skipped. What is void, or has
+        factor 0, says nothing."""
         epochs, verdicts = self.epochs, self.verdicts
         for place in range(bisect_left(epochs, first), bisect_left(epochs, sealed)):
             if verdicts[place] == SKIPPED:
                 yield epochs[place], None
             elif verdicts[place] == COUNTED and self.factors[place]:
-                yield epochs[place], self.moving[place]
+                yield epochs[place], (self.stops[place] - self._first(place), self.moving[place])
 
     def append(self, epoch: int, stop: int, tag: bytes, zeros: int) -> None:
         """Take in what a close has named: the steps up to `stop`, of which so many have the scalar 0."""

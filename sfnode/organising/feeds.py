@@ -123,6 +123,8 @@ class HeldFeeds:
 
     def __init__(self) -> None:
         self._feeds: dict[Feed, HeldFeed] = {}
+        self._served: dict[int, float] = {}
+        """Time at which something of a member was last named."""
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -161,6 +163,8 @@ class HeldFeeds:
             self.of(feed, now)
         for feed, held in self._feeds.items():
             named = positions.get(feed, 0)
+            if named > held.named and (number := counting.number(feed)) is not None:
+                self._served[number // INCARNATIONS] = now
             if named != held.named or held.stop <= named:
                 held.named, held.since = named, now
             if held.stop >= named:
@@ -179,22 +183,38 @@ class HeldFeeds:
         only what peers have shown unless `alone`. Nothing is named that is not here.
 
         Of a member it is no more than its quota with the open label, over all its feeds and whatever their
-        labels; of all strangers without credit together, no more than the part of the room that is theirs.
-        What was signed as a whole when a quota was larger is named as a whole.
+        labels; of all strangers without credit together, no more than the part of the room that is theirs,
+        which those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves
+        room for others to earn credit. What was signed as a whole when a quota was larger is named as a
+        whole, after what is not so large.
         """
         left: dict[int, int] = {}
         shared = counting.room // UNPROVEN_PART
-        waiting = (item for item in self._feeds.items() if item[1].stop > item[1].named)
-        for feed, held in sorted(waiting, key=lambda item: (item[1].since, item[0])):
-            number = counting.number(feed)
-            if number is None or not most or counting.ended(number) != NEVER:
-                continue
-            if rest <= 0:
+        waiting = {
+            feed: (counting.begun and self._is_unproven(number, counting), number, held)
+            for feed, held in self._feeds.items()
+            if held.stop > held.named
+            and (number := counting.number(feed)) is not None
+            and counting.ended(number) == NEVER
+        }
+        sharing = {number // INCARNATIONS for unproven, number, _ in waiting.values() if unproven}
+        part, each = shared, max(1, shared // max(1, len(sharing)))
+
+        def turn(feed: Feed) -> tuple[bool, float, Feed]:
+            unproven, number, held = waiting[feed]
+            if not unproven:
+                return False, held.since, feed
+            served = self._served.get(number // INCARNATIONS, held.since)
+            return held.next_mark - held.named > part, max(held.since, served), feed
+
+        for feed in sorted(waiting, key=turn):
+            unproven, number, held = waiting[feed]
+            if rest <= 0 or not most:
                 return
             member = number // INCARNATIONS
-            unproven = counting.begun and counting.quotas.is_stranger(member) and not counting.credit(member)
-            quota = counting.quotas.quota(member, counting.open_epoch)
-            quota = shared if unproven else left.setdefault(member, quota)
+            quota = each if unproven else counting.quotas.quota(member, counting.open_epoch)
+            quota = left.setdefault(member, quota)
+            quota = min(quota, shared) if unproven else quota
             limit = held.named if quota <= 0 else max(held.named + quota, held.next_mark)
             limit = min(limit, held.enough(rest), held.forked, NEVER if alone else held.shown)
             if mark := held.last_nameable(limit, counting.members[member].revoked):
@@ -204,6 +224,11 @@ class HeldFeeds:
                 rest -= steps - zeros
                 most -= 1
                 yield Nameable(number, steps, held.since, mark, zeros)
+
+    def _is_unproven(self, number: int, counting: Counting) -> bool:
+        """Return whether a feed is of a stranger without credit."""
+        member = number // INCARNATIONS
+        return counting.quotas.is_stranger(member) and not counting.credit(member)
 
     def made(self, counting: Counting) -> dict[int, int]:
         """Return how many updates with the label of the open epoch are here, by member."""

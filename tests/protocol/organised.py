@@ -95,7 +95,7 @@ class Reference:
     zeros: set[Step] = field(default_factory=set)
     """Updates whose scalar is 0."""
     sizes: list[int] = field(default_factory=list)
-    """Updates that move anything of every close."""
+    """Updates that every close has named."""
     first_named: set[int] = field(default_factory=set)
     """Feeds of which a close has named anything."""
     came_by: dict[bytes, int] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class Reference:
         for feed, steps, _, zeros in one.moves:
             self.zeros |= {(feed, step) for _, step in sorted(moved[feed])[steps - zeros :]}
         self.closes.append(moved)
-        self.sizes.append(sum(steps - zeros for _, steps, _, zeros in one.moves))
+        self.sizes.append(sum(steps for _, steps, *_ in one.moves))
         self._open(sorted(moved))
 
     # -- what may be made: SPEC O20 --------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Reference:
             if steps & self.skipped:
                 judged.append(0)
             elif counts:
-                judged.append(len(counts - self.zeros))
+                judged.append(min(len(counts), 4 * len(counts - self.zeros)))
         vouched = self.own_quotas[self.members[member]] > 0
         if not judged:
             return 1 << 32 if vouched else 0

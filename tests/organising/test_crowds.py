@@ -1,0 +1,176 @@
+"""What strangers can take from honest members of a run, by SPEC O20 (figures: `tests.bench.crowds`).
+
+Two members and two strangers are honest and make 16 updates a second; a minute later others come. The runs
+are those of `town`: the shipped organiser and fold on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sfprotocol.quotas import EPOCHS_AHEAD
+from tests.organising.town import EPOCH, Person, Town, all_at_once, turncoat, work, zeros
+
+PACE = 16.0
+"""Updates that the honest make in a second."""
+
+Acts = Callable[[Town, Person], None]
+
+
+def begun(
+    *, told: bool = True, acts: Acts = work, count: int = 0, pace: float = 4.0
+) -> tuple[Town, list[Person]]:
+    """Return a run that is a minute old, and so many who have just come."""
+    town = Town(told=told)
+    town.begin()
+    town.advance(60)
+    hostile = acts in (zeros, all_at_once)
+    return town, [town.admit(Person(f"other {n}", pace, acts=acts, hostile=hostile)) for n in range(count)]
+
+
+def honest(town: Town) -> list[Person]:
+    return town.people[:4]
+
+
+def made(town: Town, seconds: float) -> tuple[int, int]:
+    """Return how many updates the honest make in this time, and how many of theirs come to count."""
+    before, counted = sum(p.made for p in honest(town)), town.counts(honest(town))
+    town.advance(seconds)
+    return sum(p.made for p in honest(town)) - before, town.counts(honest(town)) - counted
+
+
+@pytest.mark.parametrize(
+    ("acts", "count", "told"),
+    [
+        (zeros, 1, True),
+        (zeros, 3, False),
+        (all_at_once, 3, True),
+        (all_at_once, 3, False),
+        (all_at_once, 60, True),
+    ],
+)
+def test_strangers_who_make_what_they_may_at_once_slow_nobody_down(
+    acts: Acts, count: int, told: bool
+) -> None:
+    town, _ = begun(acts=acts, count=count, told=told)
+    pace, counts = made(town, 120)
+    assert pace >= 0.95 * PACE * 120
+    assert counts >= 0.75 * PACE * 120
+
+
+def test_a_stranger_who_brings_zeros_in_all_its_feeds_ends_no_epoch_sooner() -> None:
+    peace, _ = begun()
+    town, others = begun(acts=zeros, count=3)
+    for one in (peace, town):
+        one.advance(120)
+    assert len(town.closes) <= len(peace.closes) + 1
+    assert town.counts(others) == 0
+
+
+def test_a_thousand_strangers_hold_an_eighth_of_the_room_with_a_label() -> None:
+    town, others = begun(acts=all_at_once, count=1000)
+    for _ in range(2):
+        labels, before = len(town.closes), {p.name: p.made for p in others}
+        room = town.counting.room
+        while len(town.closes) == labels:
+            town.advance(1)
+        held = sum(p.made - before[p.name] for p in others)
+        assert held <= (room + town.counting.room) // 8, "with the label that ended, and with the next one"
+
+
+def test_of_a_thousand_strangers_all_have_their_turn() -> None:
+    town, others = begun(acts=all_at_once, count=100)
+    share = town.counting.room // 16
+    epochs = len(town.closes)
+    while len(town.closes) < epochs + 2 + 100 // share:
+        town.advance(1)
+    assert all(p.made for p in others)
+
+
+def test_an_honest_stranger_among_thirty_who_are_skipped_comes_to_its_pace() -> None:
+    town, _ = begun(acts=all_at_once, count=30)
+    late = town.admit(Person("late", 4.0))
+    town.advance(300)
+    before = late.made
+    town.advance(60)
+    assert late.made - before >= 0.9 * 4.0 * 60
+
+
+def test_thirty_who_come_late_are_at_their_pace_within_a_few_epochs() -> None:
+    town, others = begun(count=30, pace=1.0)
+    town.advance(90)
+    before = sum(p.made for p in others)
+    town.advance(30)
+    assert sum(p.made for p in others) - before >= 0.9 * 30 * 30
+
+
+def test_who_has_lost_its_feed_is_at_its_pace_with_the_next_epoch() -> None:
+    town, _ = begun()
+    for person in honest(town)[1::2]:  # a member who was vouched for, and a stranger
+        person.feed += 1
+        labels = len(town.closes)
+        while len(town.closes) == labels:
+            town.advance(1)
+        before = person.made
+        town.advance(30)
+        assert person.made - before >= 0.9 * 4.0 * 30
+
+
+def test_a_turncoat_brings_in_no_more_than_twice_its_best_epoch_before_a_seal_sees_it() -> None:
+    town, (other,) = begun(acts=turncoat(500, all_at_once), count=1)
+    while not other.hostile:
+        town.advance(1)
+    good, best = other.made, max(4 * EPOCH // 16, 1)
+    town.advance(120)
+    assert town.counts([other]) <= good
+    shares = (EPOCHS_AHEAD * EPOCH // 16) * (2 + 120 * PACE // EPOCH)
+    assert other.made - good <= 2 * 2 * best + shares
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["judged", "unjudged"])
+def test_who_turns_to_zeros_loses_its_credit_without_a_judge(told: bool) -> None:
+    town, (other,) = begun(acts=turncoat(500, zeros), count=1, told=told)
+    while not other.hostile:
+        town.advance(1)
+    assert town.counting.credit(other.number)
+    pace, counts = made(town, 120)
+    assert not town.counting.credit(other.number)
+    assert pace >= 0.95 * PACE * 120
+    assert counts >= 0.9 * PACE * 120
+
+
+def test_of_what_a_stranger_brings_nothing_is_measured_at_until_it_has_counted() -> None:
+    town, (other,) = begun(acts=all_at_once, count=1)
+    feed = other.number * 64
+    for _ in range(20):
+        town.advance(5)
+        held = town.shelves[other.number, 0].stop
+        assert not any(run.factor for run in town.counting.live(feed, held))
+    assert town.named([other]) > 0
+
+
+def test_members_most_of_whose_scalars_are_0_make_as_many_updates_as_others() -> None:
+    """Rewards often do not differ. Zeros close no epoch, so epochs have to have room for them, and strangers
+    quotas."""
+    town = Town()
+    for person in town.begin(pace=8.0):
+        person.zeros = 0.6
+    town.advance(120)
+    before = [p.made for p in honest(town)]
+    town.advance(120)
+    assert all(p.made - b >= 0.85 * 8 * 120 for p, b in zip(honest(town), before, strict=True))
+
+
+def test_the_budget_is_reached_although_thirty_do_what_they_may_from_the_first_minute_on() -> None:
+    """Until something counts a stranger has the room, and what it has signed then waits to be named."""
+    town = Town(budget=3000)
+    town.begin()
+    for n in range(30):
+        town.admit(Person(f"other {n}", 4.0, acts=zeros if n % 2 else all_at_once, hostile=True))
+    town.advance(60)
+    assert all(town.counts([person]) for person in honest(town)), "each of the honest has its turn"
+    town.advance(2 * 3000 / PACE)
+    assert town.counting.complete
+    assert town.counts(honest(town)) >= 3000

@@ -1,0 +1,229 @@
+"""A run on a virtual clock: its organiser, honest members at a steady pace, and strangers.
+
+What is shipped decides everything: the organiser signs, `counting` folds, `holding` says which updates of
+whom are held, and `room_left` how many an honest member makes. Links and disks are left out: all hear of
+everything at once. `sfnode.sim` has them, for some dozens of nodes; here a thousand are no trouble.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from sfnode.organising.evaluation.judging import Judgement
+from sfnode.organising.events import ControlChanged, HeldChanged, Mark, PeerControl, PeerShows, Sign, Tenure
+from sfnode.organising.organiser import Organiser
+from sfnode.organising.policy import OrganiserPolicy
+from sfprotocol import holding
+from sfprotocol.checkpoints import Base
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, Admit, Close, Decision, Recorded, encode
+from sfprotocol.messages import EpochScalars, Feed, Position
+
+TICK = 0.25
+"""Seconds between two looks of everybody."""
+
+EPOCH = 256
+BUDGET = 1 << 20
+
+POLICY = OrganiserPolicy(target_updates=EPOCH, longest_epoch=60.0, seal_wait=0.0)
+
+USUAL, LARGE = 10, 1000
+"""Sizes of scalars."""
+
+
+@dataclass
+class Shelf:
+    """What is held of a feed."""
+
+    stop: int = 0
+    label: int = 0
+    labelled: int = 0
+
+
+@dataclass
+class Person:
+    """Somebody with a key."""
+
+    name: str
+    pace: float
+    """Updates a second."""
+    number: int = -1
+    feed: int = 0
+    """The incarnation with which it goes on."""
+    ready: float = 0.0
+    """Updates that are finished and not made yet."""
+    made: int = 0
+    hostile: bool = False
+    zeros: float = 0.0
+    acts: Callable[[Town, Person], None] | None = None
+    """What it does in each tick; None: honest work."""
+
+    @property
+    def origin(self) -> bytes:
+        return hashlib.blake2b(self.name.encode(), digest_size=32).digest()
+
+
+@dataclass
+class Town:
+    """One run. Whoever judges skips hostile work if it is `told` of it, and counts everything else."""
+
+    seed: int = 0
+    told: bool = True
+    budget: int = BUDGET
+    now: float = 1000.0
+    people: list[Person] = field(default_factory=list)
+    shelves: dict[tuple[int, int], Shelf] = field(default_factory=dict)
+    """By member and incarnation."""
+    control_bytes: int = 0
+    closes: list[Close] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.counting = Counting(budget=self.budget, rate=1 << 20, epoch_updates=EPOCH)
+        self._drawn = 0
+        self.organiser = Organiser(
+            bytes(32), self.counting, POLICY, self._judge, draw=self._draw, alone=True, now=self.now
+        )
+        self._do(PeerControl("peer", 0))
+
+    def _draw(self, count: int) -> bytes:
+        self._drawn += 1
+        return self._drawn.to_bytes(count, "big")
+
+    def _judge(self, counting: Counting) -> Judgement:
+        hostile = {person.number for person in self.people if person.hostile} if self.told else set()
+        moved = counting.moved(counting.sealed)
+        return Judgement(FACTOR_ONE, frozenset(n for n in moved if n // INCARNATIONS in hostile))
+
+    def _do(self, event: object) -> None:
+        for action in self.organiser.handle(event, self.now):  # type: ignore[arg-type]
+            if isinstance(action, Sign):
+                self.decide(action.decision)
+
+    def decide(self, decision: Decision) -> None:
+        """Let the control feed grow."""
+        self.control_bytes += len(encode(decision))
+        if isinstance(decision, Close):
+            self.closes.append(decision)
+        self.counting.apply(Recorded(decision))
+        self._do(ControlChanged(self.counting, Tenure.HELD, (decision,)))
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    def admit(self, person: Person, quota: int = 0) -> Person:
+        """Admit somebody; a stranger without a quota."""
+        person.number = len(self.counting.members)
+        self.people.append(person)
+        self.decide(Admit(person.origin, quota, 0))
+        return person
+
+    def begin(self, *, members: int = 2, strangers: int = 2, pace: float = 4.0) -> list[Person]:
+        """Admit honest members whom somebody vouches for, and honest strangers."""
+        found = [self.admit(Person(f"member {n}", pace), 4 * EPOCH) for n in range(members)]
+        return found + [self.admit(Person(f"stranger {n}", pace)) for n in range(strangers)]
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        until = self.now + seconds
+        while self.now < until and not self.counting.complete:
+            self.now += TICK
+            for person in self.random.sample(self.people, len(self.people)):
+                (person.acts or work)(self, person)
+            while self.organiser.next_deadline() <= self.now:
+                self._do(PeerControl("peer", self.counting.decisions))
+
+    # -- updates -----------------------------------------------------------------------------------
+
+    def quota(self, person: Person) -> int:
+        """Return what somebody may make with the open label."""
+        return self.counting.quotas.quota(person.number, self.counting.open_epoch)
+
+    def labelled(self, person: Person) -> int:
+        """Return what it has made with it, in all its feeds."""
+        shelves = (self.shelves.get((person.number, feed)) for feed in range(INCARNATIONS))
+        return sum(shelf.labelled for shelf in shelves if shelf and shelf.label == self.counting.open_epoch)
+
+    def room(self, person: Person) -> int:
+        """Return how many more an honest member makes with it."""
+        made: dict[int, int] = {}
+        for (member, _), shelf in self.shelves.items():
+            if shelf.label == self.counting.open_epoch and shelf.labelled:
+                made[member] = made.get(member, 0) + shelf.labelled
+        return self.counting.room_left(person.number, made)
+
+    def make(
+        self, person: Person, count: int, *, feed: int | None = None, zeros: int = 0, size: int = USUAL
+    ) -> int:
+        """Have updates of somebody arrive at all others; return how many are held."""
+        incarnation = person.feed if feed is None else feed
+        number, label = person.number * INCARNATIONS + incarnation, self.counting.open_epoch
+        shelf = self.shelves.setdefault((person.number, incarnation), Shelf())
+        base = Base(Feed(person.origin, incarnation), shelf.stop, b"", shelf.label, shelf.labelled)
+        parts = (EpochScalars(label, (0,) * zeros + (size,) * (count - zeros)),)
+        refused = holding.refused(self.counting, number, base, parts)
+        held = refused.step - shelf.stop if refused else count
+        if held <= 0:
+            return 0
+        first, shelf.stop = shelf.stop, shelf.stop + held
+        shelf.labelled = held + (shelf.labelled if shelf.label == label else 0)
+        shelf.label = label
+        nothing = min(held, zeros)
+        chain = hashlib.blake2b(b"%d/%d" % (number, shelf.stop), digest_size=32).digest()
+        mark = Mark(shelf.stop, label, chain, (held - nothing) * size**2, nothing)
+        self._do(HeldChanged(base.feed, first, (mark,)))
+        self._do(PeerShows((Position(base.feed, shelf.stop),)))
+        person.made += held
+        return held
+
+    # -- what is measured --------------------------------------------------------------------------
+
+    def counts(self, people: list[Person]) -> int:
+        """Return how many updates of some people count."""
+        return sum(self.counting.counts_of(person.number) for person in people)
+
+    def named(self, people: list[Person]) -> int:
+        """Return how many were named, zeros and all."""
+        numbers = {person.number for person in people}
+        moves = (move for close in self.closes for move in close.moves)
+        return sum(move.steps for move in moves if move.feed // INCARNATIONS in numbers)
+
+
+def work(town: Town, person: Person) -> None:
+    """Make honest updates, as fast as the machine is and as many as are of use."""
+    person.ready = min(person.ready + person.pace * TICK, max(2.0, person.pace))
+    count = min(int(person.ready), town.room(person))
+    if count > 0:
+        zeros = sum(town.random.random() < person.zeros for _ in range(count)) if person.zeros else 0
+        person.ready -= town.make(person, count, zeros=zeros)
+
+
+def zeros(town: Town, person: Person) -> None:
+    """Make zeros as soon as they may be held, in all feeds."""
+    most = town.quota(person)
+    town.make(person, most, zeros=most)
+    for feed in range(INCARNATIONS):
+        if (person.number, feed) not in town.shelves:
+            town.make(person, 1, feed=feed, zeros=1)
+    person.feed = town.counting.quotas.incarnation(person.number, town.counting.open_epoch)
+
+
+def all_at_once(town: Town, person: Person) -> None:
+    """Make the largest scalars as soon as they may be held."""
+    if (most := town.quota(person) - town.labelled(person)) > 0:
+        town.make(person, most, size=LARGE)
+
+
+def turncoat(good: int, then: Callable[[Town, Person], None]) -> Callable[[Town, Person], None]:
+    """Make so many good updates first, at an honest pace."""
+
+    def acts(town: Town, person: Person) -> None:
+        if person.made < good:
+            work(town, person)
+        else:
+            person.hostile = True
+            then(town, person)
+
+    return acts
