@@ -22,7 +22,7 @@ help:
 	@echo "make bench       run the benchmarks of docs/benchmarks.md"
 	@echo "make device      tests, benchmarks and a mixed swarm on another DEVICE=cuda"
 	@echo "make soak        simulate networks under random faults and attacks for SECONDS=600"
-	@echo "make fuzz        fuzz the decoders and the machine for SECONDS=600 each"
+	@echo "make fuzz        fuzz the decoders, the machine and whole nodes for SECONDS=600 each"
 	@echo "make vectors     write protocol/vectors anew from the reference implementation"
 	@echo "make reference   write docs/cli.md anew from the commands"
 	@echo "make dist        build sdist and wheel, as they are published, and check them"
@@ -85,6 +85,7 @@ soak: $(READY)
 # guided by coverage if atheris is installed: .venv/bin/pip install -e '.[fuzz]'
 fuzz: $(READY)
 	for target in codec frames machine; do $(BIN)/python tests/fuzz/target.py $$target --seconds $(SECONDS) || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/live.py --seconds $(SECONDS)
 
 vectors: $(READY)
 	$(BIN)/python protocol/vectors/generate.py

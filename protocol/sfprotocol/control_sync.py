@@ -16,7 +16,7 @@ from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Revoke, RevokeInvitation
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
-from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Transmit
+from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Recounted, Transmit
 from sfprotocol.frontier import Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import (
@@ -25,6 +25,7 @@ from sfprotocol.messages import (
     ControlHead,
     ControlWant,
     Entry,
+    Feed,
     Message,
     Succession,
 )
@@ -75,6 +76,8 @@ class ControlSync:
         """Numbers of feeds whose named steps or factors have changed; the machine empties it."""
         self.dropped = False
         """Whether decisions that were here are gone; the machine clears it."""
+        self._strange: list[Feed] = []
+        """Feeds of which something is here and that nobody has admitted any more."""
         self._run = run
         self._frontier = frontier
         self._links = links
@@ -177,12 +180,15 @@ class ControlSync:
         return [KeepAuthority(message), *dropped, *told, *asks]
 
     def decide(self, record: bytes) -> list[Action]:
-        """Sign a decision of our own. Raises LocalProtocolError without the key, or while frozen."""
+        """Sign a decision of our own; nothing if a fork or a succession that has come meanwhile leaves it no
+        place. Raises LocalProtocolError without a key."""
         if self._sign is None:
-            raise LocalProtocolError("a decision without the key of the present term")
+            raise LocalProtocolError("a decision without a key")
         before = self.feed.stop
+        if self.feed.frozen or self.feed.behind:
+            return []
         if self.feed.add(before, [self.feed.sign(record, self._sign)]) != 1:
-            raise LocalProtocolError("a decision that does not follow")
+            return []  # another key signs now
         return self._grown(before, None)
 
     # -- consequences ------------------------------------------------------------------------------
@@ -195,6 +201,9 @@ class ControlSync:
             recorded = decisions.read(entry.record)
             self.changed |= self._counting.apply(recorded)
             revoked = revoked or isinstance(recorded.decision, Revoke | RevokeInvitation)
+        if self._strange:
+            strange, self._strange = self._strange, self._strangers(self._strange)
+            self.changed |= {n for feed in strange if (n := self._counting.number(feed)) is not None}
         if revoked:  # once, however many there are: it looks at every feed
             self.changed |= self._held()
         self._tell_digest()
@@ -217,13 +226,18 @@ class ControlSync:
         """Count anew: decisions from `first` on that were here do not belong to the sequence."""
         self.dropped = True
         self._refold()
-        return [KeepControl(first, tuple(self.feed.entries[first:]))]
+        left = (self._frontier.state(feed) for feed in self._strange)
+        return [
+            KeepControl(first, tuple(self.feed.entries[first:])),
+            *(Recounted(state.feed, state.next) for state in left),
+        ]
 
     def _refold(self) -> None:
         self._counting = Counting.of(self._run)
         for entry in self.feed.entries:
             self._counting.apply(decisions.read(entry.record))
         self.changed = self._held()
+        self._strange = self._strangers(state.feed for state in self._frontier)
         self._frontier.counting = self._counting
         for link in self._links.values():
             link.names.strange_at = 0  # others are strangers now than were when it has told what it has
@@ -233,6 +247,10 @@ class ControlSync:
         """Return the numbers of all feeds of which something is here."""
         number = self._counting.number
         return {n for state in self._frontier if (n := number(state.feed)) is not None}
+
+    def _strangers(self, feeds: Iterable[Feed]) -> list[Feed]:
+        """Return those of these feeds that are of no member."""
+        return [feed for feed in feeds if self._counting.number(feed) is None]
 
     def _tell_digest(self) -> None:
         """Let the state digest tell what is here of the control feed (SPEC O10)."""

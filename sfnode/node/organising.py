@@ -67,6 +67,8 @@ WISH_DEADLINE = 60.0
 WORK_BITS = OrganiserPolicy().work_bits
 """Bits of the proof of work that a petition shows: as many as organisers ask for by default."""
 
+LOOK_INTERVAL = 5.0
+"""Seconds between two looks whether this node is still a member: what takes that from it is rare."""
 
 SEARCH_WAIT = 600.0
 """Seconds that a seal waits for its line search: two hundred rows at seven places each, by a model that takes
@@ -355,16 +357,28 @@ def _unanswered(what: str) -> UserError:
 
 
 async def be_admitted(node: RunningNode) -> None:
-    """Ask to be admitted to an organised run, or see to it if this node organises it."""
+    """See to it, until cancelled, that this node is a member of its organised run: also after a succession
+    that keeps less than its admission."""
     own, organised = node.machine.own, node.machine.organised
-    if organised is None or own is None or organised.counting.member(own.origin):
+    if organised is None or own is None:
         return
-    if node.organising:
-        with suppress(UserError):  # it is carried out all the same, unless the node ends
-            await node.organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
-        return
+    asked = False
+    while True:
+        if organised.counting.member(own.origin):
+            asked = False
+        elif node.organising:
+            with suppress(UserError):  # it is carried out all the same, unless the node ends
+                await node.organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
+        elif not asked:
+            await _ask(node, own.origin)
+            asked = True
+        await asyncio.sleep(LOOK_INTERVAL)
+
+
+async def _ask(node: RunningNode, origin: bytes) -> None:
+    """Ask the organiser to admit this node, again and again until it does."""
     ticket, interrupted = node.settings.invitation, node.stopping.is_set
-    asked = await petition(node.manifest.run_id, own.origin, node.machine.sign, ticket, interrupted)
+    asked = await petition(node.manifest.run_id, origin, node.machine.sign, ticket, interrupted)
     if asked:
         node.asked_at = node.clock()
         node.driver.post(asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import pty
 import sys
@@ -22,7 +23,7 @@ from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, WaitStatus
 from sfnode.schema.views import Origins, OwnStanding, SwarmNode
 from sfnode.sizes import size_text
-from tests.node.helpers import Swarm, eventually, manifest
+from tests.node.helpers import PATIENCE, Swarm, eventually, manifest
 from tests.schema.helpers import organised, rewarded
 
 
@@ -33,10 +34,17 @@ async def seen_of(swarm: Swarm) -> Shown:
     c = await swarm.join("c")
     # When all trainers say so nothing follows.
     await eventually(lambda: {b.node.status().state, c.node.status().state} == {"complete"})
-    await eventually(lambda: b.node.status().known == c.node.status().known)
-    await eventually(lambda: sum(bool(node.agrees) for node in b.node.views.swarm().nodes) == 3)
+    await eventually(lambda: b.digest == c.digest)
     await measure(b.client)
-    return Shown(*await look_at_all(b.client))
+    async with asyncio.timeout(PATIENCE):
+        # Summaries from before may still come, and tell for a moment of another state.
+        while not in_step(seen := Shown(*await look_at_all(b.client))):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return seen
+
+
+def in_step(seen: Shown) -> bool:
+    return sum(bool(node.agrees) for node in seen.now.swarm.nodes) == 3
 
 
 async def test_a_frame_tells_what_the_node_says_and_fits_any_terminal(swarm_of: Callable[..., Swarm]) -> None:

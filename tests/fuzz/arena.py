@@ -28,7 +28,7 @@ from sfprotocol.messages import EpochScalars, Feed, Proof, Segment, Summary
 from sfprotocol.names import Names
 from sfprotocol.plumtree import MAX_BURST, TTL
 from sfprotocol.pulls import MAX_PULLS_PER_LINK
-from tests.fuzz.stories import RUN, Stories, key_of, origin_of
+from tests.fuzz.stories import RUN, SAGAS, Stories, key_of, origin_of
 
 MAX_RECORDED = 64
 """Frames of honest hosts that the hostile peer keeps, to send them again elsewhere."""
@@ -238,22 +238,29 @@ class Host:
 
 
 class Arena:
-    """Hosts, wires and the clock."""
+    """Hosts, wires and the clock; the scene of the hostile peer."""
+
+    run = RUN
+    sagas = SAGAS
 
     def __init__(self, hosts: int, *, relay: bool = False) -> None:
         self.now = 0.0
         self.stories = Stories()
+        self.named = self.stories.named
         self.incarnations = count(1000)
         self.scalars = (n % 1999 - 999 for n in count(7, 13))
         self.numbers = count(1)
         self.recorded: deque[bytes] = deque(maxlen=MAX_RECORDED)
         self.focus = 0
-        """Number of the story that the hostile peer tells at present."""
         self.digest_of: dict[str, bytes] = {}
         """By host, the digest of the state that was last compared with the disk."""
         self.hosts = [Host(self, f"host{n}", relay=relay and n == hosts - 1) for n in range(hosts)]
         for host in self.hosts:
             self.note_own(host)
+
+    @property
+    def machines(self) -> list[Machine]:
+        return [host.machine for host in self.hosts]
 
     @property
     def ends(self) -> list[End]:

@@ -24,7 +24,7 @@ from sfnode.manifest import Manifest
 from sfnode.store import records
 from sfnode.store.disk_errors import BrokenRowError
 from sfnode.transport.roster import pack_record, read_record
-from sfprotocol import invitation, model_listing, wire_codec
+from sfprotocol import decisions, invitation, model_listing, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.wire_codec import MAX_FRAME
 from tests.fuzz.choices import Choices
@@ -49,6 +49,15 @@ def of_codec(data: bytes) -> None:
         except RemoteProtocolError:
             continue
         assert wire_codec.encode(message, scalar_bytes) == data
+
+
+def of_decision(data: bytes) -> None:
+    try:
+        recorded = decisions.decode(data)
+    except RemoteProtocolError:
+        return
+    if not isinstance(recorded.decision, decisions.Unknown):
+        assert decisions.encode(*recorded) == data
 
 
 def of_rows(data: bytes) -> None:
@@ -111,6 +120,7 @@ def of_invitation(data: bytes) -> None:
 
 DECODERS: dict[str, Decoder] = {
     "codec": of_codec,
+    "decision": of_decision,
     "rows": of_rows,
     "manifest": of_manifest,
     "listing": of_listing,
@@ -138,6 +148,9 @@ def seeds(name: str) -> list[bytes]:
     if name == "codec":
         vectors = json.loads((VECTORS / "codec.json").read_text(encoding="utf-8"))
         return [bytes.fromhex(vector["encoding"]) for vector in vectors["valid"]]
+    if name == "decision":
+        vectors = json.loads((VECTORS / "organised.json").read_text(encoding="utf-8"))
+        return [bytes.fromhex(vector["encoding"]) for vector in vectors["decisions"]]
     if name == "manifest":
         vectors = json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))
         return [bytes.fromhex(vector["canonical"]) for vector in (vectors, *vectors["version 2"])]

@@ -1,15 +1,18 @@
 """The hostile peer's messages: of every kind, true, false or out of place, and bytes that are no message.
 
-Nothing here knows how a machine works, only what can be encoded.
+Nothing here knows how a machine works, only what can be encoded. Whom it is said to, a scene tells: an scene,
+or whole nodes (`live`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.frontier import UNCUT
+from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Ahead,
     Branch,
@@ -28,15 +31,36 @@ from sfprotocol.messages import (
     Position,
     Proof,
     Prune,
+    RunParameters,
     Segment,
     Summary,
     Want,
 )
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.seeds import feed_key
-from tests.fuzz.arena import Arena, End
 from tests.fuzz.choices import Choices
-from tests.fuzz.stories import HISTORY, RUN, SAGAS, Saga, origin_of
+from tests.fuzz.stories import HISTORY, Saga, origin_of
+
+
+class Scene(Protocol):
+    """What the hostile peer knows of those it speaks to: everything."""
+
+    run: RunParameters
+    sagas: Sequence[Saga]
+    """The hostile feeds, whose keys it has."""
+    named: set[Feed]
+    """All feeds that anybody has ever named."""
+    focus: int
+    """Number of the story that it tells at present."""
+    recorded: Sequence[bytes]
+    """Frames of honest nodes that it keeps, to send them again elsewhere."""
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        """The machines of the honest nodes."""
+
+
+S = TypeVar("S", bound=Scene)
 
 INVENTED = (*(Feed(bytes([n]) * 32, n) for n in range(3)), Feed(origin_of("nobody"), 5))
 """Names of feeds that do not exist; the first two have keys under which anybody could sign."""
@@ -44,23 +68,24 @@ INVENTED = (*(Feed(bytes([n]) * 32, n) for n in range(3)), Feed(origin_of("nobod
 STRANGE_CHAINS = (bytes(32), bytes([7]) * 32)
 
 
-def feeds(arena: Arena) -> list[Feed]:
+def feeds(scene: Scene) -> list[Feed]:
     """Return all feeds that can be named: hostile ones, those of the hosts, and invented ones."""
-    own = [feed for feed in sorted(arena.stories.named) if feed not in {saga.feed for saga in SAGAS}]
-    return [*(saga.feed for saga in SAGAS), *own[-12:], *INVENTED]
+    hostile = [saga.feed for saga in scene.sagas]
+    own = [feed for feed in sorted(scene.named) if feed not in set(hostile)]
+    return [*hostile, *own[-12:], *INVENTED]
 
 
-def some_feeds(arena: Arena, choices: Choices) -> list[Feed]:
-    chosen = sorted(set(choices.some(feeds(arena))))
-    arena.stories.named.update(chosen)
+def some_feeds(scene: Scene, choices: Choices) -> list[Feed]:
+    chosen = sorted(set(choices.some(feeds(scene))))
+    scene.named.update(chosen)
     return chosen
 
 
-def step(arena: Arena, feed: Feed, choices: Choices) -> int:
+def step(scene: Scene, feed: Feed, choices: Choices) -> int:
     """Return a step near the end or the cut of a host's feed, or anywhere."""
     if choices.flip(8):
-        return choices.below(RUN.update_budget + 2)
-    states = [host.machine.frontier.state(feed) for host in arena.hosts]
+        return choices.below(min(scene.run.update_budget, 1000) + 2)
+    states = [machine.frontier.state(feed) for machine in scene.machines]
     cuts = [state.cut for state in states if state.cut != UNCUT]
     end = choices.pick(cuts if cuts and choices.flip() else [state.next for state in states])
     return max(0, end + choices.pick(NEARBY))
@@ -69,42 +94,43 @@ def step(arena: Arena, feed: Feed, choices: Choices) -> int:
 NEARBY = (0, 1, -1, 2, 5, -3, 0, 12)
 
 
-def tag(arena: Arena, feed: Feed, choices: Choices) -> bytes:
-    state = choices.pick(arena.hosts).machine.frontier.state(feed)
+def tag(scene: Scene, feed: Feed, choices: Choices) -> bytes:
+    state = choices.pick(scene.machines).frontier.state(feed)
     return choices.pick((state.claim().tag, NO_TAG, b"fals"))
 
 
 # -- segments ------------------------------------------------------------------------------------------
 
 
-def saga_of(arena: Arena, choices: Choices) -> tuple[Saga, int]:
+def saga_of(scene: Scene, choices: Choices) -> tuple[Saga, int]:
     """Return the saga that several messages in a row are mostly about, and one of its histories."""
-    saga = choices.pick(SAGAS) if choices.flip(4) else SAGAS[arena.focus % len(SAGAS)]
+    sagas = scene.sagas
+    saga = choices.pick(sagas) if choices.flip(4) else sagas[scene.focus % len(sagas)]
     return saga, choices.below(len(saga.histories))
 
 
-def true_segment(arena: Arena, choices: Choices) -> Segment:
-    saga, branch = saga_of(arena, choices)
-    first = min(step(arena, saga.feed, choices), HISTORY - 1)
+def true_segment(scene: Scene, choices: Choices) -> Segment:
+    saga, branch = saga_of(scene, choices)
+    first = min(step(scene, saga.feed, choices), HISTORY - 1)
     stop = min(first + 1 + choices.below(12), HISTORY)
     return saga.segment(branch, first, stop, choices.below(20))
 
 
-def story(arena: Arena, choices: Choices) -> Segment:
+def story(scene: Scene, choices: Choices) -> Segment:
     """Return a history from its beginning."""
-    saga, branch = saga_of(arena, choices)
+    saga, branch = saga_of(scene, choices)
     return saga.segment(branch, 0, 1 + choices.below(HISTORY), choices.below(3))
 
 
-def false_segment(arena: Arena, choices: Choices) -> Segment:
-    segment = true_segment(arena, choices)
+def false_segment(scene: Scene, choices: Choices) -> Segment:
+    segment = true_segment(scene, choices)
     match choices.below(4):
         case 0:
             return replace(segment, signature=choices.take(64).ljust(64, b"\1"))
         case 1:
-            return replace(segment, first=step(arena, SAGAS[0].feed, choices))
+            return replace(segment, first=step(scene, scene.sagas[0].feed, choices))
         case 2:
-            return replace(segment, feed_key=feed_key(RUN.run_id, *choices.pick(feeds(arena))))
+            return replace(segment, feed_key=feed_key(scene.run.run_id, *choices.pick(feeds(scene))))
         case _:
             part = segment.parts[0]
             longer = replace_first(part.scalars, choices.below(3000) - 1500)
@@ -118,30 +144,30 @@ def replace_first(scalars: tuple[int, ...], scalar: int) -> tuple[int, ...]:
 # -- proofs --------------------------------------------------------------------------------------------
 
 
-def true_proof(arena: Arena, choices: Choices) -> Proof:
-    saga, branch = saga_of(arena, choices)
+def true_proof(scene: Scene, choices: Choices) -> Proof:
+    saga, branch = saga_of(scene, choices)
     if not branch:
-        return invented_proof(arena, choices)
+        return invented_proof(scene, choices)
     return saga.fork(branch, 1 + choices.below(4))
 
 
-def invented_proof(arena: Arena, choices: Choices) -> Proof:
+def invented_proof(scene: Scene, choices: Choices) -> Proof:
     """Return a valid proof of histories that nobody has; its step may be one that hosts have reached."""
-    saga, _ = saga_of(arena, choices)
-    at = min(step(arena, saga.feed, choices), HISTORY)
+    saga, _ = saga_of(scene, choices)
+    at = min(step(scene, saga.feed, choices), HISTORY)
     heads = [saga.chain(branch, at) for branch in range(len(saga.histories))]
     one = choices.pick((*heads, *STRANGE_CHAINS))
     other = choices.pick((*heads, *STRANGE_CHAINS)) if choices.flip(8) else one
     return saga.invented(at, (one, other), empty=one != other and choices.flip())
 
 
-def false_proof(arena: Arena, choices: Choices) -> Proof:
-    proof = true_proof(arena, choices)
+def false_proof(scene: Scene, choices: Choices) -> Proof:
+    proof = true_proof(scene, choices)
     match choices.below(4):
         case 0:
-            return replace(proof, at=step(arena, proof.feed, choices))
+            return replace(proof, at=step(scene, proof.feed, choices))
         case 1:
-            return replace(proof, feed=choices.pick(feeds(arena)))
+            return replace(proof, feed=choices.pick(feeds(scene)))
         case 2:
             return replace(proof, branches=(proof.branches[0], proof.branches[0]))
         case _:
@@ -151,58 +177,60 @@ def false_proof(arena: Arena, choices: Choices) -> Proof:
 # -- everything else -----------------------------------------------------------------------------------
 
 
-def hello(arena: Arena, choices: Choices) -> Hello:
+def hello(scene: Scene, choices: Choices) -> Hello:
     if choices.flip(4):
         return Hello(
             choices.below(3), choices.take(32).ljust(32, b"\0"), choices.below(3), choices.below(600)
         )
-    return Hello(PROTOCOL_VERSION, RUN.run_id, 0, choices.below(600))
+    return Hello(PROTOCOL_VERSION, scene.run.run_id, 0, choices.below(600))
 
 
-def summary(arena: Arena, choices: Choices) -> Summary:
+def summary(scene: Scene, choices: Choices) -> Summary:
     claims = [
-        Claim(feed, step(arena, feed, choices), tag(arena, feed, choices))
-        for feed in some_feeds(arena, choices)
+        Claim(feed, step(scene, feed, choices), tag(scene, feed, choices))
+        for feed in some_feeds(scene, choices)
     ]
-    digests = [bytes(32), *(host.machine.frontier.digest() for host in arena.hosts)]
+    digests = [bytes(32), *(machine.frontier.digest() for machine in scene.machines)]
     return Summary(choices.flip(), choices.below(600), choices.pick(digests), tuple(claims))
 
 
-def truth(arena: Arena, choices: Choices) -> Summary:
+def truth(scene: Scene, choices: Choices) -> Summary:
     """Return the Summary that some host would send."""
-    frontier = choices.pick(arena.hosts).machine.frontier
+    frontier = choices.pick(scene.machines).frontier
     return Summary(choices.flip(), frontier.known, frontier.digest(), tuple(frontier.claims()))
 
 
-def want(arena: Arena, choices: Choices) -> Want:
-    wanted = some_feeds(arena, choices)
-    return Want(tuple(Position(feed, step(arena, feed, choices)) for feed in wanted))
+def want(scene: Scene, choices: Choices) -> Want:
+    wanted = some_feeds(scene, choices)
+    return Want(tuple(Position(feed, step(scene, feed, choices)) for feed in wanted))
 
 
-def have(arena: Arena, choices: Choices) -> Have:
-    ahead = {feed_key(RUN.run_id, *feed): step(arena, feed, choices) for feed in some_feeds(arena, choices)}
+def have(scene: Scene, choices: Choices) -> Have:
+    ahead = {
+        feed_key(scene.run.run_id, *feed): step(scene, feed, choices) for feed in some_feeds(scene, choices)
+    }
     return Have(tuple(Ahead(key, ahead[key]) for key in sorted(ahead)))
 
 
-def crowd(arena: Arena, choices: Choices) -> Summary:
+def crowd(scene: Scene, choices: Choices) -> Summary:
     """Return claims of many feeds that do not exist."""
     first, count = choices.below(200), 1 + choices.below(90)
     invented = [Feed(bytes(31) + bytes([9]), 1 + number) for number in range(first, first + count)]
     return Summary(choices.flip(), 0, bytes(32), tuple(Claim(feed, 3, NO_TAG) for feed in invented))
 
 
-def prune(arena: Arena, choices: Choices) -> Prune:
-    return Prune(tuple(sorted({feed_key(RUN.run_id, *feed) for feed in some_feeds(arena, choices)})))
+def prune(scene: Scene, choices: Choices) -> Prune:
+    return Prune(tuple(sorted({feed_key(scene.run.run_id, *feed) for feed in some_feeds(scene, choices)})))
 
 
-def card(arena: Arena, choices: Choices) -> Card:
+def card(scene: Scene, choices: Choices) -> Card:
     """Return a card with one of many names, perhaps another's."""
-    saga, _ = saga_of(arena, choices)
-    shown = saga.card(step(arena, saga.feed, choices), choices.pick(("", "a", "b")))
-    return replace(shown, feed=choices.pick(feeds(arena))) if choices.flip(4) else shown
+    saga, _ = saga_of(scene, choices)
+    shown = saga.card(step(scene, saga.feed, choices), choices.pick(("", "a", "b")))
+    return replace(shown, feed=choices.pick(feeds(scene))) if choices.flip(4) else shown
 
 
-def out_of_place(arena: Arena, choices: Choices) -> Message:
+def out_of_place(scene: Scene, choices: Choices) -> Message:
     messages: tuple[Message, ...] = (
         Goodbye("so long"),
         *(ManifestRequest(), ManifestReply(b"\x80")),
@@ -211,7 +239,7 @@ def out_of_place(arena: Arena, choices: Choices) -> Message:
     return choices.pick(messages)
 
 
-Writer = Callable[[Arena, Choices], Message]
+Writer = Callable[[Scene, Choices], Message]
 
 TALES: Sequence[Writer] = (true_segment, story, false_segment, true_segment, summary)
 """Writers that fill feeds: a host without updates has nothing that could be lost."""
@@ -229,30 +257,30 @@ REST: Sequence[Writer] = (
 MIXTURES = (TALES, TALES, FORKS, REST)
 
 
-def written(arena: Arena, choices: Choices, writers: Sequence[Writer]) -> bytes:
+def written(scene: S, choices: Choices, writers: Sequence[Callable[[S, Choices], Message]]) -> bytes:
     """Return one message, or bytes that are none."""
     kind = choices.below(16 * len(writers) + 4)
     if kind == 16 * len(writers):
         return choices.take(choices.below(64))
     if kind > 16 * len(writers):
-        return replayed(arena, choices)
-    return wire_codec.encode(writers[kind % len(writers)](arena, choices), RUN.scalar_bytes)
+        return replayed(scene, choices)
+    return wire_codec.encode(writers[kind % len(writers)](scene, choices), scene.run.scalar_bytes)
 
 
-def replayed(arena: Arena, choices: Choices) -> bytes:
+def replayed(scene: Scene, choices: Choices) -> bytes:
     """Return what an honest host has sent to another, perhaps with a byte changed."""
-    frame = bytearray(choices.pick(arena.recorded) if arena.recorded else b"\x91\x04")
+    frame = bytearray(choices.pick(scene.recorded) if scene.recorded else b"\x91\x04")
     if choices.flip(4):
         frame[choices.below(len(frame))] ^= 1 + choices.below(255)
     return bytes(frame)
 
 
-def greet(arena: Arena, end: End, choices: Choices) -> None:
-    """Send Hello and Summary, which a peer must before anything else; one in sixteen does not."""
+def greeting(scene: Scene, choices: Choices) -> list[bytes]:
+    """Return Hello and Summary, which have to come first; once in sixteen times nothing."""
     if choices.flip(16):
-        return
-    arena.inject(end, wire_codec.encode(Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)))
-    names = sorted({*(saga.feed for saga in SAGAS), *INVENTED[: choices.below(3)]})
-    arena.stories.named.update(names)
+        return []
+    names = sorted({*(saga.feed for saga in scene.sagas), *INVENTED[: choices.below(3)]})
+    scene.named.update(names)
     claims = tuple(Claim(feed, 0, NO_TAG) for feed in names)
-    arena.inject(end, wire_codec.encode(Summary(choices.flip(4), 0, bytes(32), claims)))
+    messages = Hello(PROTOCOL_VERSION, scene.run.run_id, 0, 0), Summary(choices.flip(4), 0, bytes(32), claims)
+    return [wire_codec.encode(message) for message in messages]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tests.fuzz.arena import Arena, Host
 from tests.fuzz.choices import Choices
 from tests.fuzz.healing import heal
-from tests.fuzz.hostile import MIXTURES, greet, written
+from tests.fuzz.hostile import MIXTURES, greeting, written
 
 DELAYS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 11.0, 61.0)
 """Seconds: below, at and above every deadline of the protocol."""
@@ -30,7 +30,9 @@ def hostile_links(arena: Arena, choices: Choices) -> None:
     """Link the hostile peer with a host."""
     host = choices.pick(arena.hosts)
     if host.up and len(arena.hostile_ends) < MAX_HOSTILE_LINKS:
-        greet(arena, arena.link_hostile(host), choices)
+        end = arena.link_hostile(host)
+        for frame in greeting(arena, choices):
+            arena.inject(end, frame)
 
 
 def link_breaks(arena: Arena, choices: Choices) -> None:

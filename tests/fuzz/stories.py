@@ -41,6 +41,9 @@ def flat(parts: Sequence[EpochScalars]) -> list[Told]:
 HISTORY = 40
 """Updates of every history of a hostile origin."""
 
+BOUNDARY = 12
+"""The step at which their label changes."""
+
 NAMES = ("eve", "mal", "zed")
 
 PARTINGS = (0, 3, 9)
@@ -50,22 +53,39 @@ PARTINGS = (0, 3, 9)
 class Saga:
     """One feed of a hostile origin: one history, or several."""
 
-    def __init__(self, name: str, incarnation: int, partings: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        partings: Sequence[int],
+        *,
+        run: RunParameters = RUN,
+        labels: tuple[int, int] = (0, 2),
+        first: Sequence[int] = range(HISTORY),
+    ) -> None:
+        """`first` is the first history, whose scalars have one label and then the other; the others part from
+        it at `partings`."""
         self.name = name
+        self.run = run
         self.feed = Feed(origin_of(name), incarnation)
-        self.key = feed_key(RUN.run_id, *self.feed)
+        self.key = feed_key(run.run_id, *self.feed)
         self.partings = (HISTORY, *partings)
-        self.histories = [self._history(branch, at) for branch, at in enumerate(self.partings)]
+        self.histories = [
+            self._history(labels, [*first[:at], *(100 * branch + n for n in range(at, HISTORY))])
+            for branch, at in enumerate(self.partings)
+        ]
 
-    def _history(self, branch: int, parting: int) -> Parts:
-        scalars = [n if n < parting else 100 * branch + n for n in range(HISTORY)]
-        return EpochScalars(0, tuple(scalars[:12])), EpochScalars(2, tuple(scalars[12:]))
+    @staticmethod
+    def _history(labels: tuple[int, int], scalars: Sequence[int]) -> Parts:
+        boundary = BOUNDARY if labels[0] != labels[1] else HISTORY
+        parts = zip(labels, (tuple(scalars[:boundary]), tuple(scalars[boundary:])), strict=True)
+        return tuple(EpochScalars(*part) for part in parts if part[1])
 
     def chain(self, branch: int, step: int) -> bytes:
-        return extend(genesis(RUN.run_id, self.feed), first_updates(self.histories[branch], step))
+        return extend(genesis(self.run.run_id, self.feed), first_updates(self.histories[branch], step))
 
     def sign(self, stop: int, chain: bytes) -> bytes:
-        return _sign(self.name, self.feed, stop, chain)
+        return _sign(self.name, self.run.run_id, self.feed, stop, chain)
 
     def segment(self, branch: int, first: int, stop: int, hops: int = 0) -> Segment:
         parts = drop_updates(first_updates(self.histories[branch], stop), first)
@@ -94,12 +114,12 @@ class Saga:
     def card(self, step: int, name: str) -> Card:
         """What this origin calls itself from `step` on."""
         unsigned = Card(self.feed, step, name, "", bytes(64))
-        return replace(unsigned, signature=key_of(self.name).sign(card_message(RUN.run_id, unsigned)))
+        return replace(unsigned, signature=key_of(self.name).sign(card_message(self.run.run_id, unsigned)))
 
 
 @cache
-def _sign(name: str, feed: Feed, stop: int, chain: bytes) -> bytes:
-    return key_of(name).sign(head_message(RUN.run_id, feed, stop, chain))
+def _sign(name: str, run_id: bytes, feed: Feed, stop: int, chain: bytes) -> bytes:
+    return key_of(name).sign(head_message(run_id, feed, stop, chain))
 
 
 SAGAS = (

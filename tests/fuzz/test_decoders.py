@@ -21,7 +21,7 @@ from tests.fuzz.decoders import DECODERS, frugal, mutated, seeds, with_another_v
 from tests.fuzz.effort import EFFORT
 
 CHANGES = st.binary(max_size=40)
-PACKED = ("codec", "listing", "manifest", "roster")
+PACKED = ("codec", "decision", "listing", "manifest", "roster")
 """The decoders of MessagePack."""
 
 NAMES = st.sampled_from(sorted(DECODERS))

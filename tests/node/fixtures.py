@@ -23,6 +23,11 @@ from tests.node.helpers import Swarm
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quicken(monkeypatch)
+
+
+def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the intervals of nodes."""
     monkeypatch.setattr(intervals, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(intervals, "LONELY_INTERVAL", 0.05)
     monkeypatch.setattr(peering, "RESTART_SPACING", 0.05)

@@ -70,6 +70,9 @@ def pairs_of(run: Manifest, entry: int) -> list[tuple[NDArray[np.int8], NDArray[
 
 PERFECT = Faults()
 
+ENOUGH = 10_000
+"""Steps of a node that are more than any short run has."""
+
 PACE = 0.001
 """Seconds of a step: a node then sends a few segments of many updates, as fast ones do."""
 
@@ -492,6 +495,15 @@ def machine(run: Manifest, tails: Iterable[Tail], name: str = "", now: float = 0
         proven=True,
         now=now,
     )
+
+
+async def let_train(*nodes: Node) -> None:
+    """Let nodes whose engines were made without leave train, once all are linked and have loaded them: so all
+    have a part in a short run, whatever the machine is busy with."""
+    for node in nodes:
+        await node.until(lambda node=node: node.node.model.loaded and node.node.status().links)  # type: ignore[misc]
+    for node in nodes:
+        node.engine.steps.release(ENOUGH)
 
 
 async def eventually(probe: Callable[[], object]) -> None:

@@ -218,11 +218,12 @@ class SlowToStart(MemoryTransport):
     """Never finishes starting; takes some turns of the loop to stop, and then does what `fault` says."""
 
     fault: UserError | None = None
-    stopped = False
+    begun = stopped = False
     deadline: asyncio.Timeout | None = None
     """Expires once it has begun to start: a busy machine takes its time to get there."""
 
     async def start(self) -> None:
+        self.begun = True
         if self.deadline:
             self.deadline.reschedule(0)
         await asyncio.Event().wait()
@@ -240,7 +241,7 @@ async def test_several_calls_to_stop_do_not_cut_the_taking_apart_short(program: 
     transport = program.slow()
     node = program.node(transport=transport)
     starting = asyncio.create_task(node.start())
-    await asyncio.sleep(0.1)
+    await eventually(lambda: transport.begun)
     async with asyncio.timeout(5):
         first = asyncio.create_task(node.stop())
         await asyncio.sleep(0.02)

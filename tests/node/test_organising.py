@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,12 @@ from sfnode.schema.node_state import NodeState, RunHealth, Wait
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes, weighed
 from sfnode.store.run_keys import organiser_key, write_key
+from sfprotocol import petitions
+from sfprotocol.control_feed import succession_message
+from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, Amend, Evaluated, Finish, Revoke, Seal, Void, encode, read
+from sfprotocol.events import OwnSuccession
+from sfprotocol.messages import Succession, Vote
 from sfprotocol.weighing import named as named_by
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest, pairs_of
 
@@ -96,9 +102,13 @@ async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.Monk
         return await evaluated(node, asked)
 
 
-def counted(node: Node) -> int:
+def counting_of(node: Node) -> Counting:
     assert node.machine.organised
-    return node.machine.organised.counting.counted
+    return node.machine.organised.counting
+
+
+def counted(node: Node) -> int:
+    return counting_of(node).counted
 
 
 async def test_a_newcomer_is_admitted_and_what_is_sealed_counts_everywhere(
@@ -138,9 +148,36 @@ async def test_who_is_not_admitted_catches_up_and_says_why_it_waits(
     assert (mine.organised.member, mine.organised.quota) == (0, 120)
 
 
+async def test_members_whose_admission_a_succession_has_dropped_are_admitted_again(
+    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(organising, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(organiser, "FIRST_TIME", 0.1)
+    monkeypatch.setattr(petitions, "SEND_AGAIN", 0.1)
+    monkeypatch.setattr(petitions, "REPEAT_TIME", 0.0)
+    key, deputy = Identity.generate(), Identity.generate()
+    said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
+    run = manifest().model_copy(update={"admission": "organised", "organised": said})
+    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
+    swarm = swarm_of(run)
+    for name in "ab":
+        swarm.node(name, make_engine=SmallEngine)
+    a = await swarm.first(**options(tmp_path))
+    b = await swarm.join("b")
+    members = {node.machine.own.origin for node in (a, b)}
+    await b.until(lambda: {member.origin for member in counting_of(b).members} == members)
+    succession = Succession(1, 0, a.machine.organised.control.feed.chains[0], key.public, ())
+    vote = Vote(0, deputy.sign(succession_message(run.run_id, succession)))
+    a.node.driver.post(OwnSuccession(dataclasses.replace(succession, votes=(vote,))))
+    await b.until(lambda: b.machine.organised.control.feed.term == 1)
+    for node in (a, b):
+        await node.until(lambda node=node: {one.origin for one in counting_of(node).members} == members)
+
+
 async def test_the_owner_decides_and_is_told_what_would_change_nothing(
     organised: Swarm, tmp_path: Path
 ) -> None:
+    organised.node("a", make_engine=SmallEngine)  # nothing is sealed while it waits for its first step
     a = await organised.first(**options(tmp_path))
     desk = a.node.organising
     assert desk
@@ -162,7 +199,7 @@ async def test_after_a_restart_the_run_goes_on_from_what_was_decided(
     await a.stop()
     a = await organised.first(**options(tmp_path), alone=True)
     assert a.machine.organised.control.feed.stop >= stop
-    assert a.machine.may_compute
+    await a.until(lambda: a.machine.may_compute)  # it may have made all that may be made before a close
     assert await a.node.organising.wish(Finish()) is None
 
 

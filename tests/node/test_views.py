@@ -17,7 +17,16 @@ from sfnode.stats import time_series
 from sfnode.stats.time_series import MAX_SAMPLES, Rate, Sample, TimeSeries
 from sfnode.store.log import UpdateLog
 from tests.control.test_control import ask
-from tests.node.helpers import Node, Swarm, eventually, feed_of, manifest, record
+from tests.node.helpers import (
+    Node,
+    SmallEngine,
+    Swarm,
+    eventually,
+    feed_of,
+    let_train,
+    manifest,
+    record,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +46,7 @@ def counted(swarm: Swarm, name: str) -> Counter[tuple[str, int]]:
 
 
 async def complete(swarm: Swarm, *nodes: Node) -> None:
+    await let_train(*nodes)
     for node in nodes:
         await node.until(lambda node=node: node.machine.complete and not node.node.model.scheduler.busy)
     await eventually(lambda: len({node.digest for node in nodes}) == 1)
@@ -45,8 +55,11 @@ async def complete(swarm: Swarm, *nodes: Node) -> None:
 
 @pytest.fixture
 def short(swarm_of: object) -> Swarm:
-    """A run of fifteen epochs."""
-    return swarm_of(manifest(update_budget=600))  # type: ignore[operator,no-any-return]
+    """A run of fifteen epochs, in which nobody trains before it is told to."""
+    swarm: Swarm = swarm_of(manifest(update_budget=600))  # type: ignore[operator]
+    for name in "ab":
+        swarm.node(name, make_engine=SmallEngine)
+    return swarm
 
 
 # -- from the log ------------------------------------------------------------------------------------
@@ -298,6 +311,7 @@ async def test_a_relay_shows_the_same_views_and_writes_nothing(short: Swarm) -> 
 
 
 async def complete_run(swarm: Swarm, relay: Node, trainer: Node) -> None:
+    await let_train(trainer)
     await trainer.until(lambda: trainer.machine.complete)
     await eventually(lambda: relay.known == trainer.known == relay.node.log.updates())
 

@@ -140,7 +140,7 @@ def test_top_ends_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path) -> Non
         read_until(terminal, b"No node answers")
         assert termios.tcgetattr(terminal) != before
         top.send_signal(signal.SIGINT)
-        assert top.wait(QUITTING) == 0
+        assert top.wait(PATIENCE) == 0
         left = read_all(terminal)
         assert b"\x1b[?1049l" in left
         assert b"\x1b[?25h" in left

@@ -70,16 +70,12 @@ def unchanged(node: Node) -> int | None:
 def test_a_node_uses_no_more_cpu_than_its_limit(limited: Node) -> None:
     before = limited.until("it runs", lambda status: status)
     assert before.limits == Limits(cpu=SHARE, threads=1)
-    share = cpu_share(limited, SPAN)
-    after = limited.until("it runs", lambda status: status)
-    assert share <= SHARE + 5
-    assert after.own_updates > before.own_updates
+    assert cpu_share(limited, SPAN) <= SHARE + 5
+    limited.until("it has gone on", lambda status: status.own_updates > before.own_updates)
 
 
 def test_a_pause_takes_effect_within_a_step_and_frees_the_cpu(limited: Node) -> None:
-    asked = time.monotonic()
     status = asyncio.run(client(limited).pause())
-    assert time.monotonic() - asked < 5
     assert (status.state, status.pauses) == ("paused", ["asked for"])
     own = until("its last step is done", lambda: unchanged(limited))
     assert own <= status.own_updates + 64  # finished and not yet in the log

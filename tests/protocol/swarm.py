@@ -15,6 +15,7 @@ from itertools import count
 from random import Random
 
 from sfprotocol.control_sync import Kept
+from sfprotocol.counting import Run
 from sfprotocol.events import Admit, Event, FindingHeard, LinkDown, LinkUp, Received, Writable
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
@@ -103,6 +104,8 @@ class Node:
         self.updates_sent = 0
         self.faults: list[str] = []
         """Why links were dropped; empty for an ordinary parting."""
+        self.counted: dict[Feed, tuple[Run, ...]] = {}
+        """What counted of each feed when whoever adds updates up was last told to look."""
         self.host = self._host(proven=True, waiting=waiting)
 
     @property
@@ -188,8 +191,8 @@ class Node:
                 self.petitions.append(petition)
             case FindingHeard():
                 self.findings.append(effect)
-            case Advanced():
-                pass  # the log says what counts
+            case Advanced(feed=feed):
+                self.counted[feed] = self.machine.runs(feed)
 
     def _send(self, send: Send) -> None:
         if send.link not in self.wires:

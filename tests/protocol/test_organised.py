@@ -328,16 +328,58 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
     assert {feed.stop for feed in feeds} == {4}
     assert same(made)
     assert record
-    kept, chain = feeds[0].stop, feeds[0].chain
-    succession = Succession(1, kept, chain, origin_of("new"), ())
-    message = succession_message(RUN.run_id, succession)
-    votes = tuple(Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
-    made["d"].handle(OwnSuccession(replace(succession, votes=votes)))
+    made["d"].handle(succeeded(made["d"], feeds[0].stop))
     made["d"].machine.organised.control._sign = signing_key("new").sign
     decide(made["d"], Budget(19))
     made.run(10)
     assert {node.machine.organised.counting.budget for node in made.nodes.values()} == {19}
     assert same(made)
+
+
+def succeeded(node: Node, kept: int) -> OwnSuccession:
+    """The deputies' word that after so many decisions another key signs."""
+    feed = node.machine.organised.control.feed
+    succession = Succession(feed.next_term, kept, feed.chains[kept], origin_of("new"), ())
+    message = succession_message(RUN.run_id, succession)
+    votes = tuple(Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
+    return OwnSuccession(replace(succession, votes=votes))
+
+
+def test_an_organiser_that_has_lost_its_say_meanwhile_signs_nothing_and_goes_on() -> None:
+    """Between what it decides and the signature another's key or a fork may come: nobody's fault here."""
+    made = swarm("a b")
+    stop = made["a"].machine.organised.control.feed.stop
+    made["a"].handle(succeeded(made["a"], stop))
+    decide(made["a"], Budget(17))
+    made["a"].handle(succeeded(made["a"], 0))  # it has nothing, and nothing is lacking
+    decide(made["a"], Budget(17))
+    assert made["a"].machine.organised.control.feed.stop == 0
+    made = swarm("a b")
+    made.cut(made["a"], made["b"])
+    made["b"].machine.organised.control._sign = signing_key("organiser").sign
+    decide(made["a"], Budget(17))
+    decide(made["b"], Budget(18))
+    made.connect(made["a"], made["b"])
+    made.run(5)
+    assert made["a"].machine.organised.control.feed.frozen
+    decide(made["a"], Budget(19))
+    assert made["a"].machine.organised.counting.budget != 19
+
+
+def test_what_a_succession_admits_no_more_does_not_count_until_it_is_admitted_again() -> None:
+    """Whoever adds updates up is told of it both times, though meanwhile the feed has no number."""
+    made = swarm("a b")
+    made["b"].compute(3)
+    made.run(2)
+    counted, own = made["a"].counted, made["b"].own
+    assert counted[own] == ((3, decisions.FACTOR_ONE),)
+    made["a"].handle(succeeded(made["a"], 1))
+    made.run(1)
+    assert counted[own] == made["a"].machine.runs(own) == ()
+    made["a"].machine.organised.control._sign = signing_key("new").sign
+    decide(made["a"], Admit(origin_of("b"), QUOTA, 0))
+    made.run(1)
+    assert counted[own] == made["a"].machine.runs(own) == ((3, decisions.FACTOR_ONE),)
 
 
 def test_who_has_signed_two_decisions_hears_of_it_from_whoever_finds_out() -> None:
@@ -606,11 +648,7 @@ def test_nothing_is_made_while_the_epoch_of_the_last_update_is_not_open_any_more
     made.run(1)
     made["b"].compute(3)
     begun = made["b"].host.own_updates(3, lambda: 1)
-    feed = made["b"].machine.organised.control.feed
-    succession = Succession(1, feed.stop - 1, feed.chains[-2], origin_of("new"), ())
-    message = succession_message(RUN.run_id, succession)
-    votes = tuple(Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
-    made["b"].handle(OwnSuccession(replace(succession, votes=votes)))
+    made["b"].handle(succeeded(made["b"], made["b"].machine.organised.control.feed.stop - 1))
     assert made["b"].machine.organised.counting.open_epoch == 0
     assert not made["b"].compute()
     made["b"].handle(begun)

@@ -1,0 +1,433 @@
+"""What a hostile peer of an organised run says with the keys that it has: a member's, the organiser's, some
+deputies', an invitation's; and what it says without them.
+
+Only how things are signed is written down here. What is signed are true messages and decisions, changed
+anywhere (`altering`), so that this knows no rules, and no field of a decision.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.organising.admission import solve, voucher_message
+from sfprotocol import PROTOCOL_VERSION, decisions, wire_codec
+from sfprotocol.control_feed import ControlFeed, decision_message, extend, succession_message
+from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+from sfprotocol.link import ALLOWED, LinkState
+from sfprotocol.machine import Machine
+from sfprotocol.messages import (
+    Commitment,
+    Control,
+    ControlFork,
+    ControlHead,
+    ControlWant,
+    Entry,
+    Feed,
+    Finding,
+    Floor,
+    Goodbye,
+    Hello,
+    Message,
+    Petition,
+    RunParameters,
+    Succession,
+    Summary,
+    Vote,
+)
+from sfprotocol.petitions import petition_message
+from sfprotocol.signing import Sign
+from sfprotocol.validators import commitment_message, finding_digest
+from tests.fuzz import hostile
+from tests.fuzz.altering import altered
+from tests.fuzz.choices import Choices
+from tests.fuzz.decoders import seeds
+from tests.fuzz.stories import HISTORY, Saga, key_of, origin_of
+
+NUMBERS = (0, 1, 2, 63, 64, 65, 4096, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1)
+"""Integers at which something ends: fields, tables, pages."""
+
+NAMES = ("eve", "mal", "zed")
+"""Origins of the hostile peer; those that are admitted can do most."""
+
+INCARNATIONS = (0, 1, 2, 3, 5, 63, 64, 2**32 - 1)
+
+LONGEST_SAGAS = 24
+"""Sagas of one case: enough that some are not cut yet, and few enough that they go on."""
+
+EASY_WORK = 4
+"""Bits of the proofs of work of its petitions, as many as the organisers of these tests ask for."""
+
+MAX_RECORDED = 256
+
+
+@dataclass
+class Keys:
+    """The keys of others that a hostile peer has come by."""
+
+    organiser: Sign | None = None
+    """What signs decisions."""
+    careful: bool = False
+    """Whether decisions are signed only where there are none yet: nobody finds out."""
+    deputies: dict[int, Ed25519PrivateKey] = field(default_factory=dict)
+    """By their places in the manifest."""
+    invitations: dict[int, Ed25519PrivateKey] = field(default_factory=dict)
+    """By their numbers, counted from 1."""
+
+
+class Stage:
+    """Whole nodes as the hostile peer's scene: it knows all their machines, and hears what they send."""
+
+    def __init__(self, run: RunParameters, machines: Callable[[], Sequence[Machine]], keys: Keys) -> None:
+        self.run = run
+        self.keys = keys
+        self.sagas = [Saga(name, 0, (3, 9), run=run, labels=(0, 1)) for name in NAMES]
+        self.named = {saga.feed for saga in self.sagas}
+        self.focus = 0
+        self.recorded: deque[bytes] = deque(maxlen=MAX_RECORDED)
+        self.committed: Finding | None = None
+        """The figures to which it has committed itself last."""
+        self.signed = -1
+        """Position of the last decision that it has signed, if it is careful: `said`."""
+        self.said = Entry(0, b"", bytes(64))
+        self._machines = machines
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        return self._machines()
+
+    def begin_saga(self, choices: Choices) -> None:
+        """Have another feed, or another history of a known one, with labels and scalars of any kind."""
+        opened = choices.pick(self.machines).epoch
+        labels = choices.pick(
+            ((opened, opened), (opened, opened + 1), (max(0, opened - 1), opened), (0, opened),
+             (opened + 1, opened), (opened, choices.pick(NUMBERS) % 2**32))
+        )  # fmt: skip
+        largest = self.run.scalar_limit
+        too_large = min(largest + 1, 2**15 - 1)
+        first = choices.pick(
+            (range(HISTORY), [0] * HISTORY, [largest, -largest] * (HISTORY // 2), [too_large] * HISTORY,
+             [n * 37 % (largest + 1) for n in range(HISTORY)])
+        )  # fmt: skip
+        name, incarnation = choices.pick(NAMES), choices.pick(INCARNATIONS)
+        partings = choices.pick(((), (3, 9), (0, 20)))
+        saga = Saga(name, incarnation, partings, run=self.run, labels=labels, first=first)
+        self.sagas = [*self.sagas[-LONGEST_SAGAS + 1 :], saga]
+        self.named.add(saga.feed)
+
+
+Writer = Callable[[Stage, Choices], Message]
+
+
+# -- anything, changed -----------------------------------------------------------------------------------
+
+
+def like(stage: Stage, choices: Choices) -> Callable[[Any], Sequence[Any]]:
+    """Return what finds values of the kind of another one: at the ends of its range, or that mean something
+    in this run."""
+
+    def others(value: Any) -> Sequence[Any]:
+        match value:
+            case bool():
+                return (not value,)
+            case int():
+                return (value + 1, value - 1, -value, *NUMBERS, *_numbers(stage))
+            case bytes():
+                same = [known for known in _known_bytes(stage) if len(known) == len(value)]
+                bits = bytearray(value or b"\0")
+                bits[choices.below(len(bits))] ^= 1 << choices.below(8)
+                return (*same, bytes(bits), bytes(len(value)), b"\xff" * len(value), b"", value + b"\0")
+            case str():
+                return ("", value + "x", "x" * 5000, "\x1b[2J", "\u202eabc", "\0")
+        return ()
+
+    return others
+
+
+def _numbers(stage: Stage) -> list[int]:
+    """Return the numbers that mean something now: epochs, steps, positions."""
+    machine = stage.machines[0]
+    found = [machine.epoch, machine.epoch + 1, machine.frontier.known]
+    found += [state.next for state in machine.frontier][:8]
+    if machine.organised:
+        counting, feed = machine.organised.counting, machine.organised.control.feed
+        found += [
+            feed.stop,
+            feed.stop + 1,
+            feed.term,
+            feed.term + 1,
+            counting.sealed,
+            counting.open_epoch + 1,
+        ]
+        found += [*counting.positions(), *counting.positions().values()]
+    return found
+
+
+def _known_bytes(stage: Stage) -> list[bytes]:
+    """Return keys, digests and chain hashes of this run."""
+    found = [stage.run.run_id, *map(origin_of, NAMES)]
+    for machine in stage.machines:
+        found += [machine.frontier.digest(), *(machine.own.origin for _ in [0] if machine.own)]
+        if machine.organised:
+            feed = machine.organised.control.feed
+            found += [*feed.chains[-4:], *(entry.record for entry in feed.entries[-4:])]
+            found += [feed.authority.organiser, *feed.authority.deputies]
+    return found
+
+
+def heard(stage: Stage, choices: Choices) -> Message:
+    """Return what an honest node has sent, with something changed."""
+    frame = choices.pick(stage.recorded) if stage.recorded else choices.pick(seeds("codec"))
+    return _changed(stage, choices, frame)
+
+
+def exemplary(stage: Stage, choices: Choices) -> Message:
+    """Return a message of any kind: that of a test vector, with something changed."""
+    return _changed(stage, choices, choices.pick(seeds("codec") if choices.flip(16) else _on_links()))
+
+
+@cache
+def _on_links() -> list[bytes]:
+    """Return the test vectors of messages that may come on a link: others end it."""
+    allowed, found = ALLOWED[LinkState.SYNCED] - {Goodbye}, []
+    for frame in seeds("codec"):
+        with suppress(RemoteProtocolError):  # of a run with scalars of another width
+            found += [frame] if type(wire_codec.decode(frame)) in allowed else []
+    return found
+
+
+def _changed(stage: Stage, choices: Choices, frame: bytes) -> Message:
+    try:
+        message = wire_codec.decode(frame, stage.run.scalar_bytes)
+    except RemoteProtocolError:
+        return Hello(PROTOCOL_VERSION, stage.run.run_id, 0, 0)
+    for _ in range(1 + choices.below(3)):
+        message = altered(message, choices, like(stage, choices))
+    return message
+
+
+# -- the control feed --------------------------------------------------------------------------------------
+
+
+def control_of(stage: Stage, choices: Choices) -> ControlFeed:
+    """Return the control feed of some node."""
+    return control_feed(choices.pick(stage.machines))
+
+
+def control_feed(machine: Machine) -> ControlFeed:
+    assert machine.organised is not None
+    return machine.organised.control.feed
+
+
+def record(stage: Stage, choices: Choices) -> bytes:
+    """Return a decision: one that was made, or a test vector, mostly changed; or bytes that are none."""
+    feed = control_of(stage, choices)
+    made = [entry.record for entry in feed.entries]
+    if choices.flip(12):
+        return choices.take(choices.below(40)) or bytes(decisions.MAX_DECISION)
+    kept = choices.pick(made) if made and not choices.flip() else choices.pick(seeds("decision"))
+    decision, extensions = decisions.read(kept)
+    if choices.flip(16):
+        extensions = (decisions.Extension(choices.below(4), b"any"),)
+    for _ in range(choices.below(3)):
+        decision = altered(decision, choices, like(stage, choices))
+    try:
+        return decisions.encode(decision, extensions)
+    except RemoteProtocolError:
+        return kept
+
+
+def entry(
+    stage: Stage, term: int, chain: bytes, stop: int, choices: Choices, forged: bool = False
+) -> tuple[Entry, bytes]:
+    """Return a decision that makes it `stop` ones after those with this chain hash, and the chain hash then:
+    signed by the organiser's key if it is here, unless it is to be `forged`."""
+    said = record(stage, choices)
+    chain = extend(chain, term, said)
+    sign = None if forged else stage.keys.organiser
+    sign = sign or key_of(choices.pick(NAMES)).sign
+    return Entry(term, said, sign(decision_message(stage.run.run_id, term, stop, chain))), chain
+
+
+def position(feed: ControlFeed, choices: Choices) -> int:
+    """Return a position of a control feed, most often its end."""
+    return feed.stop - choices.below(min(feed.stop, 6) + 1) if choices.flip() else feed.stop
+
+
+def control(stage: Stage, choices: Choices) -> Control:
+    """Return decisions that follow from those of some node, or stand where there are others."""
+    if stage.keys.careful:
+        return next_decision(stage, choices)
+    feed = control_of(stage, choices)
+    first = position(feed, choices)
+    term = choices.pick((feed.term, feed.term, feed.term, 0, feed.term + 1))
+    chain, entries = feed.chains[first], []
+    for stop in range(first + 1, first + 2 + choices.below(3)):
+        made, chain = entry(stage, term, chain, stop, choices)
+        entries.append(made)
+    return Control(first + (choices.pick((1, -1, 1000)) if choices.flip(8) and first else 0), tuple(entries))
+
+
+def next_decision(stage: Stage, choices: Choices) -> Control:
+    """Return a decision that follows from all that were ever made."""
+    feed = max((control_feed(machine) for machine in stage.machines), key=lambda feed: feed.stop)
+    if feed.stop > stage.signed:
+        stage.signed = feed.stop
+        stage.said, _ = entry(stage, feed.term, feed.chain, feed.stop + 1, choices)
+    return Control(stage.signed, (stage.said,))
+
+
+def true_control(stage: Stage, choices: Choices) -> Control:
+    """Return decisions that were made, perhaps at another position."""
+    feed = control_of(stage, choices)
+    first = position(feed, choices)
+    entries = tuple(feed.entries[first : first + 1 + choices.below(8)])
+    return Control(position(feed, choices) if choices.flip(4) else first, entries)
+
+
+def control_fork(stage: Stage, choices: Choices) -> ControlFork:
+    """Return two decisions at one position; of who is careful, nobody has signed them."""
+    feed = control_of(stage, choices)
+    first, term = position(feed, choices), choices.pick((feed.term, feed.term, 0))
+    (one, before), (other, after) = (
+        entry(stage, term, feed.chains[first], first + 1, choices, stage.keys.careful) for _ in range(2)
+    )
+    return ControlFork(term, first + 1, (before, after), (one.signature, other.signature))
+
+
+def succession(stage: Stage, choices: Choices) -> Succession:
+    """Return a succession with the votes of the deputies whose keys are here, one of them perhaps twice."""
+    feed = control_of(stage, choices)
+    kept = position(feed, choices)
+    term = choices.pick((feed.next_term, feed.next_term, feed.term, 0, 2**31))
+    key = choices.pick((*map(origin_of, NAMES), feed.authority.organiser, bytes(32)))
+    unsigned = Succession(term, kept, choices.pick((feed.chains[kept], bytes(32))), key, ())
+    message = succession_message(stage.run.run_id, unsigned)
+    votes = [Vote(place, holder.sign(message)) for place, holder in sorted(stage.keys.deputies.items())]
+    if votes and choices.flip(4):
+        votes.append(Vote(votes[-1].deputy + choices.below(3), votes[-1].signature))
+    return replace(unsigned, votes=tuple(votes))
+
+
+def control_head(stage: Stage, choices: Choices) -> ControlHead:
+    feed = control_of(stage, choices)
+    stop = position(feed, choices)
+    told = ControlHead(feed.term, stop, feed.chains[stop])
+    return altered(told, choices, like(stage, choices)) if choices.flip() else told
+
+
+def control_want(stage: Stage, choices: Choices) -> ControlWant:
+    return ControlWant(position(control_of(stage, choices), choices))
+
+
+# -- members, and those who want to be -------------------------------------------------------------------
+
+
+def petition(stage: Stage, choices: Choices) -> Petition:
+    """Return the petition of an origin of its own or of a new one, with what speaks for it or without."""
+    name = choices.pick((*NAMES, f"new{choices.below(64)}"))
+    return signed_petition(stage.run.run_id, name, stage.keys.invitations, worked=choices.flip())
+
+
+def signed_petition(
+    run_id: bytes, name: str, invitations: dict[int, Ed25519PrivateKey], *, worked: bool
+) -> Petition:
+    origin = origin_of(name)
+    nonce = (solve(run_id, origin, EASY_WORK, lambda: False) or 0) if worked else 0
+    number = min(invitations, default=0)
+    voucher = invitations[number].sign(voucher_message(run_id, origin)) if number else b""
+    unsigned = Petition(origin, nonce, number, voucher, bytes(64))
+    return replace(unsigned, signature=key_of(name).sign(petition_message(run_id, unsigned)))
+
+
+def introduction(stage: Stage, names: Sequence[str]) -> list[Message]:
+    """Return what an honest newcomer says who asks for these origins to be admitted."""
+    run = stage.run.run_id
+    asked = [signed_petition(run, name, {}, worked=True) for name in names]
+    return [Hello(PROTOCOL_VERSION, run, 0, 0), Summary(False, 0, bytes(32), ()), *asked]
+
+
+def floor(stage: Stage, choices: Choices) -> Floor:
+    return Floor(choices.pick((1, choices.pick(stage.machines).epoch, 2**16 - 1)))
+
+
+def figures(stage: Stage, choices: Choices) -> tuple[Finding, bytes]:
+    """Return what it says of the oldest epoch without a seal, and the salt of its close; of nothing, a
+    finding about epoch 0."""
+    organised = choices.pick(stage.machines).organised
+    assert organised is not None
+    counting, name = organised.counting, choices.pick(NAMES)
+    epoch = counting.sealed
+    salt = counting.drawn_from(epoch)[0] if epoch < counting.open_epoch else bytes(8)
+    worth = choices.pick((0, 1, -(2**62), 2**62))
+    moved = counting.moved(epoch) if epoch < counting.open_epoch else {}
+    parts = tuple(decisions.Part(number, 1 + choices.below(99), worth, worth) for number in sorted(moved))
+    return Finding(epoch, origin_of(name), 7, 64, parts), salt
+
+
+def finding(stage: Stage, choices: Choices) -> Finding:
+    """Return figures, most often those to which it has committed itself."""
+    committed = None if choices.flip(4) else stage.committed
+    return committed or figures(stage, choices)[0]
+
+
+def commitment(stage: Stage, choices: Choices) -> Commitment:
+    """Return the commitment to figures that may be told later."""
+    told, salt = figures(stage, choices)
+    stage.committed = told
+    digest = finding_digest(stage.run.run_id, salt, told)
+    unsigned = Commitment(told.epoch, told.origin, digest, bytes(64))
+    name = next(name for name in NAMES if origin_of(name) == told.origin)
+    signature = key_of(name).sign(commitment_message(stage.run.run_id, salt, unsigned))
+    return replace(unsigned, signature=signature)
+
+
+# -- all of it -------------------------------------------------------------------------------------------
+
+CHANGED: Sequence[Writer] = (heard, exemplary)
+
+DECIDING: Sequence[Writer] = (
+    *3 * (control,),
+    *(true_control, control_fork, succession, control_head, control_want),
+)
+
+JOINING: Sequence[Writer] = (petition, petition, floor, *2 * (commitment, finding))
+
+
+def mixtures(run: RunParameters) -> Sequence[Sequence[Writer]]:
+    """Return kinds of messages of which one is chosen for some messages in a row."""
+    of_any = (*hostile.MIXTURES, CHANGED)
+    return (*of_any, CHANGED, DECIDING, DECIDING, JOINING) if run.organised else of_any
+
+
+def written(stage: Stage, choices: Choices, writers: Sequence[Writer]) -> bytes:
+    """Return one message as bytes; those that cannot be written, as bytes that are none."""
+    with suppress(LocalProtocolError, OverflowError):
+        return hostile.written(stage, choices, writers)
+    return choices.take(32)
+
+
+def names_in(frame: bytes, scalar_bytes: int) -> set[Feed]:
+    """Return the feeds that a frame names in full."""
+    try:
+        message = wire_codec.decode(frame, scalar_bytes)
+    except RemoteProtocolError:
+        return set()
+    return set(_feeds_in(message))
+
+
+def _feeds_in(value: Any) -> list[Feed]:
+    if isinstance(value, Feed):
+        return [value]
+    parts = value if isinstance(value, tuple) else [getattr(value, name) for name in _slots(value)]
+    return [feed for part in parts for feed in _feeds_in(part)]
+
+
+def _slots(value: Any) -> Sequence[str]:
+    return getattr(type(value), "__slots__", ()) if not isinstance(value, (int, str, bytes)) else ()

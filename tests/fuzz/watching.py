@@ -1,0 +1,141 @@
+"""What must hold of whole nodes whatever a peer says: looked at during a case, and told at its end.
+
+Nothing here measures the time of day: a callback is too long by the processor's time that its thread took, so
+a loaded machine changes nothing. That needs asyncio's own event loop: uvloop shows nobody its callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from asyncio import events
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from sfnode.node.link_pump import MAX_QUEUED_FRAMES
+from sfnode.organising.admission import MAX_PENDING
+from sfnode.peers.address_book import MAX_BOOK, MAX_MET
+from sfnode.peers.selection import MAX_LINKS
+from sfnode.sim.checks.invariants import SPARE, TABLES, entries
+from sfprotocol.host import MAX_UNHANDLED
+from sfprotocol.inquiries import MAX_INQUIRIES
+from sfprotocol.messages import Feed
+from sfprotocol.pulls import MAX_PULLS_PER_LINK
+from tests.node.helpers import Node
+
+LONGEST_CALLBACK = 0.5
+"""Seconds of the processor for which one callback may keep the event loop: ten times what a round takes."""
+
+TASKS_PER_NODE = 64
+"""Tasks of a node besides those of its links."""
+
+TASKS_PER_LINK = 8
+
+BLAME = "dropped the link to %s, which broke rule %s"
+
+
+class Watch(logging.Handler):
+    """Hears what is logged, and what nobody has caught."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.unexpected: list[str] = []
+        """Exceptions of tasks and callbacks, and errors that were logged."""
+        self.blamed: list[tuple[str, str]] = []
+        """Peers that broke a rule, with the rule."""
+        self.longest = 0.0
+        """Processor seconds of the longest callback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg == BLAME and isinstance(record.args, tuple):
+            peer, fault = record.args
+            self.blamed.append((str(peer), str(fault)))
+        elif record.exc_info or record.levelno >= logging.ERROR or record.name == "asyncio":
+            self.unexpected.append(logging.Formatter().format(record))
+
+    def uncaught(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.unexpected.append(f"{context['message']}: {context.get('exception')!r}")
+
+    def ran(self, seconds: float) -> None:
+        self.longest = max(self.longest, seconds)
+
+    def check(self, honest: Sequence[str]) -> None:
+        """Raise AssertionError for what must not have happened."""
+        assert not self.unexpected, "\n".join(self.unexpected)
+        assert not [one for one in self.blamed if one[0] in honest], (
+            f"honest nodes were blamed: {self.blamed}"
+        )
+        assert self.longest < LONGEST_CALLBACK, f"a callback took {self.longest:.2f} s of the processor"
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """Watch the running event loop, the log and the time that callbacks take."""
+    watch, loop, root = Watch(), asyncio.get_running_loop(), logging.getLogger()
+    loop.set_exception_handler(watch.uncaught)
+    root.addHandler(watch)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(events.Handle, "_run", _timed(events.Handle._run, watch.ran))
+        try:
+            yield watch
+        finally:
+            root.removeHandler(watch)
+            loop.set_exception_handler(None)
+
+
+def _timed(run: Callable[[Any], None], told: Callable[[float], None]) -> Callable[[Any], None]:
+    def timed(handle: Any) -> None:
+        begun = time.thread_time()
+        run(handle)
+        told(time.thread_time() - begun)
+
+    return timed
+
+
+def look(nodes: Sequence[Node], named: set[Feed]) -> None:
+    """Check that every node lives and remembers no more than it may, given the feeds that were `named`."""
+    links = 0
+    for node in nodes:
+        check_alive(node)
+        links += len(node.node.driver.pumps)
+        _check_tables(node, named)
+        _check_queues(node)
+    tasks = len(asyncio.all_tasks())
+    assert tasks <= TASKS_PER_NODE * len(nodes) + TASKS_PER_LINK * (links + 16), f"{tasks} tasks"
+
+
+def check_alive(node: Node) -> None:
+    """Raise what has ended a node."""
+    assert node._task is not None
+    if node._task.done():
+        node._task.result()
+        raise AssertionError(f"{node.name} has ended, and does not say why")
+
+
+def _check_tables(node: Node, named: set[Feed]) -> None:
+    machine = node.machine
+    feeds, links = len(named | {state.feed for state in machine.frontier}), len(machine.links)
+    own = {state.feed for state in machine.frontier} - named
+    assert len(machine.frontier) <= feeds
+    assert len(own) <= 16, "feeds that nobody has named"
+    assert entries(machine) <= (links + 1) * (TABLES * feeds + SPARE), f"{node.name} remembers too much"
+    for link in machine.links.values():
+        assert len(link.inbox.asked) <= MAX_PULLS_PER_LINK
+        assert len(link.inquiries) <= MAX_INQUIRIES
+
+
+def _check_queues(node: Node) -> None:
+    running = node.node
+    driver = running.driver
+    assert len(driver.pumps) <= MAX_LINKS + 4, f"{node.name} has {len(driver.pumps)} links"
+    for pump in driver.pumps.values():
+        assert len(pump._outgoing) <= MAX_QUEUED_FRAMES
+    for frames in driver._host._frames.values():
+        assert len(frames) <= MAX_UNHANDLED + 1
+    assert len(running.neighbourhood.book) <= MAX_BOOK + MAX_MET + 16
+    if running.organising:
+        assert len(running.organising.petitions()) <= MAX_PENDING
