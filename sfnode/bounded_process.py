@@ -127,12 +127,13 @@ def failed(reply: dict[str, Any]) -> bool:
 
 
 def _start(program: str, *bounds: float) -> subprocess.Popen[bytes]:
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # where this program finds modules
     return subprocess.Popen(
         [sys.executable, "-P", "-m", program, *map(str, bounds)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=os.environ | ALONE,
+        env=os.environ | ALONE | found,
         process_group=0,  # Ctrl-C is for the program that asks
     )
 

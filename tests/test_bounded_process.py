@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,16 @@ def test_an_opening_that_is_refused_is_the_answer_and_is_made_again(made: Any) -
     process = made(opening=lambda: next(openings))
     assert "refused" in process.ask(["{{ 2 }}", {}])
     assert process.ask(["{{ 2 }}", {}]) == {"text": "2"}
+
+
+def test_a_program_is_found_where_this_one_finds_it(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echo.py").write_text(
+        "from sfnode.bounded_program import serve\nserve(lambda request: {'said': request})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert made("echo").ask("hello") == {"said": "hello"}
 
 
 def test_a_program_that_cannot_be_run_is_an_answer_too(made: Any) -> None:

@@ -287,15 +287,13 @@ class _Decoder:
             if token not in self._ends:
                 one.tokens.append(token)
         stopped = self._stopped([one for one, token in written if token not in self._ends])
-        for one, token in written:
-            if token in self._ends or one in stopped:
-                self._finish(one, ended=True)
-            elif len(one.tokens) >= self._plan.tokens:
-                self._finish(one, ended=False)
+        ended = [one for one, token in written if token in self._ends or one in stopped]
+        done = [one for one in rows if one in ended or len(one.tokens) >= self._plan.tokens]
+        for one, text in zip(done, self._decoded([one.tokens for one in done]), strict=True):
+            self._finish(one, text, ended=one in ended)
 
-    def _finish(self, one: _Active, *, ended: bool) -> None:
+    def _finish(self, one: _Active, text: str, *, ended: bool) -> None:
         """Keep the row's answer, and give its place to the last one."""
-        (text,) = decode(self._loaded.tokenizer, [one.tokens])
         cuts = [place for stop in self._plan.stop if (place := text.find(stop)) >= 0]
         self._answers[one.number] = Answer(text[: min(cuts, default=None)], tuple(one.tokens), ended)
         place = self._active.index(one)
@@ -306,15 +304,14 @@ class _Decoder:
 
     def _stopped(self, rows: list[_Active]) -> list[_Active]:
         """Return those of the rows whose last token completes a stop string."""
-        if not self._plan.stop or not rows:
+        if not self._plan.stop:
             return []
         tail = max(len(stop.encode()) for stop in self._plan.stop) + STOP_SLACK
-        texts = decode(self._loaded.tokenizer, [one.tokens[-tail:] for one in rows])
-        return [
-            one
-            for one, text in zip(rows, texts, strict=True)
-            if any(stop in text for stop in self._plan.stop)
-        ]
+        texts = zip(rows, self._decoded([one.tokens[-tail:] for one in rows]), strict=True)
+        return [one for one, text in texts if any(stop in text for stop in self._plan.stop)]
+
+    def _decoded(self, tokens: list[list[int]]) -> list[str]:
+        return decode(self._loaded.tokenizer, tokens) if tokens else []
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._loaded.device, non_blocking=True)
