@@ -1,4 +1,4 @@
-"""A run on a virtual clock: its organiser, honest members at a steady pace, and strangers.
+"""A run on a virtual clock: its organiser, honest members at a steady pace, strangers who do what they may.
 
 What is shipped decides everything: the organiser signs, `counting` folds, `holding` says which updates of
 whom are held, and `room_left` how many an honest member makes. Links and disks are left out: all hear of

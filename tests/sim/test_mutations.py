@@ -17,6 +17,7 @@ from sfnode.peers.manager import PeerManager
 from sfnode.sim.runner import Outcome, simulate
 from sfnode.sim.scenario import Limits, Load
 from sfnode.sim.scenarios import SCENARIOS
+from sfnode.sim.world import world
 from sfnode.sim.world.conditions import Conditions
 from sfprotocol import fork_proofs, holding, plumtree, validation, weighing
 from sfprotocol.control_feed import ControlFeed
@@ -30,6 +31,7 @@ from sfprotocol.messages import Want
 from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.validation import Verified
+from sfprotocol.verdicts import NamedSteps
 
 
 def caught(outcome: Outcome) -> str:
@@ -286,6 +288,15 @@ def test_a_fold_that_recounts_with_factor_1_is_seen(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Counting, "_judge", recounts)
     assert caught(simulate(SCENARIOS["judged"], 0, nodes=8)) == "union"
+
+
+def test_a_fold_that_counts_what_moves_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "RUN", replace(world.RUN, scalar_limit=3))  # one in seven is 0
+    scenario = replace(SCENARIOS["organised"], faults=())
+    assert simulate(scenario, 0, nodes=6, seconds=6).failure is None
+    append = NamedSteps.append
+    monkeypatch.setattr(NamedSteps, "append", lambda steps, *named: append(steps, *named[:-1], 0))
+    assert caught(simulate(scenario, 0, nodes=6, seconds=6)) == "union"
 
 
 def test_a_node_that_goes_on_with_a_feed_of_which_it_has_lost_named_steps_is_seen(

@@ -77,16 +77,23 @@ class Fold:
         rate = [rate.rate for rate in self.rates if rate.epoch <= label][-1]
         return rate * factor // ONE
 
+    def counts(self, feed: Feed, step: int) -> bool:
+        """Return whether an update that is held counts, if it moves anything."""
+        named = self.steps.get(self.members.index(feed.origin) * 64 + feed.incarnation, [])
+        return step < len(named) and named[step].verdict == COUNTED and named[step].factor > 0
 
-def total(node: Node) -> int:
-    """Return the sum of the marks of all that a node holds, each with its weight by the decisions on disk."""
+
+def judged(node: Node) -> tuple[int, int]:
+    """Return the sum of the marks of all that a node holds, each with its weight by the decisions on disk,
+    and how many of these updates count. All of them are judged: of others live weights are another matter."""
     fold = Fold([RateFrom(0, node.world.run.rate)])
     for entry in node.disk.decided:
         fold.take(decisions.read(entry.record).decision)
-    found = 0
+    found = counted = 0
     for state in node.machine.frontier:
         rows = node.disk.shelves[state.feed].rows if state.next else []
         updates = [update for row in rows for update in updates_of(row.segment.parts)]
         for step, (label, scalar) in enumerate(updates[: state.next]):
             found += fold.weight(state.feed, step, label) * mark_of(state.feed, step, label, scalar)
-    return found % (1 << MARK_BITS)
+            counted += scalar != 0 and fold.counts(state.feed, step)
+    return found % (1 << MARK_BITS), counted

@@ -17,6 +17,9 @@ from sfprotocol.counting import Counting, Run
 from sfprotocol.decisions import Amend, Seal, Void
 from sfprotocol.messages import Feed
 
+WORKED_OUT = ("_credits", "_judged")
+"""What a Counting works out when it is asked: not all nodes have been asked the same."""
+
 
 class _Seen(NamedTuple):
     """Updates that seals had counted when a node was last looked at."""
@@ -137,8 +140,11 @@ def complete(world: World) -> str:
                 return f"{node.name} and {first.name} have applied a feed with other factors"
         if node.applied.total != first.applied.total:
             return f"{node.name} and {first.name} have applied other sums"
-    if first.applied.total != fold.total(first):
+    total, counted = fold.judged(first)
+    if first.applied.total != total:
         return "what is applied is not what follows from the decisions, folded one by one"
+    if counting.counted != counted:
+        return f"{counted} updates count that move anything, and {counting.counted} are said to"
     for feed, story in world.oracle.stories.items():
         number, member = counting.number(feed), counting.member(feed.origin)
         if number is None or member is None:
@@ -152,5 +158,6 @@ def complete(world: World) -> str:
     return ""
 
 
-def _state(counting: Counting) -> dict[str, object]:
-    return {name: repr(value) for name, value in vars(counting).items()}
+def _state(counting: Counting) -> dict[str, str]:
+    told = {name: repr(value) for name, value in vars(counting).items() if name not in WORKED_OUT}
+    return told | {"quotas": repr(vars(counting.quotas))}
