@@ -3,9 +3,9 @@
     python -m tests.bench.honest_cases [CASE ...] [--seconds 600] [--json FILE]
 
 Nodes are the simulator's: the shipped machine, host and desk on a virtual clock, with links of 100 ms there
-and back. The organiser's policy is the product's, with searches that change nothing, and scores of updates that
-drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two can be
-compared: `--against FILE` prints the ratios to what another one has written.
+and back. The organiser's policy is the product's, with searches that change nothing, and scores of updates
+that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two
+can be compared: `--against FILE` prints the ratios to what another one has written.
 """
 
 from __future__ import annotations
