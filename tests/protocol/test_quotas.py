@@ -6,7 +6,6 @@ import pytest
 
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Decision, Recorded
-from sfprotocol.quotas import RECENT_SEALS
 from tests.protocol.organised import admit, close, fold, seal
 
 FIRST = 64
@@ -41,7 +40,7 @@ def test_zeros_give_credit_beside_a_quarter_that_moves(zeros: int, credit: int) 
 
 def test_credit_ends_sixteen_seals_after_the_last_work_that_counts() -> None:
     run = begun(close(2, {FIRST: 16}), seal(1), seal(2))
-    for epoch in range(3, 3 + RECENT_SEALS):
+    for epoch in range(3, 3 + 16):
         assert run.credit(1) == 32
         run = begun(
             close(2, {FIRST: 16}),
