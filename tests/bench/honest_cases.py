@@ -4,13 +4,8 @@
 
 Nodes are the simulator's: the shipped machine, host and desk on a virtual clock, with links of 100 ms there
 and back. The organiser's policy is the product's, with searches that change nothing, and scores of updates
-<<<<<<< HEAD
 that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two
 can be compared: `--against FILE` prints the ratios to what another one has written.
-=======
-that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two can be
-compared: `--against FILE` prints the ratios to what another one has written.
->>>>>>> c50f672 (Tests of quotas: sixteen seals, written down once more)
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def test_the_norm_is_that_of_the_matrix_itself(folder: Folder) -> None:
 
 # -- who has made it worse -----------------------------------------------------------------------------
 
-BUILT_IN = organised(build({"loss": "plain"}), rank=4, scalar_limit=1600, epoch_updates=8, update_budget=1000)
+BUILT_IN = organised(build({"loss": "plain"}), rank=4, scalar_limit=6400, epoch_updates=8, update_budget=1000)
 BUILT_IN = BUILT_IN.model_copy(update={"data": BUILT_IN.data.model_copy(update={"validation_limit": 48})})
 PLANTED = 3
 """The epoch in which c turns hostile."""
