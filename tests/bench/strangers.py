@@ -157,10 +157,10 @@ class Stranger:
     def epoch(self) -> int:
         return self.counting.open_epoch
 
-    @property
-    def quota(self) -> int:
-        member = self.counting.member(self.origin)
-        return member.quota if member else 0
+    def quota(self, label: int) -> int:
+        """Return how many of our updates may have a label."""
+        member = self.counting.member_number(self.origin)
+        return 0 if member is None else self.counting.quotas.quota(member, label)
 
     def smallest(self) -> int:
         return self._draw.choice((-1, 1))
@@ -184,6 +184,7 @@ class Stranger:
         feed = Feed(self.origin, incarnation)
         if label < self._last.get(feed, 0):
             return False
+        most = min(most, self.quota(label))
         missing = max(1, round(self._pace * most)) - self._labelled[feed, label]
         while missing > 0:
             scalars = [scalar() for _ in range(min(missing, MAX_SEGMENT_UPDATES))]
@@ -226,8 +227,8 @@ async def fresh(me: Stranger) -> None:
     """Say the largest scalars in a feed of each epoch's own; where that may not be long yet, in the last one,
     which the last close may have named."""
     epoch = me.epoch
-    if not await me.fill(epoch % INCARNATIONS, epoch, me.quota, me.largest):
-        await me.fill((epoch - 1) % INCARNATIONS, epoch, me.quota, me.largest)
+    if not await me.fill(epoch % INCARNATIONS, epoch, me.quota(epoch), me.largest):
+        await me.fill((epoch - 1) % INCARNATIONS, epoch, me.quota(epoch), me.largest)
 
 
 async def backlog(me: Stranger) -> None:
@@ -235,14 +236,14 @@ async def backlog(me: Stranger) -> None:
     if not me.waits():
         epoch = me.epoch
         for incarnation in range(INCARNATIONS):
-            await me.fill(incarnation, epoch, me.quota, int)
+            await me.fill(incarnation, epoch, me.quota(epoch), int)
 
 
 async def labels(me: Stranger) -> None:
     """Let all feeds have as much as they may have of each label that there is."""
     for label in range(me.epoch + 1):
         for incarnation in range(INCARNATIONS):
-            await me.fill(incarnation, label, me.quota, me.largest)
+            await me.fill(incarnation, label, me.quota(label), me.largest)
 
 
 TURNCOAT = "turncoat"
@@ -296,7 +297,7 @@ async def attacking(me: Stranger, attack: Callable[[Stranger], Awaitable[None]],
     """Attack from the beginning on, for as long as the node lives."""
     await until(home / BEGIN)
     while True:
-        if me.quota:
+        if me.counting.member(me.origin):
             await attack(me)
         await asyncio.sleep(LOOK)
 
