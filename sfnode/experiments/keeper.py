@@ -35,6 +35,7 @@ from sfnode.organising.events import (
     Sign,
 )
 from sfnode.organising.guard import Rows
+from sfnode.organising.organiser import LOOK_INTERVAL
 from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
@@ -323,7 +324,10 @@ class Keeper:
             acted = self._acted
             self._now = max(self._now, self._desk.next_deadline())
             self._tell(Round())
-            if self._acted == acted:
+            soon = (
+                self._desk.next_deadline() < self._now + LOOK_INTERVAL
+            )  # an epoch that is open for too short
+            if self._acted == acted and not soon:
                 return
 
     def _rounds(self) -> None:

@@ -191,8 +191,9 @@ def test_a_config_that_is_none_is_refused(sfnode: Run, config_only: Path) -> Non
 
 def test_a_model_that_cannot_fit_is_refused_before_it_is_made(sfnode: Run, config_only: Path) -> None:
     fields = json.loads((config_only / "config.json").read_text())
-    (config_only / "config.json").write_text(json.dumps(fields | {"vocab_size": 10**12}))
+    wide = {"vocab_size": 16_000_000, "hidden_size": 8192, "word_embed_proj_dim": 8192}
+    (config_only / "config.json").write_text(json.dumps(fields | wide))
     ended = sfnode("bench", "--model", config_only, "--dtype", "float32", *QUICK)
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith(f"sfnode: SF025: {config_only} has 64000.00 billion parameters, 256000.")
+    assert ended.err.startswith(f"sfnode: SF025: {config_only} has 131.")
     assert "--dtype" in ended.err

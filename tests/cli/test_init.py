@@ -521,7 +521,8 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(
     assert (ended.out + ended.err).count("Error: ") == 4
 
 
-def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
+def test_nothing_is_overwritten_unasked(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pilot, "SLOPES", SLOPES)
     Path("run.toml").write_text("precious")
     ended = sfnode("init")
     assert ended.status == 1
@@ -604,13 +605,19 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
     return manifest
 
 
-def test_at_a_terminal_one_may_answer_that_the_run_is_open(sfnode: Run, answers: Callable[..., None]) -> None:
+def test_at_a_terminal_one_may_answer_that_the_run_is_open(
+    sfnode: Run, answers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pilot, "SLOPES", SLOPES)
     answers("", "", "", "", "", "open", "")
     assert sfnode("init").status == 0
     assert but_for_prior(Manifest.from_toml(Path("run.toml"))) == default_manifest()
 
 
-def test_runs_are_organised_unless_asked_otherwise(sfnode: Run, home: Path) -> None:
+def test_runs_are_organised_unless_asked_otherwise(
+    sfnode: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pilot, "SLOPES", SLOPES)
     assert organised(sfnode("init"), home / ".local/share/sfnode/keys").training.schedule == "constant"
     assert but_for_prior(written(sfnode("init", "--force", "--open"))) == default_manifest()
 

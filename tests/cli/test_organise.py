@@ -148,7 +148,7 @@ def test_a_newcomer_that_waits_is_admitted_by_the_first_digits_of_its_key(
     node.desk.waiting.append(Petition(B, 0, 0, b"", bytes(64)))
     assert organise("admit", B.hex()[:8]).status == 0
     (member,) = node.organised.counting.members
-    assert (member.origin, member.quota) == (B, QUOTA)
+    assert (member.origin, node.organised.counting.quotas.own(0)) == (B, QUOTA)
     assert organise("admit", B.hex(), "--quota", "77").status == 0
     assert node.organised.counting.quotas.own(0) == 77
 

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made.admit("a", "b")
         for epoch in range(4):
             made.make(6, lambda: 1)
-            made.bring("b", [RUN.training.scalar_limit * (1 if epoch == HARM else 0)] * 3)
+            made.bring("b", [RUN.training.scalar_limit * (-1 if epoch == HARM else 0)] * 3)
             made.close()
             if epoch != HARM:
                 made.decide(Worth(epoch, 8, (Part(0, 6, 2_000_000_001, 2000), Part(64, 3, -1, 0))))

@@ -51,6 +51,7 @@ def manifest(family: str, test: str = "", selection: Selection = DEFAULT, **trai
     labels = len(task.verbalizer) if family in ENCODERS else 0
     described = loader.describe(str(model_folder(family)), "", selection, labels)
     return Manifest(
+        name="engine-2",  # directions follow from it, and with some few updates say less than is asked
         model=described.model_copy(update={"source": f"tiny/{family}"}),
         task=task,
         data=Data(test=test),

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sfnode.engine.generation import complete
 from sfnode.engine.mini_batches import PREPARED_STEPS, MiniBatches
-from sfnode.engine.trainer import Trainer
-from tests.engine.helpers import data_file, manifest, trainer
 
 
 @pytest.fixture
@@ -81,46 +75,3 @@ def test_one_thread_may_prepare_while_another_takes(executor: ThreadPoolExecutor
     finally:
         sys.setswitchinterval(interval)
     assert not failures
-
-
-class OneAtATime:
-    """A tokenizer that fails when two threads use it at once, as fast ones do when one of them truncates."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._busy = threading.Lock()
-        self.calls = 0
-
-    def __call__(self, *texts: Any, **options: Any) -> Any:
-        return self._alone(self._tokenizer, *texts, **options)
-
-    def decode(self, *ids: Any, **options: Any) -> Any:
-        return self._alone(self._tokenizer.decode, *ids, **options)
-
-    def _alone(self, function: Any, *given: Any, **options: Any) -> Any:
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("Already borrowed")
-        try:
-            self.calls += 1
-            time.sleep(0.001)  # long enough for another thread to come
-            return function(*given, **options)
-        finally:
-            self._busy.release()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-
-def test_preparing_evaluating_and_generating_take_turns_at_the_tokenizer(tmp_path: Path) -> None:
-    file = data_file(tmp_path)
-    plain = trainer(manifest("opt", test=str(file), batch_size=4), file)
-    tokenizer = OneAtATime(plain.loaded.tokenizer)
-    run = Trainer(plain.manifest, replace(plain.loaded, tokenizer=tokenizer), plain._rows)
-    with ThreadPoolExecutor(3) as threads:  # the model itself belongs to one thread, which is this one
-        prepared = [threads.submit(run.mini_batches.take, [seed]) for seed in range(20)]
-        for _ in range(20):
-            complete(run.loaded, ["the film was"], 1)
-        assert run.evaluate_base().count > 0
-        for future in prepared:
-            future.result()
-    assert tokenizer.calls > 40

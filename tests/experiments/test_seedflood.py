@@ -26,6 +26,8 @@ ROUGH = small(network={"loss": 0.3, "churn": 0.3, "speeds": 2.0, "topology": "ch
 
 CENTRED = small(problem={"objective": "centred"}, batch_size=4)
 
+EIGHTS = np.array([-8, 8], np.int8)
+
 GROUPS = small(network={"clients": 5, "hops": 1}, group=3)
 
 
@@ -188,9 +190,9 @@ def test_at_the_end_of_an_organised_run_all_have_what_the_last_seals_say(tmp_pat
 
 
 def test_bases_made_anew_are_in_the_log_and_a_run_that_goes_on_has_them(tmp_path: Path) -> None:
-    plain = problem.manifest_of(small())
+    plain, signs = problem.manifest_of(small()), np.random.default_rng(0)
     pairs = [
-        tuple(np.ones((n, plain.training.rank), np.int8) for n in (t.out_features, t.in_features))
+        tuple(signs.choice(EIGHTS, (n, plain.training.rank)) for n in (t.out_features, t.in_features))
         for t in plain.model.parsed_targets()
     ]
     file = bases.path_in(tmp_path, bases.write(tmp_path, pairs))

@@ -18,7 +18,7 @@ from sfprotocol.decisions import Amend, Seal, Void
 from sfprotocol.messages import Feed
 
 WORKED_OUT = ("_credits", "_judged")
-"""What a Counting works out when it is asked: not all nodes have been asked the same."""
+"""Figures that a Counting works out when it is asked: not all nodes have been asked the same."""
 
 
 class _Seen(NamedTuple):
