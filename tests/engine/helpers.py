@@ -44,14 +44,19 @@ HEADED_TASK = Task(
 """For the encoders."""
 
 
-def manifest(family: str, test: str = "", selection: Selection = DEFAULT, **training: Any) -> Manifest:
-    """A run on a tiny model; `training` as in the manifest. No path enters it, so its run id never varies."""
+def manifest(
+    family: str, test: str = "", selection: Selection = DEFAULT, name: str = "run", **training: Any
+) -> Manifest:
+    """A run on a tiny model; `training` as in the manifest. No path enters it, so its run id never varies.
+
+    Directions follow from the id, and so from the `name`: with some, a few updates say less than is asked.
+    """
     numbers = {"rank": 4, "batch_size": 3, "epoch_updates": 50, "update_budget": 500} | training
     task = HEADED_TASK if family in ENCODERS else TASK
     labels = len(task.verbalizer) if family in ENCODERS else 0
     described = loader.describe(str(model_folder(family)), "", selection, labels)
     return Manifest(
-        name="engine-2",  # directions follow from it, and with some few updates say less than is asked
+        name=name,
         model=described.model_copy(update={"source": f"tiny/{family}"}),
         task=task,
         data=Data(test=test),

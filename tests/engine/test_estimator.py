@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,10 @@ from sfnode.models.loader import matrix
 from sfnode.models.targets import Form, Selection, view
 from sfnode.tasks.encoding import Encoded, encode
 from sfprotocol.seeds import basis_signs, coordinates, update_seeds
-from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, data_file, manifest, trainer, updates, weights
+from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, data_file, trainer, updates, weights
+from tests.engine.helpers import manifest as described
+
+manifest = partial(described, name="engine-2")
 
 SEEDS = [int(seed) for seed in update_seeds(3, 0, 3)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,16 @@ from tests.engine.helpers import (
     data_file,
     held_weights,
     in_float64,
-    manifest,
     model_folder,
     part,
     trainer,
     updates,
 )
+from tests.engine.helpers import (
+    manifest as described,
+)
+
+manifest = partial(described, name="engine-2")
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 CLUMSY = ("bfloat16", "float16", "int8")

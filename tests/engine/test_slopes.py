@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +21,10 @@ from sfnode.errors import Code, UserError
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
-from tests.engine.helpers import ROWS, TASK, manifest, trainer, updates, weights
+from tests.engine.helpers import ROWS, TASK, trainer, updates, weights
+from tests.engine.helpers import manifest as described
+
+manifest = partial(described, name="engine-2")
 
 EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 
