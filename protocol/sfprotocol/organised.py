@@ -111,6 +111,8 @@ class Organised:
         self._doubtful = set(self._untraced)
         """Those that may hold what other decisions than those of now have allowed."""
         self._opened = self.counting.open_epoch
+        self._went_on: Feed | None = None
+        """The feed of ours with which our member went on last."""
         for number in self._untraced:
             self._mark(number)
 
@@ -365,12 +367,18 @@ class Organised:
         return [*actions, *self._go_on()]
 
     def _go_on(self) -> list[Action]:
-        """Begin a new feed if our own was named and its member goes on with another one (SPEC I3)."""
+        """Begin a new feed if our own was named and its member goes on with another one (SPEC I3).
+
+        Not if it went on with this one before: then another machine has our key, and the two would take the
+        place of each other with every epoch, for as long as there are incarnations.
+        """
         own = self._own.feed
         number = self.counting.number(own) if own else None
         if own is None or number is None or not self.counting.named(number):
             return []
-        return [] if self.counting.goes_on_with(number) else self._own.overtaken(own)
+        if self.counting.goes_on_with(number):
+            self._went_on = own
+        return [] if self._went_on == own else self._own.overtaken(own)
 
     def _doubt(self, changed: list[int]) -> None:
         """Have feeds looked through once more if decisions that were here are gone; and again, as they may

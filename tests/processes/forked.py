@@ -20,6 +20,7 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
+from sfnode.defaults import variable
 from sfnode.swarm.node_process import NodeProcess, _environment
 from tests.network.namespaces import move_to
 
@@ -86,10 +87,11 @@ class Forked:
 class ForkedNode(NodeProcess):
     """A node of a local swarm; `local_swarm.NodeProcess` is replaced by it."""
 
-    async def start(self, arguments: list[str]) -> None:
+    async def start(self, arguments: list[str], invitation: str = "") -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        surroundings = {**_environment(), variable("--invitation"): invitation}
         words = ("join", "--data-dir", self.folder, *arguments)
-        self._process = _Awaited(Forked(words, _environment(), Path.cwd(), self._log, self._log))  # type: ignore[assignment]
+        self._process = _Awaited(Forked(words, surroundings, Path.cwd(), self._log, self._log))  # type: ignore[assignment]
         self._started = time.monotonic()
 
 

@@ -654,3 +654,29 @@ def test_nothing_is_made_while_the_epoch_of_the_last_update_is_not_open_any_more
     made["b"].handle(begun)
     assert made["b"].machine.frontier.known == 3
     assert made["b"].compute(), "of a new feed"
+
+
+def test_of_two_machines_with_one_key_the_later_goes_on_and_the_other_stays_where_it_is() -> None:
+    """They would take the place of each other with every epoch, until no incarnation is left."""
+    made = swarm()
+    made["c"].compute(3)
+    made.run(2)
+    close(made["a"])
+    made.run(2)
+    former, origin = made["c"].own, origin_of("c")
+    twin = made.twin("c")
+    twin.own = Feed(origin, 9)
+    twin.host = twin._host(proven=True)
+    made.mesh()
+    made.run(2)
+    assert twin.compute(1)
+    made.run(2)
+    for _ in range(3):
+        close(made["a"])
+        made.run(2)
+        made["c"].compute(1), twin.compute(1)
+        made.run(2)
+    assert made["c"].own == former
+    assert made["c"].machine.room == 0
+    assert twin.own == Feed(origin, 9)
+    assert made["a"].machine.frontier.next(Feed(origin, 9)) > 3

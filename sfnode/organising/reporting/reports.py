@@ -407,7 +407,7 @@ class Reports:
         if not quota:
             made = f"it is new and the places of newcomers in epoch {epoch} are taken"
         elif not self.counting.goes_on_with(number):
-            made = "it has begun anew, with one update that says so"
+            made = "another feed of its key goes on in its place, or this one has yet to be named"
         elif self._organised.labelled(own) >= quota:
             made = f"it has made the {quota} updates that it may make in epoch {epoch}"
         else:
