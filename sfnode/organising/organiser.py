@@ -129,6 +129,10 @@ LEAST_EPOCH = 0.5
 """Seconds for which an epoch is open at least: a close and a seal, with what they say of each feed, cost
 every node more than the updates of half a second; and no epochs are burnt."""
 
+UNPROVEN_EPOCH = 10.0
+"""The same where nobody has credit whose work waits: who makes its few updates and is skipped, while
+everybody else is away, would fill the control feed in ten days, for good."""
+
 ACTIVE_TIME = 30.0
 """Seconds after which a member of whom nothing has come is not waited for, where all others have made what
 they may: a step of a large model on a small machine takes some ten."""
@@ -497,7 +501,7 @@ class Organiser:
         target = min(target, rest, int(GROWTH * counting.usual_updates(self.policy.target_updates)))
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)
         total = sum(one.moving for one in chosen)
-        filled = total and (self._closing(chosen, target) >= target or late or self._is_used_up(now))
+        filled = total and (self._closing(chosen, target) >= target or late or self._is_used_up(chosen, now))
         if not (filled or cut or self._renewal.cuts(counting)):
             return None
         if now < (earliest := self._opened_at + LEAST_EPOCH):
@@ -518,9 +522,12 @@ class Organiser:
         most = max(1, target // UNPROVEN_PART) if counting.begun else target
         return found[True] + min(found[False], most)
 
-    def _is_used_up(self, now: float) -> bool:
+    def _is_used_up(self, chosen: list[Nameable], now: float) -> bool:
         """Return whether all members of whom something has come of late have made what they may; who goes on
         with a new feed waits for a close."""
+        proven = any(self._counting.credit(one.number // INCARNATIONS) for one in chosen)
+        if self._counting.begun and not proven and now - self._opened_at < UNPROVEN_EPOCH:
+            return False
         made, counting = self._feeds.made(self._counting), self._counting
         active = self._feeds.active(counting, now - ACTIVE_TIME)
         waiting = active - self._feeds.renewing(counting)

@@ -25,6 +25,7 @@ from sfnode.organising.organiser import (
     MAX_UNSEALED,
     PROOF_TIME,
     SETTLE_TIME,
+    UNPROVEN_EPOCH,
     State,
 )
 from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
@@ -130,6 +131,23 @@ def test_an_epoch_ends_once_all_who_are_at_work_have_made_what_they_may() -> Non
     assert len(bench.of(Close)) == 1, "bob may be at work"
     bench.advance(ACTIVE_TIME)
     assert len(bench.of(Close)) == 2, "nothing has come of it for long"
+
+
+def test_who_has_no_credit_and_is_alone_at_work_closes_an_epoch_now_and_then() -> None:
+    """Skipped each time, it would fill the control feed for good otherwise."""
+    bench = Bench().begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(40)
+    bench.wish(Admit(feed_of("eve").origin, 0, 0))
+    bench.do(OwnerTrusts(1, trusted=False))
+    before, last = len(bench.of(Close)), -1
+    for _ in range(100):
+        label = bench.counting.open_epoch
+        if label != last:
+            last = label
+            bench.update(feed_of("eve"), bench.counting.quotas.quota(1, label))
+        bench.advance(1)
+    assert 2 <= len(bench.of(Close)) - before <= 100 / UNPROVEN_EPOCH
 
 
 def test_an_epoch_is_open_for_half_a_second_at_least() -> None:
