@@ -192,8 +192,8 @@ class Organising:
         self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
 
     def _tell(self, event: DeskEvent) -> None:
-        """Tell the desk at the end of a round, which comes soon: within one the machine may hold less than the
-        desk knows of, and what is not here any more would be named."""
+        """Tell the desk at the end of a round, which comes soon: within one the machine may hold less than
+        the desk knows of, and what is not here any more would be named."""
         self._untold.append(event)
         self._node.driver.look()
 
