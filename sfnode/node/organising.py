@@ -198,7 +198,8 @@ class Organising:
         self._node.driver.look()
 
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
-        events, self._untold = [Round(moved), *self._untold], []
+        events: list[DeskEvent] = [Round(moved), *self._untold]
+        self._untold.clear()
         for event in events if not self._stopped else ():
             for action in self._desk.handle(event, self._node.clock()):
                 self._do(action)
