@@ -106,8 +106,8 @@ class Role(Enum):
 
 FORGETFUL = frozenset({Role.ORGANISER, Role.DEPUTIES})
 """Parts in which decisions come to be dropped. What may be held by these alone stays where it is, and nobody
-else gets it until later decisions allow it again: then only what is decided is the same everywhere, and who
-has more looks as if it promised what it does not deliver."""
+else gets it until later decisions allow it again, though closes may name it: then only what is decided is the
+same everywhere, and who has more looks as if it promised what it does not deliver."""
 
 
 @dataclass(frozen=True)
@@ -316,10 +316,11 @@ class Case:
 
     def _equal(self) -> bool:
         busy = any(node.node.model.busy for node in self.nodes)
-        behind = self.organised and any(self._organised(node).behind for node in self.nodes)
-        states = set() if self.plan.role in FORGETFUL else {node.digest for node in self.nodes}
         decided = {self._decided(node) for node in self.nodes}
-        return not (busy or behind) and len(states) <= 1 == len(decided)
+        if busy or len(decided) > 1 or self.plan.role in FORGETFUL:
+            return not busy and len(decided) == 1
+        behind = self.organised and any(self._organised(node).behind for node in self.nodes)
+        return not behind and len({node.digest for node in self.nodes}) == 1
 
     def _decided(self, node: Node) -> Any:
         """Return all that a node holds of the control feed, as far as it counts."""
