@@ -44,6 +44,7 @@ from sfprotocol.events import (
     LinkDown,
     LinkId,
     LinkUp,
+    OwnDecision,
     OwnUpdates,
     Petitioned,
     Rebase,
@@ -233,6 +234,8 @@ class Host:
             case LinkUp(link=link):
                 self._links.add(link)
                 self._events.append(event)
+            case OwnDecision():  # was made of what is here now, which any other event may change
+                self._events.appendleft(event)
             case _:
                 self._events.append(event)
 

@@ -152,6 +152,10 @@ class Driver:
             self._host.post(event)
             self._arrived.set()
 
+    def look(self) -> None:
+        """Have a round soon, though the machine has nothing to hear of."""
+        self._arrived.set()
+
     def finish(self) -> None:
         """Let `run` return when all that was posted until now has been done."""
         self._finishing = True
@@ -219,7 +223,6 @@ class Driver:
         if self._host.waiting or self._finishing:
             await asyncio.sleep(0)
             return
-        self._arrived.clear()
         delay = max(0.0, self._host.next_deadline() - self._clock())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
@@ -227,6 +230,7 @@ class Driver:
 
     async def _round(self) -> None:
         """Take in what has arrived and do what follows from it."""
+        self._arrived.clear()
         commit = self._host.decide(self._clock(), clock=self._clock)
         for pump in self.pumps.values():
             pump.resume()

@@ -127,6 +127,8 @@ class Organising:
         self._running: set[asyncio.Task[None]] = set()
         self._stopped = False
         self._wishes: list[tuple[Decision, asyncio.Future[str | None]]] = []
+        self._untold: list[DeskEvent] = []
+        """Events of which the desk hears at the end of a round."""
         self._desk = OrganiserDesk(
             node.machine,
             node.log,
@@ -143,7 +145,7 @@ class Organising:
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
             now=node.clock(),
         )
-        node.driver.on_round = lambda moved: self._tell(Round(moved))
+        node.driver.on_round = self._on_round
         node.driver.on_petition = lambda asked: self._tell(PetitionHeard(asked.petition, asked.via))
         node.driver.on_finding = self._heard
 
@@ -190,10 +192,17 @@ class Organising:
         self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
 
     def _tell(self, event: DeskEvent) -> None:
-        if self._stopped:
-            return
-        for action in self._desk.handle(event, self._node.clock()):
-            self._do(action)
+        """Tell the desk at the end of a round, which comes soon: within one the machine may hold less than
+        the desk knows of, and what is not here any more would be named."""
+        self._untold.append(event)
+        self._node.driver.look()
+
+    def _on_round(self, moved: tuple[Feed, ...]) -> None:
+        events: list[DeskEvent] = [Round(moved), *self._untold]
+        self._untold.clear()
+        for event in events if not self._stopped else ():
+            for action in self._desk.handle(event, self._node.clock()):
+                self._do(action)
 
     def _do(self, action: Action) -> None:
         match action:

@@ -71,8 +71,11 @@ BYTES = 1 << 18
 PAUSES = (0.0, 0.0, 0.005, 0.02, 0.05)
 """Seconds between two of them."""
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds for something that must come: tens of times what it takes, as the machine may be loaded."""
+
+LONGEST = 5 * PATIENCE
+"""Seconds of a case that hangs."""
 
 QUIET = 0.2
 """Seconds for which equal nodes must stay equal."""
@@ -214,21 +217,25 @@ class Case:
     async def play(self) -> Watch:
         """Raise AssertionError, or whatever has ended a node, if something does not hold."""
         with hurried(), watching() as self.watch:
-            try:
-                await self._begin()
-                await self._attack()
-                await self.intruder.leave()
-                if self.plan.role is Role.ORGANISER:
-                    await self._succeed()
-                await self._agree()
-                if self.plan.role is not Role.DEPUTIES:
-                    await self._go_on()
-                await self._restart()
-            finally:
-                await self.intruder.leave()
-                await self.swarm.stop()
+            async with asyncio.timeout(LONGEST):
+                try:
+                    await self._happen()
+                finally:
+                    await self.intruder.leave()
+                    await self.swarm.stop()
         self.watch.check([] if self.plan.role in FORGETFUL else self._names())
         return self.watch
+
+    async def _happen(self) -> None:
+        await self._begin()
+        await self._attack()
+        await self.intruder.leave()
+        if self.plan.role is Role.ORGANISER:
+            await self._succeed()
+        await self._agree()
+        if self.plan.role is not Role.DEPUTIES:
+            await self._go_on()
+        await self._restart()
 
     async def _begin(self) -> None:
         """Start three nodes that train, and give the hostile peer its part."""
@@ -312,7 +319,8 @@ class Case:
         decided = {self._decided(node) for node in self.nodes}
         if busy or len(decided) > 1 or self.plan.role in FORGETFUL:
             return not busy and len(decided) == 1
-        return len({node.digest for node in self.nodes}) == 1
+        behind = self.organised and any(self._organised(node).behind for node in self.nodes)
+        return not behind and len({node.digest for node in self.nodes}) == 1
 
     def _decided(self, node: Node) -> Any:
         """Return all that a node holds of the control feed, as far as it counts."""

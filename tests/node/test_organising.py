@@ -18,7 +18,16 @@ from sfnode.manifest.data import Data
 from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser
-from sfnode.organising.events import Action, DeskEvent, Evaluate, EvaluationEnded, Sign
+from sfnode.organising.events import (
+    Action,
+    DeskEvent,
+    Evaluate,
+    EvaluationEnded,
+    OwnerWish,
+    PetitionHeard,
+    Round,
+    Sign,
+)
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
@@ -29,9 +38,21 @@ from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import petitions
 from sfprotocol.control_feed import succession_message
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import FACTOR_ONE, Amend, Evaluated, Finish, Revoke, Seal, Void, encode, read
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    Amend,
+    Budget,
+    Evaluated,
+    Finish,
+    Revoke,
+    Seal,
+    Void,
+    encode,
+    read,
+)
 from sfprotocol.events import OwnSuccession
-from sfprotocol.messages import Succession, Vote
+from sfprotocol.host import Asked
+from sfprotocol.messages import Petition, Succession, Vote
 from sfprotocol.weighing import named as named_by
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest, pairs_of
 
@@ -392,6 +413,25 @@ async def test_an_organiser_that_has_stopped_begins_nothing_more_while_its_node_
     known = a.known
     await a.until(lambda: a.known > known)
     assert begun == []
+
+
+async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_within_a_round(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    """A proof of a fork that the machine has and the organiser does not may have taken what it would name."""
+    a = await organised.first(**options(tmp_path))
+    await a.until(lambda: a.machine.may_compute)
+    desk, told = a.node.organising._desk, list[DeskEvent]()
+    handle = desk.handle
+    desk.handle = lambda event, now: told.append(event) or handle(event, now)
+    async with a.node.driver.between_rounds:
+        told.clear()
+        a.node.driver.on_petition(Asked(Petition(bytes(32), 0, 0, b"", bytes(64)), "peer"))
+        asked = asyncio.create_task(a.node.organising.wish(Budget(500)))
+        await asyncio.sleep(0)
+        assert told == []
+    assert await asked is None
+    assert [type(event) for event in told[:3]] == [Round, PetitionHeard, OwnerWish]
 
 
 async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(

@@ -21,6 +21,7 @@ from sfprotocol.events import (
     Examined,
     LinkDown,
     LinkUp,
+    OwnDecision,
     OwnUpdates,
     Received,
     Serve,
@@ -134,6 +135,15 @@ class Ann:
 
     def say(self, *scalars: int) -> None:
         self.host.post(OwnUpdates(ANN, self.machine.frontier.next(ANN), (EpochScalars(0, scalars),)))
+
+
+def test_what_the_organiser_has_decided_comes_before_what_may_change_what_it_has_seen() -> None:
+    machine, host, _ = puppet()
+    decision = OwnDecision(b"")
+    for event in (LinkUp(1, "peer"), Wake(), decision):
+        host.post(event)
+    host.decide(0.0)
+    assert machine.heard == [decision, LinkUp(1, "peer"), Wake()]
 
 
 @pytest.fixture

@@ -70,6 +70,8 @@ class Organising:
     def __init__(self, node: Node, key: Ed25519PrivateKey) -> None:
         self._node = node
         self._alarm = float("inf")
+        self._untold: list[DeskEvent] = []
+        """Events that have come while a round was under way."""
         self.desk = OrganiserDesk(
             node.machine,
             node.disk,
@@ -84,15 +86,18 @@ class Organising:
 
     def carried_out(self, effects: list[Effect]) -> None:
         """Take note of a round of the node."""
+        self._tell(Round(tuple(effect.feed for effect in effects if isinstance(effect, Advanced))))
         for asked in (effect for effect in effects if isinstance(effect, Asked)):
             self._tell(PetitionHeard(asked.petition, asked.via))
         for found in (effect for effect in effects if isinstance(effect, FindingTaken)):
             self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
-        self._tell(Round(tuple(effect.feed for effect in effects if isinstance(effect, Advanced))))
+        events, self._untold = self._untold, []
+        for event in events:
+            self._tell(event)
 
     def wish(self, decision: Decision) -> None:
         """Tell the organiser what the run's owner wants."""
-        self._tell(OwnerWish(decision))
+        self._if_here(OwnerWish(decision))
 
     def _tell(self, event: DeskEvent) -> None:
         for action in self.desk.handle(event, self._node.clock()):
@@ -118,9 +123,10 @@ class Organising:
             return
         if isinstance(event, Round):
             self._alarm = float("inf")
-            if self._node.host.busy:
-                return  # the desk is told when the round was carried out
-        self._tell(event)
+        if not self._node.host.busy:
+            self._tell(event)
+        elif not isinstance(event, Round):  # the desk is told of that one when it was carried out
+            self._untold.append(event)
 
 
 def _anything(counting: Counting) -> Judgement:
