@@ -122,6 +122,11 @@ class ControlFeed:
         return self.succession is not None and self.stop < self.succession.kept
 
     @property
+    def settled(self) -> bool:
+        """Whether the sequence here goes on: what it does not allow is not to be held."""
+        return not self.frozen and not self.behind
+
+    @property
     def key(self) -> bytes | None:
         """The key that signs what comes next; None where nobody can tell."""
         keys = self._keys(self.term)

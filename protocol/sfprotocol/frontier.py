@@ -313,6 +313,12 @@ class Frontier:
             state.next, state.chain = at, chain
         self._changed(state)
 
+    def recount(self, counting: Counting) -> None:
+        """Let other decisions than before say of whom anything may be held: the digest has no other feeds."""
+        self.counting = counting
+        for state in self:
+            self._changed(state)
+
     def tell_control(self, control: bytes) -> None:
         """Set what the state digest says of the control feed (SPEC O10)."""
         self.control = control
@@ -341,7 +347,7 @@ class Frontier:
         for state in self._unsummed.values():
             if state.summed:
                 self._records.remove(state.summed)
-            state.summed = b"" if state.empty else state.record()
+            state.summed = b"" if state.empty or self.is_strange(state.feed) else state.record()
             if state.summed:
                 self._records.add(state.summed)
         self._unsummed.clear()

@@ -14,23 +14,20 @@ from sfprotocol.checkpoints import Base
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, TAG_BYTES
 from sfprotocol.frontier import FeedState
-from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.messages import EpochScalars, Segment
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import extend
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
-def early(counting: Counting, feeds: Sequence[Feed], segment: Segment) -> bool:
+def early(counting: Counting, states: Sequence[FeedState], segment: Segment) -> bool:
     """Return whether decisions are missing here: a label is of an epoch that is not known to be open, or
-    `feeds`, one of which this is of, are of origins that are not known to be admitted. It is to be asked for
-    again later."""
-    strangers = all(counting.member(feed.origin) is None for feed in feeds)
-    return unopened(counting, segment) or (bool(feeds) and strangers)
-
-
-def unopened(counting: Counting, segment: Segment) -> bool:
-    """Return whether a label is of an epoch that is not known to be open."""
-    return segment.parts[-1].epoch > counting.open_epoch
+    these feeds, one of which this is of, are of origins that are not known to be admitted. It is to be asked
+    for again later."""
+    strangers = all(counting.member(state.feed.origin) is None for state in states)
+    unopened = segment.parts[-1].epoch > counting.open_epoch
+    named = any(segment.first < state.named for state in states)
+    return (unopened and not named) or (bool(states) and strangers)
 
 
 def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
@@ -42,11 +39,13 @@ def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
     number = counting.number(state.feed)
     if number is None:
         return "O6: the feed of an origin that is not admitted"
-    if unopened(counting, segment):
-        return "O6: a label of an epoch that is not open"
+    found = _refused(counting, number, state, segment)
+    return found.reason if found and segment.first >= state.named else None
+
+
+def _refused(counting: Counting, number: int, state: FeedState, segment: Segment) -> Refused | None:
     end = Base(state.feed, state.next, state.chain, state.epoch, state.labelled)
-    found = refused(counting, number, end, segment.parts)
-    return found and found.reason
+    return refused(counting, number, end, segment.parts, state.named)
 
 
 class Refused(NamedTuple):
@@ -56,33 +55,43 @@ class Refused(NamedTuple):
     reason: str
 
 
-def refused(counting: Counting, number: int, base: Base, parts: Iterable[EpochScalars]) -> Refused | None:
+def refused(
+    counting: Counting, number: int, base: Base, parts: Iterable[EpochScalars], named: int
+) -> Refused | None:
     """Return the first of these updates, which continue a feed from `base` on, that may not be held by its
-    label; None if all may. What is labelled with an epoch that is not known to be open is not looked at."""
+    label; None if all may. What closes have `named` may be."""
     member, incarnation = divmod(number, INCARNATIONS)
     step, labelled, epoch, quotas = base.step, base.labelled, base.epoch, counting.quotas
     for part in parts:
-        if part.epoch > counting.open_epoch:
-            return None
         labelled = labelled if part.epoch == epoch else 0
         epoch, count = part.epoch, len(part.scalars)
-        left = quotas.quota(member, epoch) - labelled
-        first = count if quotas.incarnation(member, epoch) == incarnation else max(0, 1 - step)
-        if count > left:
-            return Refused(step + max(0, min(left, first)), "O6: more updates of one epoch than the quota")
-        if count > first:
-            return Refused(step + first, "O6: a feed with which its member does not go on")
+        allowed, reason = count, ""
+        if epoch > counting.open_epoch:
+            allowed, reason = 0, "O6: a label of an epoch that is not open"
+        else:
+            first = count if quotas.incarnation(member, epoch) == incarnation else max(0, 1 - step)
+            left = max(0, quotas.quota(member, epoch) - labelled)
+            if count > first:
+                allowed, reason = first, "O6: a feed with which its member does not go on"
+            if count > left:
+                allowed, reason = min(allowed, left), "O6: more updates of one epoch than the quota"
+        if allowed < count and step + count > named:
+            return Refused(max(named, step + allowed), reason)
         step, labelled = step + count, labelled + count
     return None
 
 
 def countable(counting: Counting | None, state: FeedState, segment: Segment) -> int:
-    """Return how many updates of `segment`, which continues `state`, come before any that is revoked."""
-    member = counting.member(state.feed.origin) if counting else None
-    if member is None or segment.parts[-1].epoch < member.revoked:
+    """Return how many updates of `segment`, which continues `state`, come before any that is revoked or, of
+    what ends beyond all that is named, may not be held."""
+    number = counting.number(state.feed) if counting else None
+    if counting is None or number is None:
         return segment.count
-    before = sum(len(part.scalars) for part in segment.parts if part.epoch < member.revoked)
-    return min(segment.count, max(before, state.named - segment.first))
+    found = _refused(counting, number, state, segment)
+    allowed = found.step - segment.first if found else segment.count
+    revoked = counting.members[number // INCARNATIONS].revoked
+    before = sum(len(part.scalars) for part in segment.parts if part.epoch < revoked)
+    return min(allowed, max(before, state.named - segment.first))
 
 
 def labelled_after(state: FeedState, parts: Iterable[EpochScalars]) -> int:

@@ -376,10 +376,11 @@ class Host:
         return None  # durable by now, or for a link that is gone
 
     def _serve(self, serve: Serve, frames: _Frames) -> Send | None:
-        if not self._keeps(serve.feed, serve.first):
+        stop = self.machine.frontier.next(serve.feed)
+        if not self._keeps(serve.feed, serve.first) or stop <= serve.first:
             self.post(Writable(serve.link))
             return None
-        segment = frames.segment(serve)
+        segment = frames.segment(serve, stop)
         self.post(Served(serve.link, serve.feed, segment.stop, serve.hops))
         if segment.count > MAX_SEGMENT_UPDATES:  # only others have a nearer signature
             self.post(Writable(serve.link))
@@ -437,16 +438,18 @@ class _Frames:
             self._encoded[id(message)] = message, wire_codec.encode(message, self._scalar_bytes)
         return self._encoded[id(message)][1]
 
-    def segment(self, serve: Serve) -> Segment:
-        """Return what is served, with its hop count."""
+    def segment(self, serve: Serve, stop: int) -> Segment:
+        """Return what is served of a feed that counts up to `stop`, with its hop count."""
         asked = serve.feed, serve.first, serve.hops
         if asked not in self._served:
-            self._served[asked] = replace(self._from_log(serve.feed, serve.first), hops=serve.hops)
+            self._served[asked] = replace(self._from_log(serve.feed, serve.first, stop), hops=serve.hops)
         return self._served[asked]
 
-    def _from_log(self, feed: Feed, first: int) -> Segment:
+    def _from_log(self, feed: Feed, first: int, stop: int) -> Segment:
+        """Return what the log has from `first` on, up to the last signature at which no more than `stop` is
+        reached: it may have more, of what did not count in the end."""
         if (feed, first) not in self._read:
-            segment = self._store.read(feed, first, MAX_SEGMENT_UPDATES)
+            segment = self._store.read(feed, first, min(MAX_SEGMENT_UPDATES, stop - first))
             if segment is None:
                 raise LocalProtocolError(f"the log ends before step {first}, which is to be served")
             self._read[feed, first] = segment

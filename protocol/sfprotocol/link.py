@@ -152,6 +152,8 @@ class Inbox:
     link came up; 0 if it got ahead later."""
     asked: dict[Feed, int] = field(default_factory=dict)
     """Pulls outstanding on this link, with the step up to which the peer claimed to have the feed."""
+    early: dict[Feed, int] = field(default_factory=dict)
+    """Feeds of which the peer has more than decisions here allow us to hold, with the step up to which."""
     pruned: dict[Feed, float] = field(default_factory=dict)
     """Feeds that we have asked the peer not to push, with the time at which we did."""
     useful: int = 0
@@ -299,7 +301,7 @@ class Link:
         box, inbox = self.outbox, self.inbox
         tables: tuple[dict[Feed, Any], ...] = (
             self.has, self.cards, self.inquiries, box.sent, box.dirty, box.serving, box.changed, inbox.ahead,
-            inbox.pruned, self.proofs.shown, self.proofs.again,
+            inbox.early, inbox.pruned, self.proofs.shown, self.proofs.again,
         )  # fmt: skip
         for table in tables:
             table.pop(feed, None)

@@ -433,7 +433,7 @@ class Machine:
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
         counting = self.frontier.counting
-        if self.organised and holding.early(self.organised.counting, feeds, segment):
+        if self.organised and holding.early(self.organised.counting, states, segment):
             self.counters.gaps += 1
             self.organised.early(link, feeds, segment, now)
             return []
@@ -514,8 +514,6 @@ class Machine:
         labelled = holding.labelled_after(self.frontier.state(feed), parts)
         epoch = parts[-1].epoch if parts else self.frontier.state(feed).epoch
         self.frontier.advance(feed, segment.first + counted, counted_chain, epoch, labelled)
-        if counted < segment.count:
-            self.frontier.stop(feed)
         self.counters.admitted += counted
         self._pulls.progressed(feed, link, now)
         state = self.frontier.state(feed)

@@ -101,20 +101,21 @@ class Organised:
         self._petitions = Petitions(frontier.run.run_id, links)
         self.findings = Findings(frontier.run.run_id, links, own, counters, sign_own)
         """Findings of validators, and our own."""
-        self._early: set[Feed] = set()
-        """Feeds of which something was labelled with an epoch that we do not know to be open."""
         self._rates: tuple[Counting, int, Rates] | None = None
         """Rates, and the decisions that they follow from."""
-        numbers = (self.counting.number(state.feed) for state in frontier)
-        self._untraced = [number for number in numbers if number is not None]
-        """Numbers of feeds that are still to be compared with what was decided, before we started or anew."""
+        self._untraced = [state.feed for state in frontier]
+        """Feeds that are still to be compared with what was decided, before we started or anew."""
         self._doubtful = set(self._untraced)
         """Those that may hold what other decisions than those of now have allowed."""
-        self._opened = self.counting.open_epoch
+        self._unsettled = not self.control.feed.settled
+        """Whether they are to be compared once more when the decisions are settled."""
+        self._decisions: tuple[Counting, int] | None = None
+        """Those by which neighbours were last asked for what was early."""
         self._went_on: Feed | None = None
         """The feed of ours with which our member went on last."""
-        for number in self._untraced:
-            self._mark(number)
+        for feed in self._untraced:
+            if (number := self.counting.number(feed)) is not None:
+                self._mark(number)
 
     # -- what counts -------------------------------------------------------------------------------
 
@@ -294,17 +295,18 @@ class Organised:
 
     def wake(self, now: float) -> list[Action]:
         """Do what is due."""
-        numbers, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
-        compared = [action for number in numbers for action in self._compare(number, now)]
+        feeds, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
+        compared = [action for feed in feeds for action in self._check(feed, now)]
         return [*self._petitions.wake(self.counting, now), *self.findings.wake(now), *compared]
 
     def early(self, link: Link, feeds: list[Feed], segment: Segment, now: float) -> None:
-        """Ask again later for what is labelled with an epoch of which we have not heard, or is of an origin
-        of whose admission we have not (SPEC O6)."""
-        if len(feeds) == 1:
-            self._pulls.heard_of(link, feeds[0], segment.stop, now)
-            if self.counting.member(feeds[0].origin):
-                self._early.add(feeds[0])
+        """Ask again, once there are other decisions, for what is labelled with an epoch that is not open by
+        those that are here (SPEC O6). The peer has kept its word by sending it."""
+        if len(feeds) == 1 and self.counting.member(feeds[0].origin):
+            early, feed = link.inbox.early, feeds[0]
+            early[feed] = max(segment.stop, early.get(feed, 0))
+            self._pulls.lacks(link, feed, segment.first)
+            self._pulls.forget(feed, link, now)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -352,7 +354,7 @@ class Organised:
         """Do what follows for feeds from decisions that have come, or were dropped."""
         changed = sorted(self.control.changed)
         self.control.changed.clear()
-        self._doubt(changed)
+        self._doubt()
         self.findings.decided(self.counting)
         for number in changed:
             self._mark(number)
@@ -360,11 +362,19 @@ class Organised:
             if feed in self._frontier:
                 held = self._frontier.next(feed)
                 actions += [Recounted(feed, held), *self._compare(number, now)]
-        actions += self._have_retold()
-        early, self._early = self._early, set()
-        for feed in sorted(early):
-            self._pulls.expect(feed, now)
-        return [*actions, *self._go_on()]
+        self._ask_for_early(now)
+        return [*actions, *self._have_retold(), *self._go_on()]
+
+    def _ask_for_early(self, now: float) -> None:
+        """Ask again for what decisions did not allow, once there are others."""
+        decisions = self.counting, self.counting.decisions
+        if self._decisions == decisions:
+            return
+        self._decisions = decisions
+        for link in self._links.values():
+            early, link.inbox.early = link.inbox.early, {}
+            for feed, following in early.items():
+                self._pulls.heard_of(link, feed, following, now)
 
     def _go_on(self) -> list[Action]:
         """Begin a new feed if our own was named and its member goes on with another one (SPEC I3).
@@ -380,14 +390,14 @@ class Organised:
             self._went_on = own
         return [] if self._went_on == own else self._own.overtaken(own)
 
-    def _doubt(self, changed: list[int]) -> None:
-        """Have feeds looked through once more if decisions that were here are gone; and again, as they may
-        have labels that no decision of now has opened, with every epoch that is opened then."""
+    def _doubt(self) -> None:
+        """Have all feeds looked through once more if decisions that were here are gone, as soon as it is
+        settled which ones have taken their place."""
         if self.control.dropped:
-            self.control.dropped = False
-            self._doubtful.update(changed)
-        if self._opened != self.counting.open_epoch:
-            self._opened = self.counting.open_epoch
+            self.control.dropped, self._unsettled = False, True
+            self._doubtful = {state.feed for state in self._frontier}
+        if self._unsettled and self.control.feed.settled:
+            self._unsettled = False
             self._untraced = sorted({*self._untraced, *self._doubtful})
 
     def _mark(self, number: int) -> None:
@@ -407,6 +417,11 @@ class Organised:
             link.names.strange_at, link.retelling = NEVER, True
         return [Transmit(link.id, Want(())) for link in asked]
 
+    def _check(self, feed: Feed, now: float) -> list[Action]:
+        """Compare what is held of a feed with what is decided, once its origin is a member."""
+        number = self.counting.number(feed)
+        return [] if number is None else self._compare(number, now)
+
     def _compare(self, number: int, now: float) -> list[Action]:
         """Find out whether what we hold of a feed is the history that was named, and what of it counts."""
         state = self._frontier.state(self.counting.feed(number))
@@ -418,7 +433,7 @@ class Organised:
             return self._let_go(state, now)
         passed = self.counting.landmark(number, state.next)
         if passed is None:
-            return [Trace(state.feed, state.base)] if number in self._doubtful and state.next else []
+            return [Trace(state.feed, state.base)] if state.feed in self._doubtful and state.next else []
         stop, salt, expected = passed
         if stop < state.next:
             return [Trace(state.feed, stop)]
@@ -441,22 +456,34 @@ class Organised:
             return self._go_back(state, event, event.stop + kept)
         if event.stop == state.next:  # a cut has left this of it
             self._frontier.advance(state.feed, event.stop, state.chain, event.epoch, event.labelled)
-        return self._look_through(state, event, number) if number in self._doubtful else []
+        return self._look_through(state, event, number) if event.feed in self._doubtful else []
 
     def _look_through(self, state: FeedState, event: Traced, number: int) -> list[Action]:
-        """Let go of what other decisions have allowed, and those of now do not (SPEC O6)."""
-        ours = event.ours
-        base = Base(state.feed, event.stop, event.chain, event.epoch, event.labelled)
-        found = holding.refused(self.counting, number, base, ours.parts)
+        """Let go of what other decisions have allowed, and those of now do not (SPEC O6).
+
+        Back to the last signature, or the last named step: from there on neighbours can be given what
+        follows. They let go of it, too, and whoever does not says so (SPEC A6).
+        """
+        feed, ours = state.feed, event.ours
+        base = Base(feed, event.stop, event.chain, event.epoch, event.labelled)
+        found = holding.refused(self.counting, number, base, ours.parts, state.named)
         if event.stop < state.named or (found is None and ours.count and ours.stop < state.next):
             following = max(ours.stop, state.named)
-            return [Trace(state.feed, following)] if event.stop < following <= state.next else []
-        if found is None or found.step >= state.next:
-            if state.epoch <= self.counting.open_epoch:
-                self._doubtful.discard(number)
+            return [Trace(feed, following)] if event.stop < following <= state.next else []
+        if not self.control.feed.settled:
             return []
-        renewed = self._own.overtaken(state.feed) if found.step == event.stop else []
-        return [*self._go_back(state, event, found.step), *renewed]
+        self._doubtful.discard(feed)
+        if found is None or found.step >= state.next:
+            return []
+        before = state.next
+        self._frontier.go_back(*base)
+        self._pulls.finish(feed)
+        for link in self._links.values():
+            told = min(event.stop, link.has.get(feed, 0))
+            link.forget(feed)
+            if told:
+                link.has[feed] = told
+        return [Recounted(feed, before), *self._own.overtaken(feed)]
 
     def _is_undecided(self, state: FeedState, number: int) -> bool:
         """Return whether we hold of a forked feed what ends between two named steps: nobody can tell of which

@@ -111,7 +111,8 @@ class Pulls:
         link.inbox.useful += fresh
 
     def lacks(self, link: Link, feed: Feed, following: int) -> None:
-        """Note that by its own word the peer lacks `feed` from step `following` on, whatever it had."""
+        """Note that the peer has nothing of `feed` for us from step `following` on, whatever it had: by its
+        own word, or as we may not hold it."""
         self._set_claim(link, feed, following)
 
     def _has(self, link: Link, feed: Feed, following: int) -> None:

@@ -105,9 +105,9 @@ class Role(Enum):
 
 
 FORGETFUL = frozenset({Role.ORGANISER, Role.DEPUTIES})
-"""Parts in which decisions come to be dropped. What may be held by these alone stays where it is, and nobody
-else gets it until later decisions allow it again, though closes may name it: then only what is decided is the
-same everywhere, and who has more looks as if it promised what it does not deliver."""
+"""Parts in which decisions come to be dropped. Who is no member any more leaves feeds that only some have,
+and while it is not settled which decisions count, nodes hold different things: there only what is decided
+has to be the same everywhere, and who has more may look as if it promised what it does not deliver."""
 
 
 @dataclass(frozen=True)

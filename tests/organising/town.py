@@ -163,7 +163,7 @@ class Town:
         shelf = self.shelves.setdefault((person.number, incarnation), Shelf())
         base = Base(Feed(person.origin, incarnation), shelf.stop, b"", shelf.label, shelf.labelled)
         parts = (EpochScalars(label, (0,) * zeros + (size,) * (count - zeros)),)
-        refused = holding.refused(self.counting, number, base, parts)
+        refused = holding.refused(self.counting, number, base, parts, 0)
         held = refused.step - shelf.stop if refused else count
         if held <= 0:
             return 0

@@ -94,11 +94,11 @@ class Log:
         before = epochs[:step][::-1]
         return (before[0], len(list(takewhile(lambda e: e == before[0], before)))) if before else (0, 0)
 
-    def read(self, feed: Feed, first: int) -> Segment:
+    def read(self, feed: Feed, first: int, max_updates: int = MAX_SEGMENT_UPDATES) -> Segment:
         """Return the updates from `first` on in one segment that ends where a signature is (SPEC S6)."""
         assert first >= self.base(feed), "what is read is not kept"
         rows = (segment for segment, _ in self.rows[feed] if segment.stop > first)
-        return join(rows, first, MAX_SEGMENT_UPDATES)
+        return join(rows, first, max_updates)
 
     def cut(self, proof: Proof, chain: bytes) -> None:
         assert proof.cut < self.cut_of(proof.feed), "cut again, and not lower"

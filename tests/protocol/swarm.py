@@ -224,8 +224,8 @@ class Node:
         self.own = commit.own or self.own
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
-        assert max_updates == MAX_SEGMENT_UPDATES
-        return self.log.read(feed, first)
+        assert 0 < max_updates <= MAX_SEGMENT_UPDATES
+        return self.log.read(feed, first, max_updates)
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         return self.log.past(self.run, feed, step)

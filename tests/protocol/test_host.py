@@ -31,7 +31,7 @@ from sfprotocol.events import (
     Wake,
     Writable,
 )
-from sfprotocol.frontier import Frontier
+from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Goodbye, Hello, Message, Proof, Segment, Summary
@@ -60,10 +60,10 @@ class CountingStore:
             self.log.cut(cut.proof, host_module.cut_chain(RUN, cut.proof))
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
-        assert max_updates == MAX_SEGMENT_UPDATES
+        assert 0 < max_updates <= MAX_SEGMENT_UPDATES
         self.asked["read"] += 1
         rows = self.log.rows.get(feed)
-        return self.log.read(feed, first) if rows and rows[-1][0].stop > first else None
+        return self.log.read(feed, first, max_updates) if rows and rows[-1][0].stop > first else None
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         self.asked["past"] += 1
@@ -72,6 +72,13 @@ class CountingStore:
     def proof(self, feed: Feed) -> Proof | None:
         self.asked["proof"] += 1
         return self.log.cuts[feed][0] if feed in self.log.cuts else None
+
+
+class Everything(Frontier):
+    """A frontier by which all counts that a log has."""
+
+    def next(self, feed: Feed) -> int:
+        return UNCUT
 
 
 class Puppet(Machine):
@@ -100,7 +107,7 @@ class Puppet(Machine):
 def machine_of(kind: type[Machine], name: str = "ann") -> Any:
     return kind(
         RUN,
-        Frontier(RUN),
+        Everything(RUN) if kind is Puppet else Frontier(RUN),
         own=ANN,
         sign=signing_key("ann").sign,
         draw_incarnation=lambda: NEW_INCARNATION,

@@ -642,18 +642,47 @@ def test_updates_that_were_begun_before_a_revocation_are_not_signed_after_it() -
     assert same(made)
 
 
-def test_nothing_is_made_while_the_epoch_of_the_last_update_is_not_open_any_more() -> None:
+def test_after_a_succession_what_is_labelled_beyond_the_open_epoch_goes_and_a_new_feed_begins() -> None:
     made = swarm("a b")
     close(made["a"])
     made.run(1)
     made["b"].compute(3)
-    begun = made["b"].host.own_updates(3, lambda: 1)
+    made.run(1)
+    begun, former = made["b"].host.own_updates(3, lambda: 1), made["b"].own
     made["b"].handle(succeeded(made["b"], made["b"].machine.organised.control.feed.stop - 1))
     assert made["b"].machine.organised.counting.open_epoch == 0
-    assert not made["b"].compute()
     made["b"].handle(begun)
-    assert made["b"].machine.frontier.known == 3
-    assert made["b"].compute(), "of a new feed"
+    made.run(2)
+    assert made["b"].own != former
+    assert all(node.machine.frontier.known == 0 for node in made.nodes.values())
+    assert made["b"].compute(1), "of a new feed"
+    made.run(2)
+    assert same(made)
+    assert all(node.machine.frontier.known == 1 for node in made.nodes.values())
+
+
+def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> None:
+    """A succession may keep what a fork has frozen, and then what was made by it counts."""
+    made = swarm("a b c")
+    made.cut(made["a"], made["b"]), made.cut(made["a"], made["c"])
+    made["b"].machine.organised.control._sign = signing_key("organiser").sign
+    close(made["b"])
+    made.run(1)
+    made["c"].compute(3)
+    made.run(1)
+    kept = made["b"].machine.organised.control.feed.stop
+    succession = succeeded(made["b"], kept)
+    decide(made["a"], Budget(17))
+    made.connect(made["a"], made["b"])
+    made.run(20)
+    assert all(node.machine.organised.control.feed.frozen for node in made.nodes.values())
+    assert all(node.machine.organised.counting.open_epoch == 0 for node in made.nodes.values())
+    assert [made[name].machine.frontier.known for name in "abc"] == [0, 3, 3]
+    let_down = [link.inbox.let_down for node in made.nodes.values() for link in node.machine.links.values()]
+    assert not any(let_down), "who has what other decisions allow keeps its word"
+    made["b"].handle(succession)
+    made.run(5)
+    assert made["a"].machine.organised.control.feed.behind, "what was kept is nowhere any more"
 
 
 def test_of_two_machines_with_one_key_the_later_goes_on_and_the_other_stays_where_it_is() -> None:
