@@ -234,7 +234,7 @@ def test_a_host_that_does_not_look_into_its_log_does_not_become_equal() -> None:
 def test_a_machine_that_counts_no_quota_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = replace(SCENARIOS["organised"], faults=(), load=Load(rate=20, most=40))
     assert simulate(scenario, 0, nodes=5, seconds=8).failure is None
-    monkeypatch.setattr(holding, "fault", lambda *_: None)
+    monkeypatch.setattr(holding, "refused", lambda *_: None)
     monkeypatch.setattr(Organised, "room", lambda self, own: 1000)
     assert caught(simulate(scenario, 0, nodes=5, seconds=8)) == "quota"
 
@@ -243,7 +243,8 @@ def test_a_machine_that_takes_labels_of_epochs_that_are_not_open_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scenario = replace(SCENARIOS["organised"], conditions=Conditions(loss=0.4), faults=())
-    monkeypatch.setattr(holding, "unopened", lambda *_: False)
+    monkeypatch.setattr(holding, "early", lambda *_: False)
+    monkeypatch.setattr(holding, "refused", lambda *_: None)
     assert caught(simulate(scenario, 0)) == "quota"
 
 
