@@ -66,9 +66,7 @@ def free_port():
 
 def daemons_of(pid):
     """The p2pd processes that this process has started, running or not yet reaped."""
-    return [
-        child for child in psutil.Process(pid).children() if "p2pd" in child.name() or not child.cmdline()
-    ]
+    return [child for child in psutil.Process(pid).children() if "p2pd" in child.name()]
 
 
 async def refusal(settings):
