@@ -238,7 +238,7 @@ class ControlSync:
             self._counting.apply(decisions.read(entry.record))
         self.changed = self._held()
         self._strange = self._strangers(state.feed for state in self._frontier)
-        self._frontier.recount(self._counting)
+        self._frontier.decided_by(self._counting)
         for link in self._links.values():
             link.names.strange_at = 0  # others are strangers now than were when it has told what it has
         self._tell_digest()

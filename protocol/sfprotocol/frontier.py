@@ -313,7 +313,7 @@ class Frontier:
             state.next, state.chain = at, chain
         self._changed(state)
 
-    def recount(self, counting: Counting) -> None:
+    def decided_by(self, counting: Counting) -> None:
         """Let other decisions than before say of whom anything may be held: the digest has no other feeds."""
         self.counting = counting
         for state in self:

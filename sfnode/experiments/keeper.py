@@ -324,9 +324,8 @@ class Keeper:
             acted = self._acted
             self._now = max(self._now, self._desk.next_deadline())
             self._tell(Round())
-            soon = (
-                self._desk.next_deadline() < self._now + LOOK_INTERVAL
-            )  # an epoch that is open for too short
+            # an epoch that was open for too short a time is closed soon
+            soon = self._desk.next_deadline() < self._now + LOOK_INTERVAL
             if self._acted == acted and not soon:
                 return
 

@@ -107,7 +107,8 @@ class Role(Enum):
 FORGETFUL = frozenset({Role.ORGANISER, Role.DEPUTIES})
 """Parts in which decisions come to be dropped. Who is no member any more leaves feeds that only some have,
 and while it is not settled which decisions count, nodes hold different things: there only what is decided
-has to be the same everywhere, and who has more may look as if it promised what it does not deliver."""
+has to be the same everywhere, and who has more may look as if it promised what it does not deliver.
+Compared in full, two of sixteen plays fail (1252, 68), and why is not known."""
 
 
 @dataclass(frozen=True)

@@ -661,6 +661,19 @@ def test_after_a_succession_what_is_labelled_beyond_the_open_epoch_goes_and_a_ne
     assert all(node.machine.frontier.known == 1 for node in made.nodes.values())
 
 
+def test_of_a_segment_that_goes_beyond_what_is_named_what_may_be_held_is_taken() -> None:
+    """Its origin has signed both in one, so that who lacks what was named can get it no other way."""
+    made = swarm("a b")
+    segment = signed("b", 0, 0, [EpochScalars(0, (1, 2, 3)), EpochScalars(1, (4,))])
+    feed = made["b"].own
+    state, counting = made["a"].machine.frontier.state(feed), made["a"].machine.organised.counting
+    assert holding.early(counting, [state], segment)
+    state.named = 3
+    assert not holding.early(counting, [state], segment)
+    assert holding.fault(counting, state, segment) is None
+    assert holding.countable(counting, state, segment) == 3
+
+
 def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> None:
     """A succession may keep what a fork has frozen, and then what was made by it counts."""
     made = swarm("a b c")
