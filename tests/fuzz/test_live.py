@@ -91,6 +91,14 @@ def test_a_callback_that_keeps_the_loop_is_noticed_and_one_that_waits_for_the_pr
     seen(lambda: time.sleep(1.1 * LONGEST_CALLBACK)).check(["a", "b"])
 
 
+def test_what_earlier_tests_left_in_memory_is_no_cost_of_a_callback() -> None:
+    left: list[list[None]] = [[] for _ in range(1_000_000)]
+    begun = time.thread_time()
+    gc.collect()
+    cost = time.thread_time() - begun
+    assert left and seen(gc.collect).longest < cost / 2
+
+
 # -- what is sent ----------------------------------------------------------------------------------------
 
 
