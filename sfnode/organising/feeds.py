@@ -178,7 +178,9 @@ class HeldFeeds:
         """Return the feeds of which named steps were not here when we last looked."""
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
-    def nameable(self, counting: Counting, most: int, rest: int, *, alone: bool) -> Iterator[Nameable]:
+    def nameable(
+        self, counting: Counting, most: int, rest: int, target: int, overdue: float, *, alone: bool
+    ) -> Iterator[Nameable]:
         """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
         only what peers have shown unless `alone`. Nothing is named that is not here.
 
@@ -186,12 +188,17 @@ class HeldFeeds:
         labels; of all strangers without credit together, no more than the part of the room that is theirs,
         which those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves
         room for others to earn credit. What was signed as a whole when a quota was larger is named as a
-        whole, after what is not so large.
+        whole, after what is not so large. While nothing counts their part is half of the `target` of a close
+        where somebody was vouched for, and no whole may be larger unless it has come before `overdue`: else one
+        who is quick would be all that is judged first, with nobody to tell its work from noise.
         """
         left: dict[int, int] = {}
         shared = counting.room // UNPROVEN_PART
+        if not counting.begun:
+            strange = all(map(counting.quotas.is_stranger, range(len(counting.members))))
+            shared = rest if strange else max(1, target // 2)
         waiting = {
-            feed: (counting.begun and self._is_unproven(number, counting), number, held)
+            feed: (self._is_unproven(number, counting), number, held)
             for feed, held in self._feeds.items()
             if held.stop > held.named
             and (number := counting.number(feed)) is not None
@@ -215,7 +222,10 @@ class HeldFeeds:
             quota = each if unproven else counting.quotas.quota(member, counting.open_epoch)
             quota = left.setdefault(member, quota)
             quota = min(quota, shared) if unproven else quota
-            limit = held.named if quota <= 0 else max(held.named + quota, held.next_mark)
+            too_large = not counting.begun and unproven and held.next_mark - held.named > part
+            too_large = too_large and held.since > overdue
+            limit = held.named + max(0, quota)
+            limit = limit if quota <= 0 or too_large else max(limit, held.next_mark)
             limit = min(limit, held.enough(rest), held.forked, NEVER if alone else held.shown)
             if mark := held.last_nameable(limit, counting.members[member].revoked):
                 steps, zeros = mark.stop - held.named, held.zeros(mark.stop)

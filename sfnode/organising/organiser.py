@@ -492,13 +492,14 @@ class Organiser:
         if rest <= 0:
             return None  # the run is complete with the seals to come, unless they skip something
         alone = self._alone and not self._peers
-        chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, rest, alone=alone))
-        oldest = min((one.since for one in chosen if one.moving), default=now)
-        late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         target = search.target(counting) if search else self.policy.longest
         # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show
         # yet
         target = min(target, rest, int(GROWTH * counting.usual_updates(self.policy.target_updates)))
+        overdue = now - self.policy.longest_epoch
+        chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, rest, target, overdue, alone=alone))
+        oldest = min((one.since for one in chosen if one.moving), default=now)
+        late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)
         total = sum(one.moving for one in chosen)
         filled = total and (self._closing(chosen, target) >= target or late or self._is_used_up(chosen, now))

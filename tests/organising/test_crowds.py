@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.quotas import EPOCHS_AHEAD
 from tests.organising.town import EPOCH, Person, Town, all_at_once, turncoat, work, zeros
 
@@ -174,3 +175,15 @@ def test_the_budget_is_reached_although_thirty_do_what_they_may_from_the_first_m
     town.advance(2 * 3000 / PACE)
     assert town.counting.complete
     assert town.counts(honest(town)) >= 3000
+
+
+def test_who_is_quick_at_a_runs_start_is_not_all_that_is_judged_first() -> None:
+    """Of less than three members nobody can tell noise from work, and then all of it counts."""
+    town = Town()
+    town.begin(members=1, strangers=1)
+    quick = town.admit(Person("quick", 4.0, acts=all_at_once, hostile=True))
+    while not town.closes:
+        town.advance(1)
+    moves = {move.feed // INCARNATIONS: move.steps for move in town.closes[0].moves}
+    assert {0, 1} <= set(moves)
+    assert moves.get(quick.number, 0) <= EPOCH // 2
