@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sfnode.organising.evaluation.origins import GAIN_BY_COST, LEAST_MEMBERS, Weighted, weighted_median
+from sfnode.organising.evaluation.origins import GAIN_BY_COST, Weighted, told, weighted_median
 from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
 from sfprotocol import holding
 from sfprotocol.counting import NEVER, Counting
@@ -187,10 +187,10 @@ class HeldFeeds:
         Of a member it is no more than its quota with the open label, over all its feeds and whatever their
         labels; of all strangers without credit together, no more than the part of the room that is theirs,
         which those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves
-        room for others to earn credit. What was signed as a whole when a quota was larger is named as a
-        whole, after what is not so large. While nothing counts their part is half of the `target` of a close
-        where somebody was vouched for, and no whole may be larger unless it has come before `overdue`: else one
-        who is quick would be all that is judged first, with nobody to tell its work from noise.
+        room for others to earn credit. While nothing counts their part is half of the `target` of a close
+        where somebody was vouched for: else one who is quick would be all that is judged first, with nobody to
+        tell its work from noise. What was signed as a whole when a quota was larger, and is more than their
+        part, is only named once it has waited since before `overdue`, and after all else.
         """
         left: dict[int, int] = {}
         shared = counting.room // UNPROVEN_PART
@@ -222,8 +222,7 @@ class HeldFeeds:
             quota = each if unproven else counting.quotas.quota(member, counting.open_epoch)
             quota = left.setdefault(member, quota)
             quota = min(quota, shared) if unproven else quota
-            too_large = not counting.begun and unproven and held.next_mark - held.named > part
-            too_large = too_large and held.since > overdue
+            too_large = unproven and held.next_mark - held.named > part and held.since > overdue
             limit = held.named + max(0, quota)
             limit = limit if quota <= 0 or too_large else max(limit, held.next_mark)
             limit = min(limit, held.enough(rest), held.forked, NEVER if alone else held.shown)
@@ -295,12 +294,14 @@ class HeldFeeds:
             of_feed = self._size(number, epoch, counting)
             updates[number // INCARNATIONS] += of_feed[0]
             squares[number // INCARNATIONS] += of_feed[1]
-        means = [Weighted(squares[member] / count, count) for member, count in updates.items() if count]
-        usual = weighted_median(means) if len(means) >= LEAST_MEMBERS else 0.0
+        stranger = counting.quotas.is_stranger
+        telling, told_of = told(+updates, lambda member: not stranger(member))
+        means = [Weighted(squares[member] / updates[member], updates[member]) for member in telling]
+        usual = weighted_median(means) if means else 0.0
         if not usual:
             return set()
-        times = {n: math.sqrt((FEW + squares[n] / usual) / (FEW + updates[n])) for n in updates}
-        return {number for number in moved if times[number // INCARNATIONS] > HEAVY}
+        times = {n: math.sqrt((FEW + squares[n] / usual) / (FEW + updates[n])) for n in told_of}
+        return {number for number in moved if times.get(number // INCARNATIONS, 0.0) > HEAVY}
 
     def _size(self, number: int, epoch: int, counting: Counting) -> tuple[int, int]:
         """Return how many updates of a feed that move anything the close of `epoch` has named, and the sum of

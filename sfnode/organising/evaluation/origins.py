@@ -38,7 +38,7 @@ skipped (OFTEN), and what is EXTREME takes evidence to make good. Less far, it i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Part, Recount, Worth, read
+from sfprotocol.decisions import INCARNATIONS, Admit, Part, Recount, Worth, read
 from sfprotocol.messages import Feed
 from sfprotocol.worths import WORTH_ONE
 
@@ -97,7 +97,8 @@ FALSE_REVOCATIONS = 1e-4
 """Share of members who do no harm that are revoked by accident, in the whole of a run."""
 
 LEAST_MEMBERS = 3
-"""Measured members without which nothing is concluded: of two nobody can say which one is usual."""
+"""Measured members without which nothing is concluded of those whom somebody vouches for: of two nobody can
+say which one is usual. Of strangers it is still told by those (`told`)."""
 
 MEMORY = 0.95
 """Weight of what was measured before, for each measured epoch of a member, in its drift, and in how often it
@@ -350,6 +351,10 @@ class Origins:
         """Feeds and epochs that are skipped for good."""
         self.said: list[Worth] = []
         """All figures, in order."""
+        self.vouched: set[int] = set()
+        """Members for whom the organiser or an invitation vouches."""
+        self._numbers: dict[bytes, int] = {}
+        """Numbers of members by origin."""
         self._read, self._chain = 0, b""
 
     def follow(self, feed: ControlFeed) -> None:
@@ -359,9 +364,12 @@ class Origins:
         if feed.stop < self._read or (self._read and feed.chains[self._read] != self._chain):
             self._forget()
         for entry in feed.entries[self._read :]:
-            decision = read(entry.record).decision
-            if isinstance(decision, Worth):
-                self.take(decision)
+            match read(entry.record).decision:
+                case Worth() as said:
+                    self.take(said)
+                case Admit(origin=origin, quota=quota):
+                    number = self._numbers.setdefault(origin, len(self._numbers))
+                    self.vouched.update([number] if quota else [])
         self._read, self._chain = feed.stop, feed.chain
 
     def take(self, said: Worth) -> None:
@@ -369,20 +377,22 @@ class Origins:
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
         members = _by_member(parts)
-        drifts = [Weighted(_drift(made), _updates(made)) for made in members.values()]
-        usual = weighted_median(drifts) if len(members) >= LEAST_MEMBERS else None
+        telling, told_of = told(members, self.vouched.__contains__)
+        known = {member: members[member] for member in telling}
+        usual = weighted_median(map(_weighted_drift, known.values())) if known else None
         for member, made in members.items():
-            self.members.setdefault(member, Evidence()).drifts(made, usual)
-        drift = SHARE * self._usual_drift(parts)
-        weights = weights_of(parts)
+            one = self.members.setdefault(member, Evidence())
+            one.drifts(made, usual if member in told_of else None)
+        drift = SHARE * self._usual_drift(known)
+        weights = _weights(known, [part for member in told_of for part in members[member]])
         outliers = (feed for feed, weight in weights.items() if weight > OUTLIER)
         self.outliers.update(Recount(feed, said.epoch) for feed in outliers)
         for member, made in members.items():
-            evidence = self.members[member]
-            evidence.ask(drift**2 * _updates(made))
+            evidence, least = self.members[member], drift if member in told_of else 0.0
+            evidence.ask(least**2 * _updates(made))
             for part in made:
-                evidence.take(said.epoch, part, drift)
-            evidence.sized(max(weights[part.feed] for part in made))
+                evidence.take(said.epoch, part, least)
+            evidence.sized(max(weights.get(part.feed, 1.0) for part in made))
             if evidence.harmful:
                 self.harmful.add(member)
         self._compare()
@@ -390,6 +400,7 @@ class Origins:
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
         after = Origins()
+        after.vouched = self.vouched
         after.members = {member: copy(evidence) for member, evidence in self.members.items()}
         after.take(said)
         return after.harmful - self.harmful
@@ -429,17 +440,16 @@ class Origins:
         for known, drift in zip(found, likely, strict=True):
             known.agreement = drift / reference if reference > 0 else 1.0
 
-    def _usual_drift(self, parts: Sequence[Part]) -> float:
-        """Return the drift of an honest member, as far as this tells; 0 if there is none, or the median is
-        not above 0.
+    def _usual_drift(self, members: Mapping[int, Sequence[Part]]) -> float:
+        """Return the drift of an honest member, as far as the parts of these members tell; 0 if there is
+        none, or the median is not above 0.
 
         From the median of squares, less what noise makes of it and a standard error of that: who flips signs
         drifts as far as the others, and the median of the drifts themselves is that of the lesser honest ones
         then. No more than these parts have by their own median, beyond noise: where the whole step goes too
         far, or few bend it, scores say nothing of single members.
         """
-        members = _by_member(parts)
-        if len(members) < LEAST_MEMBERS:
+        if not members:
             return 0.0
         known = [self.members[member] for member in members]
         enough = weighted_median(Weighted(one.weight, one.weight) for one in known) / 2
@@ -452,16 +462,30 @@ class Origins:
             return 0.0
         noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * usually(lambda one: 1 / one.weight)
         usual = math.sqrt(max(0.0, usually(lambda one: one.drift**2) - noise))
-        now = weighted_median(Weighted(_drift(made), _updates(made)) for made in members.values())
-        return max(0.0, min(usual, now + 2 * _noise(_updates(parts))))
+        now = weighted_median(map(_weighted_drift, members.values()))
+        return max(0.0, min(usual, now + 2 * _noise(sum(map(_updates, members.values())))))
+
+
+def told(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
+    """Return which of an epoch's members tell what is usual, and of whom they tell it: everybody of everybody,
+    or where they are too few for that, those who are vouched for of strangers. Nobody may be there."""
+    if len(members) >= LEAST_MEMBERS:
+        return set(members), set(members)
+    telling = set(filter(vouched, members))
+    return telling, set(members) - telling
 
 
 def weights_of(parts: Sequence[Part]) -> dict[int, float]:
     """Return how many times as much as those of the median member the updates of each feed weigh; 1 where
     there are too few to tell."""
-    members = _by_member(parts).values()
-    weights = (Weighted(median(map(_weight, one)), _updates(one)) for one in members)
-    usual = weighted_median(weights) if len(members) >= LEAST_MEMBERS else 0.0
+    members = _by_member(parts)
+    return _weights(members if len(members) >= LEAST_MEMBERS else {}, parts)
+
+
+def _weights(members: Mapping[int, Sequence[Part]], parts: Sequence[Part]) -> dict[int, float]:
+    """Return the weights of parts in terms of the median one of these members; 1 if there are none."""
+    weights = (Weighted(median(map(_weight, one)), _updates(one)) for one in members.values())
+    usual = weighted_median(weights) if members else 0.0
     return {part.feed: _weight(part) / usual if usual else 1.0 for part in parts}
 
 
@@ -484,6 +508,10 @@ def weighted_median(figures: Iterable[Weighted]) -> float:
     half, below = sum(weights) / 2, list(accumulate(weights))
     low = next(one.value for one, sum_ in zip(known, below, strict=True) if sum_ >= half)
     return (low + next((one.value for one, s in zip(known, below, strict=True) if s > half), low)) / 2
+
+
+def _weighted_drift(parts: Sequence[Part]) -> Weighted:
+    return Weighted(_drift(parts), _updates(parts))
 
 
 def _updates(parts: Iterable[Part]) -> int:
