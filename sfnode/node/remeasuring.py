@@ -106,11 +106,9 @@ def _asked(run: RunParameters, entries: Sequence[Entry], wanted: Mapping[int, Wo
     for entry in entries:
         recorded = decisions.read(entry.record)
         match recorded.decision:
-            case Worth(epoch=epoch) as worth:
-                if epoch in wanted and epoch == counting.sealed < counting.open_epoch:
-                    moved = counting.moved(epoch)
-                    doubted.setdefault(epoch, {n for n in moved if not origins.trusts(n // INCARNATIONS)})
-                origins.take(worth)
+            case Worth(epoch=epoch) if epoch in wanted and epoch == counting.sealed < counting.open_epoch:
+                moved = counting.moved(epoch)
+                doubted.setdefault(epoch, {n for n in moved if not origins.trusts(n // INCARNATIONS)})
             case Seal(epoch=epoch, skipped=skipped) if epoch == counting.sealed and epoch in doubted:
                 others = (n for n in skipped if origins.trusts(n // INCARNATIONS))
                 left = doubted[epoch].union(n for n in others if Recount(n, epoch) not in origins.outliers)
@@ -119,6 +117,7 @@ def _asked(run: RunParameters, entries: Sequence[Entry], wanted: Mapping[int, Wo
                 step = {f: before.get(f, NOTHING) if f in gone else one for f, one in whole.items()}
                 yield _Asked(wanted[epoch], counting, before, step, whole)
         counting.apply(recorded)
+        origins.take(recorded.decision)
 
 
 def _compared(worth: Worth, found: Sequence[Worth]) -> Remeasured:

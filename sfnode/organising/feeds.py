@@ -188,9 +188,9 @@ class HeldFeeds:
         labels; of all strangers without credit together, no more than the part of the room that is theirs,
         which those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves
         room for others to earn credit. While nothing counts their part is half of the `target` of a close
-        where somebody was vouched for: else one who is quick would be all that is judged first, with nobody to
-        tell its work from noise. What was signed as a whole when a quota was larger, and is more than their
-        part, is only named once it has waited since before `overdue`, and after all else.
+        where somebody was vouched for: else one who is quick would be all that is judged first, with nobody
+        to tell its work from noise. What was signed as a whole when a quota was larger, and is more than
+        their part, is only named once it has waited since before `overdue`, and after all else.
         """
         left: dict[int, int] = {}
         shared = counting.room // UNPROVEN_PART

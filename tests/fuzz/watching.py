@@ -77,8 +77,8 @@ class Watch(logging.Handler):
 def watching() -> Iterator[Watch]:
     """Watch the running event loop, the log and the time that callbacks take.
 
-    What earlier tests left in memory is kept from the garbage collector meanwhile: it would look through all of
-    it within a callback, for a second in a process of thousands of tests.
+    What earlier tests left in memory is kept from the garbage collector meanwhile: it would look through all
+    of it within a callback, for a second in a process of thousands of tests.
     """
     gc.freeze()
     watch, loop, root = Watch(), asyncio.get_running_loop(), logging.getLogger()

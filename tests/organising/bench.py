@@ -34,7 +34,7 @@ from sfnode.schema.evaluation import Evaluation
 from sfprotocol import holding
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS as INCARNATIONS
-from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, Worth, encode
+from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, encode
 from sfprotocol.messages import Feed, Position
 from sfprotocol.quotas import UNPROVEN_PART
 
@@ -162,8 +162,7 @@ class Bench:
             if type(sign.decision).__name__ not in ("Evaluated", "Announce", "Worth", "Oversized"):
                 assert state_of(self.counting) != before, f"void where it stands: {sign.decision}"
             self.signed.append(sign.decision)
-            if isinstance(sign.decision, Worth):
-                self.origins.take(sign.decision)
+            self.origins.take(sign.decision)
             self.do(ControlChanged(self.counting, Tenure.HELD, (sign.decision,)))
             if isinstance(sign.decision, Amend):
                 self.end(self.counting.feed(sign.decision.feed), self.counting.named(sign.decision.feed))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from sfprotocol.decisions import INCARNATIONS
-from sfprotocol.quotas import EPOCHS_AHEAD
+from sfprotocol.quotas import EPOCHS_AHEAD, UNPROVEN_PART
 from tests.organising.town import EPOCH, Person, Town, all_at_once, turncoat, work, zeros
 
 PACE = 16.0
@@ -187,3 +187,15 @@ def test_who_is_quick_at_a_runs_start_is_not_all_that_is_judged_first() -> None:
     moves = {move.feed // INCARNATIONS: move.steps for move in town.closes[0].moves}
     assert {0, 1} <= set(moves)
     assert moves.get(quick.number, 0) <= EPOCH // 2
+
+
+def test_what_a_stranger_signed_as_a_whole_at_the_start_waits_where_it_is_more_than_their_part() -> None:
+    town = Town()
+    town.begin(members=2, strangers=0, pace=16.0)
+    quick = town.admit(Person("quick", 4.0, acts=all_at_once, hostile=True))
+    town.advance(town.organiser.policy.longest_epoch - 10)
+    assert len(town.closes) > 3
+    assert quick.made > EPOCH
+    assert town.named([quick]) < EPOCH // UNPROVEN_PART
+    town.advance(60)
+    assert town.named([quick]) > EPOCH, "at last it is named"

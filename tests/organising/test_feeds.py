@@ -8,7 +8,7 @@ import pytest
 
 from sfnode.organising.events import HeldChanged, Mark, PeerControl, PeerGone, PeersClaim, PeerShows
 from sfnode.organising.feeds import CLAIMED, HEAVY, HeldFeeds
-from sfprotocol.decisions import Amend, Close, Recorded
+from sfprotocol.decisions import Admit, Amend, Close, Recorded
 from sfprotocol.messages import Position
 from tests.organising.bench import EVALUATED, UNEVALUATED, Bench, chain_of, feed_of
 
@@ -173,12 +173,15 @@ def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
     assert feeds.heavy(0, bench.counting) == {bench.counting.number(feed) for feed in splits}
 
 
-def test_of_two_members_nobody_says_which_one_has_the_usual_size() -> None:
-    bench = Bench().begin("anne", "bob")
-    bench.update(ANNE, 500, size=1000)
-    bench.update(feed_of("bob"), 500, size=1)
+@pytest.mark.parametrize("stranger", [False, True])
+def test_of_two_members_it_is_only_said_of_a_stranger_that_its_size_is_not_usual(*, stranger: bool) -> None:
+    bench = Bench().begin("anne")
+    bench.wish(Admit(feed_of("bob").origin, 0 if stranger else 1000, 0))
+    bench.update(feed_of("bob"), 60, size=1000)
+    bench.update(ANNE, 60, size=1)
     bench.advance(bench.policy.longest_epoch + 10)
-    feeds = HeldFeeds()
+    feeds, number = HeldFeeds(), bench.counting.number(feed_of("bob"))
     for feed, marks in bench.marks.items():
         feeds.take(HeldChanged(feed, 0, tuple(marks)), bench.counting, 0.0)
-    assert feeds.heavy(0, bench.counting) == set()
+    assert len(bench.counting.moved(0)) == 2
+    assert feeds.heavy(0, bench.counting) == ({number} if stranger else set())

@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Admit, Part, Recount, Worth, read
+from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth, read
 from sfprotocol.messages import Feed
 from sfprotocol.worths import WORTH_ONE
 
@@ -364,16 +364,19 @@ class Origins:
         if feed.stop < self._read or (self._read and feed.chains[self._read] != self._chain):
             self._forget()
         for entry in feed.entries[self._read :]:
-            match read(entry.record).decision:
-                case Worth() as said:
-                    self.take(said)
-                case Admit(origin=origin, quota=quota):
-                    number = self._numbers.setdefault(origin, len(self._numbers))
-                    self.vouched.update([number] if quota else [])
+            self.take(read(entry.record).decision)
         self._read, self._chain = feed.stop, feed.chain
 
-    def take(self, said: Worth) -> None:
-        """Take in the figures of an epoch."""
+    def take(self, decision: Decision) -> None:
+        """Take in a decision: the figures of an epoch, or for whom somebody vouches."""
+        match decision:
+            case Worth():
+                self._measured(decision)
+            case Admit(origin=origin, quota=quota):
+                number = self._numbers.setdefault(origin, len(self._numbers))
+                self.vouched.update([number] if quota else [])
+
+    def _measured(self, said: Worth) -> None:
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
         members = _by_member(parts)
@@ -467,8 +470,8 @@ class Origins:
 
 
 def told(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
-    """Return which of an epoch's members tell what is usual, and of whom they tell it: everybody of everybody,
-    or where they are too few for that, those who are vouched for of strangers. Nobody may be there."""
+    """Return which of an epoch's members tell what is usual, and of whom: all of all, or where they are too
+    few for that, those who are vouched for of strangers. There may be none."""
     if len(members) >= LEAST_MEMBERS:
         return set(members), set(members)
     telling = set(filter(vouched, members))

@@ -352,6 +352,26 @@ def test_of_too_few_members_nobody_says_which_is_usual() -> None:
     assert origins.trusts(1)
 
 
+@pytest.mark.parametrize("score", [0, -1000, 3000])
+def test_of_two_members_the_one_who_is_vouched_for_says_what_is_usual_of_a_stranger(score: int) -> None:
+    origins = Origins()
+    for member, quota in enumerate([1000, 0]):
+        origins.take(Admit(bytes([member]) * 32, quota, 0))
+    origins.take(Worth(0, 64, (Part(0, 250, 10_000_000, 4000), Part(64, 250, 10_000, score))))
+    assert origins.trusts(0)
+    assert origins.trusts(1) == (score == 3000)
+
+
+def test_two_who_are_vouched_for_say_nothing_of_each_other_nor_two_strangers() -> None:
+    for quota in (1000, 0):
+        origins = Origins()
+        for member in range(2):
+            origins.take(Admit(bytes([member]) * 32, quota, 0))
+        origins.take(Worth(0, 64, (Part(0, 250, 10_000_000, 4000), Part(64, 250, 10_000, 0))))
+        assert origins.trusts(0)
+        assert origins.trusts(1)
+
+
 # -- what was skipped, and what never counts --------------------------------------------------------------
 
 
