@@ -376,6 +376,11 @@ class Row(NamedTuple):
     curve: tuple[tuple[int, float], ...]
     """Loss on the validation rows by the number of all updates that counted."""
 
+    @property
+    def counted_per_cpu_second(self) -> float:
+        """What was made while the last seals were under way, for nothing, is not in it."""
+        return self.honest_counted / max(1e-9, self.cpu_seconds)
+
 
 class Swarm:
     """The honest nodes of one run and the strangers beside them."""
@@ -589,6 +594,7 @@ def ratios(attack: str, pairs: Sequence[tuple[Row, Row]]) -> str:
         "made": "made",
         "counted": "honest_counted",
         "per CPU second": "per_cpu_second",
+        "counted per CPU second": "counted_per_cpu_second",
         "seconds": "seconds",
     }
     words = ", ".join(f"{word} {told(name)}" for word, name in names.items())
