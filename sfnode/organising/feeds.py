@@ -18,7 +18,7 @@ from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
 from sfprotocol.frontier import MAX_FEEDS
 from sfprotocol.messages import Feed
-from sfprotocol.quotas import UNPROVEN_PART
+from sfprotocol.quotas import UNLIMITED, UNPROVEN_PART
 
 CLAIMED = 4
 """Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
@@ -184,13 +184,13 @@ class HeldFeeds:
         """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
         only what peers have shown unless `alone`. Nothing is named that is not here.
 
-        Of a member it is no more than its quota with the open label, over all its feeds and whatever their
-        labels; of all strangers without credit together, no more than the part of the room that is theirs,
+        Of a member it is no more than its quota with the open label and its credit, over all its feeds and
+        whatever their labels; of all strangers without credit together, no more than the part of the room that is theirs,
         which those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves
         room for others to earn credit. While nothing counts their part is half of the `target` of a close
         where somebody was vouched for: else one who is quick would be all that is judged first, with nobody
-        to tell its work from noise. What was signed as a whole when a quota was larger, and is more than
-        their part, is only named once it has waited since before `overdue`, and after all else.
+        to tell its work from noise. What a stranger signed as a whole when its quota was larger, and is more
+        than their part, is only named once it has waited since before `overdue`, and after all else.
         """
         left: dict[int, int] = {}
         shared = counting.room // UNPROVEN_PART
@@ -209,22 +209,22 @@ class HeldFeeds:
 
         def turn(feed: Feed) -> tuple[bool, float, Feed]:
             unproven, number, held = waiting[feed]
-            if not unproven:
-                return False, held.since, feed
-            served = self._served.get(number // INCARNATIONS, held.since)
-            return held.next_mark - held.named > part, max(held.since, served), feed
+            member = number // INCARNATIONS
+            served = self._served.get(member, held.since) if unproven else held.since
+            credit = counting.credit(member) if counting.quotas.is_stranger(member) else UNLIMITED
+            quota = each if unproven else min(counting.quotas.quota(member, counting.open_epoch), credit)
+            left.setdefault(member, quota)
+            return held.next_mark - held.named > max(part, credit), max(held.since, served), feed
 
-        for feed in sorted(waiting, key=turn):
+        for is_large, _, feed in sorted(map(turn, waiting)):
             unproven, number, held = waiting[feed]
             if rest <= 0 or not most:
                 return
             member = number // INCARNATIONS
-            quota = each if unproven else counting.quotas.quota(member, counting.open_epoch)
-            quota = left.setdefault(member, quota)
-            quota = min(quota, shared) if unproven else quota
-            too_large = unproven and held.next_mark - held.named > part and held.since > overdue
+            quota = min(left[member], shared) if unproven else left[member]
             limit = held.named + max(0, quota)
-            limit = limit if quota <= 0 or too_large else max(limit, held.next_mark)
+            whole = quota > 0 and not (is_large and held.since > overdue)
+            limit = max(limit, held.next_mark) if whole else limit
             limit = min(limit, held.enough(rest), held.forked, NEVER if alone else held.shown)
             if mark := held.last_nameable(limit, counting.members[member].revoked):
                 steps, zeros = mark.stop - held.named, held.zeros(mark.stop)

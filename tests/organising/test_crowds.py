@@ -189,10 +189,26 @@ def test_who_is_quick_at_a_runs_start_is_not_all_that_is_judged_first() -> None:
     assert moves.get(quick.number, 0) <= EPOCH // 2
 
 
-def test_what_a_stranger_signed_as_a_whole_at_the_start_waits_where_it_is_more_than_their_part() -> None:
-    town = Town()
+def begins_large(town: Town, person: Person) -> None:
+    """Make the largest scalars with the first label."""
+    if town.counting.open_epoch == 0:
+        all_at_once(town, person)
+
+
+def begins_large_and_earns_credit(town: Town, person: Person) -> None:
+    """Make a single update in another feed, too, which counts."""
+    begins_large(town, person)
+    if (person.number, 1) not in town.shelves:
+        town.make(person, 1, feed=1)
+
+
+@pytest.mark.parametrize("acts", [begins_large, begins_large_and_earns_credit])
+def test_what_a_stranger_signed_as_a_whole_at_the_start_waits_where_it_is_more_than_their_part(
+    acts: Callable[[Town, Person], None],
+) -> None:
+    town = Town(told=False)
     town.begin(members=2, strangers=0, pace=16.0)
-    quick = town.admit(Person("quick", 4.0, acts=all_at_once, hostile=True))
+    quick = town.admit(Person("quick", 4.0, acts=acts))
     town.advance(town.organiser.policy.longest_epoch - 10)
     assert len(town.closes) > 3
     assert quick.made > EPOCH

@@ -84,6 +84,10 @@ FAR_OFF = 8.0
 searches see to it; what is found is right to a factor of two or so."""
 
 
+TELLING = 8
+"""Part of a usual epoch's updates below which a search along an epoch says nothing of the rate."""
+
+
 class Plan(NamedTuple):
     """The measurements that an epoch is worth."""
 
@@ -205,6 +209,13 @@ class Search:
             return False
         return not self.is_cut(epoch) and not counting.has_new_bases(epoch + 1)
 
+    def _says_nothing(self, epoch: int, counting: Counting) -> bool:
+        """Return whether no rate follows from an epoch: it is there for what waits, or so little was named
+        that its factor is about single updates, and whoever made them would throw away what others make."""
+        usual = counting.usual_updates(self._policy.longest)
+        few = epoch < counting.open_epoch and TELLING * counting.closed_updates(epoch) < usual
+        return few or self.is_for_waiting(epoch, counting)
+
     def is_cut(self, epoch: int) -> bool:
         """Return whether an epoch is cut short, so that nothing is measured of it."""
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
@@ -292,7 +303,7 @@ class Search:
         if found is None:
             return
         self._found = counting.sealed, epoch, found
-        if self.is_for_waiting(epoch, counting):
+        if self._says_nothing(epoch, counting):
             return
         stays = found.factor == 1.0
         if stays:
@@ -329,7 +340,7 @@ class Search:
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
-        if self.is_for_waiting(epoch, counting):
+        if self._says_nothing(epoch, counting):
             return replace(judgement, factor=round(found.factor * FACTOR_ONE), rates=())
         rate = next_rate(counting.rate(epoch), found, young=not self.settled)
         stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == counting.rate(coming)

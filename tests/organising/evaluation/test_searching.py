@@ -153,6 +153,22 @@ def test_an_epoch_that_evidently_did_harm_cuts_the_open_one_short_at_any_time() 
     assert [seal.factor for seal in run.bench.of(Seal)[-2:]] == [FACTOR_ONE // 4] * 2
 
 
+def test_an_epoch_of_a_single_update_that_did_harm_has_no_say_in_what_others_make() -> None:
+    run = Run()
+    for _ in range(10):
+        run.epoch(1.0)
+    epoch = run.bench.counting.open_epoch
+    run.bench.update(ANNE, 1)
+    run.bench.advance(SEARCHED.longest_epoch + 10)
+    assert run.lengths[epoch:] == [1]
+    assert run.bench.plans[-1].epoch == epoch
+    run.answer(0.0)
+    run.train(64)
+    seal = run.bench.of(Seal)[epoch]
+    assert (seal.factor, seal.rates) == (0, ())
+    assert run.lengths[epoch:] == [1], "the open epoch is not cut short"
+
+
 def test_until_then_an_epoch_is_closed_once_the_one_before_is_sealed() -> None:
     run = Run()
     run.train(FIRST_UPDATES)
