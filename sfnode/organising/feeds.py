@@ -18,7 +18,7 @@ from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
 from sfprotocol.frontier import MAX_FEEDS
 from sfprotocol.messages import Feed
-from sfprotocol.quotas import UNLIMITED, UNPROVEN_PART
+from sfprotocol.quotas import UNLIMITED
 
 CLAIMED = 4
 """Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
@@ -178,25 +178,30 @@ class HeldFeeds:
         """Return the feeds of which named steps were not here when we last looked."""
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
+    def waiting(self, counting: Counting, *, alone: bool) -> tuple[int, int]:
+        """Return how many updates that move anything wait to be named of members who were vouched for, and of
+        strangers."""
+        found = {False: 0, True: 0}
+        for feed, held in self._feeds.items():
+            if (number := counting.number(feed)) is not None and counting.ended(number) == NEVER:
+                stop = min(held.stop, NEVER if alone else held.shown)
+                moving = max(0, stop - held.named - held.zeros(stop))
+                found[counting.quotas.is_stranger(number // INCARNATIONS)] += moving
+        return found[False], found[True]
+
     def nameable(
-        self, counting: Counting, most: int, rest: int, target: int, overdue: float, *, alone: bool
+        self, counting: Counting, most: int, rest: int, shared: int, overdue: float, *, alone: bool
     ) -> Iterator[Nameable]:
         """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
         only what peers have shown unless `alone`. Nothing is named that is not here.
 
         Of a member it is no more than its quota with the open label and its credit, over all its feeds and
-        whatever their labels; of all strangers without credit together, no more than the part of the room that is theirs,
-        which those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves
-        room for others to earn credit. While nothing counts their part is half of the `target` of a close
-        where somebody was vouched for: else one who is quick would be all that is judged first, with nobody
-        to tell its work from noise. What a stranger signed as a whole when its quota was larger, and is more
-        than their part, is only named once it has waited since before `overdue`, and after all else.
+        whatever their labels; of all strangers without credit together, no more than `shared`, which those who
+        wait share alike, in turns: whoever has much waiting, in however many feeds, leaves room for others to
+        earn credit. What a stranger signed as a whole when its quota was larger, and is more than `shared`, is
+        only named once it has waited since before `overdue`, and after all else.
         """
         left: dict[int, int] = {}
-        shared = counting.room // UNPROVEN_PART
-        if not counting.begun:
-            strange = all(map(counting.quotas.is_stranger, range(len(counting.members))))
-            shared = rest if strange else max(1, target // 2)
         waiting = {
             feed: (self._is_unproven(number, counting), number, held)
             for feed, held in self._feeds.items()

@@ -496,13 +496,14 @@ class Organiser:
         # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show
         # yet
         target = min(target, rest, int(GROWTH * counting.usual_updates(self.policy.target_updates)))
-        overdue = now - self.policy.longest_epoch
-        chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, rest, target, overdue, alone=alone))
+        shared, overdue = self._strangers_part(rest, now, alone=alone), now - self.policy.longest_epoch
+        chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, rest, shared, overdue, alone=alone))
         oldest = min((one.since for one in chosen if one.moving), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)
         total = sum(one.moving for one in chosen)
-        filled = total and (self._closing(chosen, target) >= target or late or self._is_used_up(chosen, now))
+        there = self._closing(chosen, target, alone=alone)
+        filled = total and (there >= target or late or self._is_used_up(chosen, now))
         if not (filled or cut or self._renewal.cuts(counting)):
             return None
         if now < (earliest := self._opened_at + LEAST_EPOCH):
@@ -514,14 +515,28 @@ class Organiser:
         moves = (one.move(salt) for one in sorted(chosen))
         return Close(counting.open_epoch, salt, tuple(moves))
 
-    def _closing(self, chosen: list[Nameable], target: int) -> int:
+    def _strangers_part(self, rest: int, now: float, *, alone: bool) -> int:
+        """Return how many updates of strangers without credit a close names. While nothing counts it is as many
+        as of members who were vouched for, or one who is quick would be all that is judged first, with nobody
+        to tell its work from noise; any number where those make nothing."""
+        counting = self._counting
+        if counting.begun:
+            return counting.room // UNPROVEN_PART
+        vouched, _ = self._feeds.waiting(counting, alone=alone)
+        strange = all(map(counting.quotas.is_stranger, range(len(counting.members))))
+        return vouched if vouched or not (strange or now >= self._opened_at + ACTIVE_TIME) else rest
+
+    def _closing(self, chosen: list[Nameable], target: int, *, alone: bool) -> int:
         """Return how much of an epoch of `target` updates is there: of members without credit a small part of
-        it counts at most, so that they do not close epochs (SPEC O20)."""
+        it counts at most, so that they do not close epochs (SPEC O20). While nothing counts, what of strangers
+        has to wait shows that an epoch is full, too."""
         counting, found = self._counting, {True: 0, False: 0}
         for one in chosen:
             found[bool(counting.credit(one.number // INCARNATIONS))] += one.moving
-        most = max(1, target // UNPROVEN_PART) if counting.begun else target
-        return found[True] + min(found[False], most)
+        if counting.begun:
+            return found[True] + min(found[False], max(1, target // UNPROVEN_PART))
+        vouched, strange = self._feeds.waiting(counting, alone=alone)
+        return min(vouched + strange, UNPROVEN_PART * vouched) if vouched else found[False]
 
     def _is_used_up(self, chosen: list[Nameable], now: float) -> bool:
         """Return whether all members of whom something has come of late have made what they may; who goes on
