@@ -77,6 +77,11 @@ class HeldFeed:
                 return mark.stop
         return NEVER
 
+    @property
+    def waiting(self) -> int:
+        """Updates that move anything and wait to be named."""
+        return max(0, self.stop - self.named - self.zeros(self.stop))
+
     def zeros(self, stop: int) -> int:
         """Return how many of the steps that wait, up to `stop`, have the scalar 0."""
         return sum(mark.zeros for mark in self.marks if self.named < mark.stop <= stop)
@@ -107,6 +112,8 @@ class Nameable(NamedTuple):
     """The mark at which the close may stop."""
     zeros: int
     """Steps of it whose scalar is 0."""
+    waiting: int
+    """Steps that may count and wait in the feed, those beyond the part included."""
 
     @property
     def moving(self) -> int:
@@ -178,15 +185,13 @@ class HeldFeeds:
         """Return the feeds of which named steps were not here when we last looked."""
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
-    def waiting(self, counting: Counting, *, alone: bool) -> tuple[int, int]:
+    def waiting(self, counting: Counting) -> tuple[int, int]:
         """Return how many updates that move anything wait to be named of members who were vouched for, and of
         strangers."""
         found = {False: 0, True: 0}
         for feed, held in self._feeds.items():
             if (number := counting.number(feed)) is not None and counting.ended(number) == NEVER:
-                stop = min(held.stop, NEVER if alone else held.shown)
-                moving = max(0, stop - held.named - held.zeros(stop))
-                found[counting.quotas.is_stranger(number // INCARNATIONS)] += moving
+                found[counting.quotas.is_stranger(number // INCARNATIONS)] += held.waiting
         return found[False], found[True]
 
     def nameable(
@@ -196,10 +201,10 @@ class HeldFeeds:
         only what peers have shown unless `alone`. Nothing is named that is not here.
 
         Of a member it is no more than its quota with the open label and its credit, over all its feeds and
-        whatever their labels; of all strangers without credit together, no more than `shared`, which those who
-        wait share alike, in turns: whoever has much waiting, in however many feeds, leaves room for others to
-        earn credit. What a stranger signed as a whole when its quota was larger, and is more than `shared`, is
-        only named once it has waited since before `overdue`, and after all else.
+        whatever their labels; of all strangers without credit together, no more than `shared`, which those
+        who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves room for
+        others to earn credit. What a stranger signed as a whole when its quota was larger, and is more than
+        `shared`, is only named once it has waited since before `overdue`, and after all else.
         """
         left: dict[int, int] = {}
         waiting = {
@@ -237,7 +242,7 @@ class HeldFeeds:
                 left[member] = quota - steps
                 rest -= steps - zeros
                 most -= 1
-                yield Nameable(number, steps, held.since, mark, zeros)
+                yield Nameable(number, steps, held.since, mark, zeros, held.waiting)
 
     def _is_unproven(self, number: int, counting: Counting) -> bool:
         """Return whether a feed is of a stranger without credit."""

@@ -496,13 +496,13 @@ class Organiser:
         # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show
         # yet
         target = min(target, rest, int(GROWTH * counting.usual_updates(self.policy.target_updates)))
-        shared, overdue = self._strangers_part(rest, now, alone=alone), now - self.policy.longest_epoch
+        shared, overdue = self._strangers_part(rest, now), now - self.policy.longest_epoch
         chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, rest, shared, overdue, alone=alone))
         oldest = min((one.since for one in chosen if one.moving), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)
         total = sum(one.moving for one in chosen)
-        there = self._closing(chosen, target, alone=alone)
+        there = self._closing(chosen, target)
         filled = total and (there >= target or late or self._is_used_up(chosen, now))
         if not (filled or cut or self._renewal.cuts(counting)):
             return None
@@ -515,27 +515,32 @@ class Organiser:
         moves = (one.move(salt) for one in sorted(chosen))
         return Close(counting.open_epoch, salt, tuple(moves))
 
-    def _strangers_part(self, rest: int, now: float, *, alone: bool) -> int:
-        """Return how many updates of strangers without credit a close names. While nothing counts it is as many
-        as of members who were vouched for, or one who is quick would be all that is judged first, with nobody
-        to tell its work from noise; any number where those make nothing."""
+    def _strangers_part(self, rest: int, now: float) -> int:
+        """Return how many updates of strangers without credit a close names. While nothing counts it is as
+        many as of members who were vouched for, or any number where those make nothing: else one who is quick
+        would be all that is judged first, with nobody to tell its work from noise."""
         counting = self._counting
         if counting.begun:
             return counting.room // UNPROVEN_PART
-        vouched, _ = self._feeds.waiting(counting, alone=alone)
+        vouched, _ = self._feeds.waiting(counting)
         strange = all(map(counting.quotas.is_stranger, range(len(counting.members))))
         return vouched if vouched or not (strange or now >= self._opened_at + ACTIVE_TIME) else rest
 
-    def _closing(self, chosen: list[Nameable], target: int, *, alone: bool) -> int:
-        """Return how much of an epoch of `target` updates is there: of members without credit a small part of
-        it counts at most, so that they do not close epochs (SPEC O20). While nothing counts, what of strangers
-        has to wait shows that an epoch is full, too."""
+    def _closing(self, chosen: list[Nameable], target: int) -> int:
+        """Return how much of an epoch of `target` updates is there. What of strangers has to wait, as their
+        credit grows with closes, shows that it is full, too: up to some times as much as is named. Of those
+        without credit a small part of it counts at most, so that they do not close epochs (SPEC O20); while
+        nothing counts, some times as much as of members who were vouched for."""
         counting, found = self._counting, {True: 0, False: 0}
         for one in chosen:
-            found[bool(counting.credit(one.number // INCARNATIONS))] += one.moving
+            member = one.number // INCARNATIONS
+            proven, times = bool(counting.credit(member)), 1
+            if proven and counting.quotas.is_stranger(member):
+                times = UNPROVEN_PART
+            found[proven] += min(max(one.moving, one.waiting), times * one.moving)
         if counting.begun:
             return found[True] + min(found[False], max(1, target // UNPROVEN_PART))
-        vouched, strange = self._feeds.waiting(counting, alone=alone)
+        vouched, strange = self._feeds.waiting(counting)
         return min(vouched + strange, UNPROVEN_PART * vouched) if vouched else found[False]
 
     def _is_used_up(self, chosen: list[Nameable], now: float) -> bool:
