@@ -189,6 +189,36 @@ def test_who_is_quick_at_a_runs_start_is_not_all_that_is_judged_first() -> None:
     assert moves.get(quick.number, 0) <= EPOCH // 2
 
 
+def test_a_runs_first_epoch_is_full_once_all_that_waits_fills_it_and_strangers_are_half_of_it() -> None:
+    town = Town()
+    town.begin(members=1, strangers=3, pace=4.0)
+    while not town.closes:
+        town.advance(1)
+    moves = {move.feed // INCARNATIONS: move.steps for move in town.closes[0].moves}
+    assert EPOCH <= sum(person.made for person in town.people) < 1.2 * EPOCH
+    assert moves[0] == pytest.approx(EPOCH / 4, rel=0.2)
+    assert sum(moves.values()) == pytest.approx(2 * moves[0], abs=3)
+
+
+def test_strangers_who_begin_a_run_are_at_their_pace_from_the_start() -> None:
+    town = Town()
+    town.begin(members=1, strangers=3, pace=4.0)
+    town.advance(240)
+    assert sum(person.made for person in town.people) > 0.95 * 240 * 16
+    assert town.counts(town.people) > 0.85 * 240 * 16
+
+
+def test_where_those_who_are_vouched_for_make_nothing_strangers_begin_after_a_while() -> None:
+    town = Town()
+    town.admit(Person("away", 0.0), 4 * EPOCH)
+    for number in range(3):
+        town.admit(Person(f"stranger {number}", 4.0))
+    town.advance(25)
+    assert not town.closes
+    town.advance(60)
+    assert len(town.closes) > 2
+
+
 def begins_large(town: Town, person: Person) -> None:
     """Make the largest scalars with the first label."""
     if town.counting.open_epoch == 0:
