@@ -200,9 +200,9 @@ class HeldFeeds:
         """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
         only what peers have shown unless `alone`. Nothing is named that is not here.
 
-        Of a member it is no more than its quota with the open label and its credit, over all its feeds and
-        whatever their labels; of all strangers without credit together, no more than `shared`, which those
-        who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves room for
+        Of a member it is no more than its quota with the open label and twice its credit, over all its feeds
+        and whatever their labels; of all strangers without credit together, no more than `shared`, which
+        those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves room for
         others to earn credit. What a stranger signed as a whole when its quota was larger, and is more than
         `shared`, is only named once it has waited since before `overdue`, and after all else.
         """
@@ -222,7 +222,8 @@ class HeldFeeds:
             member = number // INCARNATIONS
             served = self._served.get(member, held.since) if unproven else held.since
             credit = counting.credit(member) if counting.quotas.is_stranger(member) else UNLIMITED
-            quota = each if unproven else min(counting.quotas.quota(member, counting.open_epoch), credit)
+            quota = counting.quotas.quota(member, counting.open_epoch)
+            quota = each if unproven else min(quota, 2 * credit)  # at a run's start quotas are larger
             left.setdefault(member, quota)
             return held.next_mark - held.named > max(part, credit), max(held.since, served), feed
 
