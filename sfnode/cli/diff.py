@@ -13,7 +13,8 @@ from sfnode.cli.log import DIGITS, entry_lines
 from sfnode.cli.options import data_dir_option, epoch_argument, json_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import beside, measured
+from sfnode.dashboard.formatting import beside
+from sfnode.schema.metrics import measured
 
 if TYPE_CHECKING:
     from sfnode.schema.history import DiffResult

@@ -10,8 +10,9 @@ import click
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import beside, count, measured
+from sfnode.dashboard.formatting import beside, count
 from sfnode.errors import Code, UserError
+from sfnode.schema.metrics import measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sfnode.dashboard.formatting import beside, count, figure, measured
+from sfnode.dashboard.formatting import beside, count
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.metrics import metric_of, trained_by
+from sfnode.schema.metrics import figure, measured, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sfnode.organising.evaluation import health
 from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart
-from sfnode.schema.metrics import metric_of
+from sfnode.schema.metrics import measured, metric_of, model_in_words
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
@@ -54,7 +54,7 @@ def chronicle(
     for recorded in said:
         latest.apply(recorded)
     decided = [recorded.decision for recorded in said]
-    evaluations = _evaluations(decided)
+    evaluations = {one.epoch: one for one in health.evaluations(decided) if not one.base}
     keys = {succession.term: succession.key for succession in successions}
     counting, found, term = Counting.of(run), list[HistoryEntry](), 0
     for position, (entry, recorded) in enumerate(zip(entries, said, strict=True)):
@@ -68,7 +68,7 @@ def chronicle(
                 continue
             case Seal() if counting.sealed == sealed:
                 continue
-            case Evaluated() if not health.is_base(decision):
+            case Evaluated() if not health.evaluation(decision).base:  # told with its seal
                 continue
             case Seal(epoch=epoch, recounted=recounted):
                 one = _epoch(latest, decision, evaluations.get(epoch))
@@ -94,15 +94,6 @@ def _entry(position: int, term: int, kind: str, text: str, epoch: EpochEntry | N
 
 def _succeeded(key: bytes | None) -> str:
     return "another key organises from here on" + (f": {key.hex()[:DIGITS]}" if key else "")
-
-
-def _evaluations(decided: Iterable[Decision]) -> dict[int, EpochEvaluation]:
-    """Return the last published evaluation of each epoch's model."""
-    return {
-        said.epoch: EpochEvaluation(**dict(health.measured(said)), epoch=said.epoch, base=False)
-        for said in decided
-        if isinstance(said, Evaluated) and not health.is_base(said)
-    }
 
 
 def _epoch(latest: Counting, seal: Seal, evaluation: EpochEvaluation | None) -> EpochEntry:
@@ -136,10 +127,10 @@ def in_words(decision: Decision, counting: Counting) -> str:
         case Announce(text=text):
             return f"announces: {text}"
         case Evaluated():
-            result = health.measured(decision)
+            result = health.evaluation(decision)
             trained = metric_of(result.metric).trained
-            of = "the base model less its prior" if result.calibrated else "the base model"
-            return f"tells of {of}: {health.figure(result)}, {trained.name} {trained.of(result.loss):.4f}"
+            loss = f"{trained.name} {trained.of(result.loss):.4f}"
+            return f"tells of {model_in_words(result)}: {measured(result)}, {loss}"
         case Checkpoint(epoch=epoch, cores=cores):
             return f"states the checkpoint of epoch {epoch}, core digest {cores.hex()[:DIGITS]}"
         case Worth(epoch=epoch, rows=rows, parts=parts):
