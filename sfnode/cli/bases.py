@@ -62,10 +62,11 @@ def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
 def words(kind: str, found: Made) -> str:
     """Return what bases are: how much of each layer they hold, and what they have cost."""
     rank = found.pairs[0][0].shape[1]
+    directions = "1 direction of every layer holds" if rank == 1 else f"{rank} directions of every layer hold"
     what = "mean gradient" if kind == "gradients" else "inputs"
     mean, least = (sum(found.held) / len(found.held), min(found.held)) if found.held else (0.0, 0.0)
     return (
-        f"rank {rank}, which holds {mean:.0%} of a layer's {what} in the mean over the layers, and "
-        f"{least:.0%} at least; two halves of the rows agree to {found.agreement:.2f} of 1; "
+        f"{directions} {mean:.0%} of its {what} in the mean over the layers, and {least:.0%} at least; "
+        f"two halves of the rows agree to {found.agreement:.2f} of 1; "
         f"{found.example_forwards:,} example-forwards"
     )

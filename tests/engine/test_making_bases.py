@@ -78,7 +78,7 @@ def test_what_the_directions_hold_of_each_layers_inputs_is_told_as_it_is() -> No
     assert made.held == pytest.approx(shares, abs=0.01)
     mean, least = sum(shares) / len(shares), min(shares)
     assert words("activations", made).startswith(
-        f"rank 2, which holds {mean:.0%} of a layer's inputs in the mean over the layers, and "
+        f"2 directions of every layer hold {mean:.0%} of its inputs in the mean over the layers, and "
         f"{least:.0%} at least"
     )
 
