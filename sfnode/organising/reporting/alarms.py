@@ -15,6 +15,7 @@ from sfnode.schema.metrics import metric_of, result_in_words
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus
+from sfnode.sizes import part_of
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.worths import WORTH_ONE
@@ -90,8 +91,8 @@ def _no_better(verdict: Verdict, counting: Counting, here: bool) -> UserError:
     trained = metric_of(verdict.base.metric).trained
     best, base = (f"{trained.of(one.loss):.4f}" for one in (verdict.best, verdict.base))
     what = (
-        f"no gain can be seen: {counting.counted} of {counting.budget} updates count, and the best of all "
-        f"seals, {result_in_words(verdict.best)}, is within what chance makes of "
+        f"no gain can be seen: {part_of(counting.counted, counting.budget)} updates count, and the best of "
+        f"all seals, {result_in_words(verdict.best)}, is within what chance makes of "
         f"{result_in_words(verdict.base)}; {trained.name} {best} beside {base}"
     )
     fix = (

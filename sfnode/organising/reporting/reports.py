@@ -35,6 +35,7 @@ from sfnode.schema.organising import (
 )
 from sfnode.schema.status import AlarmStatus, RunStatus, WaitStatus
 from sfnode.schema.views import OriginsQuery
+from sfnode.sizes import part_of
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
@@ -424,7 +425,7 @@ class Reports:
             if isinstance(said, Bases) and said in counting.bases
         ]
         if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
-            count = f"{counting.counted} of {counting.budget} updates count"
+            count = f"{part_of(counting.counted, counting.budget)} updates count"
             lines.append(f"epoch {seals[-1]} is sealed: {count}")
         lines += [f"announced: {said.text}" for said in decisions if isinstance(said, Announce)]
         self._look()

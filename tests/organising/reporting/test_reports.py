@@ -332,7 +332,7 @@ def test_each_seal_and_each_result_is_a_line_and_of_many_the_last(
     node.decide(Admit(A, QUOTA, 0), told(0, 0.5, base=True))
     assert reports.news(1.0) == []
     node.decide(*sealed(node, 7))
-    assert reports.news(2.0) == [f"epoch 0 is sealed: 7 of {node.organised.counting.budget} updates count"]
+    assert reports.news(2.0) == [f"epoch 0 is sealed: 7 of {node.organised.counting.budget:,} updates count"]
     assert reports.run(None, None, 5.0).seconds_since_seal == 3.0
     node.decide(told(0, 0.6))
     assert reports.news(3.0) == [
@@ -341,8 +341,8 @@ def test_each_seal_and_each_result_is_a_line_and_of_many_the_last(
     assert reports.news(4.0) == []
     for epoch in range(1, 4):
         node.decide(*sealed(node), told(epoch, 0.6))
-    assert [line.partition(",")[0] for line in reports.news(5.0)] == [
-        f"epoch 3 is sealed: 7 of {node.organised.counting.budget} updates count",
+    assert [line.partition(", the")[0] for line in reports.news(5.0)] == [
+        f"epoch 3 is sealed: 7 of {node.organised.counting.budget:,} updates count",
         "better: accuracy 0.600 (0.580-0.620) of epoch 3",
     ]
 
