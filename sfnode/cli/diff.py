@@ -14,6 +14,7 @@ from sfnode.cli.options import data_dir_option, epoch_argument, json_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside
+from sfnode.printable import called
 from sfnode.schema.metrics import measured
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _lines(found: DiffResult) -> Iterator[str]:
         yield f"epoch {one.epoch}: {measured(one)}{beside(one)}"
     yield "updates:"
     for origin in found.origins:
-        yield f"  {origin.origin[: 2 * DIGITS]}  {origin.updates:+}"
+        yield f"  {called(origin.origin[: 2 * DIGITS], origin.name)}  {origin.updates:+}"
     yield "decisions:"
     for entry in found.entries:
         yield from entry_lines(entry)

@@ -123,7 +123,7 @@ def _open(manifest: Manifest, update_log: UpdateLog, _: Path, __: Digests) -> Fa
 def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known: Digests) -> Facts:
     past = Past(manifest, update_log, data_dir)
     said = [decisions.read(entry.record).decision for entry in past.entries]
-    names = past.machine.cards.names()
+    names = past.names
     ranked = standings(past.run, past.entries)
     has_worths = any(one.measured for one in ranked)
     return Facts(
