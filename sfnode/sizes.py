@@ -5,6 +5,9 @@ Imports nothing, for commands that must start at once.
 
 from __future__ import annotations
 
+SPARE_BYTES = 64 << 20
+"""Bytes that must stay free on a node's disk: its log goes on growing there."""
+
 
 def size_text(count: float) -> str:
     """Format a number of bytes: 87 B, 1.2 kB, 3.4 GB."""

@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 from sfnode.doctor.findings import Finding, Subject, milliseconds, note, ok, problem
-from sfnode.hub import SPARE_BYTES
 from sfnode.manifest import Manifest
-from sfnode.sizes import size_text
+from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store.data_folder import holder
 from sfnode.store.disk_errors import sync_folder
 

@@ -15,16 +15,14 @@ from threading import Event
 from typing import TypeVar
 
 from sfnode.errors import Code, UserError
-from sfnode.hub import SPARE_BYTES
 from sfnode.logging import begins, log
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import is_file
-from sfnode.models import files as model_files
 from sfnode.node.driver import LogStore
 from sfnode.node.training.engine_loading import check_devices
 from sfnode.peers.compatibility import ask_manifest
 from sfnode.settings import Settings
-from sfnode.sizes import size_text
+from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store import data_folder
 from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.disk_errors import write_whole
@@ -135,8 +133,10 @@ def check_model(settings: Settings, manifest: Manifest) -> None:
     MODEL_*."""
     wanted = manifest.model
     if settings.model or Path(wanted.source).is_dir():
-        folder = model_files.resolve(wanted.source, wanted.revision, settings.model)
-        model_files.check_digest(folder, wanted.digest)
+        from sfnode.models import files  # half a second, for which only those wait who have such a folder
+
+        folder = files.resolve(wanted.source, wanted.revision, settings.model)
+        files.check_digest(folder, wanted.digest)
 
 
 def permitted(settings: Settings, manifest: Manifest) -> Settings:

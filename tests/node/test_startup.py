@@ -14,7 +14,6 @@ import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.hub import SPARE_BYTES
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Open
 from sfnode.manifest.data import Data
@@ -23,6 +22,7 @@ from sfnode.models.files import EMBEDDED
 from sfnode.node import startup
 from sfnode.node.node import Node
 from sfnode.settings import Settings
+from sfnode.sizes import SPARE_BYTES
 from sfnode.store import tables
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create
