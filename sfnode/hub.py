@@ -22,7 +22,7 @@ from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_fro
 from huggingface_hub.utils.tqdm import tqdm
 
 from sfnode.errors import Code, UserError
-from sfnode.sizes import size_text
+from sfnode.sizes import SPARE_BYTES, size_text
 from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
 
 PATIENCE = 5.0
@@ -33,9 +33,6 @@ MAX_WEIGHTS = MAX_LISTING // HASH_BYTES * PIECE
 
 MAX_OTHER_FILE = 256 << 20
 """Most bytes of a file without weights: it is read into memory as a whole. The largest take 40 MB."""
-
-SPARE_BYTES = 64 << 20
-"""Bytes that must stay free on the disk: the node's log goes on growing there."""
 
 SLACK = 16 << 20
 """Bytes, besides a quarter, that may come beyond what was announced: transfers that break ask again."""

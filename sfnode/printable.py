@@ -36,6 +36,12 @@ def paragraph(text: str) -> str:
     return printable(text).replace("\n", INDENT)
 
 
+def called(key: str, name: str | None) -> str:
+    """Return an origin by digits of its key and by the name that it gives itself, which proves nothing (SPEC
+    K1): `5e6f7a8b (Ada)`."""
+    return f"{key} ({name})" if name else key
+
+
 def command(*words: object) -> str:
     """Return a command line of these words: a shell takes each, whoever chose it, for just itself."""
     return shlex.join(map(str, words))

@@ -88,12 +88,13 @@ class Incoming(NamedTuple):
     """Seconds to merge into the weights, once, what has come since the last merge."""
 
     def share(self, step_seconds: float) -> float:
-        """Return the share of a step's time in the long run.
+        """Return the share of the time, with steps of so many seconds, in the long run.
 
         The weights follow with every step, or once in MERGE_REST times as long as that takes, if that is
         less.
         """
-        return self.add_seconds / step_seconds + min(self.merge_seconds / step_seconds, 1 / MERGE_REST)
+        cost = self.add_seconds + min(self.merge_seconds, step_seconds / MERGE_REST)
+        return cost / (step_seconds + cost)
 
 
 def case(subject: Subject, trainer: Trainer, size: int, queries: int) -> Case:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from sfnode.bench import memory
 from sfnode.engine import loading
+from sfnode.engine.devices import usable_device
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -99,7 +100,7 @@ class Subject(NamedTuple):
 @contextmanager
 def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
     """Load the subject. Raises UserError BAD_OPTION, MODEL_*, DATA_*, DEVICE or OUT_OF_MEMORY."""
-    device, *_ = (loading.usable_device(name) for name in wanted.devices)
+    device, *_ = (usable_device(name) for name in wanted.devices)
     with tempfile.TemporaryDirectory(prefix="sfnode-bench-") as scratch:
         named = wanted.source or (wanted.run.model.source if wanted.run else presets.DEFAULT_MODEL)
         source = named

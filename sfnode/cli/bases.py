@@ -56,14 +56,17 @@ def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
 
     with waiting(f"making bases from {kind}", time_left=True) as advance:
         file, found = preparing.make_bases(trainer, kind, folder, advance)
-    return file, _words(kind, found)
+    return file, words(kind, found)
 
 
-def _words(kind: str, found: Made) -> str:
+def words(kind: str, found: Made) -> str:
+    """Return what bases are: how much of each layer they hold, and what they have cost."""
     rank = found.pairs[0][0].shape[1]
     directions = "1 direction of every layer holds" if rank == 1 else f"{rank} directions of every layer hold"
-    what = "the mean gradient" if kind == "gradients" else "the layers' inputs"
+    what = "mean gradient" if kind == "gradients" else "inputs"
+    mean, least = (sum(found.held) / len(found.held), min(found.held)) if found.held else (0.0, 0.0)
     return (
-        f"{directions} {found.captured:.0%} of {what}; two "
-        f"halves of the rows agree to {found.agreement:.2f} of 1; {found.example_forwards:,} example-forwards"
+        f"{directions} {mean:.0%} of its {what} in the mean over the layers, and {least:.0%} at least; "
+        f"two halves of the rows agree to {found.agreement:.2f} of 1; "
+        f"{found.example_forwards:,} example-forwards"
     )

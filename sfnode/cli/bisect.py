@@ -18,6 +18,7 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
+from sfnode.printable import called
 
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
@@ -111,7 +112,7 @@ def _lines(found: BisectResult) -> Iterator[str]:
         return
     yield f"epoch {found.epoch} has raised the loss from {found.before:.4f} to {found.after:.4f}"
     for one in found.origins:
-        yield f"  without the {one.updates} updates of {one.origin}: {one.loss:.4f}"
+        yield f"  without the {one.updates} updates of {called(one.origin, one.name)}: {one.loss:.4f}"
     if not found.origins:
         yield "  no few origins account for half of that: the epoch as a whole, or its rate, did harm"
     yield "To take it back, on the organiser's node:"

@@ -57,12 +57,13 @@ def checkout(
         from sfnode.node.time_travel import Past
 
         state = Past(manifest, update_log, data_dir).result(epoch)
+    if out:
+        from sfnode.cli.trained_model import load, write
+
+        written = write(load(data_dir, model, device, dtype, epoch=epoch), out, form, lora_rank)
+        echo(written, err=as_json)
     if as_json:
         echo(state.model_dump_json(indent=2))
     else:
         echo(f"seal         of epoch {epoch}: {state.updates} updates count")
         echo(f"named digest {state.named_digest}\ncore digest  {state.core_digest}")
-    if out:
-        from sfnode.cli.trained_model import load, write
-
-        write(load(data_dir, model, device, dtype, epoch=epoch), out, form, lora_rank)

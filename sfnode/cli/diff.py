@@ -13,7 +13,9 @@ from sfnode.cli.log import DIGITS, entry_lines
 from sfnode.cli.options import data_dir_option, epoch_argument, json_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import beside, measured
+from sfnode.dashboard.formatting import beside
+from sfnode.printable import called
+from sfnode.schema.metrics import measured
 
 if TYPE_CHECKING:
     from sfnode.schema.history import DiffResult
@@ -47,7 +49,7 @@ def _lines(found: DiffResult) -> Iterator[str]:
         yield f"epoch {one.epoch}: {measured(one)}{beside(one)}"
     yield "updates:"
     for origin in found.origins:
-        yield f"  {origin.origin[: 2 * DIGITS]}  {origin.updates:+}"
+        yield f"  {called(origin.origin[: 2 * DIGITS], origin.name)}  {origin.updates:+}"
     yield "decisions:"
     for entry in found.entries:
         yield from entry_lines(entry)

@@ -20,9 +20,9 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import beside, figure
+from sfnode.dashboard.formatting import beside
 from sfnode.errors import Code, UserError
-from sfnode.schema.metrics import metric_of
+from sfnode.schema.metrics import figure, metric_of
 
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel

@@ -116,6 +116,7 @@ def export(
 
         hub_upload.check(hub_name, public=public)
     epoch = best_epoch(data_dir) if seal == "best" else None if seal == "last" else int(seal)
-    write(load(data_dir, model, device, dtype, as_of_now=as_of_now, epoch=epoch), out, form, lora_rank)
+    trained = load(data_dir, model, device, dtype, as_of_now=as_of_now, epoch=epoch)
+    echo(write(trained, out, form, lora_rank))
     if hub_name is not None:
         echo(f"uploaded it: {hub_upload.push(out, hub_name, public=public)}")

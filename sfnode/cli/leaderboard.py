@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sfnode.stats.leaderboard import Standing
     from sfnode.store.log import UpdateLog
     from sfprotocol.messages import Entry
+    from sfprotocol.names import Names
 
 DIGITS = 16
 """Hex digits of the keys that are shown."""
@@ -66,6 +67,7 @@ def leaderboard(
     same decisions sees the same digits. Worth is in nats by which updates that count have lowered the loss on
     the organiser's validation rows, as it has signed (docs/organising.md)."""
     with opened_run(data_dir) as (manifest, update_log):
+        from sfnode.node.startup import settled
         from sfnode.stats.leaderboard import standings
         from sfnode.store.verification import verify_log
         from sfnode.tasks.verifying import require_slopes
@@ -86,15 +88,22 @@ def leaderboard(
             with waiting("verifying the log"):
                 verify_log(manifest, update_log, None)
         entries = update_log.control()
-        found = _result(manifest, entries, standings(run, entries), verified=recompute)
+        names = settled(run, update_log).cards.names()
+        found = _result(manifest, entries, standings(run, entries), names, verified=recompute)
         if remeasure:
             found = _remeasured(found, manifest, update_log, data_dir, remeasure, model, device, dtype)
     echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found)))
 
 
 def _result(
-    manifest: Manifest, entries: list[Entry], found: list[Standing], *, verified: bool
+    manifest: Manifest,
+    entries: list[Entry],
+    found: list[Standing],
+    names: Mapping[bytes, Names],
+    *,
+    verified: bool,
 ) -> LeaderboardResult:
+    from sfnode.organising.reporting.chronicle import name_of
     from sfnode.schema.history import LeaderboardResult, Ranked
     from sfnode.store.replay import counting_of
 
@@ -108,7 +117,7 @@ def _result(
         verified=verified,
         epochs=[],
         members=[
-            Ranked(**one._asdict() | {"origin": one.origin.hex()}, rank=rank)
+            Ranked(**one._asdict() | {"origin": one.origin.hex()}, rank=rank, name=name_of(one.origin, names))
             for rank, one in enumerate(found, 1)
         ],
     )
@@ -163,4 +172,5 @@ def _lines(found: LeaderboardResult) -> Iterator[str]:
 def _line(one: Ranked, has_worths: bool) -> str:
     figures = f"  {count(one.measured):>10}  {nats(one.worth):>15}" if has_worths else ""
     revoked = "  revoked" if one.revoked else ""
-    return f"{one.rank:>6}  {one.origin[:DIGITS]}  {count(one.counted):>10}{figures}{revoked}"
+    name = f"  {one.name}" if one.name else ""
+    return f"{one.rank:>6}  {one.origin[:DIGITS]}  {count(one.counted):>10}{figures}{name}{revoked}"

@@ -10,8 +10,11 @@ import click
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import beside, count, measured
+from sfnode.dashboard.formatting import beside, count
 from sfnode.errors import Code, UserError
+from sfnode.printable import called
+from sfnode.schema.metrics import measured
+from sfnode.sizes import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,12 +76,14 @@ def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -
 def _lines(found: HistoryResult) -> Iterator[str]:
     for entry in found.entries:
         yield from entry_lines(entry)
-    counts = f"{count(found.counted)} of {count(found.budget)} updates count"
+    counts = f"{part_of(found.counted, found.budget)} updates count"
     if found.sealed is None:
         yield f"run {found.run_name} ({found.run_id[:16]}), open: {counts}"
     else:
-        seals = f"{found.sealed} seals, {counts}, {count(found.waiting)} are not judged yet"
-        yield f"run {found.run_name} ({found.run_id[:16]}): {seals}"
+        others = "others do not count" if found.complete else "are not judged yet"
+        seals = f"{found.sealed} seal{'' if found.sealed == 1 else 's'}, {counts}, {count(found.waiting)}"
+        complete = "complete, " if found.complete else ""
+        yield f"run {found.run_name} ({found.run_id[:16]}): {complete}{seals} {others}"
 
 
 def entry_lines(entry: HistoryEntry) -> Iterator[str]:
@@ -100,7 +105,7 @@ def _figures(epoch: EpochEntry) -> str:
 
 
 def _who(epoch: EpochEntry) -> str:
-    shown = [f"{one.origin[:DIGITS]} {count(one.updates)}" for one in epoch.origins[:SHOWN]]
+    shown = [f"{called(one.origin[:DIGITS], one.name)} {count(one.updates)}" for one in epoch.origins[:SHOWN]]
     others = epoch.origins[SHOWN:]
     if others:
         shown.append(f"{len(others)} others {count(sum(one.updates for one in others))}")

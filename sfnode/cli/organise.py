@@ -19,9 +19,10 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.succession import hand_over, sign
-from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats, result_in_words
+from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
+from sfnode.schema.metrics import result_in_words
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:

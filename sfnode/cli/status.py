@@ -16,7 +16,7 @@ from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats, span
 from sfnode.schema.metrics import drift_in_words, trained_by
 from sfnode.schema.unchecked import plain
-from sfnode.sizes import size_text
+from sfnode.sizes import part_of, size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import FeedStatus, Status
@@ -84,8 +84,8 @@ def _device_lines(s: Status) -> list[str]:
 
 def _updates(s: Status) -> str:
     if s.organised is None:
-        return f"updates  {s.known} of {s.update_budget}, epoch {s.epoch + 1} of {s.epochs}"
-    counted = f"{s.organised.counted} of {s.update_budget} count"
+        return f"updates  {part_of(s.known, s.update_budget)}, epoch {s.epoch + 1} of {s.epochs}"
+    counted = f"{part_of(s.organised.counted, s.update_budget)} count"
     return f"updates  {counted}, {s.known} are here, epoch {s.epoch} is open"
 
 

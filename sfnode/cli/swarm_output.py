@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sfnode.dashboard.formatting import beside, count, figure, measured
+from sfnode.dashboard.formatting import beside, count
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.metrics import metric_of, trained_by
+from sfnode.schema.metrics import figure, measured, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
+from sfnode.sizes import part_of
 
 MOST = 0.75
 """Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
@@ -34,9 +35,9 @@ def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus 
     trained = trained_by(there[0].task)
     told = f", {trained.name} {trained.of(sum(losses) / len(losses)):.3f}" if losses else ""
     if organised is None:
-        return f"{known} of {budget} updates, {rate:.0f}/s{told}"
-    counted = f"{organised.counted} of {organised.budget} count in {organised.sealed} epochs"
-    return f"{known} updates, {counted}, {rate:.0f}/s{told}"
+        return f"{part_of(known, budget)} updates, {rate:.0f}/s{told}"
+    counted = f"{part_of(organised.counted, organised.budget)} count in {organised.sealed} epochs"
+    return f"{count(known)} updates, {counted}, {rate:.0f}/s{told}"
 
 
 def progress_table(

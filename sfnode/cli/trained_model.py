@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.exit import warn
-from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
@@ -66,7 +65,7 @@ def load(
     """
     layout, sensors = Layout(data_dir), Sensors(device)
     with opened_run(data_dir) as (manifest, update_log):
-        from sfnode.engine.loading import usable_device
+        from sfnode.engine.devices import usable_device
         from sfnode.node import provenance
         from sfnode.node.startup import settled
         from sfnode.store.replay import state_digest
@@ -124,12 +123,12 @@ def check(data_dir: Path, device: str) -> Manifest:
         return manifest
 
 
-def write(trained: TrainedModel, out: Path, form: str, rank: int | None = None) -> None:
-    """Write the model to the new folder `out`, and say so. Raises as `Trainer.export`."""
+def write(trained: TrainedModel, out: Path, form: str, rank: int | None = None) -> str:
+    """Write the model to the new folder `out`, and return what is there. Raises as `Trainer.export`."""
     with waiting("writing the model"):
         fit = trained.trainer.export(out, "lora" if form == "lora" else "hf", trained.about, rank)
     shown = f"; {fit.in_words}" if fit else ""
-    echo(f"wrote {out} ({trained.moment}, digest {trained.digest}{shown})")
+    return f"wrote {out} ({trained.moment}, digest {trained.digest}{shown})"
 
 
 def best_epoch(data_dir: Path) -> int:

@@ -7,24 +7,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from sfnode.schema.metrics import metric_of
-from sfnode.schema.node_state import RunHealth
+from sfnode.schema.metrics import figure, measured, metric_of
+from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation
-    from sfnode.schema.evaluation import PassAt
-    from sfnode.schema.organising import EpochEvaluation, EvidenceStatus, HealthStatus
+    from sfnode.schema.organising import EvidenceStatus, HealthStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
 """Limits in bytes, or in bytes per second."""
-
-HEALTH_WORDS = {
-    RunHealth.UNKNOWN: "not known yet",
-    RunHealth.BETTER: "better",
-    RunHealth.NO_BETTER: "no better",
-    RunHealth.WORSE: "WORSE",
-}
 
 BLANK = "⠀"
 """The braille character without dots."""
@@ -107,33 +99,12 @@ def short(name: str, width: int = 12) -> str:
     return name if len(name) <= width else "…" + name[1 - width :]
 
 
-def figure(found: Evaluation | PassAt) -> str:
-    """Format a value with its 95 % confidence interval, such as `0.526 (0.493-0.559)`."""
-    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
-
-
-def measured(found: Evaluation) -> str:
-    """Format a result, such as `accuracy 0.526 (0.493-0.559)`."""
-    return f"{metric_of(found.metric).name} {figure(found)}"
-
-
 def beside(found: Evaluation, digits: int = 4) -> str:
     """Format what is told beside a value, after a comma: `, loss 0.6870`; of a reward run `, mean reward
     0.3130, pass@8 0.700 (0.650-0.746)`."""
     trained = metric_of(found.metric).trained
     told = f", {trained.name} {trained.of(found.loss):.{digits}f}"
     return told + "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
-
-
-def result_in_words(found: EpochEvaluation) -> str:
-    """Format a published result, such as `accuracy 0.526 (0.493-0.559) of epoch 7`."""
-    return f"{measured(found)} of {_model(found)}"
-
-
-def _model(found: EpochEvaluation) -> str:
-    if found.base:
-        return "the calibrated base model" if found.calibrated else "the base model"
-    return f"epoch {found.epoch}"
 
 
 def health_in_words(health: HealthStatus) -> str:

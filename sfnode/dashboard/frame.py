@@ -29,7 +29,7 @@ from sfnode.dashboard.formatting import (
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import Mood, Now, alarms, contributed, doing, together
 from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
-from sfnode.sizes import size_text
+from sfnode.sizes import part_of, size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import Curves, Origins, OwnStanding
@@ -187,11 +187,11 @@ def _doing(now: Now, width: int) -> list[Text]:
 
 def _bars(now: Now, width: int) -> list[Text]:
     p = now.progress
-    run = f"{count(p.known)} of {count(p.update_budget)} updates"
+    run = f"{part_of(p.known, p.update_budget)} updates"
     number = (
         p.epoch if now.status.organised else p.epoch + 1
     )  # of an organised run its label, as in decisions
-    epoch = f"{number} of {p.epochs}, {count(p.epoch_known)} of {count(p.epoch_updates)}"
+    epoch = f"{number} of {p.epochs}, {part_of(p.epoch_known, p.epoch_updates)}"
     wide = max(10, width - 62)
     return [
         _progress("run", p.known / p.update_budget, run, p.seconds_left, wide),

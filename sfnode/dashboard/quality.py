@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sfnode.dashboard.formatting import count, figure, measured
+from sfnode.dashboard.formatting import count
 from sfnode.dashboard.snapshot import Mood, Words, base_of
-from sfnode.schema.metrics import LOSS, metric_of
+from sfnode.schema.metrics import LOSS, figure, measure_of, measured, metric_of
 from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
 
 BEFORE = "before training"
-
-STALE = 6
-"""Evaluations without a new best after which nothing says any more that the model is still getting better."""
 
 UNJUDGED = "Not measured: nobody judges an open run"
 """Verdict on the model of an open run of which no figure is known."""
@@ -85,8 +82,8 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
     compared += [
         _reference("uncalibrated" if base and base.calibrated else "calibrated", m) for m in plain[-1:]
     ]
-    since = sum(point.x > best.epoch for point in points) if best else STALE
-    words = verdict(RunHealth(health.verdict), latest, base, since_best=since, complete=_ended(s))
+    rises = latest is not None and best is not None and best.epoch == latest.epoch and not _ended(s)
+    words = verdict(RunHealth(health.verdict), latest, base, rises=rises)
     if latest is None:
         early = "no epoch is sealed yet" if not s.organised.sealed else "nothing was evaluated so far"
         words = words._replace(text=f"{words.text}: {early}.")
@@ -124,12 +121,12 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
             points=[],
         )
     latest = ours[-1]
-    alike = [m for m in ours if (m.metric, m.calibrated) == (latest.metric, latest.calibrated)]
+    alike = [m for m in ours if measure_of(m) == measure_of(latest)]
     better = min if metric_of(latest.metric).lower_is_better else max
     best = better(alike, key=lambda m: m.value)
     base = base_of(measurements, calibrated=latest.calibrated) or base_of(measurements)
-    since = sum(m.known > best.known for m in alike)
-    words = verdict(_compared(latest, base), latest, base, since_best=since, complete=_ended(s))
+    rises = best.known == latest.known and not _ended(s)
+    words = verdict(_compared(latest, base), latest, base, rises=rises)
     other_best = best if best.known != latest.known else None
     where = f"{count(best.known)} updates"
     words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
@@ -158,21 +155,20 @@ def verdict(
     latest: Evaluation | None,
     base: Evaluation | None,
     *,
-    since_best: int,
-    complete: bool,
+    rises: bool,
 ) -> Words:
     """Return the words that say whether a model gets better, the same wherever they are shown.
 
-    `since_best` is the number of evaluations since the best one; `complete`: nothing more is to come.
+    `rises`: no other result was as good as the latest, and more are to come.
     """
     if latest is None:
         return Words("Too early to tell")
     match health:
         case RunHealth.BETTER:
-            rises = "" if complete or since_best >= STALE else ", and still getting better"
-            return Words(f"Better than the base model{rises}", Mood.GOOD)
+            still = ", and still getting better" if rises else ""
+            return Words(f"Better than the base model{still}", Mood.GOOD)
         case RunHealth.NO_BETTER:
-            return Words(f"No better than the base model{'' if complete else ' yet'}", Mood.WARN)
+            return Words("Not certainly better than the base model", Mood.WARN)
         case RunHealth.UNKNOWN:
             return Words("Not compared with the base model yet")
     match _compared(latest, base):

@@ -81,7 +81,7 @@ def look_at_device(name: str) -> Finding:
     """Examine a device; if it is a CPU, also whether there is an unused GPU."""
     import torch
 
-    from sfnode.engine.loading import usable_device
+    from sfnode.engine.devices import usable_device
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

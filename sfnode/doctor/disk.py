@@ -15,15 +15,12 @@ from pathlib import Path
 
 from sfnode.doctor.findings import Finding, Subject, milliseconds, note, ok, problem
 from sfnode.manifest import Manifest
-from sfnode.sizes import size_text
+from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store.data_folder import holder
 from sfnode.store.disk_errors import sync_folder
 
 LOG_BYTES_PER_UPDATE = 12
 """5.3 on disk for updates made one by one (docs/benchmarks.md), and as much again while SQLite tidies up."""
-
-SPARE = 64 << 20
-"""Bytes besides the log: its journal, keys, the node's own messages."""
 
 PROBE = 1 << 20
 """Bytes that are written as a test."""
@@ -48,7 +45,7 @@ def _existing(path: Path) -> Path:
 
 def _space(folder: Path, manifest: Manifest | None) -> Finding:
     updates = manifest.training.update_budget if manifest else 0
-    needed, free = SPARE + updates * LOG_BYTES_PER_UPDATE, shutil.disk_usage(folder).free
+    needed, free = SPARE_BYTES + updates * LOG_BYTES_PER_UPDATE, shutil.disk_usage(folder).free
     if free >= needed:
         return ok(Subject.DISK_SPACE, f"{size_text(free)} are free where {folder} is")
     return problem(

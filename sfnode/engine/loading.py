@@ -1,4 +1,4 @@
-"""Loads what a trainer works with: a device that can be used, the base model, and a node's rows."""
+"""Loads what a trainer works with: the base model and a node's rows."""
 
 from __future__ import annotations
 
@@ -7,25 +7,9 @@ from pathlib import Path
 import torch
 
 from sfnode.engine import target_check
-from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.tasks import dataset
-
-
-def usable_device(name: str) -> torch.device:
-    """Return the device of that name after trying it out. Raises UserError DEVICE."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            Code.DEVICE,
-            f"the device {name!r} cannot be used here: {reason}",
-            "Use --device cpu, or install a torch build that supports the device.",
-        ) from error
-    return device
 
 
 def load_model(

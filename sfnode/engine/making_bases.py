@@ -45,6 +45,9 @@ as many 90 %."""
 
 LARGEST_ENTRY = 127
 
+TINY = torch.finfo(torch.float32).tiny
+"""The least divisor, where something may be zero altogether."""
+
 BATCHES, BATCH_ROWS = 32, 8
 """Mini-batches, and rows of each: few at a time, as the activations of a backward pass are kept. Together
 256: what twice as many cost is better spent on bases made anew (docs/research-log.md)."""
@@ -60,8 +63,9 @@ class Made(NamedTuple):
     """Bases, and how they came about."""
 
     pairs: Pairs
-    captured: float
-    """Share of the squares of all sketched matrices that the directions found account for; an estimate."""
+    held: tuple[float, ...]
+    """Share that the directions found hold of each linear layer's mean gradient, or inputs: of their squares;
+    an estimate."""
     agreement: float
     """Cosine between what the odd and the even mini-batches say: near 0, the directions are mostly noise."""
     example_forwards: int
@@ -150,14 +154,16 @@ def activations(
     The gradient of a linear layer lies in the span of its inputs, so that a V outside of it is wasted.
     """
     sketches = _sketches(loaded, rank, seed, of_inputs=True)
+    squares = {number: torch.zeros((), device=loaded.device) for number in sketches}
 
     def take(number: int, given: Tensor, output: Tensor) -> None:
         sketches[number].add(_rows(given), _rows(given))
+        squares[number] += given.float().square().sum()
 
     with _watched(loaded, sketches, take), torch.no_grad():
         for batch in _in_halves(batches, sketches, advance):
             forward.mean_loss(loaded, batch)
-    return _made(loaded, sketches, rank, seed, sum(batch.examples for batch in batches), of_inputs=True)
+    return _made(loaded, sketches, rank, seed, sum(batch.examples for batch in batches), squares)
 
 
 # -- sketches --------------------------------------------------------------------------------------------
@@ -190,9 +196,13 @@ class _Sketch:
         u, values, v = torch.linalg.svd(solved, full_matrices=False)
         return (base @ u)[:, :rank], v.t()[:, :rank], values[:rank]
 
-    def square(self) -> float:
-        """Return an estimate of the sum of the squares of M's entries."""
-        return float((self._corange[0] + self._corange[1]).square().sum()) / self._left.shape[1]
+    def held(self, right: Tensor) -> Tensor:
+        """Return an estimate of the share of M's squares that lies along the columns of `right`."""
+        mixed = self._corange[0] + self._corange[1]  # from M's rows: both sums err alike
+        return (mixed @ right).square().sum() / mixed.square().sum().clamp_min(TINY)
+
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(self._corange[0] + self._corange[1]).all())
 
     def halves(self) -> tuple[float, float, float]:
         """Return estimates of the product of the two halves of M, and of the square of each."""
@@ -279,33 +289,36 @@ def _made(
     rank: int,
     seed: int,
     cost: int,
-    *,
-    of_inputs: bool = False,
+    squares: Mapping[int, Tensor] | None = None,
 ) -> Made:
+    """`squares` of the inputs, by target: the sketches are of their products with themselves, whose singular
+    values are squares."""
     generator = torch.Generator().manual_seed(seed + 1)
     mixed = _hadamard(rank)
     pairs: Pairs = []
-    held = whole = 0.0
+    held: list[float] = []
     halves = np.zeros(3)
     for number, site in enumerate(loaded.sites):
         u, v = (_signs(rows, rank, generator) for rows in (site.target.out_features, site.target.in_features))
         if number in sketches:
-            if not math.isfinite(sketches[number].square()):
+            sketch = sketches[number]
+            if not sketch.is_finite():
                 raise UserError(
                     Code.BAD_OPTION,
                     f"no bases can be made: what {site.target.name} shows is not finite in this format",
                     "Make them with --dtype float32; nodes may compute in another one all the same.",
                 )
-            left, right, values = sketches[number].found(rank)
-            held, whole = held + float(values.square().sum()), whole + sketches[number].square()
-            halves += sketches[number].halves()
+            left, right, values = sketch.found(rank)
+            share = sketch.held(right) if squares is None else values.sum() / squares[number].clamp_min(TINY)
+            held.append(min(1.0, float(share)))
+            halves += sketch.halves()
             # Mixed, every pair of columns has a share in all directions: an update moves one pair.
             v = _filled(right, v) @ mixed
-            u = u if of_inputs else _filled(left, u) @ mixed
+            u = _filled(left, u) @ mixed if squares is None else u
         pairs.append((quantised(u), quantised(v)))
     product, even, odd = halves
     agreement = product / math.sqrt(even * odd) if even and odd else 0.0
-    return Made(pairs, min(1.0, held / whole) if whole else 0.0, agreement, cost)
+    return Made(pairs, tuple(held), agreement, cost)
 
 
 def quantised(columns: Tensor) -> I8:

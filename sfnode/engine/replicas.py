@@ -23,7 +23,8 @@ from typing import Any, Self
 import torch
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.loading import load_model, usable_device
+from sfnode.engine.devices import usable_device
+from sfnode.engine.loading import load_model
 from sfnode.engine.noise import LocalNoise
 from sfnode.engine.trainer import THREADS, StepResult, Trainer
 from sfnode.errors import Code, UserError

@@ -22,10 +22,11 @@ from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.decay import Decay
+from sfnode.engine.devices import usable_device
 from sfnode.engine.estimator import Estimate, quantise
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.generation import complete
-from sfnode.engine.loading import load_model, training_rows, usable_device
+from sfnode.engine.loading import load_model, training_rows
 from sfnode.engine.losses import Losses, Priors, line_batches, line_rows
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from sfnode.engine import forward
-from sfnode.engine.loading import load_model, usable_device
+from sfnode.engine.devices import usable_device
+from sfnode.engine.loading import load_model
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.experiments.cell import Cell, Place, Problem

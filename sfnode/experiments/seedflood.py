@@ -466,7 +466,7 @@ class SeedFlood:
         if self._keeper:
             memory = Memory(*state["search"]) if state["search"] else None
             self._has_base = state["has_base"]
-            rows = {(epoch, metric): losses.numpy() for epoch, metric, losses in state["guard"]}
+            rows = {(epoch, base, measure): losses.numpy() for epoch, base, measure, losses in state["guard"]}
             self._keeper.restore(state["log"].numpy().tobytes(), memory, rows)
             for name, content in state["bases"].items():
                 assert self._kept_bases

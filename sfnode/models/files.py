@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,6 +181,25 @@ def digest(folder: Path) -> str:
             content = (folder / file).read_bytes()
             state.update(_line([file, len(content)]) + content)
     return state.hexdigest()
+
+
+def check_digest(folder: Path, wanted: str) -> None:
+    """Raise UserError MODEL_DIGEST unless a base model has this digest, or as `digest` does.
+
+    All of it is read once in a process, as long as its files stay as they are.
+    """
+    files = ((file, file.stat()) for file in covered(folder))
+    _check_digest(folder, wanted, tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in files))
+
+
+@lru_cache(maxsize=16)
+def _check_digest(folder: Path, wanted: str, _files: tuple[tuple[Path, int, int], ...]) -> None:
+    if (actual := digest(folder)) != wanted:
+        raise UserError(
+            Code.MODEL_DIGEST,
+            f"the base model in {folder} has digest {actual}; the run started from {wanted}",
+            "Give the folder of the run's own base model, or the revision that its manifest names.",
+        )
 
 
 def has_weights(folder: Path) -> bool:

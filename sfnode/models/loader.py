@@ -28,7 +28,7 @@ from sfnode.manifest.model import Model
 from sfnode.models import examination, vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
 from sfnode.models.examination import Part
-from sfnode.models.files import BUILTIN, digest, resolve
+from sfnode.models.files import BUILTIN, check_digest, digest, resolve
 from sfnode.models.perturbation import Perturber
 from sfnode.models.pieces import listing_hash
 from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
@@ -116,7 +116,7 @@ def load(
     """
     wanted = manifest.model
     folder = resolve(wanted.source, wanted.revision, override)
-    _check_digest(folder, wanted.digest)
+    check_digest(folder, wanted.digest)
     labels = len(manifest.task.verbalizer) if manifest.task.kind == "sequence-classification" else 0
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
@@ -313,16 +313,6 @@ def with_user_errors(folder: Path, action: Callable[[], T]) -> T:
     except Exception as error:  # transformers documents no common base of what it raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise unsupported(folder, reason) from error
-
-
-def _check_digest(folder: Path, wanted: str) -> None:
-    actual = digest(folder)
-    if actual != wanted:
-        raise UserError(
-            Code.MODEL_DIGEST,
-            f"the base model in {folder} has digest {actual}; the run started from {wanted}",
-            "Give the folder of the run's own base model, or the revision that its manifest names.",
-        )
 
 
 def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:

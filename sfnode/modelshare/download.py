@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.hub import SPARE_BYTES
 from sfnode.logging import log
 from sfnode.models.pieces import missing, require_safe, write_piece
 from sfnode.resources.bandwidth_limits import RateLimit
-from sfnode.sizes import size_text
+from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
 from sfnode.transport.base import TransportError, peer_of
 from sfprotocol import wire_codec

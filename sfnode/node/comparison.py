@@ -37,14 +37,14 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
     ]
     more = past.by_origin(after)
     more.subtract(past.by_origin(before))
-    entries = chronicle(past.run, past.entries, ())
+    entries = chronicle(past.run, past.entries, (), past.names)
     seals = {entry.epoch.epoch: entry.epoch for entry in entries if entry.epoch}
     first, last = sorted((past.seal(before), past.seal(after)))
     return DiffResult(
         before=states[0],
         after=states[1],
         evaluations=[e for e in (seals[before].evaluation, seals[after].evaluation) if e],
-        origins=parts(more),
+        origins=parts(more, past.names),
         norm=math.hypot(*norms),
         layers=layers,
         entries=[entry for entry in entries if first < (entry.position or 0) <= last],

@@ -149,6 +149,7 @@ class Node:
             logger = await startup.in_thread(lambda: opened(settings.log_to, LOG_GRACE))
             stack.callback(logger.close)
             local = startup.local_manifest(settings, data_dir)
+            settings = await startup.in_thread(lambda: startup.equipped(self.settings, local, data_dir))
             settings = self.settings = await contacts.followed(settings, data_dir)
             bootstrap = () if data_dir.manifest.exists() else settings.peers
             startup.renew_copied_peer_id(local, data_dir)
@@ -157,12 +158,10 @@ class Node:
             stack.push_async_callback(transport.stop)
             await transport.start()
             manifest = await startup.agree_on_manifest(settings, local, transport, data_dir)
-            if settings.role == "trainer":
+            if local is None:
                 settings = self.settings = await startup.in_thread(
-                    lambda: startup.permitted(self.settings, manifest)
+                    lambda: startup.equipped(self.settings, manifest, data_dir)
                 )
-            if settings.role == "trainer":
-                await startup.in_thread(lambda: startup.check_own_data(settings, manifest))
             update_log = stack.enter_context(UpdateLog.open(data_dir.log, manifest.run_id))
             draw = await stack.enter_async_context(
                 startup.incarnations(settings, manifest, data_dir, update_log)

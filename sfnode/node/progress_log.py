@@ -8,6 +8,7 @@ from collections.abc import Callable
 from sfnode.logging import log
 from sfnode.schema.metrics import trained_by
 from sfnode.schema.status import AlarmStatus, Status
+from sfnode.sizes import part_of
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
@@ -32,9 +33,11 @@ class ProgressLog:
             self._sound(s.alarms)
             trained = trained_by(s.task)
             loss = "" if s.loss is None else f"  {trained.name} {trained.of(s.loss):.3f}"
+            done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
+            count = f" count, {s.known:,} are here" if s.organised else ""
             log.info(
-                "%s  %d of %d updates  own %d at %.1f/s%s  links %d  digest %s",
-                s.state, s.known, s.update_budget, s.own_updates, s.updates_per_second, loss,
+                "%s  %s updates%s  own %s at %.1f/s%s  links %d  digest %s",
+                s.state, done, count, f"{s.own_updates:,}", s.updates_per_second, loss,
                 len(s.links), s.digest[:12],
                 extra=s.model_dump(include=REPORTED),
             )  # fmt: skip

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sfnode.organising.evaluation import health
-from sfnode.schema.organising import EpochEvaluation
+from sfnode.schema.metrics import model_in_words
 from sfnode.schema.provenance import Contributor, Provenance, Told
 from sfnode.store.checkout import Checkout, at_seal
 from sfprotocol import decisions
 from sfprotocol.counting import NEVER
-from sfprotocol.decisions import Evaluated
 from sfprotocol.messages import Entry, Feed, RunParameters
 from sfprotocol.names import Names
 from sfprotocol.weighing import Counted
@@ -51,24 +50,16 @@ def of_now(
 def _evaluations(entries: Sequence[Entry], epoch: int) -> tuple[Told, ...]:
     """Return the published results of this seal, of the best and the last one, and of the base model."""
     said = [decisions.read(entry.record).decision for entry in entries]
-    own = [one for one in said if isinstance(one, Evaluated) and not health.is_base(one)]
+    own = [one for one in health.evaluations(said) if one.epoch == epoch and not one.base]
     verdict = health.verdict(said)
-    found = (
-        ("this one", next((one for one in reversed(own) if one.epoch == epoch), None)),
-        ("the best", verdict.best),
-        ("the last that was measured", verdict.latest),
-        ("base model", verdict.base),
-        ("base model less its prior", verdict.calibrated),
-    )
-    return tuple(
-        Told(of if health.is_base(one) else f"{of}, of epoch {one.epoch}", _result(one))
-        for of, one in found
+    last = own[-1] if own else None
+    seals = (("this one", last), ("the best", verdict.best), ("the last that was measured", verdict.latest))
+    told = [
+        Told(f"{of}, of {model_in_words(one)}{', calibrated' * one.calibrated}", one)
+        for of, one in seals
         if one
-    )
-
-
-def _result(one: Evaluated) -> EpochEvaluation:
-    return EpochEvaluation(**dict(health.measured(one)), epoch=one.epoch, base=health.is_base(one))
+    ]
+    return (*told, *(Told(model_in_words(one), one) for one in verdict.bases))
 
 
 def _contributors(counted: Mapping[Feed, Counted], names: Mapping[bytes, Names]) -> tuple[Contributor, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -16,9 +17,12 @@ from typing import TypeVar
 from sfnode.errors import Code, UserError
 from sfnode.logging import begins, log
 from sfnode.manifest import Manifest
+from sfnode.manifest.data import is_file
 from sfnode.node.driver import LogStore
+from sfnode.node.training.engine_loading import check_devices
 from sfnode.peers.compatibility import ask_manifest
 from sfnode.settings import Settings
+from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store import data_folder
 from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.disk_errors import write_whole
@@ -26,7 +30,7 @@ from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
-from sfnode.tasks import library, verifying
+from sfnode.tasks import library, public_files, verifying
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -80,23 +84,59 @@ def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
     return manifest.current(str(settings.run or data_dir.path)) if manifest else None
 
 
-def check_own_data(settings: Settings, manifest: Manifest) -> None:
-    """Look whether a trainer has rows to train on, before anything is downloaded; of a file of its own
-    whether that is there and fits the task, of the run's whether what reads them is installed.
+def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -> Settings:
+    """Look whether this machine has what its node is to take part with: room, devices, rows, the model's
+    files. Before the network is touched, if the `manifest` is here; without it, what any run takes.
 
-    Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_MALFORMED, EXTRA_MISSING.
+    Return the settings, those of a relay if they have to be (`permitted`). Raises UserError DISK_FULL,
+    DEVICE, EXTRA_MISSING, DATA_*, MODEL_*, and as `permitted`.
     """
-    library.require(
-        "" if settings.data else manifest.data.train, manifest.data.validation if settings.organise else ""
-    )
-    if manifest.data.train and not settings.data:
-        return
-    from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
+    free = shutil.disk_usage(data_dir.path).free
+    if free < SPARE_BYTES:
+        raise UserError(
+            Code.DISK_FULL,
+            f"{size_text(free)} are free where {data_dir.path} is, and a node needs {size_text(SPARE_BYTES)}",
+            "Make room, or name a folder on another disk with --data-dir.",
+        )
+    if settings.role == "trainer":
+        check_devices(settings)
+        settings = permitted(settings, manifest) if manifest else settings
+    if settings.role == "trainer" and manifest:
+        check_data(settings, manifest, data_dir)
+        check_model(settings, manifest)
+    return settings
 
-    if settings.data:
-        dataset.check_own(str(settings.data), manifest.task)
-    else:
-        raise dataset.needed(manifest.task)
+
+def check_data(settings: Settings, manifest: Manifest, data_dir: DataDir) -> None:
+    """Look whether a trainer has rows to train on, as far as that is known before anything is downloaded.
+
+    Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
+    """
+    data = manifest.data
+    library.require("" if settings.data else data.train, data.validation if settings.organise else "")
+    shared = "train" in data.digests
+    file = settings.data or (data.train if is_file(data.train) and not shared else None)
+    if file or not data.train:
+        from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
+
+        if not file:
+            raise dataset.needed(manifest.task)
+        dataset.check_own(str(file), manifest.task)
+    elif shared and not (settings.peers or settings.contacts_url or data_dir.log.exists()):
+        folders = (data_dir.data, *((settings.run.parent,) if settings.run else ()))
+        if public_files.find(data, "train", folders) is None:  # and there is nobody who could have them
+            raise public_files.missing(data, "train", folders)
+
+
+def check_model(settings: Settings, manifest: Manifest) -> None:
+    """Look whether a folder with the base model that is named is one, and the run's. Raises UserError
+    MODEL_*."""
+    wanted = manifest.model
+    if settings.model or Path(wanted.source).is_dir():
+        from sfnode.models import files  # half a second, for which only those wait who have such a folder
+
+        folder = files.resolve(wanted.source, wanted.revision, settings.model)
+        files.check_digest(folder, wanted.digest)
 
 
 def permitted(settings: Settings, manifest: Manifest) -> Settings:

@@ -15,7 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.organising.reporting import bisection
-from sfnode.organising.reporting.chronicle import DIGITS, chronicle, parts
+from sfnode.organising.reporting.chronicle import DIGITS, chronicle, name_of, parts
 from sfnode.printable import command
 from sfnode.schema.history import (
     BisectResult,
@@ -50,15 +50,18 @@ def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
     if machine.organised is None:
         entries = _epochs(manifest, machine, update_log)
         counted = machine.frontier.known
-        return _history(manifest, None, counted, 0, manifest.training.update_budget, entries)
+        budget = manifest.training.update_budget
+        return _history(manifest, None, counted, 0, counted >= budget, budget, entries)
     kept, counting = kept_control(update_log), machine.organised.counting
     successions = (message for message in kept.authority if isinstance(message, Succession))
-    entries = chronicle(machine.run, kept.entries, successions)
+    entries = chronicle(machine.run, kept.entries, successions, machine.cards.names())
     open_updates = sum(
         counting.closed_updates(epoch) for epoch in range(counting.sealed, counting.open_epoch)
     )
     waiting = open_updates + machine.organised.unnamed
-    return _history(manifest, counting.sealed, counting.counted, waiting, counting.budget, entries)
+    return _history(
+        *(manifest, counting.sealed, counting.counted, waiting, counting.complete, counting.budget, entries)
+    )
 
 
 def _history(
@@ -66,6 +69,7 @@ def _history(
     sealed: int | None,
     counted: int,
     waiting: int,
+    complete: bool,
     budget: int,
     entries: list[HistoryEntry],
 ) -> HistoryResult:
@@ -75,6 +79,7 @@ def _history(
         sealed=sealed,
         counted=counted,
         waiting=waiting,
+        complete=complete,
         budget=budget,
         entries=entries,
     )
@@ -83,6 +88,7 @@ def _history(
 def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list[HistoryEntry]:
     """Return the epochs of an open run, by what counts of the log."""
     counts: dict[int, Counter[bytes]] = {}
+    names = machine.cards.names()
     for record in update_log.records():
         left = max(0, machine.frontier.next(record.feed) - record.segment.first)
         for part in first_updates(record.segment.parts, left):
@@ -98,7 +104,7 @@ def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list
             rate=manifest.training.rate(epoch),
             digest=None,
             evaluation=None,
-            origins=parts(by_origin),
+            origins=parts(by_origin, names),
         )
         text = f"epoch {epoch} has {updates} updates"
         found.append(HistoryEntry(position=None, term=None, kind="epoch", text=text, epoch=entry))
@@ -118,6 +124,8 @@ class Past:
             at_seal(self.run, (), lambda feed: 0, 0)
         self.machine = settled(self.run, update_log)
         """Machine in the state of the log."""
+        self.names = self.machine.cards.names()
+        """Names that origins give themselves."""
         self.latest = counting_of(self.run, self.entries)
         """State by all decisions."""
         self._core = Core(len(manifest.model.targets), manifest.training.rank)
@@ -238,7 +246,10 @@ def bisect(past: Past, good: int, bad: int, measure: Loss, tell: Tell) -> Bisect
             return found
 
         found = bisection.culprits(list(brought), loss(epoch - 1), loss(epoch), without)
-        origins = [Without(origin=o.hex(), updates=brought[o], loss=left) for o, left in found]
+        origins = [
+            Without(origin=o.hex(), name=name_of(o, past.names), updates=brought[o], loss=left)
+            for o, left in found
+        ]
     before, after = (good, bad) if epoch is None else (epoch - 1, epoch)
     return BisectResult(
         run_id=past.run.run_id.hex(),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sfnode.organising.reporting.chronicle import chronicle
 from sfnode.schema.history import HistoryEntry
 from sfnode.schema.views import Timeline, TimelineEntry
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import kept_control
 from sfprotocol.messages import RunParameters, Succession
+from sfprotocol.names import Names
 
 
 class Decided:
@@ -20,13 +23,14 @@ class Decided:
         """Signature of the last decision that was read; decisions change only by more of them, or by a
         succession, which signs the next one itself."""
 
-    def last(self, limit: int) -> Timeline:
-        """Return the last entries. Reads all decisions when some are new: 30 us for each."""
+    def last(self, limit: int, names: Mapping[bytes, Names]) -> Timeline:
+        """Return the last entries, with the names of origins as they were when the last decision came. Reads
+        all decisions when some are new: 30 us for each."""
         kept = kept_control(self._log)
         signature = kept.entries[-1].signature if kept.entries else b""
         if signature != self._read:
             successions = (message for message in kept.authority if isinstance(message, Succession))
-            self._entries = [_line(one) for one in chronicle(self._run, kept.entries, successions)]
+            self._entries = [_line(one) for one in chronicle(self._run, kept.entries, successions, names)]
             self._read = signature
         return Timeline(total=len(self._entries), entries=self._entries[: -limit - 1 : -1])
 

@@ -137,7 +137,7 @@ class Views:
         """Return the last decisions, from the log."""
         if self._node.machine.organised is None:
             return Timeline(total=0, entries=[])
-        return await self._ask(lambda: self._decided.last(query.limit))
+        return await self._ask(lambda: self._decided.last(query.limit, self._names()))
 
     def samples(self) -> Samples:
         """Return the answers to test rows that were recorded."""

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.judging import Judgement
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
-from sfnode.schema.metrics import metric_of
+from sfnode.schema.metrics import measure_of, metric_of, result_in_words
+from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting
 from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, RateFrom, Seal, Void
 
@@ -75,30 +76,31 @@ MOST_RETURNS = 8
 """Returns of one run: rates wrong by 65,000 are beyond what anybody means."""
 
 
-Rows = dict[tuple[int, str], NDArray[np.float64]]
+Rows = dict[tuple[int, bool, tuple[str, bool]], NDArray[np.float64]]
+"""Losses of rows by epoch, whether it is the base model, and measure."""
 
 
 class Result(NamedTuple):
     """An evaluation of a seal, or of the base model."""
 
-    said: Evaluated
+    said: EpochEvaluation
     losses: NDArray[np.float64] | None
     """Loss of each row; None if this organiser has not measured it itself."""
 
     @property
     def epoch(self) -> int:
         """The epoch of the seal; -1 of the base model."""
-        return -1 if health.is_base(self.said) else self.said.epoch
+        return -1 if self.said.base else self.said.epoch
 
     @property
     def loss(self) -> float:
         """Mean loss; infinite if it was no number."""
-        return health.measured(self.said).loss
+        return self.said.loss
 
     @property
     def jumps(self) -> bool:
         """Whether losses are of rewards, which change by leaps."""
-        return metric_of(health.measured(self.said).metric).trained.rises
+        return metric_of(self.said.metric).trained.rises
 
     @property
     def unit(self) -> str:
@@ -144,8 +146,8 @@ class Guard:
     def __init__(self) -> None:
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
-        self._base: dict[str, Result] = {}
-        """The base model's, as it is and less its prior, by metric."""
+        self._base: dict[tuple[str, bool], Result] = {}
+        """The base model's, as it is and calibrated, by measure."""
         self.results: list[Result] = []
         """Those of seals that were not taken back."""
         self._mark: Result | None = None
@@ -156,7 +158,7 @@ class Guard:
         self._improved = -1
         """The epoch of the last improvement when the last return was made."""
         self.rows: Rows = {}
-        """Losses of rows by epoch and metric: all that a restart forgets. They take 2 kB for 256 rows."""
+        """Losses of rows: all that a restart forgets. They take 2 kB for 256 rows."""
         self._unjudged = False
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
@@ -167,8 +169,7 @@ class Guard:
     def note(self, epoch: int, result: Evaluation | None, *, base: bool = False) -> None:
         """Remember the rows of a result that is to be published."""
         if isinstance(result, EvaluationOfRows):
-            metric = health.published(epoch, result, base=base).metric
-            self.rows[epoch, metric] = np.array(result.losses, np.float64)
+            self.rows[epoch, base, measure_of(result)] = np.array(result.losses, np.float64)
 
     def take(self, decision: Decision) -> None:
         """Take in the next decision of the control feed."""
@@ -180,15 +181,16 @@ class Guard:
                 if decision.rates and self.returns and self.returns[-1].until == NEVER:
                     self.returns[-1].until = decision.rates[0].epoch
             case Evaluated():
-                self._on_result(Result(decision, self.rows.get((decision.epoch, decision.metric))))
+                said = health.evaluation(decision)
+                self._on_result(Result(said, self.rows.get((said.epoch, said.base, measure_of(said)))))
             case Void():
                 self._on_void(decision)
 
     def _on_result(self, result: Result) -> None:
-        if health.is_base(result.said):
-            self._base[result.said.metric] = result
+        if result.said.base:
+            self._base[measure_of(result.said)] = result
         elif not self.drains(result.epoch):
-            self.results = [one for one in self.results if one.said.metric == result.said.metric]
+            self.results = [one for one in self.results if measure_of(one.said) == measure_of(result.said)]
             self.results.append(result)
             self._mark = self._marked(self._mark, result)
             self._unjudged = True
@@ -306,7 +308,7 @@ class Guard:
 
     def _base_of(self, result: Result) -> Result | None:
         """Return the base model's result that this one compares with."""
-        return self._base.get(health.metric_of_base(result.said.metric))
+        return self._base.get(measure_of(result.said))
 
     def _best(self) -> Result:
         """Return the seal with the least loss."""
@@ -375,7 +377,7 @@ class Guard:
         return float(np.sqrt(((latest.losses - base.losses) ** 2).mean())) > LARGE_MOVE
 
 
-def best_seal(decisions: Iterable[Decision]) -> Evaluated | None:
+def best_seal(decisions: Iterable[Decision]) -> EpochEvaluation | None:
     """Return the evaluation with the least loss of a seal that was not taken back."""
     guard = Guard()
     for decision in decisions:
@@ -389,7 +391,7 @@ def _updates(counting: Counting, first: int, last: int) -> int:
 
 def _of(result: Result) -> str:
     loss = "" if result.jumps else f" (loss {result.loss:.4f})"
-    return f"{health.in_words(result.said)}{loss}"
+    return f"{result_in_words(result.said)}{loss}"
 
 
 def _nats(by: Rise, of: Result) -> str:

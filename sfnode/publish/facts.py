@@ -18,14 +18,13 @@ from sfnode.organising.evaluation import health
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, Point, PublishedSeal, Quality
 from sfnode.schema.metrics import task_of
-from sfnode.schema.organising import EpochEvaluation
 from sfnode.stats.contributions import Contributions
 from sfnode.stats.leaderboard import standings
 from sfnode.store.checkout import last_seal
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import state_digest
 from sfprotocol import decisions
-from sfprotocol.decisions import Announce, Decision, Evaluated
+from sfprotocol.decisions import Announce, Decision
 from sfprotocol.names import NAMELESS, Names, readable
 
 ANNOUNCEMENTS = 8
@@ -124,7 +123,7 @@ def _open(manifest: Manifest, update_log: UpdateLog, _: Path, __: Digests) -> Fa
 def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known: Digests) -> Facts:
     past = Past(manifest, update_log, data_dir)
     said = [decisions.read(entry.record).decision for entry in past.entries]
-    names = past.machine.cards.names()
+    names = past.names
     ranked = standings(past.run, past.entries)
     has_worths = any(one.measured for one in ranked)
     return Facts(
@@ -169,17 +168,11 @@ def _quality(said: Sequence[Decision]) -> Quality:
     verdict = health.verdict(said)
     return Quality(
         verdict=verdict.health,
-        latest=_evaluation(verdict.latest),
-        base=_evaluation(verdict.base),
-        best=_evaluation(verdict.best),
-        calibrated=_evaluation(verdict.calibrated),
+        latest=verdict.latest,
+        base=verdict.base,
+        best=verdict.best,
+        calibrated=verdict.calibrated,
     )
-
-
-def _evaluation(said: Evaluated | None) -> EpochEvaluation | None:
-    if said is None:
-        return None
-    return EpochEvaluation(**dict(health.measured(said)), epoch=said.epoch, base=health.is_base(said))
 
 
 def _curve(said: Iterable[Decision]) -> tuple[Point, ...]:
@@ -187,7 +180,7 @@ def _curve(said: Iterable[Decision]) -> tuple[Point, ...]:
     guard = Guard()
     for decision in said:
         guard.take(decision)
-    latest = {one.epoch: health.measured(one.said) for one in guard.results}
+    latest = {one.epoch: one.said for one in guard.results}
     points = [
         Point(epoch=epoch, value=one.value, low=one.low, high=one.high)
         for epoch, one in sorted(latest.items())

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 import sfnode
 from sfnode.dashboard.formatting import count, percent, span
-from sfnode.dashboard.quality import STALE, UNJUDGED, beside, verdict
+from sfnode.dashboard.quality import UNJUDGED, beside, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command
 from sfnode.publish.chart import NARROW, WIDE, chart, figure
@@ -149,8 +149,8 @@ def verdict_of(run: RunFile) -> Words:
     found = run.quality
     if found is None:
         return Words(UNJUDGED)
-    since = sum(one.epoch > found.best.epoch for one in run.curve) if found.best else STALE
-    return verdict(found.verdict, found.latest, found.base, since_best=since, complete=run.complete)
+    rises = found.best == found.latest and not run.complete
+    return verdict(found.verdict, found.latest, found.base, rises=rises)
 
 
 def summary(run: RunFile) -> str:

@@ -10,6 +10,8 @@ class OriginPart(Answer):
     """Updates of one origin."""
 
     origin: str
+    name: str | None = None
+    """Display name that it has published of itself; None if it has none."""
     updates: int
 
 
@@ -58,6 +60,8 @@ class HistoryResult(Answer):
     """Updates that count."""
     waiting: int
     """Updates here that no seal has judged; 0 in an open run."""
+    complete: bool
+    """Whether the run is: then nobody makes updates any more, and what waits counts nowhere."""
     budget: int
     entries: list[HistoryEntry]
     """Decisions and seals, the oldest first."""
@@ -69,6 +73,8 @@ class Ranked(Answer):
     rank: int
     """Rank by worth, then by updates that count, from 1."""
     origin: str
+    name: str | None
+    """Display name that it has published of itself; None if it has none."""
     counted: int
     """Its updates that count."""
     measured: int
@@ -163,6 +169,8 @@ class Without(Answer):
     """Loss without what an origin brought in one epoch, and those before it in the list."""
 
     origin: str
+    name: str | None
+    """Display name that it has published of itself; None if it has none."""
     updates: int
     """Updates of its that the seal has counted."""
     loss: float

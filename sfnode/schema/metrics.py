@@ -5,7 +5,11 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from sfnode.schema.evaluation import Evaluation, PassAt
+    from sfnode.schema.organising import EpochEvaluation
 
 
 class Trained(NamedTuple):
@@ -62,6 +66,34 @@ def metric_of(name: str) -> Metric:
     """Return a metric by its name; one that this version does not know, which an organiser may name, has its
     own name and nothing known of it."""
     return METRICS.get(name) or Metric(name.replace("_", " "), is_share=False)
+
+
+def measure_of(found: Evaluation) -> tuple[str, bool]:
+    """Return a result's metric, and whether it is calibrated: results that differ in either cannot
+    be compared."""
+    return found.metric, found.calibrated
+
+
+def figure(found: Evaluation | PassAt) -> str:
+    """Return a value with its 95 % confidence interval, such as `0.526 (0.493-0.559)`."""
+    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
+
+
+def measured(found: Evaluation) -> str:
+    """Return a result in words, such as `accuracy 0.526 (0.493-0.559)`."""
+    return f"{metric_of(found.metric).name} {figure(found)}"
+
+
+def model_in_words(found: EpochEvaluation) -> str:
+    """Return the model that a published result is about, such as `epoch 7` or `the calibrated base model`."""
+    if found.base:
+        return "the calibrated base model" if found.calibrated else "the base model"
+    return f"epoch {found.epoch}"
+
+
+def result_in_words(found: EpochEvaluation) -> str:
+    """Return a published result in words, such as `accuracy 0.526 (0.493-0.559) of epoch 7`."""
+    return f"{measured(found)} of {model_in_words(found)}"
 
 
 def drift_in_words(distance: float, kl: float | None) -> str:

@@ -68,3 +68,11 @@ class RunHealth(StrEnum):
     """It is neither better than the base model nor worse than it was."""
     WORSE = "worse"
     """It is worse than the base model, or than it was at its best."""
+
+
+HEALTH_WORDS = {
+    RunHealth.UNKNOWN: "not known yet",
+    RunHealth.BETTER: "better",
+    RunHealth.NO_BETTER: "not certainly better",
+    RunHealth.WORSE: "WORSE",
+}

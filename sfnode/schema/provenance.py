@@ -22,7 +22,7 @@ class Told(NamedTuple):
     """An evaluation that the organiser has published."""
 
     of: str
-    """The metric in words."""
+    """The model in words."""
     result: EpochEvaluation
 
 

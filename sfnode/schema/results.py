@@ -256,7 +256,7 @@ class IncomingResult(Answer):
     fold_seconds: float
     """Time to merge the core into the weights once, however many updates it holds."""
     shares: dict[int, float]
-    """Share of a step's time, in the long run, by batch."""
+    """Share of the time that they take beside steps, in the long run, by batch."""
 
 
 class FitResult(Answer):

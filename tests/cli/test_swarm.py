@@ -61,7 +61,7 @@ def test_progress_of_an_organised_run_tells_what_counts() -> None:
 
 def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
     line = progress_line([status(known=10, loss=1.0), status(known=12, loss=2.0), status(loss=None)])
-    assert line == "10 of 200000 updates, 370/s, loss 1.500"
+    assert line == "10 of 200,000 updates, 370/s, loss 1.500"
 
 
 def test_while_nodes_start_it_says_how_many_are_up() -> None:

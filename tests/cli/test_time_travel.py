@@ -19,7 +19,7 @@ from sfnode.models import files
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.schema.history import BisectResult, CheckoutResult, DiffResult, HistoryResult, LeaderboardResult
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
-from sfprotocol.decisions import RATE_ONE, Part, RateFrom, Worth
+from sfprotocol.decisions import RATE_ONE, Budget, Part, RateFrom, Worth
 from tests.cli.helpers import Ended
 from tests.protocol.feeds import origin_of
 from tests.store.folders import Folder, organised
@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             made.seal(rates=[RateFrom(3, RATE // 2)] if epoch == 1 else [])
             made.evaluate(epoch, 0.6, 0.9 + (epoch >= HARM))
         made.make(2)
+        made.call("b", "Ada")
     return path
 
 
@@ -72,10 +73,11 @@ def test_log_shows_decisions_seals_and_who_brought_what(sfnode: Run, folder: Pat
     assert (ended.status, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert lines[0] == f"     0  admit       admits {A[:16]} with a quota of 1000 updates"
+    assert lines[1] == f"     1  admit       admits {B[:16]} (Ada) with a quota of 1000 updates"
     seal = next(line for line in lines if "seal" in line)
     assert "9 of 9 updates of epoch 0 count; factor 1, rate " in seal
     assert seal.endswith("accuracy 0.600 (0.550-0.650), loss 0.9000")
-    assert lines[lines.index(seal) + 1].split() == [A[:8], "6,", B[:8], "3"]
+    assert lines[lines.index(seal) + 1].split() == [A[:8], "6,", B[:8], "(Ada)", "3"]
     assert lines[-1].startswith(f"run {RUN.name} (")
     assert lines[-1].endswith("4 seals, 36 of 1,000 updates count, 2 are not judged yet")
 
@@ -104,6 +106,25 @@ def test_log_of_an_open_run_shows_its_epochs(sfnode: Run, tmp_path: Path) -> Non
     assert ended.out.splitlines()[-1].endswith("open: 5 of 3,000 updates count")
 
 
+def test_updates_are_ordered_by_feed_and_step(sfnode: Run, folder: Path) -> None:
+    said = map(json.loads, sfnode("log", "--updates", "--data-dir", folder).out.splitlines())
+    order = [(one["origin"], one["incarnation"], one["step"]) for one in said]
+    assert order == sorted(order)
+    assert order[0][0] == B, "the member who came last"
+
+
+def test_a_complete_run_says_of_nothing_that_it_waits(sfnode: Run, tmp_path: Path) -> None:
+    with Folder(tmp_path / "done", RUN, "a", organises=True) as made:
+        made.admit("a")
+        made.make(6)
+        made.close()
+        made.seal()
+        made.make(3)
+        made.decide(Budget(4))
+    ended = sfnode("log", "--data-dir", tmp_path / "done").out.splitlines()[-1]
+    assert ended.endswith(": complete, 1 seal, 4 and 2 more updates count, 3 others do not count")
+
+
 def test_as_of_now_is_for_updates(sfnode: Run, folder: Path) -> None:
     ended = sfnode("log", "--as-of-now", "--data-dir", folder)
     assert (ended.status, "SF010" in ended.err) == (1, True)
@@ -127,6 +148,12 @@ def test_checkout_has_the_state_of_any_seal(
     assert states[-1].named_digest == last.seals.named_digest
     said = sfnode("checkout", 1, "--data-dir", folder).out
     assert said.startswith("seal         of epoch 1: 18 updates count\nnamed digest ")
+
+
+def test_json_stands_alone_where_a_model_is_written_too(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    ended = sfnode("checkout", 1, "--out", tmp_path / "out", "--data-dir", folder, "--json")
+    assert CheckoutResult.model_validate(json.loads(ended.out)).updates == 18
+    assert f"wrote {tmp_path / 'out'} (" in ended.err
 
 
 def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
@@ -155,7 +182,7 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
     assert "| this one, of epoch 3 | accuracy | 0.600 | 0.550 to 0.650 | 1.9000 |" in card
     assert "| the best, of epoch " in card
     assert f"| `{A}` |  | 24 |" in card
-    assert f"| `{B}` |  | 12 |" in card
+    assert f"| `{B}` | Ada | 12 |" in card
     digest = re.search(r"the seal of epoch 3 of the run, 36 updates, core digest `(\w+)`", card)
     assert digest is not None
     for block in re.findall(r"```sh\n(.*?)```", card, re.DOTALL):
@@ -212,7 +239,7 @@ def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[...
     assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
     assert [entry.kind for entry in found.entries] == ["seal", "worth", "seal"]
     said = sfnode("diff", 1, 3, "--data-dir", folder).out
-    assert f"  {B[:16]}  +6\n" in said
+    assert f"  {B[:16]} (Ada)  +6\n" in said
     assert f"weights: changed by {found.norm:.4g} in all\n" in said
     assert "epoch 3: accuracy 0.600 (0.550-0.650), loss 1.9000" in said
 
@@ -223,7 +250,7 @@ def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder:
     assert ended.status == 0, ended.err
     lines = ended.out.splitlines()
     assert lines[0].startswith(f"epoch {HARM} has raised the loss from ")
-    assert lines[1].startswith(f"  without the 3 updates of {B}: ")
+    assert lines[1].startswith(f"  without the 3 updates of {B} (Ada): ")
     assert lines[-2:] == [
         f"  sfnode organise revoke {B[:16]}",
         f"  sfnode organise void {HARM} --member {B[:16]}",
@@ -243,7 +270,7 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
     assert (ended.status, ended.err) == (0, "")
     assert [line.split() for line in ended.out.splitlines()[1:3]] == [
         ["1", A[:16], "24", "18", "+6.000000003"],
-        ["2", B[:16], "12", "9", "-0.000000003"],
+        ["2", B[:16], "12", "9", "-0.000000003", "Ada"],
     ]
     assert ended.out.splitlines()[-1].endswith("4 seals, 36 updates count, worth +6.000000000 nats")
     files_of_it = tmp_path / "copy"

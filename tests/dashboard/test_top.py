@@ -22,7 +22,7 @@ from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, WaitStatus
 from sfnode.schema.views import Origins, OwnStanding, SwarmNode
-from sfnode.sizes import size_text
+from sfnode.sizes import part_of, size_text
 from tests.node.helpers import PATIENCE, Swarm, eventually, manifest
 from tests.schema.helpers import organised, rewarded
 
@@ -77,7 +77,7 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
         "(0.000-0.100) before training."
     )
     assert any(line.startswith(f"The run is complete; {mine:,} updates (") for line in lines[2:4])
-    assert f"{known:,} of 120 updates" in text
+    assert f"{part_of(known, 120)} updates" in text
     assert "done" in text
     assert seen.now.status.digest[:12] in text
     assert "neighbours  2 in step" in text
@@ -310,6 +310,9 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        (part_of(454, 1000), "454 of 1,000"),
+        (part_of(1000, 1000), "1,000 of 1,000"),
+        (part_of(1046, 1000), "1,000 and 46 more"),
         (size_text(999), "999 B"),
         (size_text(1234), "1.2 kB"),
         (size_text(999_600), "1.0 MB"),

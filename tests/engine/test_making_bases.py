@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sfnode.cli.bases import words
 from sfnode.engine import making_bases
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
@@ -54,13 +55,40 @@ def test_gradient_bases_hold_nearly_what_the_best_directions_of_the_mean_gradien
     assert made.example_forwards == 3 * sum(batch.examples for batch in batches(run))
 
 
-def test_what_the_directions_hold_and_how_far_the_mini_batches_agree_is_estimated() -> None:
+def share(matrix: torch.Tensor) -> float:
+    """What the best directions hold of a matrix."""
+    values = torch.linalg.svdvals(matrix).square()
+    return float(values[:RANK].sum() / values.sum())
+
+
+def test_what_the_directions_hold_of_each_layers_inputs_is_told_as_it_is() -> None:
+    """A share of all layers together is that of the few whose inputs are large."""
+    run = trainer(manifest("gpt2"))
+    seen: list[list[torch.Tensor]] = [[] for _ in run.loaded.sites]
+    handles = [
+        site.module.register_forward_hook(
+            lambda module, given, output, kept=kept: kept.append(given[0].flatten(0, -2))
+        )
+        for site, kept in zip(run.loaded.sites, seen, strict=True)
+    ]
+    made = making_bases.activations(run.loaded, batches(run), RANK)
+    for handle in handles:
+        handle.remove()
+    shares = [share(torch.cat(kept)) for kept in seen]
+    assert made.held == pytest.approx(shares, abs=0.01)
+    mean, least = sum(shares) / len(shares), min(shares)
+    assert words("activations", made).startswith(
+        f"2 directions of every layer hold {mean:.0%} of its inputs in the mean over the layers, and "
+        f"{least:.0%} at least"
+    )
+
+
+def test_what_the_directions_hold_of_the_mean_gradient_and_how_far_mini_batches_agree_is_estimated() -> None:
     run = trainer(manifest("opt"))
-    gradients = mean_gradients(run)
     made = making_bases.gradients(run.loaded, batches(run), RANK)
-    best = sum(float(torch.linalg.svdvals(one)[:RANK].square().sum()) for one in gradients)
-    whole = sum(float(one.square().sum()) for one in gradients)
-    assert made.captured == pytest.approx(best / whole, abs=0.15)
+    shares = [share(one) for one in mean_gradients(run)]
+    assert made.held == pytest.approx(shares, abs=0.3)
+    assert np.mean(made.held) == pytest.approx(np.mean(shares), abs=0.05)
     same = making_bases.gradients(run.loaded, batches(run)[:1] * 2, RANK)
     assert same.agreement == pytest.approx(1.0, abs=1e-3)
     assert made.agreement < same.agreement

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sfnode.engine import loading
+from sfnode.engine.devices import usable_device
 from sfnode.experiments import problem
 from sfnode.experiments.cell import Cell, Place
 from sfnode.experiments.problem import LoadedProblem
@@ -42,7 +43,7 @@ def _model(digest: str, manifest: Any) -> LoadedModel:
 
 @lru_cache
 def _loaded_model(_digest: str, manifest: Ignored) -> LoadedModel:
-    return loading.load_model(manifest.value, None, loading.usable_device("cpu"), "float32")
+    return loading.load_model(manifest.value, None, usable_device("cpu"), "float32")
 
 
 @lru_cache

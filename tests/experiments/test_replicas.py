@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sfnode.engine.estimator import quantise
-from sfnode.engine.loading import load_model, usable_device
+from sfnode.engine.devices import usable_device
+from sfnode.engine.loading import load_model
 from sfnode.engine.trainer import Trainer
 from sfnode.experiments.replicas import Query, Replicas
 from sfnode.models.loader import matrix

@@ -262,9 +262,9 @@ async def test_a_listing_of_another_model_is_detected_before_anything_is_loaded(
     swarm_of: SwarmOf, model: Path
 ) -> None:
     swarm = swarm_of(run_of(model, digest="ab" * 32))
-    without_updates(swarm, "a", "b")
-    a = await swarm.first(model=model)
-    await a.until(lambda: a.node.model.loaded)
+    without_updates(swarm, "b")
+    a = await swarm.first(role="relay", share_model=True, model=model)
+    await a.until(lambda: a.node.supplies.sharing.folder)
     b = await swarm.join("b")
     with pytest.raises(UserError) as refusal:
         await b.ended()

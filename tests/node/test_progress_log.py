@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from sfnode.node import progress_log
 from sfnode.node.progress_log import ProgressLog
 from sfnode.schema.status import AlarmStatus, Status
+from tests.schema.helpers import organised
 from tests.swarm.helpers import status
 
 FALLING = AlarmStatus(code="SF070", what="the sky is falling", fix="Look up.")
@@ -21,7 +23,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_log, "REPORT_INTERVAL", 0.0)
 
 
-async def told(caplog: pytest.LogCaptureFixture, alarms: Sequence[list[AlarmStatus]]) -> list[str]:
+async def told(
+    caplog: pytest.LogCaptureFixture, alarms: Sequence[list[AlarmStatus]], **fields: Any
+) -> list[str]:
     """Return the lines of a node that has these alarms, one list after the other."""
     caplog.set_level("INFO")
     coming = iter(alarms)
@@ -29,7 +33,7 @@ async def told(caplog: pytest.LogCaptureFixture, alarms: Sequence[list[AlarmStat
     def look() -> Status:
         if (now := next(coming, None)) is None:
             raise asyncio.CancelledError
-        return status(alarms=now)
+        return status(alarms=now, **fields)
 
     with pytest.raises(asyncio.CancelledError):
         await ProgressLog(look).run()
@@ -41,10 +45,19 @@ async def test_a_line_says_how_far_the_run_is_to_people_and_to_programs(
 ) -> None:
     (line,) = await told(caplog, [[]])
     assert line == (
-        "catching-up  123456 of 200000 updates  own 34567 at 123.4/s  loss 12.346  links 0  "
+        "catching-up  123,456 of 200,000 updates  own 34,567 at 123.4/s  loss 12.346  links 0  "
         "digest 0123456789ab"
     )
     assert vars(caplog.records[0])["update_budget"] == 200_000
+
+
+async def test_the_line_of_an_organised_run_holds_what_counts_against_the_budget(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What is here is more: strangers' work, skipped work, and what no seal has judged."""
+    run = organised(counted=900)["organised"]
+    (line,) = await told(caplog, [[]], known=1454, update_budget=1000, organised=run, own_updates=7)
+    assert "  900 of 1,000 updates count, 1,454 are here  own 7 at " in line
 
 
 async def test_an_alarm_is_told_once_and_again_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

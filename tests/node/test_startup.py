@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,8 +16,13 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Open
+from sfnode.manifest.data import Data
+from sfnode.models import files
+from sfnode.models.files import EMBEDDED
 from sfnode.node import startup
+from sfnode.node.node import Node
 from sfnode.settings import Settings
+from sfnode.sizes import SPARE_BYTES
 from sfnode.store import tables
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create
@@ -91,16 +96,96 @@ def test_a_run_id_may_be_shortened(wanted: str) -> None:
 
 
 def test_a_trainer_that_could_not_read_the_runs_data_hears_so_before_it_downloads_anything(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data_dir: DataDir
 ) -> None:
     monkeypatch.setattr(library, "find_spec", lambda _name: None)
     run = manifest()
     hub = run.model_copy(update={"data": run.data.model_copy(update={"train": "hf:nobody/set:train"})})
     with pytest.raises(UserError) as refused:
-        startup.check_own_data(Settings(), hub)
+        startup.check_data(Settings(), hub, data_dir)
     assert refused.value.code is Code.EXTRA_MISSING
     (tmp_path / "mine.csv").write_text("text,label\nfine,1\n")
-    startup.check_own_data(Settings(data=tmp_path / "mine.csv"), hub)
+    startup.check_data(Settings(data=tmp_path / "mine.csv"), hub, data_dir)
+
+
+# -- what this machine lacks ---------------------------------------------------------------------------
+
+
+def other_model(folder: Path) -> Path:
+    """A base model that is not the run's."""
+    shutil.copytree(EMBEDDED / "tiny", folder)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def on(data: Data, **fields: Any) -> Manifest:
+    """The run with other data."""
+    return RUN.model_copy(update={"data": data, **fields})
+
+
+LACKING: dict[str, tuple[Code, Callable[[Path], tuple[Manifest, dict[str, Any]]]]] = {
+    "device": (Code.DEVICE, lambda _: (RUN, {"device": "cuda:63"})),
+    "one of two devices": (Code.DEVICE, lambda _: (RUN, {"device": "cpu,nonsense"})),
+    "no model": (Code.MODEL_NOT_FOUND, lambda folder: (RUN, {"model": folder / "none"})),
+    "another model": (Code.MODEL_DIGEST, lambda folder: (RUN, {"model": other_model(folder / "model")})),
+    "own data": (Code.DATA_NOT_FOUND, lambda folder: (RUN, {"data": folder / "none.tsv"})),
+    "the run's data": (Code.DATA_NOT_FOUND, lambda folder: (on(Data(train=f"{folder}/none.tsv")), {})),
+    "shared data, and nobody to ask": (
+        Code.DATA_NOT_FOUND,
+        lambda _: (on(Data(train="none.tsv", digests={"train": "ab" * 32})), {}),
+    ),
+    "no data": (Code.DATA_NEEDED, lambda _: (on(Data()), {})),
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+async def test_what_a_node_lacks_is_said_before_the_network_is_touched(what: str, tmp_path: Path) -> None:
+    code, lacking = LACKING[what]
+    run, fields = lacking(tmp_path)
+    chosen = Settings(data_dir=tmp_path / "node", run=write(tmp_path / "run.toml", run), **fields)
+    with pytest.raises(UserError) as refused:
+        await Node(chosen, make_transport=no_network).start()
+    assert refused.value.code is code
+    relay = startup.equipped(chosen.model_copy(update={"role": "relay"}), run, DataDir(tmp_path, 0))
+    assert relay.role == "relay", "it computes nothing, and lacks nothing"
+
+
+def no_network(*_: object) -> Any:
+    raise AssertionError("the network was touched")
+
+
+async def test_a_device_is_tried_even_where_the_run_is_not_known_yet(tmp_path: Path) -> None:
+    chosen = Settings(data_dir=tmp_path / "node", peers=("/memory/a/p2p/a",), device="cuda:63")
+    with pytest.raises(UserError) as refused:
+        await Node(chosen, make_transport=no_network).start()
+    assert refused.value.code is Code.DEVICE
+
+
+async def test_a_disk_without_room_is_told_before_the_network_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=SPARE_BYTES - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(UserError) as refused:
+        await Node(Settings(data_dir=tmp_path / "node", role="relay"), make_transport=no_network).start()
+    assert refused.value.code is Code.DISK_FULL
+    assert "67.1 MB" in refused.value.what
+
+
+def test_a_model_is_read_once_to_see_that_it_is_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine looks, too, and a large model takes long to read."""
+    folder, read = tmp_path / "model", []
+    shutil.copytree(EMBEDDED / "tiny", folder)
+    wanted = files.digest(folder)
+    monkeypatch.setattr(files, "digest", lambda one: read.append(one) or wanted)
+    for _ in range(3):
+        files.check_digest(folder, wanted)
+    assert read == [folder]
+    (folder / "config.json").write_text("{}")
+    files.check_digest(folder, wanted)
+    assert read == [folder, folder]
 
 
 def test_another_run_id_is_refused(data_dir: DataDir) -> None:

@@ -424,14 +424,25 @@ def there_are_the_data_and_pictures_of_charts(folder: Path) -> None:
 async def it_directs_the_node(page: Any, node: ExampleNode) -> None:
     await page.click("#pause-hour")
     await eventually(page, "document.getElementById('control-note').textContent.includes('hour')")
-    await page.fill("#limit-cpu", "25")
-    await page.click("#limit")
-    await eventually(page, "document.getElementById('control-note').textContent.includes('in force')")
+    await it_changes_only_the_limits_that_were_typed(page)
     await page.click("#leave")
     assert "again" in await page.inner_text("#control-note")
     await page.click("#leave")
     await eventually(page, "document.getElementById('control-note').textContent.includes('leaves')")
-    assert node.told == [("pause", 3600.0), ("limit", {"cpu": 25, "hours": None}), ("leave", None)]
+    limits = [{"hours": "22:00-07:00"}, {"cpu": "25"}, {"cpu": None}]
+    assert node.told == [("pause", 3600.0), *(("limit", changes) for changes in limits), ("leave", None)]
+
+
+async def it_changes_only_the_limits_that_were_typed(page: Any) -> None:
+    for field, typed in (("hours", "22:00-07:00"), ("cpu", "25"), ("cpu", "")):
+        await eventually(page, "document.getElementById('limit-cpu').value === '50'")  # what is in force
+        await page.fill(f"#limit-{field}", typed)
+        await page.click("#limit")
+        await eventually(page, "document.getElementById('control-note').textContent.includes('in force')")
+        await eventually(page, "document.getElementById('limit-cpu').value === '50'")
+        await eventually(page, "document.getElementById('limit-hours').value === ''")
+        await page.click("#limit")
+        await eventually(page, "document.getElementById('control-note').textContent.startsWith('No limit')")
 
 
 async def it_opens_from_a_link_on_another_site_which_itself_learns_nothing(

@@ -15,13 +15,26 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sfnode.cli.exit import TERMINATED
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.models.files import EMBEDDED, SINGLE, digest
 from sfnode.models.manifest_builder import build
 from sfprotocol import PROTOCOL_VERSION
 from tests.models import hostile
-from tests.processes.helpers import LOOPBACK, Command, Node, nodes, p2pd_of, printed_json, sfnode, until
+from tests.processes.helpers import (
+    LOOPBACK,
+    PATIENCE,
+    SFNODE,
+    Command,
+    Node,
+    environment,
+    nodes,
+    p2pd_of,
+    printed_json,
+    sfnode,
+    until,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -204,6 +217,13 @@ def audit(world: World, node: Node) -> dict[str, Any]:
     """Return the audit of the node's log."""
     found: dict[str, Any] = printed_json(sfnode(world.home, "verify", "--json", "--data-dir", node.folder))
     return found
+
+
+def test_sigterm_ends_a_command_as_it_ends_any_program(world: World) -> None:
+    command = [*SFNODE, "join", "-"]  # waits for a link
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment(world.home)) as process:
+        process.terminate()
+        assert process.wait(PATIENCE) == -SIGTERM == 128 - TERMINATED
 
 
 def test_a_node_stopped_while_it_starts_leaves_nothing_behind(world: World) -> None:

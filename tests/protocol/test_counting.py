@@ -720,6 +720,7 @@ def test_a_checkpoint_takes_the_place_of_another_one_of_its_epoch() -> None:
     [
         (seal(2), [0, 1]),
         (seal(2, recount=((B, 0),)), []),
+        (seal(2, recount=((B, 0),), factor=0), []),  # nothing of it counts now either, but it was judged
         (Void(1, 1, ()), [0]),
         (Void(0, 1, (0,)), []),
         (Void(0, 1, (2,)), [0, 1]),
@@ -735,6 +736,12 @@ def test_a_checkpoint_is_usable_until_something_else_counts_of_what_it_is_about(
     later: Decision, left: list[int]
 ) -> None:
     assert usable(later) == left
+
+
+def test_a_void_of_what_counts_with_factor_0_ends_a_checkpoint() -> None:
+    run = fold(*THREE, seal(0), seal(1, factor=0), checkpoint(0), checkpoint(1))
+    run.apply(Recorded(Void(1, 1, ())))
+    assert run.checkpoints == [checkpoint(0)]
 
 
 def test_a_void_that_reaches_further_back_than_a_feed_leaves_earlier_checkpoints() -> None:

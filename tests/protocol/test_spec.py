@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from sfnode.manifest.admission import MAX_DEPUTIES, MAX_QUOTA, MAX_WORK_BITS
 from sfnode.manifest.task import MAX_ANSWER_TOKENS, MAX_STOP, MAX_STOPS
 from sfnode.manifest.training import MAX_GROUP
 from sfnode.modelshare import sharing
+from sfnode.tasks.dataset import BUILTIN
+from sfnode.tasks.public_files import digest_of
 from sfprotocol import (
     anti_entropy,
     cards,
@@ -89,7 +92,18 @@ def test_rules_are_numbered_without_gaps_and_once() -> None:
         "I",
         "O",
         "T",
+        "X",
     }
+
+
+def test_built_in_rows_are_those_of_the_files_that_the_text_names(tmp_path: Path) -> None:
+    """T1: other implementations take the rows from there."""
+    told = dict(re.findall(r"^\| `builtin:(\S+)` \|.*\| `([0-9a-f]{64})` \|$", SPEC, re.MULTILINE))
+    assert set(told) == set(BUILTIN)
+    for name, rows in BUILTIN.items():
+        lines = (json.dumps(row, separators=(",", ":")) for row in rows())
+        (tmp_path / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        assert digest_of(tmp_path / "rows.jsonl") == told[name]
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,18 @@ from sfnode.node.driver import LogStore
 from sfnode.organising.evaluation.health import published
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
-from sfnode.store.log import Record, UpdateLog
+from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfnode.store.replay import frontier_of, kept_control
-from sfprotocol import decisions
+from sfprotocol import decisions, wire_codec
 from sfprotocol.counting import named_digest
 from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Decision, Move, RateFrom, Seal
 from sfprotocol.events import OwnDecision
 from sfprotocol.holding import tag
 from sfprotocol.host import Host
 from sfprotocol.machine import Machine
-from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.messages import Card, EpochScalars, Feed, Segment
 from sfprotocol.own_feed import fresh
-from sfprotocol.signing import extend, head_message
+from sfprotocol.signing import card_message, extend, head_message
 from tests.protocol.feeds import origin_of, signing_key
 
 ORGANISER = {"organiser": origin_of("organiser").hex(), "deputies": (origin_of("deputy").hex(),)}
@@ -109,6 +110,15 @@ class Folder:
         head = head_message(self.run.run_id, feed, state.next + len(scalars), chain)
         segment = Segment(state.key, state.next, parts, signing_key(name).sign(head))
         self.log.append([Record(feed, segment, chain)])
+        self._start()
+
+    def call(self, name: str, text: str) -> None:
+        """Have somebody's display name here, as if their card had come over a link."""
+        state = self.machine.frontier.state(Feed(origin_of(name), 0))
+        card = Card(state.feed, state.next, text, "", bytes(64))
+        signature = signing_key(name).sign(card_message(self.run.run_id, card))
+        told = CardRecord(state.feed, wire_codec.encode(replace(card, signature=signature)))
+        self.log.append((), (), (told,))
         self._start()
 
     # -- decisions ---------------------------------------------------------------------------------

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import struct
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sfnode.errors import Code, UserError
 from sfnode.schema.results import ArchiveStatement
@@ -56,6 +61,39 @@ def test_any_tar_can_list_it_and_no_key_is_in_it(folder: Folder, tmp_path: Path)
     with tarfile.open(tmp_path / "run.sfnode") as tar:
         assert tar.getnames() == [archive.STATEMENT, archive.MANIFEST, archive.LOG]
     assert b"secret" not in (tmp_path / "run.sfnode").read_bytes()
+
+
+def test_the_signed_decisions_are_read_by_what_the_text_says_alone(folder: Folder, tmp_path: Path) -> None:
+    """X1 to X3, without a line of what has written it."""
+    archived(folder, tmp_path / "run.sfnode")
+    with tarfile.open(tmp_path / "run.sfnode") as tar:
+        manifest_, log = (tar.extractfile(name).read() for name in ("manifest", "log"))  # type: ignore[union-attr]
+    entries = []
+    while log:
+        length = int.from_bytes(log[:4], "big")
+        entries.append(msgpack.unpackb(log[4 : 4 + length]))
+        log = log[4 + length :]
+    run_id = hashlib.blake2b(manifest_, digest_size=32, person=b"sfnode-manifest").digest()
+    organiser = Ed25519PublicKey.from_public_bytes(
+        bytes.fromhex(msgpack.unpackb(manifest_)["organised"]["organiser"])
+    )
+    chain = hashlib.blake2b(run_id, digest_size=32, person=b"sfnode-control").digest()
+    decisions = [entry[1:] for entry in entries if entry[0] == 0]
+    for position, (term, record_, signature) in enumerate(decisions):
+        said = term.to_bytes(4, "big")
+        chain = hashlib.blake2b(chain + said + record_, digest_size=32, person=b"sfnode-control").digest()
+        stop = (position + 1).to_bytes(8, "big")
+        organiser.verify(
+            signature, b"sfnode-decision" + run_id + said + stop + chain
+        )  # raises if it is wrong
+    assert [msgpack.unpackb(record_)[0] for _, record_, _ in decisions] == [6, 0, 2]  # admit, close, seal
+    scalars = []
+    for _, _, _, _, body in (entry for entry in entries if entry[0] == 2):
+        check, _, _, width, parts = struct.unpack_from("<I64s32sBI", body)
+        assert check == zlib.crc32(body[4:])
+        counts = [struct.unpack_from("<II", body, 105 + 8 * part)[1] for part in range(parts)]
+        scalars += struct.unpack_from(f">{sum(counts)}{' bh'[width]}", body, 105 + 8 * parts)
+    assert scalars == [7] * 8
 
 
 def test_an_open_run_is_archived_as_well(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import { ask, repeat } from "./api.js";
 import { curves, times, wide } from "./chart.js";
 import { byId, make, say, tell } from "./dom.js";
 import { offer } from "./downloads.js";
-import { count, number, rate, short, size, span } from "./format.js";
+import { count, number, partOf, rate, short, size, span } from "./format.js";
 import { showSwarm } from "./graph.js";
 import { listenHistory, redraw as redrawHistory, showHistory } from "./history.js";
 import { listenLeaders, showLeaders } from "./leaders.js";
@@ -79,10 +79,10 @@ function showRelay() {
 function showProgress(status, progress) {
   const left = (seconds) => (seconds === 0 ? "done" : seconds === null ? "time left unknown" : `${span(seconds)} left`);
   byId("run-bar").value = Math.min(1, progress.known / progress.update_budget);
-  tell("run-text", `${count(progress.known)} of ${count(progress.update_budget)} updates, ${left(progress.seconds_left)}`);
+  tell("run-text", `${partOf(progress.known, progress.update_budget)} updates, ${left(progress.seconds_left)}`);
   const full = progress.epoch_known >= progress.epoch_updates;
   byId("epoch-bar").value = full ? 1 : progress.epoch_known / progress.epoch_updates;
-  const epoch = `${progress.epoch + (status.organised ? 0 : 1)} of ${progress.epochs}: ${count(progress.epoch_known)} of ${count(progress.epoch_updates)}`;
+  const epoch = `${progress.epoch + (status.organised ? 0 : 1)} of ${progress.epochs}: ${partOf(progress.epoch_known, progress.epoch_updates)}`;
   tell("epoch-text", full && status.organised && seconds(progress) ? `${epoch}, to be closed` : `${epoch}, ${left(progress.epoch_seconds_left)}`);
   tell("own-rate", rate(status.updates_per_second));
   tell("swarm-rate", rate(progress.updates_per_second));

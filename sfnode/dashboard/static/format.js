@@ -2,6 +2,9 @@
 
 export const count = (number) => number.toLocaleString("en");
 
+/** How much there is of what was asked for; what exceeds it is told as such. */
+export const partOf = (part, whole) => (part <= whole ? `${count(part)} of ${count(whole)}` : `${count(whole)} and ${count(part - whole)} more`);
+
 export function size(bytes) {
   for (const unit of ["B", "kB", "MB", "GB"]) {
     if (bytes < 999.5) return `${unit === "B" || bytes >= 99.5 ? Math.round(bytes) : bytes.toFixed(1)} ${unit}`;

@@ -30,7 +30,10 @@ export function showMachine(status, limits) {
   tell("limits", set.length ? `Limits: ${set.join(", ")}` : "No limits are set.");
   byId("resume").disabled = !status.paused_by.includes("asked");
   for (const id of ["pause", "pause-hour", "resume"]) byId(id).hidden = status.role === "relay";
+  for (const field of limitFields()) field.defaultValue = status.limits[field.name] ?? ""; // shown until somebody types
 }
+
+const limitFields = () => byId("control").querySelectorAll("input");
 
 export function drawMachine(seen) {
   const points = (column) => seen.seconds.map((second, place) => [second - seen.now, column[place]]);
@@ -53,17 +56,21 @@ export function listenMachine(refresh) {
       await ask(path, body);
       tell("control-note", words);
       await refresh();
+      return true;
     } catch (error) {
       tell("control-note", error.message);
+      return false;
     }
   }
   order("pause", "pause", {}, "Paused until you resume.");
   order("pause-hour", "pause", { seconds: 3600 }, "Paused for an hour.");
   order("resume", "resume", {}, "Resumed.");
-  byId("control").addEventListener("submit", (event) => {
+  byId("control").addEventListener("submit", async (event) => {
     event.preventDefault();
-    const cpu = byId("limit-cpu").value, hours = byId("limit-hours").value.trim();
-    send("limits", { cpu: cpu ? Number(cpu) : null, hours: hours || null }, "The limits are in force.");
+    const changed = [...limitFields()].filter((field) => field.value !== field.defaultValue);
+    if (!changed.length) return tell("control-note", "No limit was changed.");
+    const wanted = Object.fromEntries(changed.map((field) => [field.name, field.value.trim() || null]));
+    if (await send("limits", wanted, "The limits are in force.")) byId("control").reset(); // to what is in force
   });
   let asked = -Infinity;
   byId("leave").addEventListener("click", () => {

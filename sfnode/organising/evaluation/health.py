@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.metrics import metric_of
+from sfnode.schema.metrics import measure_of, metric_of
 from sfnode.schema.node_state import RunHealth
+from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.decisions import Decision, Evaluated, Void
 
 BASE = "base "
@@ -29,20 +30,31 @@ class Verdict(NamedTuple):
     """The health of a run, and what speaks for it."""
 
     health: RunHealth
-    latest: Evaluated | None = None
-    base: Evaluated | None = None
-    best: Evaluated | None = None
-    worse_than: tuple[Evaluated, ...] = ()
+    latest: EpochEvaluation | None = None
+    bases: tuple[EpochEvaluation, ...] = ()
+    """The base model by the same metric: as it is, and calibrated, as far as it was measured."""
+    best: EpochEvaluation | None = None
+    worse_than: tuple[EpochEvaluation, ...] = ()
     """Those of `base` and `best` than which `latest` is significantly worse."""
-    calibrated: Evaluated | None = None
-    """The base model less its prior, for comparison."""
+
+    @property
+    def base(self) -> EpochEvaluation | None:
+        """The base model, measured as `latest` was."""
+        measure = measure_of(self.latest) if self.latest else None
+        return next((one for one in self.bases if measure in (None, measure_of(one))), None)
+
+    @property
+    def calibrated(self) -> EpochEvaluation | None:
+        """The base model less its prior, for comparison."""
+        return next((one for one in self.bases if one.calibrated), None)
 
     @property
     def no_gain(self) -> bool:
-        """Whether even the best seal is no better than the base model, beyond noise."""
-        if self.health is not RunHealth.NO_BETTER or self.best is None or self.base is None:
+        """Whether nothing speaks for a gain: even the best seal is within the base model's interval."""
+        best, base = self.best, self.base
+        if self.health is not RunHealth.NO_BETTER or best is None or base is None:
             return False
-        return not is_worse(self.base, self.best)
+        return best.value >= base.low if metric_of(best.metric).lower_is_better else best.value <= base.high
 
     @property
     def first_suspect(self) -> int:
@@ -63,52 +75,35 @@ def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluate
     return Evaluated(epoch, metric, value, low, high, loss, result.count)
 
 
-def is_base(said: Evaluated) -> bool:
-    """Return whether a published result is of the base model."""
-    return said.metric.removeprefix(CALIBRATED).startswith(BASE)
-
-
-def metric_of_base(metric: str) -> str:
-    """Return the metric under which the base model's result stands that such a result compares with."""
-    return CALIBRATED * metric.startswith(CALIBRATED) + BASE + _bare(metric)
-
-
-def _bare(metric: str) -> str:
-    return metric.removeprefix(CALIBRATED).removeprefix(BASE)
-
-
 def _fixed(number: float, worst: float) -> int:
     number = worst if math.isnan(number) else number
     return round(max(-_MOST, min(_MOST, _UNIT * number)))
 
 
-def measured(said: Evaluated) -> Evaluation:
-    """Return a published result as a measurement, of the metric without CALIBRATED and BASE."""
+def evaluation(said: Evaluated) -> EpochEvaluation:
+    """Return a published result as a measurement: only here it is known how a metric's name tells of which
+    model it is (SPEC O2)."""
     value, low, high, loss = (
         math.copysign(math.inf, number) if abs(number) >= _MOST else number / _UNIT
         for number in (said.value, said.low, said.high, said.loss)
     )
-    calibrated = said.metric.startswith(CALIBRATED)
-    return Evaluation(
-        metric=_bare(said.metric),
+    named = said.metric.removeprefix(CALIBRATED)
+    return EpochEvaluation(
+        metric=named.removeprefix(BASE),
         value=value,
         low=low,
         high=high,
         loss=loss,
         count=said.rows,
-        calibrated=calibrated,
+        calibrated=said.metric.startswith(CALIBRATED),
+        epoch=said.epoch,
+        base=named.startswith(BASE),
     )
 
 
-def in_words(said: Evaluated) -> str:
-    """Return a published result for people, such as `accuracy 0.610 (0.581-0.642) of epoch 7`."""
-    of = "the base model" if is_base(said) else f"epoch {said.epoch}"
-    return f"{figure(measured(said))} of {of}"
-
-
-def figure(result: Evaluation) -> str:
-    """Return a result for people, such as `accuracy 0.610 (0.581-0.642)`."""
-    return f"{metric_of(result.metric).name} {result.value:.3f} ({result.low:.3f}-{result.high:.3f})"
+def evaluations(decisions: Iterable[Decision]) -> list[EpochEvaluation]:
+    """Return all that these decisions have published, in their order."""
+    return [evaluation(said) for said in decisions if isinstance(said, Evaluated)]
 
 
 def verdict(decisions: Iterable[Decision]) -> Verdict:
@@ -118,42 +113,41 @@ def verdict(decisions: Iterable[Decision]) -> Verdict:
     was measured of epochs that were then voided, or later, does not count: those models are gone. Nor does
     what is told of a voided epoch after that: its evaluation was under way.
     """
-    bases: dict[str, Evaluated] = {}
-    results: list[Evaluated] = []
+    bases: dict[tuple[str, bool], EpochEvaluation] = {}
+    seals: list[EpochEvaluation] = []
     voided: list[Void] = []
     for decision in decisions:
         match decision:
-            case Evaluated() if is_base(decision):
-                bases[decision.metric] = decision
             case Evaluated(epoch=epoch):
-                if not any(void.first <= epoch <= void.last for void in voided):
-                    results.append(decision)
+                result = evaluation(decision)
+                if result.base:
+                    bases[measure_of(result)] = result
+                elif not any(void.first <= epoch <= void.last for void in voided):
+                    seals.append(result)
             case Void(first=first):
                 voided.append(decision)
-                results = [result for result in results if result.epoch < first]
-    if not results:
-        return Verdict(RunHealth.UNKNOWN, base=next(iter(bases.values()), None))
-    latest = max(results, key=lambda result: result.epoch)
-    results = [result for result in results if result.metric == latest.metric]
-    calibrated = bases.get(CALIBRATED + BASE + _bare(latest.metric))
-    base = bases.get(metric_of_base(latest.metric))
-    best = max(results, key=lambda result: (_goodness(latest.metric, result.value), result.epoch))
-    worse_than = tuple(other for other in (base, best) if other and is_worse(latest, other))
+                seals = [result for result in seals if result.epoch < first]
+    if not seals:
+        return Verdict(RunHealth.UNKNOWN, bases=tuple(bases.values()))
+    latest = max(seals, key=lambda result: result.epoch)
+    seals = [result for result in seals if measure_of(result) == measure_of(latest)]
+    best = max(seals, key=lambda result: (_goodness(result), result.epoch))
+    alike = (bases.get((latest.metric, calibrated)) for calibrated in (False, True))
+    found = Verdict(RunHealth.UNKNOWN, latest, tuple(filter(None, alike)), best)
+    worse_than = tuple(other for other in (found.base, best) if other and is_worse(latest, other))
     if worse_than:
-        health = RunHealth.WORSE
-    elif base is None:
-        health = RunHealth.UNKNOWN
-    else:
-        health = RunHealth.BETTER if is_worse(base, latest) else RunHealth.NO_BETTER
-    return Verdict(health, latest, base, best, worse_than, calibrated)
+        return found._replace(health=RunHealth.WORSE, worse_than=worse_than)
+    if found.base is None:
+        return found
+    return found._replace(health=RunHealth.BETTER if is_worse(found.base, latest) else RunHealth.NO_BETTER)
 
 
-def _goodness(metric: str, value: int) -> int:
-    return -value if metric_of(_bare(metric)).lower_is_better else value
+def _goodness(result: Evaluation) -> float:
+    return -result.value if metric_of(result.metric).lower_is_better else result.value
 
 
-def is_worse(one: Evaluated, other: Evaluated) -> bool:
+def is_worse(one: Evaluation, other: Evaluation) -> bool:
     """Return whether one result is worse than another of the same rows: their intervals do not touch."""
-    if metric_of(_bare(one.metric)).lower_is_better:
+    if metric_of(one.metric).lower_is_better:
         return one.low > other.high
     return one.high < other.low

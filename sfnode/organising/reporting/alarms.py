@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.organising.evaluation.health import Verdict, in_words
+from sfnode.organising.evaluation.health import Verdict
 from sfnode.printable import command
+from sfnode.schema.metrics import metric_of, result_in_words
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus
+from sfnode.sizes import part_of
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.worths import WORTH_ONE
@@ -71,14 +73,14 @@ def shown(error: UserError) -> AlarmStatus:
 
 def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:
     assert verdict.latest is not None  # the caller has seen it
-    others = " and ".join(in_words(other) for other in verdict.worse_than)
-    what = f"the run gets worse: {in_words(verdict.latest)}, after {others}"
+    others = " and ".join(map(result_in_words, verdict.worse_than))
+    what = f"the run gets worse: {result_in_words(verdict.latest)}, after {others}"
     first, last = verdict.first_suspect, counting.sealed - 1
     epochs = f"{first}-{last}" if first < last else f"{last}"
     fix = (
         f"First take back what made it worse: `{command('sfnode', 'organise', 'void', epochs)}`. Then see in "
-        "`sfnode organise members` who has joined since. If it gets worse again, the rate is too large or "
-        "the budget too long for this model: take that back, too, and `sfnode organise end`."
+        "`sfnode organise members` who has joined since. If it gets worse again, the rate may be too large "
+        "or the budget too long for this model: take that back, too, and `sfnode organise end`."
     )
     return UserError(Code.RUN_GETS_WORSE, what, fix if here else PAUSE_IF_YOU_LIKE)
 
@@ -86,13 +88,16 @@ def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:
 def _no_better(verdict: Verdict, counting: Counting, here: bool) -> UserError:
     assert verdict.best is not None
     assert verdict.base is not None
+    trained = metric_of(verdict.base.metric).trained
+    best, base = (f"{trained.of(one.loss):.4f}" for one in (verdict.best, verdict.base))
     what = (
-        f"the run gets no better: {counting.counted} of {counting.budget} updates count, and the best of all "
-        f"seals is {in_words(verdict.best)}, beside {in_words(verdict.base)}"
+        f"no gain can be seen: {part_of(counting.counted, counting.budget)} updates count, and the best of "
+        f"all seals, {result_in_words(verdict.best)}, is within what chance makes of "
+        f"{result_in_words(verdict.base)}; {trained.name} {best} beside {base}"
     )
     fix = (
-        "The rate is probably too large, or far too small: `sfnode organise end`, and `sfnode init` another "
-        "run with another rate. If the gain is just small, more validation rows would show it."
+        f"If its {trained.name} has hardly changed, or for the worse, another rate may help: `sfnode "
+        "organise end`, and `sfnode init` another run. A small gain would be seen with more validation rows."
     )
     return UserError(Code.RUN_NO_BETTER, what, fix if here else PAUSE_IF_YOU_LIKE)
 

@@ -7,19 +7,19 @@ Time is an argument (seconds of any monotonic clock).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from copy import deepcopy
 from typing import Protocol
 
 from sfnode.manifest import Manifest
 from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.health import Verdict, in_words
+from sfnode.organising.evaluation.health import Verdict
 from sfnode.organising.evaluation.origins import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Origins
 from sfnode.organising.organiser import State
 from sfnode.organising.reporting.alarms import Silence, alarms
 from sfnode.printable import command
-from sfnode.schema.node_state import RunHealth, Wait
+from sfnode.schema.metrics import model_in_words, result_in_words
+from sfnode.schema.node_state import HEALTH_WORDS, RunHealth, Wait
 from sfnode.schema.organising import (
     Change,
     EpochEvaluation,
@@ -35,6 +35,7 @@ from sfnode.schema.organising import (
 )
 from sfnode.schema.status import AlarmStatus, RunStatus, WaitStatus
 from sfnode.schema.views import OriginsQuery
+from sfnode.sizes import part_of
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
@@ -229,7 +230,7 @@ class Reports:
 
     def evaluations(self) -> list[EpochEvaluation]:
         """Return what the organiser has measured on the validation rows: the last ones, oldest first."""
-        return _evaluations(said for said in self._look() if isinstance(said, Evaluated))[-EVALUATIONS:]
+        return health.evaluations(self._look())[-EVALUATIONS:]
 
     def seals(self, since: int) -> list[Seal]:
         """Return the seals of the epochs from `since` on, in their order."""
@@ -351,11 +352,11 @@ class Reports:
         verdict = self._verdict
         return HealthStatus(
             verdict=verdict.health,
-            latest=_evaluation(verdict.latest),
-            base=_evaluation(verdict.base),
-            calibrated=_evaluation(verdict.calibrated),
-            best=_evaluation(verdict.best),
-            worse_than=_evaluations(verdict.worse_than),
+            latest=verdict.latest,
+            base=verdict.base,
+            calibrated=verdict.calibrated,
+            best=verdict.best,
+            worse_than=list(verdict.worse_than),
         )
 
     def _announced(self) -> str | None:
@@ -424,15 +425,16 @@ class Reports:
             if isinstance(said, Bases) and said in counting.bases
         ]
         if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
-            count = f"{counting.counted} of {counting.budget} updates count"
+            count = f"{part_of(counting.counted, counting.budget)} updates count"
             lines.append(f"epoch {seals[-1]} is sealed: {count}")
         lines += [f"announced: {said.text}" for said in decisions if isinstance(said, Announce)]
         self._look()
         verdict = self._verdict
-        if verdict.latest in decisions:
-            known = (("base", verdict.base), ("best", verdict.best))
-            beside = [f"{name} {health.measured(said).value:.3f}" for name, said in known if said]
-            lines.append(", ".join([f"{verdict.health.value}: {in_words(verdict.latest)}", *beside]))
+        if verdict.latest and verdict.latest in health.evaluations(decisions):
+            beside = [f"{model_in_words(one)} {one.value:.3f}" for one in (verdict.base,) if one]
+            beside += [f"best {one.value:.3f}" for one in (verdict.best,) if one]
+            words = HEALTH_WORDS[verdict.health]
+            lines.append(", ".join([f"{words}: {result_in_words(verdict.latest)}", *beside]))
         return lines
 
     def _look(self) -> list[Decision]:
@@ -448,16 +450,6 @@ class Reports:
         self._read, self._chain = feed.stop, feed.chain
         self._verdict = health.verdict(self._noted)
         return self._noted
-
-
-def _evaluation(said: Evaluated | None) -> EpochEvaluation | None:
-    if said is None:
-        return None
-    return EpochEvaluation(**dict(health.measured(said)), epoch=said.epoch, base=health.is_base(said))
-
-
-def _evaluations(said: Iterable[Evaluated]) -> list[EpochEvaluation]:
-    return [evaluation for evaluation in map(_evaluation, said) if evaluation]
 
 
 def _numbers(counting: Counting) -> dict[str, int]:

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from sfnode.organising.evaluation.health import measured, published, verdict
+from sfnode.organising.evaluation.health import evaluation, published, verdict
 from sfnode.schema.node_state import RunHealth
+from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.decisions import Announce, Decision, Evaluated, Void, encode
 from tests.organising.bench import scores
 
@@ -44,7 +45,7 @@ def test_worse_or_better_is_what_lies_outside_the_interval_of_the_base_model_or_
 ) -> None:
     result = verdict(decisions)
     assert result.health is health
-    assert [other.value / 1e6 for other in result.worse_than] == worse_than
+    assert [other.value for other in result.worse_than] == worse_than
 
 
 def test_of_a_perplexity_less_is_better() -> None:
@@ -63,13 +64,13 @@ def test_of_a_perplexity_less_is_better() -> None:
 def test_what_was_voided_was_neither_the_best_nor_is_it_the_latest() -> None:
     found = verdict([BASE, told(0, 0.6), told(1, 0.9), told(2, 0.3), Void(1, 2, ())])
     assert found.health is BETTER
-    assert found.latest == found.best == told(0, 0.6)
+    assert found.latest == found.best == evaluation(told(0, 0.6))
     assert verdict([BASE, told(1, 0.3), Void(1, 1, ())]).latest is None
 
 
 def test_a_result_that_comes_when_its_epoch_is_void_is_of_a_model_that_is_gone() -> None:
     found = verdict([BASE, told(0, 0.6), Void(1, 3, ()), told(3, 0.3)])
-    assert (found.health, found.latest) == (BETTER, told(0, 0.6))
+    assert (found.health, found.latest) == (BETTER, evaluation(told(0, 0.6)))
     assert verdict([BASE, told(0, 0.6), Void(1, 3, ()), told(4, 0.3)]).health is WORSE
 
 
@@ -96,7 +97,7 @@ def test_a_model_that_has_diverged_so_far_that_nothing_can_be_measured_is_worse_
     for metric in ("perplexity", "accuracy"):
         gone = published(3, scores(9.0, metric=metric).model_copy(update=nan))
         encode(gone)
-        assert math.isinf(measured(gone).loss)
+        assert math.isinf(evaluation(gone).loss)
         assert verdict([told(0, 0.5, metric=metric, base=True), gone]).health is WORSE
 
 
@@ -107,13 +108,24 @@ def test_a_calibrated_model_is_compared_with_the_calibrated_base_model() -> None
         found = scores(value).model_copy(update={"calibrated": True})
         return published(epoch, found, base=base)
 
-    control = calibrated(0, 0.7, base=True)
-    found = verdict([BASE, control, calibrated(0, 0.71)])
+    said = calibrated(0, 0.7, base=True)
+    base, control = evaluation(BASE), evaluation(said)
+    found = verdict([BASE, said, calibrated(0, 0.71)])
     assert (found.health, found.base, found.calibrated) == (NO_BETTER, control, control)
-    plain = verdict([BASE, control, told(0, 0.71)])
-    assert (plain.health, plain.base, plain.calibrated) == (BETTER, BASE, control)
-    assert (measured(control).metric, measured(control).calibrated) == ("accuracy", True)
-    assert control.metric == "calibrated base accuracy"
+    plain = verdict([said, BASE, told(0, 0.71)])
+    assert (plain.health, plain.base, plain.calibrated) == (BETTER, base, control)
+    assert found.bases == plain.bases == (base, control)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("base", [False, True])
+def test_a_published_result_says_of_which_model_it_is_and_whether_it_is_calibrated(
+    base: bool, calibrated: bool
+) -> None:
+    found = scores(0.5).model_copy(update={"calibrated": calibrated})
+    said = published(3, found, base=base)
+    assert said.metric == "calibrated " * calibrated + "base " * base + "accuracy"
+    assert evaluation(said) == EpochEvaluation(**dict(found), epoch=3, base=base)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300, 1e-9])

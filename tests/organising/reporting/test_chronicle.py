@@ -124,7 +124,7 @@ def test_an_epoch_stands_where_it_was_sealed_with_its_close_and_evaluation() -> 
     assert told[1:] == [
         ("close", "closes epoch 1, of 3 updates; it is not sealed yet"),
         ("seal", "5 of 5 updates of epoch 0 count"),
-        ("evaluated", "tells of the base model less its prior: accuracy 0.500 (0.400-0.600), loss 0.7000"),
+        ("evaluated", "tells of the calibrated base model: accuracy 0.500 (0.400-0.600), loss 0.7000"),
     ]
 
 

@@ -185,9 +185,17 @@ def test_a_run_without_a_gain_after_a_quarter_of_its_budget_says_so(
     node.decide(*sealed(node, 9), told(0, 0.51))
     assert reports.alarms(None, 0.0) == []
     node.decide(*sealed(node, 1), told(1, 0.49))
-    assert codes(reports.alarms(None, 0.0)) == ["SF071"]
-    assert "10 of 40 updates count" in reports.alarms(None, 0.0)[0].what
-    node.decide(told(2, 0.6))
+    (alarm,) = reports.alarms(node.desk, 0.0)
+    assert (alarm.code, alarm.what) == (
+        "SF071",
+        "no gain can be seen: 10 of 40 updates count, and the best of all seals, accuracy 0.510 "
+        "(0.490-0.530) of epoch 0, is within what chance makes of accuracy 0.500 (0.480-0.520) of the base "
+        "model; loss 0.5000 beside 0.5000",
+    )
+    assert alarm.fix.startswith("If its loss has hardly changed, or for the worse, another rate may help")
+    node.decide(told(2, 0.53))  # above what chance makes of the base model, if not by as much as is certain
+    assert reports.alarms(None, 0.0) == []
+    node.decide(told(3, 0.5))
     assert reports.alarms(None, 0.0) == []
 
 
@@ -324,15 +332,17 @@ def test_each_seal_and_each_result_is_a_line_and_of_many_the_last(
     node.decide(Admit(A, QUOTA, 0), told(0, 0.5, base=True))
     assert reports.news(1.0) == []
     node.decide(*sealed(node, 7))
-    assert reports.news(2.0) == [f"epoch 0 is sealed: 7 of {node.organised.counting.budget} updates count"]
+    assert reports.news(2.0) == [f"epoch 0 is sealed: 7 of {node.organised.counting.budget:,} updates count"]
     assert reports.run(None, None, 5.0).seconds_since_seal == 3.0
     node.decide(told(0, 0.6))
-    assert reports.news(3.0) == ["better: accuracy 0.600 (0.580-0.620) of epoch 0, base 0.500, best 0.600"]
+    assert reports.news(3.0) == [
+        "better: accuracy 0.600 (0.580-0.620) of epoch 0, the base model 0.500, best 0.600"
+    ]
     assert reports.news(4.0) == []
     for epoch in range(1, 4):
         node.decide(*sealed(node), told(epoch, 0.6))
-    assert [line.partition(",")[0] for line in reports.news(5.0)] == [
-        f"epoch 3 is sealed: 7 of {node.organised.counting.budget} updates count",
+    assert [line.partition(", the")[0] for line in reports.news(5.0)] == [
+        f"epoch 3 is sealed: 7 of {node.organised.counting.budget:,} updates count",
         "better: accuracy 0.600 (0.580-0.620) of epoch 3",
     ]
 
