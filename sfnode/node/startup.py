@@ -82,7 +82,7 @@ def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
 
 def check_own_data(settings: Settings, manifest: Manifest) -> None:
     """Look whether a trainer has rows to train on, before anything is downloaded; of a file of its own
-    whether that is there and fits the task, of the run's whether what reads them is installed.
+    whether that is there and all its rows fit the task, of the run's whether what reads them is installed.
 
     Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_MALFORMED, EXTRA_MISSING.
     """
@@ -94,7 +94,7 @@ def check_own_data(settings: Settings, manifest: Manifest) -> None:
     from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
 
     if settings.data:
-        dataset.check_own(str(settings.data), manifest.task)
+        dataset.load_rows(str(settings.data), manifest.task, skip_bad=settings.skip_bad_rows)
     else:
         raise dataset.needed(manifest.task)
 
