@@ -233,8 +233,9 @@ def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
 
     if manifest is None:
         return None
-    if not (case.measure or _at_hand(case, manifest)):
-        return _mismatch(case, manifest)
+    unfit = _mismatch(case, manifest)  # also where the run's data, which are loaded first, are not here
+    if unfit or not (case.measure or _at_hand(case, manifest)):
+        return unfit
     if shapes.is_shape(case.model):
         fix = f"Measure it with random ones: {command('sfnode', 'bench', '--model', case.model)}"
         return note(Subject.SPEED, "a shape has no weights, so no steps were measured", fix)
@@ -249,8 +250,7 @@ def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
 
 
 def _mismatch(case: Case, manifest: Manifest) -> Finding | None:
-    """Examine whether model and tokenizer go together, where the model is here but too large to be loaded
-    unasked."""
+    """Examine whether model and tokenizer go together, where the model is here; its weights are not read."""
     from sfnode.models import loader, shapes
 
     try:

@@ -30,7 +30,7 @@ def problem(value: object, *, nested: bool = False) -> str | None:
         return None if math.isfinite(value) else f"is no number: {value}"
     if nested and value is None:
         return None
-    if isinstance(value, list) and (nested or all(map(_is_number, value))):
+    if isinstance(value, list) and (nested or (value and all(map(_is_number, value)))):
         return next((wrong for one in value if (wrong := problem(one, nested=nested))), None)
     if nested and isinstance(value, dict):
         return next((wrong for one in value.values() if (wrong := problem(one, nested=True))), None)

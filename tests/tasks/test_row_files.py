@@ -227,6 +227,7 @@ HALF = "fine \ud83d"
 VALUES: list[tuple[Any, str]] = [
     (["a", "b"], "'text' is a list"),
     ([1, [2]], "'text' is a list"),
+    ([], "'text' is a list"),
     ([True], "'text' is a list"),
     ([float("nan")], "'text' is no number: nan"),
     ({"a": 1}, "'text' is an object"),
