@@ -5,6 +5,8 @@ This module knows what is measured in which order, and what of it goes into a ma
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Container
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,11 +22,12 @@ from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data, is_file
+from sfnode.manifest.data import Data, DataRole, is_file
+from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.sizes import size_text
-from sfnode.store.disk_errors import disk_faults
-from sfnode.tasks import public_files
+from sfnode.store.disk_errors import disk_faults, write_whole
+from sfnode.tasks import dataset, prompts, public_files
 from sfprotocol.model_listing import MAX_DATA
 
 Waiting = Callable[[str], AbstractContextManager[Advance]]
@@ -49,6 +52,15 @@ class Shared(NamedTuple):
     """Those that have been copied there."""
     size: int
     """Bytes of all together."""
+
+
+class LeftOut(NamedTuple):
+    """Rows that are left out of a run's data."""
+
+    file: Path
+    """A file with the others."""
+    bad: str
+    """Which they are, and why."""
 
 
 class Prepared(NamedTuple):
@@ -83,6 +95,37 @@ def keep_bases(file: Path, folder: Path, manifest: Manifest) -> tuple[Path, int]
     with disk_faults(folder):
         kept = bases.path_in(folder, bases.keep(file, folder, targets, rank))
     return kept, bases.size_of(targets, rank)
+
+
+def without_bad_rows(task: Task, data: Data, folder: Path) -> dict[DataRole, LeftOut]:
+    """Write the rows of data that fit a task to files in a folder, where not all do; return these files.
+
+    So nodes read the same rows, whatever each would call bad. Raises UserError as `dataset.load_rows`,
+    DISK_FULL, DATA_DIR_UNUSABLE.
+    """
+    made: dict[str, LeftOut | None] = {"": None}
+    for role in public_files.ROLES:
+        source = data.source(role)
+        if source not in made:
+            made[source] = _sifted(source, task, folder, role)
+    found = {role: made[data.source(role)] for role in public_files.ROLES}
+    return {role: one for role, one in found.items() if one}
+
+
+def _sifted(source: str, task: Task, folder: Path, role: DataRole) -> LeftOut | None:
+    rows, bad = dataset.sifted(source, task)
+    if not bad:
+        return None
+    if not rows:
+        raise dataset.malformed(f"no row of {source} is good: {bad}")
+    read = () if task.verifier else prompts.fields(task)  # a verifier may read any column
+    kept = ({name: row[name] for name in read or row} for row in rows)
+    lines = "".join(f"{json.dumps(row, default=str)}\n" for row in kept).encode()
+    name = Path(source).stem if is_file(source) else role
+    digest = hashlib.blake2b(lines, digest_size=4).hexdigest()  # the file of another run may be there
+    file = folder / f"{name}-{digest}.jsonl"
+    write_whole(file, lines)
+    return LeftOut(file, str(bad))
 
 
 def share_data(manifest: Manifest, folder: Path) -> tuple[Manifest, Shared]:

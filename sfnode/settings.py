@@ -62,6 +62,8 @@ class Settings(Section):
     share_model: bool | None = None
     """None: trainers do, relays do not."""
     data: Path | None = None
+    skip_bad_rows: bool = False
+    """Leave out rows of `data` that do not fit the task."""
     verifier: tuple[str, ...] = ()
     """Plug-ins MODULE:FUNCTION of this machine that may score answers, if they are the run's verifiers."""
     shard: tuple[int, int] | None = None

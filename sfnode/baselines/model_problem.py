@@ -137,7 +137,7 @@ class ModelProblem:
         found, numbers = [], []
         for sequences in forward.passes(self._loaded, batch, np.arange(len(batch.input_ids))):
             of_these = np.flatnonzero(np.isin(batch.sequences, sequences))
-            this = forward.take(batch, sequences, of_these, self._loaded.device)
+            this = forward.take(self._loaded, batch, sequences, of_these)
             found.append(forward.log_probs(self._loaded, this, None))
             numbers.append(of_these)
         order = torch.from_numpy(np.argsort(np.concatenate(numbers))).to(self._loaded.device)

@@ -146,6 +146,12 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
 )
 @option("--test", metavar="SOURCE", help="Held-out data for measuring the model, in the same form.")
 @option(
+    "--skip-bad-rows",
+    is_flag=True,
+    help="Leave out rows of the data that do not fit the task, and say which. The others are written to a "
+    "file in the folder of OUT, which the run then names.  [default: such a row is an error]",
+)
+@option(
     "--share-data/--no-share-data",
     default=None,
     help="Whether nodes give each other the data that are files, found by their digests; otherwise others "
@@ -289,6 +295,7 @@ def init(
     bases: Path | None,
     made_of: str | None,
     share_data: bool | None,
+    skip_bad_rows: bool,
     **given: Any,
 ) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
@@ -305,7 +312,7 @@ def init(
         raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Leave out --open.")
     from sfnode import preparing
     from sfnode.cli import init_output as output
-    from sfnode.models.manifest_builder import build
+    from sfnode.models.manifest_builder import beginning, build
     from sfnode.store.run_keys import RunKeys
 
     if not organised:
@@ -319,11 +326,18 @@ def init(
             Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
         )
     chosen_by = keys.options() if keys else {}
-    manifest = build(given | chosen_by)
     said: list[str] = []
+    if skip_bad_rows:
+        begun = beginning(given)
+        left_out = preparing.without_bad_rows(begun.task, begun.data, out.parent)
+        given |= {role: str(one.file) for role, one in left_out.items()}
+        given |= {"preset": begun.name} if begun.preset else {}  # which a file without a task would not name
+        said += output.left_out_words(left_out)
+    manifest = build(given | chosen_by)
     unknown = measure and not _has_numbers(manifest, made_of or ("published" if bases else "random"), given)
     if made_of or (unknown and not bases and calibrate is None and manifest.task.has_slopes):
-        bases, given, said = _made(made_of, given, chosen_by, out.parent, device, dtype)
+        bases, given, words = _made(made_of, given, chosen_by, out.parent, device, dtype)
+        said += words
     if bases:
         given |= _published(bases)
         manifest = build(given | chosen_by)

@@ -12,10 +12,10 @@ from sfnode.engine.pilot import Pilot
 from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.trial import Trial
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import is_file
+from sfnode.manifest.data import DataRole, is_file
 from sfnode.manifest.training import Training
 from sfnode.models.manifest_builder import routes_tokens
-from sfnode.preparing import Prepared, Shared
+from sfnode.preparing import LeftOut, Prepared, Shared
 from sfnode.sizes import size_text
 from sfnode.tasks import public_files
 
@@ -31,6 +31,12 @@ def bases_words(file: Path, size: int, out: Path) -> str:
         f"Its bases are in {file}: leave them beside {out.name}. "
         f"Other nodes get these {size_text(size)} from yours."
     )
+
+
+def left_out_words(found: Mapping[DataRole, LeftOut]) -> list[str]:
+    """Return which rows are in none of the files that have been made of the data."""
+    every = dict.fromkeys(found.values())  # one file may have several roles
+    return [f"Left out: {one.bad}. The other rows are in {one.file}." for one in every]
 
 
 def data_words(shared: Shared, out: Path) -> list[str]:

@@ -124,6 +124,11 @@ GROUPS = {
     metavar="FILE",
     help="Train on this private data (.tsv .csv .jsonl .parquet); only scalars leave this machine.",
 )
+@setting(
+    "--skip-bad-rows",
+    help="Leave out rows of --data that do not fit the task, and say which.  [default: such a row is an "
+    "error]",
+)
 @verifier_option
 @setting(
     "--noise",

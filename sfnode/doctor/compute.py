@@ -231,8 +231,11 @@ def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
     """Load model and data as a node would, and time steps; None if that takes long and was not asked for."""
     from sfnode.models import shapes
 
-    if manifest is None or not (case.measure or _at_hand(case, manifest)):
+    if manifest is None:
         return None
+    unfit = _mismatch(case, manifest)  # also where the run's data, which are loaded first, are not here
+    if unfit or not (case.measure or _at_hand(case, manifest)):
+        return unfit
     if shapes.is_shape(case.model):
         fix = f"Measure it with random ones: {command('sfnode', 'bench', '--model', case.model)}"
         return note(Subject.SPEED, "a shape has no weights, so no steps were measured", fix)
@@ -242,8 +245,25 @@ def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
         if error.code is Code.DATA_NOT_FOUND and "train" in manifest.data.digests:
             fix = "Join the run; or give rows of your own with --data."
             return note(Subject.SPEED, "no steps were measured: the run's data come from its nodes", fix)
-        return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
+        return _not_starting(error)
     return ok(Subject.SPEED, f"about {per_hour:,.0f} updates an hour on {case.device}, if nothing else runs")
+
+
+def _mismatch(case: Case, manifest: Manifest) -> Finding | None:
+    """Examine whether model and tokenizer go together, where the model is here; its weights are not read."""
+    from sfnode.models import loader, shapes
+
+    try:
+        folder = None if shapes.is_shape(case.model) else local_folder(case.model or manifest.model.source)
+        if folder:
+            loader.require_match(folder, loader.classes(manifest.task))
+    except UserError as error:
+        return _not_starting(error)
+    return None
+
+
+def _not_starting(error: UserError) -> Finding:
+    return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
 
 
 def _at_hand(case: Case, manifest: Manifest) -> bool:

@@ -165,7 +165,7 @@ def _log_probs(
     with moving_vectors(loaded, directions) as move_vectors:
         for sequences in _passes(loaded, measured, in_turns=move_vectors is not None):
             targets = np.flatnonzero(np.isin(measured.batch.sequences, sequences))
-            this = forward.take(measured.batch, sequences, targets, loaded.device)
+            this = forward.take(loaded, measured.batch, sequences, targets)
             signs = measured.signs[sequences] * epsilon
             if move_vectors is not None:
                 move_vectors(int(measured.queries[sequences[0]]), float(signs[0]))

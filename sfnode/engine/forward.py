@@ -119,7 +119,7 @@ def log_probs(loaded: LoadedModel, this: Pass, perturbation: Perturbation | None
 def mean_loss(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Tensor:
     """Return the mean loss of a mini-batch that is small enough for one pass, for a backward pass, too."""
     batch = batch_of(encoded)
-    this = take(batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)), loaded.device)
+    this = take(loaded, batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)))
     return encoded.losses(log_probs(loaded, this, perturb(this) if perturb else None)).mean()
 
 
@@ -128,11 +128,12 @@ def batch_of(encoded: Encoded) -> Batch:
     return Batch(*(getattr(encoded, part).numpy() for part in Batch._fields))
 
 
-def take(
-    batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64], device: torch.device
-) -> Pass:
-    """Return the pass with these sequences in this order; `targets` are the numbers of the targets on
-    them."""
+def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64]) -> Pass:
+    """Return the pass with these sequences in this order; `targets` are the numbers of the targets on them.
+
+    Raises UserError MODEL_UNSUPPORTED for tokens that the model does not know: a GPU would only say later
+    that something is wrong, and compute no more.
+    """
     width = int(batch.attention_mask[sequences].sum(1).max())
     row_of = np.zeros(len(batch.input_ids), np.int64)
     row_of[sequences] = np.arange(len(sequences))
@@ -144,7 +145,14 @@ def take(
         batch.columns[targets],
         batch.targets[targets],
     )
-    return Pass(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts))
+    largest = max(int(parts[0].max()), int(parts[-1].max(initial=0)))
+    if largest >= loaded.known_tokens:
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"a row has the token {largest:,}, and the model knows {loaded.known_tokens:,}, numbered from 0",
+            "Leave texts with such special tokens out of the data, or take a model that knows them.",
+        )
+    return Pass(*(torch.from_numpy(part).to(loaded.device, non_blocking=True) for part in parts))
 
 
 def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -206,7 +214,7 @@ def _scored(
     perturb: Perturb | None = None,
 ) -> Scored:
     """Score these targets, which lie on these sequences, in one pass."""
-    this = take(batch, sequences, targets, loaded.device)
+    this = take(loaded, batch, sequences, targets)
     with loaded.perturber.applying(perturb(this) if perturb else None):
         found = logits(loaded, this)  # (p, vocab)
     chosen = found.gather(1, this.targets[:, None]).flatten()
@@ -223,17 +231,17 @@ def logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
     with a mask costs time. (On an accelerator it waits at the start of a pass in either case, to inspect
     positions or mask.)
 
-    Raises UserError MODEL_UNSUPPORTED for tokens or positions that the model's tables lack.
+    Raises UserError MODEL_UNSUPPORTED for positions that the model's tables lack.
     """
     try:
         return _logits(loaded, this, **cached)
     except IndexError as error:
-        if cached and this.input_ids.max() < loaded.model.get_input_embeddings().weight.shape[0]:
+        if cached:
             raise  # the model cannot take such a cache
         raise UserError(
             Code.MODEL_UNSUPPORTED,
-            f"the model cannot read a row, which has tokens or positions that its tables lack: {error}",
-            "Take a model whose tokenizer has no tokens beyond its vocab_size, or lower max_tokens.",
+            f"the model cannot read a row of {this.input_ids.shape[1]} tokens: {error}",
+            "It has fewer positions: make a run with a smaller max_tokens, or with another model.",
         ) from error
 
 

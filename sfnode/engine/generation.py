@@ -230,7 +230,7 @@ class _Decoder:
         group = forward.groups(lengths, self._loaded.widest, self._loaded.device, outputs)[0].tolist()
         reading = [chosen[number] for number in group]  # the longest first
         self._waiting.extendleft(one for one in reversed(chosen) if one not in reading)
-        this = _pass([one.row.prompt for one in reading], self._loaded.device)
+        this = _pass(self._loaded, [one.row.prompt for one in reading])
         read: Any = DynamicCache()
         with self._loaded.perturber.applying(self._moved(reading, this)):
             logits = forward.logits(self._loaded, this, past_key_values=read)
@@ -245,7 +245,7 @@ class _Decoder:
         end = self._cache.make_room(lengths)
         last = [one.tokens[-1:] for one in self._active]
         if self._step is None:
-            this = _pass(last, self._loaded.device)
+            this = _pass(self._loaded, last)
             self._step = this, self._moved(self._active, this)
         this, perturbation = self._step
         this = this._replace(input_ids=self._tensor(np.array(last)))
@@ -261,7 +261,7 @@ class _Decoder:
 
     def _write_anew(self) -> None:
         """Write one more token of every row, from its whole text."""
-        this = _pass([[*one.row.prompt, *one.tokens] for one in self._active], self._loaded.device)
+        this = _pass(self._loaded, [[*one.row.prompt, *one.tokens] for one in self._active])
         with self._loaded.perturber.applying(self._moved(self._active, this)):
             logits = forward.logits(self._loaded, this)
         self._add(list(self._active), logits)
@@ -434,7 +434,7 @@ def _drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
     return found.clamp_(max=logits.shape[1] - 1)  # of logits that are no numbers, too
 
 
-def _pass(sequences: Sequence[Sequence[int]], device: torch.device) -> Pass:
+def _pass(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Pass:
     """Return a pass whose one target in each sequence is what comes after it."""
     lengths = np.array([len(ids) for ids in sequences])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
@@ -442,7 +442,7 @@ def _pass(sequences: Sequence[Sequence[int]], device: torch.device) -> Pass:
     ids[mask > 0] = np.concatenate([np.asarray(ids, np.int64) for ids in sequences])
     every = np.arange(len(sequences))
     batch = Batch(ids, mask, np.zeros_like(ids), every, lengths - 1, np.zeros_like(every))
-    return forward.take(batch, every, every, device)
+    return forward.take(loaded, batch, every, every)
 
 
 def token_bytes(loaded: LoadedModel) -> int:
@@ -461,7 +461,7 @@ def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
     keys and values, as in state-space models and hybrids."""
     cache: Any = DynamicCache()
     try:
-        forward.logits(loaded, _pass([[0]], loaded.device), past_key_values=cache)
+        forward.logits(loaded, _pass(loaded, [[0]]), past_key_values=cache)
     except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
         return []  # code that looks for another kind of cache fails in its own way
     layers = list(cache.layers)

@@ -27,12 +27,18 @@ def load_model(
 
 
 def training_rows(
-    manifest: Manifest, override: Path | None, shard: tuple[int, int] | None, data: Path | None
+    manifest: Manifest,
+    override: Path | None,
+    shard: tuple[int, int] | None,
+    data: Path | None,
+    *,
+    skip_bad: bool = False,
 ) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
     """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
     if override is None:
         public = rows = dataset.training_rows(manifest.data, manifest.task, data)
     else:
         public = None
-        rows = dataset.load_rows(str(override), manifest.task, min_words=manifest.data.train_min_words)
+        least = manifest.data.train_min_words
+        rows = dataset.load_rows(str(override), manifest.task, min_words=least, skip_bad=skip_bad)
     return dataset.shard(rows, *shard) if shard else rows, public

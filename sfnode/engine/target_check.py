@@ -63,7 +63,7 @@ def _sequences(loaded: LoadedModel, sequences: int, tokens: int) -> forward.Pass
     ids = np.arange(sequences * tokens).reshape(sequences, tokens) % _vocabulary(loaded)
     columns = np.zeros_like(every) if loaded.classifies else np.full_like(every, tokens - 1)
     batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), every, columns, np.zeros_like(every))
-    return forward.take(batch, every, every, loaded.device)
+    return forward.take(loaded, batch, every, every)
 
 
 def _vocabulary(loaded: LoadedModel) -> int:
@@ -82,7 +82,7 @@ def _non_causal(loaded: LoadedModel) -> str | None:
     rows = np.arange(2).repeat(PREDICTED)
     targets = np.arange(2 * PREDICTED) % PREDICTED % _vocabulary(loaded)
     batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), rows, np.zeros_like(rows), targets)
-    this = forward.take(batch, np.arange(2), np.arange(len(targets)), loaded.device)
+    this = forward.take(loaded, batch, np.arange(2), np.arange(len(targets)))
     first, second = forward.log_probs(loaded, this, None).chunk(2)  # each after the same one token
     return None if _same(first, second) else "it reads both ways: what it predicts depends on what follows"
 

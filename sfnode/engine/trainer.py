@@ -146,6 +146,7 @@ class Trainer:
         *,
         model_override: Path | None = None,
         data_override: Path | None = None,
+        skip_bad_rows: bool = False,
         shard: tuple[int, int] | None = None,
         device: str = "cpu",
         dtype: str = "float32",
@@ -158,13 +159,17 @@ class Trainer:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
-        not apply to a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
-        `training` no training rows are read and `step` must not be called. `dtype` as for
-        `models.loader.load`; `bases` is the folder with published bases; `secret`, `noise` and `data` as in
-        the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
+        not apply to a node's own data, and `skip_bad_rows` to nothing else); `shard` (k, n) keeps every n-th
+        training row from row k on; without `training` no training rows are read and `step` must not be
+        called. `dtype` as for `models.loader.load`; `bases` is the folder with published bases; `secret`,
+        `noise` and `data` as in the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
-        rows, public = training_rows(manifest, data_override, shard, data) if training else ([], None)
+        rows, public = (
+            training_rows(manifest, data_override, shard, data, skip_bad=skip_bad_rows)
+            if training
+            else ([], None)
+        )
         loaded = load_model(manifest, model_override, where, dtype)
         return cls(manifest, loaded, rows, public, bases, secret, noise, data)
 

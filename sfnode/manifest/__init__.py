@@ -90,6 +90,14 @@ class Manifest(Section):
         return value
 
     @model_validator(mode="after")
+    def _encodable(self) -> Manifest:
+        try:
+            self.canonical()
+        except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 come so
+            raise ValueError("a text has bytes that are not UTF-8") from error
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         validates = self.data.validation or self.data.validation_limit
         priced = self.open != Open()

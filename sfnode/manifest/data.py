@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from sfnode.manifest.section import Hex32, Section
 
 FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
-"""Ends of the names of files with rows."""
+"""Ends of the names of files with rows, in upper or lower case."""
 
 DataRole = Literal["train", "test", "validation"]
 """Purposes of a run's rows."""
@@ -20,7 +20,7 @@ MOST_ROWS = (1 << 64) - 1
 
 def is_file(source: str) -> bool:
     """Return whether a source of rows is a file, rather than a data set that has a name for everybody."""
-    return source.endswith(FILE_KINDS) and not source.startswith(("hf:", "builtin:"))
+    return source.lower().endswith(FILE_KINDS) and not source.startswith(("hf:", "builtin:"))
 
 
 class Data(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +23,11 @@ PRIOR_ONE = 1 << 16
 
 MOST_PRIOR = (1 << 31) - 1
 """Largest part of a prior: 32,768 nats, more than the logarithm of any probability of binary32."""
+
+
+def composed(text: str) -> str:
+    """Return a text in Unicode's normalisation form C, in which labels are compared (SPEC T2)."""
+    return normalize("NFC", text)
 
 
 class Task(Section):
@@ -99,11 +105,13 @@ class Task(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> Task:
-        words = [word.strip() for word in self.verbalizer.values()]
+        words = [composed(word.strip()) for word in self.verbalizer.values()]
         if not self.template and self.kind != "chat":
             raise ValueError(f"the task kind {self.kind} needs a template")
         if self.labelled and (len(set(words)) < max(2, len(words)) or "" in words):
             raise ValueError("a classification needs a verbalizer with two or more different words")
+        if len({composed(label) for label in self.verbalizer}) < len(self.verbalizer):
+            raise ValueError("two labels of the verbalizer differ in their Unicode normalisation only")
         if self.kind in ("choice", "completion") and not self.completion:
             raise ValueError(f"the task kind {self.kind} needs a completion")
         if self.kind == "choice" and not self.candidates_field:

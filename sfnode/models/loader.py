@@ -25,6 +25,7 @@ from transformers.utils import logging
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.model import Model
+from sfnode.manifest.task import Task
 from sfnode.models import examination, vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
 from sfnode.models.examination import Part
@@ -70,6 +71,8 @@ class LoadedModel:
     """Whether matrices are stored in fewer bits (int8, nf4)."""
     classifies: bool
     """Whether it has a classification head instead of a language-model head."""
+    known_tokens: int
+    """Tokens, numbered from 0, that it can read and, if it is a language model, write."""
 
     @property
     def widest(self) -> int:
@@ -91,6 +94,7 @@ def describe(source: str, revision: str, selection: Selection = DEFAULT, classif
     folder = resolve(source, revision, None)
     _examine(folder, classifier_labels)
     skeleton = read_skeleton(folder, classifier_labels)
+    check_tokens(folder, skeleton, tokenizer_of(folder))
     if classifier_labels:
         _check_head(folder, skeleton, classifier_labels)
     targets = with_user_errors(folder, lambda: choose(skeleton, selection))
@@ -117,10 +121,11 @@ def load(
     wanted = manifest.model
     folder = resolve(wanted.source, wanted.revision, override)
     check_digest(folder, wanted.digest)
-    labels = len(manifest.task.verbalizer) if manifest.task.kind == "sequence-classification" else 0
+    labels = classes(manifest.task)
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
     model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
+    check_tokens(folder, model, tokenizer)
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     return make_trainable(model, tokenizer, sites, folder, device, dtype)
 
@@ -145,6 +150,53 @@ def read_tokenizer(folder: Path) -> Any:
     return found
 
 
+def classes(task: Task) -> int:
+    """Return the number of classes of a model's classification head; 0 for a language model."""
+    return len(task.verbalizer) if task.kind == "sequence-classification" else 0
+
+
+def require_match(folder: Path, labels: int) -> None:
+    """Raise UserError MODEL_UNSUPPORTED unless the model in a folder knows the tokens of its tokenizer;
+    MODEL_* for what cannot be read. `labels` as for `describe`. The weights are not read."""
+    tokenizer = tokenizer_of(folder)
+    _examine(folder, labels)
+    check_tokens(folder, read_skeleton(folder, labels), tokenizer)
+
+
+def check_tokens(folder: Path, model: PretrainedModel, tokenizer: Any) -> None:
+    """Raise UserError MODEL_UNSUPPORTED if a text may have tokens that a model has no numbers for.
+
+    Special tokens that stand in no text are no fault: some models for text have tokenizers of others that
+    see, too (Gemma 3).
+    """
+    known = known_tokens(model)
+    ours = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    ours |= {tokenizer.cls_token_id, tokenizer.sep_token_id}
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    template = str(tokenizer.chat_template)
+    unknown = {
+        number: token
+        for token, number in tokenizer.get_vocab().items()
+        if number >= known and (number in ours or number not in special or token in template)
+    }
+    if unknown:
+        number = min(unknown)
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"model and tokenizer in {folder} do not match: the model knows {known:,} tokens, numbered from "
+            f"0, and {len(unknown):,} of the tokenizer's have higher numbers, such as {number:,} "
+            f"({unknown[number]!r})",
+            "Take the tokenizer's files that came with these weights. Who adds tokens enlarges the model for "
+            "them (in transformers: `model.resize_token_embeddings(len(tokenizer))`).",
+        )
+
+
+def known_tokens(model: PretrainedModel) -> int:
+    """Return how many tokens, numbered from 0, a model can read and, if it is a language model, write."""
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    return min(len(table.weight) for table in tables if table is not None)
+
+
 def make_trainable(
     model: PretrainedModel,
     tokenizer: Any,
@@ -157,7 +209,7 @@ def make_trainable(
 
     Raises UserError DEVICE for a dtype that cannot be had.
     """
-    compute = compute_dtype(dtype, device, model.dtype)
+    compute, known = compute_dtype(dtype, device, model.dtype), known_tokens(model)
     _check_vectors(sites, dtype, compute)
     base_weights = BaseWeights(sites, float_tensors(folder), model.base_model_prefix)
     if dtype in KINDS:
@@ -178,6 +230,7 @@ def make_trainable(
         dtype=compute,
         quantised=dtype in KINDS,
         classifies=model.get_output_embeddings() is None,
+        known_tokens=known,
     )
 
 

@@ -6,7 +6,7 @@ Imports torch to examine the base model and local data, so that mistakes are fou
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -92,14 +92,9 @@ def build(given: dict[str, Any]) -> Manifest:
     With an `organiser` (64 hex digits) among them the run is organised. Raises UserError: BAD_OPTION,
     MODEL_*, and DATA_* for local data that do not fit the task.
     """
-    source, revision = _absolute(given.get("model", "")), given.get("revision", "")
-    name = _preset_name(given)
-    preset = _for_data(presets.preset(name), given) if name else None
-    source = source or (preset.model if preset else "") or presets.DEFAULT_MODEL
     try:
-        task = _task(preset, given, files.resolve(source, revision, None))
-        described = loader.describe(source, revision, _selection(given), _classes(task))
-        data = _section(preset.data if preset else Data(), given)
+        name, preset, source, revision, task, data = _beginning(given)
+        described = loader.describe(source, revision, _selection(given), loader.classes(task))
         own = preset.training if preset and described.source == preset.model else None
         training = own or (Training() if task.has_slopes else reward_numbers.training())
         if "organiser" in given:
@@ -121,6 +116,35 @@ def build(given: dict[str, Any]) -> Manifest:
         raise _bad_option(error) from error
     _try_data(manifest)
     return manifest
+
+
+class Beginning(NamedTuple):
+    """What options say of a run before its model is examined and its data are read."""
+
+    name: str
+    preset: presets.Preset | None
+    source: str
+    revision: str
+    task: Task
+    data: Data
+
+
+def beginning(given: dict[str, Any]) -> Beginning:
+    """Return what options of `sfnode init` say of a run before its model is examined. Raises UserError as
+    `build`."""
+    try:
+        return _beginning(given)
+    except ValidationError as error:
+        raise _bad_option(error) from error
+
+
+def _beginning(given: dict[str, Any]) -> Beginning:
+    source, revision = _absolute(given.get("model", "")), given.get("revision", "")
+    name = _preset_name(given)
+    preset = _for_data(presets.preset(name), given) if name else None
+    source = source or (preset.model if preset else "") or presets.DEFAULT_MODEL
+    task = _task(preset, given, files.resolve(source, revision, None))
+    return Beginning(name, preset, source, revision, task, _section(preset.data if preset else Data(), given))
 
 
 def _preset_name(given: dict[str, Any]) -> str:
@@ -155,11 +179,6 @@ def _for_data(preset: presets.Preset, given: dict[str, Any]) -> presets.Preset:
 def _selection(given: dict[str, Any]) -> Selection:
     kinds = {kind: bool(given.get(f"train_{kind}")) for kind in ("embeddings", "biases", "norms")}
     return Selection(given.get("target_modules", DEFAULT.modules), **kinds)
-
-
-def _classes(task: Task) -> int:
-    """Return the number of classes of the model's classification head; 0 for a language model."""
-    return len(task.verbalizer) if task.kind == "sequence-classification" else 0
 
 
 def _levelled(training: Training) -> Training:

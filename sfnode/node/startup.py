@@ -121,7 +121,8 @@ def check_data(settings: Settings, manifest: Manifest, data_dir: DataDir) -> Non
 
         if not file:
             raise dataset.needed(manifest.task)
-        dataset.check_own(str(file), manifest.task)
+        skip = settings.skip_bad_rows and file == settings.data  # of the run's data all read all rows
+        dataset.load_rows(str(file), manifest.task, skip_bad=skip)
     elif shared and not (settings.peers or settings.contacts_url or data_dir.log.exists()):
         folders = (data_dir.data, *((settings.run.parent,) if settings.run else ()))
         if public_files.find(data, "train", folders) is None:  # and there is nobody who could have them

@@ -15,6 +15,9 @@ from sfnode.tasks.rendering import TemplateRefusal, render
 from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import encode_with_places
 
+PRIVATE = range(0xE000, 0xF900)
+"""Characters that stand for nothing: one that a text lacks can take the place of a message in it."""
+
 
 class Tokens(NamedTuple):
     """A conversation in tokens."""
@@ -67,32 +70,44 @@ def require_template(tokenizer: Any) -> None:
 def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[tuple[int, int]]:
     """Yield where in the text the assistant's turns begin and end, the mark at their end included.
 
-    A turn that opens the conversation answers nobody and is left out.
+    A turn that opens the conversation answers nobody and is left out. Some templates render earlier turns
+    differently when more follows: they leave reasoning out, or end the last turn with another mark. Then the
+    texts up to the turn are no beginnings of the whole, and what is left of the message shows the place.
     """
-    end = 0
     for number, message in enumerate(messages):
         if number and message.role == ASSISTANT:
             before = _rendered(tokenizer, messages[:number], add_generation_prompt=True)
             after = _rendered(tokenizer, messages[: number + 1])
-            start, end = _span(whole, before, after, message.content.strip(), end)
+            begun, ended = whole.startswith(before), whole.startswith(after)
+            start, end = len(before), len(after)
+            if not (begun and ended and message.content.strip() in whole[start:end]):
+                first, last = _place(tokenizer, messages, number, whole)
+                start, end = start if begun else first, end if ended else last
             yield start, end
 
 
-def _span(whole: str, before: str, after: str, said: str, earliest: int) -> tuple[int, int]:
-    """Return where a turn begins and ends: where the text before it ends, and where the text up to it ends.
+def _place(tokenizer: Any, messages: Sequence[Message], number: int, whole: str) -> tuple[int, int]:
+    """Return where in the text what is left of a message begins, and where the mark after it ends.
 
-    Some templates render earlier turns differently when more follows (they leave reasoning out, or end the
-    last turn with another mark). Then the texts differ somewhere, and the message itself shows the place.
+    The place is that of a character which takes the place of the message. Raises UserError DATA_MALFORMED if
+    it has none, or nothing is left.
     """
-    start, end = max(common_prefix(before, whole), earliest), common_prefix(after, whole)
-    if start < len(before):
-        start = max(whole.find(said, start), start)
-    if end < len(after):
-        place = whole.find(said, start)
-        mark = after.rpartition(said)[2]
-        end = place + len(said) if place >= 0 else end
-        end += common_prefix(mark, whole[end:])
-    return start, max(start, end)
+    stand_in = next(letter for letter in map(chr, PRIVATE) if letter not in whole)
+    instead = messages[number]._replace(content=stand_in)
+    before, _, rest = _rendered(tokenizer, [*messages[:number], instead, *messages[number + 1 :]]).partition(
+        stand_in
+    )
+    start, end = len(before), len(whole) - len(rest)
+    if not (whole.startswith(before) and whole.endswith(rest) and whole[start:end].strip()):
+        raise UserError(
+            Code.DATA_MALFORMED,
+            f"the model's chat template leaves nothing that could be learnt of message {number + 1} of the "
+            f"conversation {opening(messages)}",
+            "Such templates leave out the reasoning of earlier turns: give each answer some text after it, "
+            "or leave such conversations out of the data.",
+        )
+    mark = _rendered(tokenizer, [*messages[:number], instead]).partition(stand_in)[2]
+    return start, end + common_prefix(mark, rest)
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:

@@ -7,11 +7,10 @@ what a row means, and never runs code that comes with data.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -20,14 +19,15 @@ import numpy as np
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
+from sfnode.logging import log
 from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task
+from sfnode.printable import paragraph
 from sfnode.sizes import size_text
-from sfnode.tasks import library, prompts, public_files, sums, synthetic
+from sfnode.tasks import library, prompts, public_files, row_files, sums, synthetic
+from sfnode.tasks.row_files import Placed, Row, malformed
 from sfprotocol.model_listing import MAX_DATA
 from sfprotocol.seeds import derive_key, stream
-
-Row = dict[str, Any]
 
 HeldOut = Literal["test", "validation"]
 """Rows that nobody trains on: those that the model is tested on, and those by which an organiser judges."""
@@ -41,40 +41,88 @@ BUILTIN: dict[str, Callable[[], Sequence[Row]]] = {
 }
 """Data that are written, rather than read, by what follows `builtin:`."""
 
-_Placed = tuple[str, Row]
-"""A row and its place as a user finds it: `train.tsv, line 7`."""
+SHOWN = 3
+"""Bad rows that are shown of any number of them."""
 
 UNPACKED = 5
 """Times that such a file may grow when it is unpacked into the library's cache, for which there must be room.
 Whoever compresses a file on purpose gets further, until the disk is full."""
 
-_FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
-
-def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) -> list[Row]:
+def load_rows(
+    source: str, task: Task, *, limit: int = 0, min_words: int = 0, skip_bad: bool = False
+) -> list[Row]:
     """Load the rows of a file, of `hf:NAME[:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT` for `task`.
 
     Rows with fewer than `min_words` words (`prompts.word_count`) are left out; of the rest `limit` rows
     (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE,
-    DISK_FULL, EXTRA_MISSING without the library that it takes, or DATA_MALFORMED with the place of the first
-    row that does not fit the task.
+    DISK_FULL, EXTRA_MISSING without the library that it takes, or DATA_MALFORMED with the number and the
+    places of rows that do not fit the task; with `skip_bad` these are left out, and the log says so.
     """
-    rows = []
-    for place, row in _read(source):
-        wrong = prompts.problem(task, row)
-        if wrong:
-            raise _malformed(f"{place}: {wrong}")
-        if not min_words or prompts.word_count(task, row) >= min_words:
-            rows.append(row)
+    rows, bad = sifted(source, task)
+    if bad and not skip_bad:
+        raise malformed(
+            str(bad),
+            "Correct the data, name another source, or leave out such rows: --skip-bad-rows of `sfnode "
+            "init`, and of `sfnode join` for rows of your own.",
+        )
+    if bad:
+        _tell(f"left out with --skip-bad-rows: {bad}")
+    if min_words:
+        rows = [row for row in rows if prompts.word_count(task, row) >= min_words]
     if not rows:
-        raise _malformed(f"{source} has no rows" + (f" of at least {min_words} words" if min_words else ""))
+        raise malformed(f"{source} has no rows" + (f" of at least {min_words} words" if min_words else ""))
     return select(rows, limit)
+
+
+@dataclass(slots=True)
+class Bad:
+    """The rows of a source that do not fit a task."""
+
+    source: str
+    rows: int = 0
+    """Rows of the source, good or bad."""
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+    """Places of the first of them, and what is wrong there."""
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def __str__(self) -> str:
+        said = "; ".join(self.first)
+        if self.count == 1:
+            return said
+        return f"{self.count:,} of the {self.rows:,} rows of {self.source} are bad, the first ones: {said}"
+
+
+def sifted(source: str, task: Task) -> tuple[list[Row], Bad]:
+    """Return the rows of a source that fit a task, and which do not. Raises UserError as `load_rows`."""
+    rows, bad = [], Bad(source)
+    for place, row, wrong in _read(source):
+        bad.rows += 1
+        if wrong := wrong or prompts.problem(task, row) or "":
+            bad.count += 1
+            if len(bad.first) < SHOWN:
+                bad.first.append(f"{place}: {wrong}")
+        else:
+            rows.append(row)
+    return rows, bad
+
+
+@cache
+def _tell(what: str) -> None:
+    """Log what concerns rows that are read again and again; the same once."""
+    log.warning("%s", paragraph(what))  # which escapes: without `set_up_logging` nobody else does
 
 
 def rows_of(source: str, most: int) -> list[Row]:
     """Return the first rows of a source, `most` of them, whatever they mean. Raises UserError as `load_rows`
     does."""
-    return [row for _, row in islice(_read(source), most)]
+    found = list(islice(_read(source), most))
+    if wrong := next((f"{one.place}: {one.wrong}" for one in found if one.wrong), None):
+        raise malformed(wrong)
+    return [one.row for one in found]
 
 
 def training_rows(data: Data, task: Task, folder: Path | None = None) -> list[Row]:
@@ -100,16 +148,6 @@ def needed(task: Task) -> UserError:
         f"Give them with --data FILE: a .tsv, .csv, .jsonl or .parquet file with the columns {names}."
         f"{labels} A row, as a line of a .jsonl file: {json.dumps(example, ensure_ascii=False)}",
     )
-
-
-def check_own(file: str, task: Task) -> None:
-    """Look whether a trainer's own file is there, and its first row fits the task.
-
-    Raises UserError DATA_NOT_FOUND, DATA_MALFORMED.
-    """
-    place, row = next(_read(file), (file, {}))
-    if wrong := prompts.problem(task, row):
-        raise _malformed(f"{place}: {wrong}")
 
 
 def held_out_rows(
@@ -139,7 +177,7 @@ def _split(data: Data, task: Task, folder: Path | None) -> tuple[list[Row], list
     source = public_files.local(data, "train", folder)
     rows = load_rows(source, task, limit=data.train_limit, min_words=data.train_min_words)
     if data.withheld >= len(rows):
-        raise _malformed(
+        raise malformed(
             f"{data.train} has {len(rows)} rows to train on, and all of them would be validation rows"
         )
     validating = set(_smallest(b"sfnode validation rows", len(rows), data.withheld))
@@ -157,7 +195,7 @@ def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
             "Number the shards from 0 to one less than their count.",
         )
     if len(rows) < of:
-        raise _malformed(f"{len(rows)} rows cannot be split over {of} nodes")
+        raise malformed(f"{len(rows)} rows cannot be split over {of} nodes")
     return list(rows[index::of])
 
 
@@ -175,34 +213,28 @@ def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
     return found
 
 
-def _read(source: str) -> Iterator[_Placed]:
+def _read(source: str) -> Iterator[Placed]:
     """Yield every row of a source with its place."""
     kind, _, rest = source.partition(":")
     if kind == "builtin":
         return _builtin(source, rest)
-    if kind == "hf":
-        return _hub(source, rest)
-    path = Path(source).expanduser()
-    readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
-    if path.suffix not in readers:
-        raise UserError(Code.DATA_NOT_FOUND, f"{source} is not a kind of data that sfnode reads", _FORMS)
-    if not path.is_file():
-        raise UserError(Code.DATA_NOT_FOUND, f"there is no file {source}", _FORMS)
-    return readers[path.suffix](path)
+    return _hub(source, rest) if kind == "hf" else row_files.read(source)
 
 
-def _builtin(source: str, rest: str) -> Iterator[_Placed]:
+def _builtin(source: str, rest: str) -> Iterator[Placed]:
     rows = BUILTIN.get(rest)
     if rows is None:
-        raise UserError(Code.DATA_NOT_FOUND, f"sfnode ships no data called {source}", _FORMS)
-    return _numbered(source, "row", rows())
+        raise UserError(Code.DATA_NOT_FOUND, f"sfnode ships no data called {source}", row_files.FORMS)
+    return row_files.numbered(source, rows())
 
 
-def _hub(source: str, rest: str) -> Iterator[_Placed]:
+def _hub(source: str, rest: str) -> Iterator[Placed]:
     """Yield the rows of a split of a data set on the hub; only data sets without code of their own."""
     name, *config, split = rest.split(":") if rest.count(":") in (1, 2) else ("", "")
     if not name or not split:
-        raise UserError(Code.DATA_NOT_FOUND, f"{source} is not of the form hf:NAME[:CONFIG]:SPLIT", _FORMS)
+        raise UserError(
+            Code.DATA_NOT_FOUND, f"{source} is not of the form hf:NAME[:CONFIG]:SPLIT", row_files.FORMS
+        )
     datasets = library.datasets(source)
     # told so, the library looks into its cache at once; it would ask a hub that is silent for 24 s first
     datasets.config.HF_HUB_OFFLINE = hub.unreachable() is not None
@@ -210,16 +242,16 @@ def _hub(source: str, rest: str) -> Iterator[_Placed]:
         builder = datasets.load_dataset_builder(name, *config)
         _require_fit(source, name, builder)
         builder.download_and_prepare()
-        rows = builder.as_dataset(split=split)
+        rows = list(builder.as_dataset(split=split))
     except UserError:
         raise
     except Exception as error:  # the library raises whatever its storage and network layers raise
         raise UserError(
             Code.DATA_NOT_FOUND,
-            f"cannot load {source}: {_first_line(error)}",
+            f"cannot load {source}: {row_files.first_line(error)}",
             "Check the name, the configuration and the split on the hub, and that the hub can be reached.",
         ) from error
-    return _numbered(source, "row", rows)
+    return row_files.numbered(source, rows)
 
 
 def _require_fit(source: str, name: str, builder: Any) -> None:
@@ -247,85 +279,3 @@ def _too_large(what: str) -> UserError:
         what,
         "If you trust whoever started the run, get the data in another way and give them with --data.",
     )
-
-
-def _parquet(path: Path) -> Iterator[_Placed]:
-    datasets = library.datasets(str(path))
-    try:
-        files = {"train": str(path)}
-        rows = list(datasets.load_dataset("parquet", data_files=files, split="train", streaming=True))
-    except Exception as error:  # pyarrow's and fsspec's errors share no base class
-        raise _malformed(f"{path} is not a readable Parquet file: {_first_line(error)}") from error
-    return _numbered(str(path), "row", rows)
-
-
-def _numbered(source: str, unit: str, rows: Iterable[Row]) -> Iterator[_Placed]:
-    return ((f"{source}, {unit} {number}", row) for number, row in enumerate(rows, start=1))
-
-
-def _tsv(path: Path) -> Iterator[_Placed]:
-    # Tab-separated files of the GLUE kind hold bare quote characters, which are text like any other.
-    return _table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
-def _csv(path: Path) -> Iterator[_Placed]:
-    return _table(path, delimiter=",", quoting=csv.QUOTE_MINIMAL)
-
-
-def _table(path: Path, *, delimiter: str, quoting: Any) -> Iterator[_Placed]:
-    """Yield the rows below a header line; every value is a string."""
-    lines = io.StringIO(_text(path), newline="")
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
-    header: list[str] = []
-    line = 1
-    try:
-        header = next(reader, [])
-        if len(set(header)) != len(header):
-            raise _malformed(f"{path}, line 1: a column name occurs twice")
-        line = reader.line_num + 1
-        for values in reader:
-            if values and len(values) != len(header):
-                wrong = f"{len(values)} columns where the header has {len(header)}"
-                raise _malformed(f"{path}, line {line}: {wrong}")
-            if values:
-                yield f"{path}, line {line}", dict(zip(header, values, strict=True))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise _malformed(f"{path}, line {line}: {error}") from error
-
-
-def _jsonl(path: Path) -> Iterator[_Placed]:
-    """Yield the JSON object on each line; empty lines are skipped."""
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _malformed(f"{path}, line {number}: not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise _malformed(f"{path}, line {number}: not a JSON object")
-        yield f"{path}, line {number}", row
-
-
-def _text(path: Path) -> str:
-    """Return the text of a UTF-8 file without a byte order mark."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            Code.DATA_NOT_FOUND, f"cannot read {path}: {error.strerror}", "Check the permissions of the file."
-        ) from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise _malformed(f"{path}, line {line}: not UTF-8") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _malformed(what: str) -> UserError:
-    return UserError(Code.DATA_MALFORMED, what, "Correct the data, or name another source.")

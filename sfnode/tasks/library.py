@@ -20,7 +20,7 @@ HUB, PARQUET = "hf:", ".parquet"
 def require(*sources: str) -> None:
     """Raise UserError EXTRA_MISSING if one of these sources of rows needs the library, and it is not here."""
     for source in sources:
-        if (source.startswith(HUB) or source.endswith(PARQUET)) and find_spec(EXTRA) is None:
+        if (source.startswith(HUB) or source.lower().endswith(PARQUET)) and find_spec(EXTRA) is None:
             raise UserError(
                 Code.EXTRA_MISSING,
                 f"{source} is read with the library `datasets`, which is not installed",

@@ -6,11 +6,11 @@ or files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sfnode.manifest.task import Task
-from sfnode.tasks import templates, verifying
+from sfnode.manifest.task import Task, composed
+from sfnode.tasks import templates, values, verifying
 
 Row = Mapping[str, Any]
 
@@ -81,13 +81,7 @@ def fields(task: Task) -> tuple[str, ...]:
     """
     if task.kind == "chat":
         return (task.messages_field,)
-    names = templates.fields(task.template)
-    if task.kind == "sequence-classification":
-        names = tuple(name for name in names if name != templates.SEPARATOR)
-    if not names:
-        raise templates.unusable(task.template, templates.NO_FIELD)
-    if task.completion:
-        names += _of_completion(task)
+    names = _worded(task) + _answered(task)
     if task.labelled or task.kind == "choice":
         names += (task.label_field,)
     if task.kind == "choice":
@@ -97,9 +91,19 @@ def fields(task: Task) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _of_completion(task: Task) -> tuple[str, ...]:
-    """Return the fields of a row in the completion, to which a choice adds a candidate."""
-    names = templates.fields(task.completion)
+def _worded(task: Task) -> tuple[str, ...]:
+    """Return the fields of a row in the template."""
+    names = templates.fields(task.template)
+    if task.kind == "sequence-classification":
+        names = tuple(name for name in names if name != templates.SEPARATOR)
+    if not names:
+        raise templates.unusable(task.template, templates.NO_FIELD)
+    return names
+
+
+def _answered(task: Task) -> tuple[str, ...]:
+    """Return the fields of a row in the completion, if there is one; a choice adds a candidate to them."""
+    names = templates.fields(task.completion) if task.completion else ()
     if task.kind != "choice":
         return names
     if templates.CANDIDATE not in names:
@@ -143,36 +147,69 @@ def problem(task: Task, row: Row) -> str | None:
     lacking = [repr(name) for name in fields(task) if row.get(name) is None]
     if lacking:
         return f"no {', '.join(lacking)}; the row has {', '.join(repr(name) for name in row) or 'nothing'}"
-    if task.labelled and label(row[task.label_field]) not in task.verbalizer:
+    wrong = _value_problem(task, row) or _emptiness(task, row)
+    if wrong:
+        return wrong
+    if task.labelled and _class(task, row) is None:
         known = ", ".join(task.verbalizer)
         return f"the label {label(row[task.label_field])!r} is none of the task's labels ({known})"
     if task.kind == "choice":
         return _choice_problem(task, row)
     if task.kind == "reward":
-        prompt = templates.render(task.template, row)
-        return verifying.problem(task, row) if prompt.strip() else "the prompt is empty"
-    wrong = _chat_problem(row[task.messages_field]) if task.kind == "chat" else None
-    if wrong:
-        return f"{task.messages_field!r} {wrong}"
-    learnt = _learnt(render_row(task, row))
-    return None if all(text.strip() for text in learnt) else "there is no text to learn"
+        return verifying.problem(task, row)
+    return None
 
 
 def label(value: object) -> str:
-    """Return a label as the verbalizer writes it; booleans as JSON does."""
-    return str(value).lower() if isinstance(value, bool) else str(value).strip()
-
-
-def _learnt(words: RowText) -> tuple[str, ...]:
-    """Return the texts that the model learns, none of which may be blank."""
-    if isinstance(words, Conversation):
-        return tuple(message.content for message in words.messages if message.role == ASSISTANT)
-    return ("".join(words.texts),) if isinstance(words, LabelledTexts) else words.answers
+    """Return a label as the verbalizer writes it, in the form in which labels are compared; booleans as JSON
+    does."""
+    return str(value).lower() if isinstance(value, bool) else composed(str(value).strip())
 
 
 def class_of(task: Task, row: Row) -> int:
     """Return the class of a labelled task's row, by its place in the verbalizer."""
-    return list(task.verbalizer).index(label(row[task.label_field]))
+    found = _class(task, row)
+    assert found is not None, "`problem` has not looked at this row"
+    return found
+
+
+def _class(task: Task, row: Row) -> int | None:
+    wanted = label(row[task.label_field])
+    return next((number for number, one in enumerate(task.verbalizer) if composed(one) == wanted), None)
+
+
+def _value_problem(task: Task, row: Row) -> str | None:
+    """Return which value is none that its field may have."""
+    if task.kind == "chat":
+        wrong = _chat_problem(row[task.messages_field])
+        return f"{task.messages_field!r} {wrong}" if wrong else None
+    plain = (*_worded(task), *_answered(task), *((task.label_field,) if task.labelled else ()))
+    for name in fields(task):
+        wrong = values.problem(row[name], nested=name not in plain)
+        if wrong:
+            return f"{name!r} {wrong}"
+    return None
+
+
+def _emptiness(task: Task, row: Row) -> str | None:
+    """Return what is empty of a row: all that the model reads, all that it learns, or the label."""
+    if task.kind == "chat":
+        return _silence(row[task.messages_field])
+    whole = [_worded(task)]
+    whole += [_answered(task)] if task.kind == "completion" else []
+    whole += [(task.label_field,)] if task.labelled else []
+    for names in whole:
+        if not any(str(row[name]).strip() for name in names):
+            return f"{', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} empty"
+    return None
+
+
+def _silence(messages: list[dict[str, str]]) -> str | None:
+    """Return what is empty of a conversation: a message of the assistant's, or all that it answers."""
+    if not all(message["content"].strip() for message in messages if message["role"] == ASSISTANT):
+        return "there is no text to learn"
+    answered = [message for n, message in enumerate(messages) if n == 0 or message["role"] != ASSISTANT]
+    return None if any(message["content"].strip() for message in answered) else "there is no text to answer"
 
 
 def _answer(task: Task, row: Row, candidate: str) -> str:
@@ -185,16 +222,24 @@ def _right(task: Task, row: Row) -> tuple[int, ...]:
     if isinstance(given, int):
         return (given,) if 0 <= given < len(candidates) else ()
     texts = [given] if isinstance(given, str) else given
+    return _places(texts, candidates) or _places(map(composed, texts), list(map(composed, candidates)))
+
+
+def _places(texts: Iterable[str], candidates: list[str]) -> tuple[int, ...]:
     return tuple(candidates.index(text) for text in texts if text in candidates)
 
 
 def _choice_problem(task: Task, row: Row) -> str | None:
     candidates, given = row[task.candidates_field], row[task.label_field]
-    if not isinstance(candidates, list) or not all(isinstance(c, str) and c.strip() for c in candidates):
+    if not _are_texts(candidates) or not all(text.strip() for text in candidates):
         return f"{task.candidates_field!r} is not a list of texts"
-    if not isinstance(given, int | str | list):
+    if isinstance(given, bool) or not (isinstance(given, int | str) or _are_texts(given)):
         return f"{task.label_field!r} is neither a text, nor a list of texts, nor a number"
     return None if _right(task, row) else f"{task.label_field!r} names none of the candidates"
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _chat_problem(messages: object) -> str | None:
@@ -207,6 +252,8 @@ def _chat_problem(messages: object) -> str | None:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 return f"has a message {number} without a text as its {key}"
+            if wrong := values.problem(message[key]):
+                return f"has a message {number} whose {key} {wrong}"
     if not any(message["role"] == ASSISTANT for message in messages[1:]):
         return "has no answer of the assistant's"
     return None

@@ -68,6 +68,7 @@ def parse(template: str) -> tuple[Part, ...]:
     return tuple(parts)
 
 
+@lru_cache(maxsize=64)
 def fields(template: str) -> tuple[str, ...]:
     """Return the fields that a template reads, in order, each once."""
     return tuple(dict.fromkeys(name for part in parse(template) for name in _reads(part)))

@@ -38,7 +38,7 @@ def reference(run: SeedFlood) -> float:
     with torch.inference_mode():
         for sequences in forward.passes(loaded, both, np.arange(len(both.input_ids))):
             targets = np.flatnonzero(np.isin(both.sequences, sequences))
-            forward.log_probs(loaded, forward.take(both, sequences, targets, loaded.device), None).cpu()
+            forward.log_probs(loaded, forward.take(loaded, both, sequences, targets), None).cpu()
     return time.perf_counter() - start
 
 

@@ -53,7 +53,7 @@ CASES = {
     "a token that the model does not know": Case(
         lambda folder: hostile.tokenizer(folder, added_tokens=[hostile.added(10**6, "aa")]),
         22,
-        "its tables lack",
+        "do not match: the model knows 17 tokens",
     ),
     "a configuration that is none": Case(
         lambda folder: spoilt(folder, "config.json", "[" * 100_000), 22, "not a sound JSON file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shlex
 import shutil
@@ -707,6 +708,56 @@ def test_a_fifth_of_few_rows_validates_and_none_where_training_rows_are_tested_o
     assert organised(sfnode("init", *task, "--train", "few.tsv", "--keys-dir", KEYS)).data.withheld == 4
     tested = ("--train", "few.tsv", "--test", "few.tsv", "--keys-dir", "others")
     assert organised(sfnode("init", "--force", *task, *tested), Path("others")).data.withheld == 0
+
+
+SPOILT = {
+    "rows.CSV": "text;label\nfine;1\n;1\npoor;\ndull;0\nnice;2\nfine;1;0\n",
+    "rows.jsonl": '{"text": "fine", "label": "1", "id": 7}\n{"text": "a \\ud83d", "label": "1"}\n[]\n'
+    '{"text": ["x"], "label": "1"}\n{"text": "so"}\n{"text": "dull", "label": "0", "id": NaN}\n',
+}
+GOOD = [{"text": "fine", "label": "1"}, {"text": "dull", "label": "0"}]
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_bad_rows_are_an_error_unless_they_are_left_out_of_a_file_that_the_run_then_names(
+    name: str, sfnode: Run
+) -> None:
+    Path(name).write_text(SPOILT[name])
+    task = ("--kind", "classification", "--template", "{text} it was", "--verbalizer", "0=bad,1=good")
+    flags = ("init", "--open", *task, "--train", name, "--test", name, "--no-measure")
+    refused = sfnode(*flags)
+    assert refused.status == 1
+    assert "SF031: 4 of the 6 rows of " in refused.err
+    assert refused.err.count(f"{name}, line ") == 3
+    assert sfnode(*flags, "--skip-bad-rows").status == 0
+    data = Manifest.from_toml(Path("run.toml")).data
+    assert data.train == data.test == next(Path().glob("rows-*.jsonl")).name
+    assert [json.loads(line) for line in Path(data.train).read_text().splitlines()] == GOOD
+    again = sfnode(*flags, "--skip-bad-rows", "--force")
+    assert "Left out: 4 of the 6 rows of " in again.out
+    assert again.out.count(f"{name}, line ") == 3
+    assert f"The other rows are in {data.train}." in again.out
+    assert len(list(Path().glob("rows*"))) == 2
+
+
+def test_there_is_no_other_file_where_all_rows_are_good(sfnode: Run) -> None:
+    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
+    flags = ("init", "--open", "--task", "reviews", "--train", "rows.tsv", "--no-measure", "--skip-bad-rows")
+    assert "Left out" not in sfnode(*flags).out
+    assert Manifest.from_toml(Path("run.toml")).data.train == "rows.tsv"
+
+
+def test_where_no_row_is_good_there_is_no_run(sfnode: Run) -> None:
+    Path("rows.tsv").write_text("text\tlabel\nfine\tgood\n")
+    flags = ("init", "--open", "--task", "reviews", "--train", "rows.tsv", "--skip-bad-rows")
+    assert "SF031: no row of " in sfnode(*flags).err
+    assert not Path("run.toml").exists()
+
+
+def test_bytes_of_a_command_line_that_are_no_text_are_refused(sfnode: Run) -> None:
+    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
+    flags = ("init", "--open", "--task", "reviews", "--train", "rows.tsv", "--no-measure")
+    assert "a text has bytes that are not UTF-8" in sfnode(*flags, "--template", "{text} caf\udce9").err
 
 
 @pytest.mark.parametrize(

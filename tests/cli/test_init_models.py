@@ -25,7 +25,7 @@ SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_
 def encoder(tmp_path: Path) -> Path:
     """A tiny BERT with a classification head and the built-in model's tokenizer."""
     build: Any = AutoModelForSequenceClassification
-    settings = AutoConfig.for_model("bert", vocab_size=8, max_position_embeddings=40, **SIZES)
+    settings = AutoConfig.for_model("bert", vocab_size=200, max_position_embeddings=40, **SIZES)
     build.from_config(settings).save_pretrained(tmp_path / "bert")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(EMBEDDED / "tiny" / file, tmp_path / "bert")

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from sfnode.engine import forward
 from sfnode.engine.estimator import estimates
@@ -252,17 +250,14 @@ def test_a_group_passes_the_limit_of_logits_by_less_than_one_sequence(
         assert logits[group].sum() < forward.PASS_LOGITS + logits[group].max()
 
 
-def taken(encoded: Encoded, sequences: list[int]) -> tuple[Any, NDArray[np.int64]]:
-    whole = forward.batch_of(encoded)
-    targets = np.flatnonzero(np.isin(whole.sequences, sequences))
-    return forward.take(whole, np.array(sequences), targets, CPU), targets
-
-
 def test_a_pass_is_no_wider_than_its_longest_sequence_and_keeps_each_target_at_its_place() -> None:
-    encoded = batch(trainer(manifest("opt")))
+    node = trainer(manifest("opt"))
+    encoded = batch(node)
     lengths = encoded.attention_mask.sum(1)
     shortest = lengths.argsort().tolist()[:2]
-    this, targets = taken(encoded, shortest[::-1])
+    whole = forward.batch_of(encoded)
+    targets = np.flatnonzero(np.isin(whole.sequences, shortest))
+    this = forward.take(node.loaded, whole, np.array(shortest[::-1]), targets)
     assert this.input_ids.shape == (2, int(lengths[shortest].max()))
     assert torch.equal(this.targets, encoded.targets[targets])
     for row, column, target in zip(this.rows, this.columns, targets, strict=True):

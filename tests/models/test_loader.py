@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sfnode.engine import forward
 from sfnode.errors import Code, UserError
 from sfnode.manifest.model import Model
+from sfnode.manifest.task import Task
 from sfnode.models import files, loader
+from sfnode.tasks.encoding import encode
 from tests.engine.helpers import manifest, model_folder
+from tests.models import hostile
+from tests.models.families import WORDS
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"
@@ -161,3 +167,75 @@ def test_a_target_that_the_model_does_not_have_is_refused(targets: tuple[str, ..
     error = refusal(loader.load, run, override=model_folder("opt"), device=CPU)
     assert error.code is Code.MODEL_UNSUPPORTED
     assert targets[0] in error.what
+
+
+# -- model and tokenizer -----------------------------------------------------------------------------
+
+OPT_TOKENS = len(WORDS)
+
+
+def with_token(folder: Path, content: str, **how: bool) -> None:
+    """Add a token to a tokenizer's file; it gets the first number that the model does not know."""
+    file = folder / "tokenizer.json"
+    found = json.loads(file.read_text())
+    found["added_tokens"].append(hostile.added(OPT_TOKENS, content) | how)
+    file.write_text(json.dumps(found))
+
+
+def with_setting(folder: Path, **settings: str) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def in_a_text(folder: Path) -> None:
+    with_token(folder, "film!")
+
+
+def for_padding(folder: Path) -> None:
+    with_token(folder, "<fill>", special=True)
+    with_setting(folder, pad_token="<fill>")
+
+
+def in_the_template(folder: Path) -> None:
+    with_token(folder, "<turn>", special=True)
+    with_setting(folder, chat_template="{% for m in messages %}<turn>{{ m.content }}{% endfor %}")
+
+
+@pytest.mark.parametrize("spoil", [in_a_text, for_padding, in_the_template])
+def test_a_tokenizer_with_tokens_that_the_model_does_not_know_is_refused(
+    spoil: Callable[[Path], None], copy: Path
+) -> None:
+    spoil(copy)
+    run = manifest("opt")
+    spoilt = run.model_copy(
+        update={"model": run.model.model_copy(update={"source": str(copy), "digest": files.digest(copy)})}
+    )
+    for refused in (
+        refusal(loader.describe, str(copy), ""),
+        refusal(loader.load, spoilt, override=None, device=CPU),
+        refusal(loader.require_match, copy, 0),
+    ):
+        assert refused.code is Code.MODEL_UNSUPPORTED
+        assert f"do not match: the model knows {OPT_TOKENS} tokens" in refused.what
+
+
+def test_a_special_token_that_stands_in_no_text_is_no_fault_until_it_does(copy: Path) -> None:
+    """As Gemma 3 has one for images."""
+    with_token(copy, "<image>", special=True)
+    found = loader.describe(str(copy), "")
+    run = manifest("opt")
+    run = run.model_copy(update={"model": found})
+    loaded = loader.load(run, override=None, device=CPU)
+    for text, fine in (("a film", True), ("a <image>", False)):
+        encoded = encode(Task(kind="text", template="{t}"), loaded.tokenizer, [{"t": text}])
+        if fine:
+            assert forward.score(loaded, encoded).log_probs.isfinite().all()
+            continue
+        assert refusal(forward.score, loaded, encoded).code is Code.MODEL_UNSUPPORTED
+
+
+def test_tokens_that_a_model_can_read_and_not_write_are_not_known(copy: Path) -> None:
+    model = loader.read_skeleton(copy, 0)
+    assert loader.known_tokens(model) == OPT_TOKENS
+    model.set_output_embeddings(torch.nn.Linear(8, OPT_TOKENS - 1, device="meta"))
+    assert loader.known_tokens(model) == OPT_TOKENS - 1

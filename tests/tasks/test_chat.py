@@ -38,6 +38,17 @@ FORGETFUL = (
     "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
 )
 """RowText a turn otherwise when more follows: the reasoning of earlier turns is left out."""
+REASONING = (
+    "{% set told = namespace(last=0) %}"
+    "{% for m in messages if m.role == 'user' %}{% set told.last = m.content %}{% endfor %}"
+    "{% set told.over = false %}{% for m in messages %}"
+    "{% if m.content == told.last %}{% set told.over = true %}{% endif %}"
+    "{% set parts = m.content.split('</think>') %}"
+    "<|{{ m.role }}|>{% if parts | length > 1 and told.over %}<think>\n"
+    "{{ parts[0].split('<think>')[1] | trim }}\n</think>\n\n{% endif %}{{ parts[-1] | trim }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Leaves out what an answer has before </think>, unless it answers the last question; as Qwen3's does."""
 STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + MARKED
 
 
@@ -109,6 +120,31 @@ def test_a_mark_that_only_the_last_turn_has_is_learnt_there() -> None:
 def test_a_turn_that_is_worded_otherwise_when_more_follows_is_found_all_the_same() -> None:
     row = talk("Two?", "Four.", "Sure?", "Yes.")
     assert learnt(row, FORGETFUL) == "Four.<|end|>\n</think>Yes.<|end|>\n"
+
+
+def test_of_a_turn_whose_reasoning_is_left_out_the_rest_is_learnt() -> None:
+    row = talk("Two?", "<think>1 + 1</think>\n\nFour.", "Sure?", "<think>yes</think>Yes.", "Why?", "So.")
+    assert learnt(row, REASONING) == "Four.<|end|>\nYes.<|end|>\nSo.<|end|>\n"
+    assert learnt({"messages": row["messages"][:4]}, REASONING) == (
+        "Four.<|end|>\n<think>\nyes\n</think>\n\nYes.<|end|>\n"
+    )
+
+
+def test_what_a_template_makes_of_a_turn_is_found_where_it_is() -> None:
+    """Although it stands elsewhere, too, and is worded otherwise."""
+    shouting = MARKED.replace("m.content", "(m.content | upper if not loop.last else m.content)")
+    assert learnt(talk("YES", "yes", "YES", "no"), shouting) == "YES<|end|>\nno<|end|>\n"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [talk("Two?", "<think>Four.</think>", "Sure?", "Yes."), talk("Two?", "<think>x</think> ", "b", "c")],
+)
+def test_a_turn_of_which_nothing_is_left_is_an_error_with_the_row(row: dict[str, Any]) -> None:
+    said = "leaves nothing that could be learnt of message 2 of the conversation that begins with 'Two\\?'"
+    with pytest.raises(UserError, match=said) as caught:
+        encode(CHAT, tokenizer(REASONING), [row])
+    assert caught.value.code == Code.DATA_MALFORMED
 
 
 def test_an_answer_that_repeats_the_question_is_told_from_it() -> None:

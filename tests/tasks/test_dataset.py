@@ -212,6 +212,42 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, name: str) ->
         assert part in caught.value.what
 
 
+SPOILT = "sentence\tlabel\nfine\t1\n\t0\nbad\t\nso\t0\nugly\t7\nfine\t1\t0\n"
+
+
+def test_bad_rows_are_counted_and_the_first_three_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "spoilt.tsv"
+    file.write_text(SPOILT)
+    with pytest.raises(UserError) as caught:
+        load_rows(str(file), TASK)
+    assert caught.value.code is Code.DATA_MALFORMED
+    assert caught.value.what == (
+        f"4 of the 6 rows of {file} are bad, the first ones: {file}, line 3: 'sentence' is empty; "
+        f"{file}, line 4: 'label' is empty; {file}, line 6: the label '7' is none of the task's labels (0, 1)"
+    )
+    assert "--skip-bad-rows" in caught.value.fix
+
+
+def test_bad_rows_may_be_left_out_which_the_log_says_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "spoilt.tsv"
+    file.write_text(SPOILT)
+    for _ in range(2):
+        rows = load_rows(str(file), TASK, skip_bad=True)
+        assert rows == [{"sentence": "fine", "label": "1"}, {"sentence": "so", "label": "0"}]
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"left out with --skip-bad-rows: 4 of the 6 rows of {file} are bad, the first ones: "
+    )
+
+
+def test_where_all_rows_are_bad_there_is_nothing_left(tmp_path: Path) -> None:
+    (tmp_path / "spoilt.jsonl").write_text("[]\n{}\nnull\n")
+    with pytest.raises(UserError, match="has no rows"):
+        load_rows(str(tmp_path / "spoilt.jsonl"), TASK, skip_bad=True)
+
+
 @pytest.mark.parametrize("content", [b"", b"sentence\tlabel\n", b"\n\n"])
 def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "empty.tsv").write_bytes(content)

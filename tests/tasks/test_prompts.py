@@ -17,6 +17,7 @@ from sfnode.tasks.prompts import (
     LabelledTexts,
     Message,
     Prompt,
+    class_of,
     example,
     fields,
     problem,
@@ -147,14 +148,28 @@ COMPLAINTS = [
     (CLOZE, {**CLOZE_ROW, "answers": ["Cy"]}, "'answers' names none of the candidates"),
     (CLOZE, {**CLOZE_ROW, "answers": 2}, "'answers' names none of the candidates"),
     (CLOZE, {**CLOZE_ROW, "answers": 0.5}, "'answers' is neither a text, nor a list of texts, nor a number"),
-    (STORY, {"q": "why", "a": " "}, "there is no text to learn"),
-    (TEXT, {"text": "\n"}, "there is no text to learn"),
+    (CLOZE, {**CLOZE_ROW, "answers": True}, "'answers' is neither a text, nor a list of texts, nor a number"),
+    (CLOZE, {**CLOZE_ROW, "answers": [1]}, "'answers' is neither a text, nor a list of texts, nor a number"),
+    (CLOZE, {**CLOZE_ROW, "answers": ""}, "'answers' names none of the candidates"),
+    (CLOZE, {**CLOZE_ROW, "text": " "}, "'text' is empty"),
+    (STORY, {"q": "why", "a": " "}, "'a' is empty"),
+    (STORY, {"q": " ", "a": "so"}, "'q' is empty"),
+    (TEXT, {"text": "\n"}, "'text' is empty"),
+    (LABELLED, {"a": " ", "b": "", "label": "0"}, "'a', 'b' are empty"),
+    (LABELLED, {"a": "x", "b": "y", "label": " "}, "'label' is empty"),
+    (
+        LABELLED,
+        {"a": "x", "b": "y", "label": ["0"]},
+        "'label' is a list, where a text, a number or a boolean is wanted",
+    ),
+    (PAIR, {"a": "", "b": " ", "label": "no"}, "'a', 'b' are empty"),
     (TEXT, {}, "no 'text'; the row has nothing"),
     (PAIR, {"a": "x", "b": "y", "label": 1}, "the label '1' is none of the task's labels (no, yes)"),
     (PAIR, {"a": "x", "label": "no"}, "no 'b'; the row has 'a', 'label'"),
     (REWARD, {"q": "why", "a": "x"}, "no 'n'; the row has 'q', 'a'"),
     (REWARD, {"q": "why", "a": "x", "n": "many"}, "'n' has no number"),
-    (REWARD, {"q": " ", "a": "x", "n": 1}, "the prompt is empty"),
+    (REWARD, {"q": " ", "a": "x", "n": 1}, "'q' is empty"),
+    (CHAT, {"talk": [TALK[0] | {"content": " "}, TALK[1]]}, "there is no text to answer"),
     (CHAT, {"talk": "why"}, "'talk' is not a list of messages"),
 ]
 
@@ -168,6 +183,35 @@ def test_a_row_that_cannot_serve_is_complained_about(task: Task, row: dict[str, 
 def test_a_row_that_can_serve_is_not(task: Task) -> None:
     row = {"a": "x", "b": "y", "label": 0, "q": "why", "talk": TALK, "n": "1 in 3", **CLOZE_ROW}
     assert problem(task, row) is None
+
+
+def test_some_of_the_fields_of_a_prompt_may_be_empty() -> None:
+    """As the inputs of most instructions are, and what the system says in many conversations."""
+    assert problem(LABELLED, {"a": "x", "b": "", "label": 0}) is None
+    assert problem(CHAT, {"talk": [{"role": "system", "content": ""}, *TALK]}) is None
+
+
+ONE, TWO = "caf\u00e9", "cafe\u0301"
+"""The same word in Unicode's two normalisation forms."""
+
+
+@pytest.mark.parametrize(("known", "given_label"), [(ONE, TWO), (TWO, ONE)])
+def test_a_label_is_the_same_in_either_normalisation_form(known: str, given_label: str) -> None:
+    task = LABELLED.model_copy(update={"verbalizer": {"bar": "no", known: "yes"}})
+    row = {"a": "x", "b": "y", "label": f" {given_label}\n"}
+    assert problem(task, row) is None
+    assert class_of(task, row) == 1
+    choice = {**CLOZE_ROW, "who": ["bar", known], "answers": [given_label]}
+    assert problem(CLOZE, choice) is None
+    words = render_row(CLOZE, choice)
+    assert isinstance(words, Prompt)
+    assert words.right == (1,)
+
+
+def test_a_candidate_that_is_equal_goes_before_one_in_another_form() -> None:
+    words = render_row(CLOZE, {**CLOZE_ROW, "who": [ONE, TWO, "bar"], "answers": [TWO, "bar"]})
+    assert isinstance(words, Prompt)
+    assert words.right == (1, 2)
 
 
 def test_a_row_whose_answers_are_rewarded_has_what_template_and_verifier_read() -> None:
@@ -198,6 +242,8 @@ INCOMPLETE: list[dict[str, Any]] = [
     {"kind": "choice", "completion": "{candidate}", "candidates_field": "who", "metric": "f1"},
     {"kind": "classification", "verbalizer": {"0": "no"}},
     {"kind": "classification", "verbalizer": {"0": "no", "1": " no"}},
+    {"kind": "classification", "verbalizer": {"caf\u00e9": "no", "cafe\u0301": "yes"}},
+    {"kind": "classification", "verbalizer": {"0": "caf\u00e9", "1": "cafe\u0301"}},
     {"kind": "classification", "verbalizer": {"0": "no", "1": ""}},
     {"kind": "completion"},
     {"kind": "choice", "completion": "{candidate}"},

@@ -131,4 +131,4 @@ def test_the_example_of_a_row_is_one(name: str, home: Path) -> None:
     said = dataset.needed(task).fix
     assert all(field in said for field in prompts.fields(task))
     (home / "mine.jsonl").write_text(said[said.index("{") :])
-    dataset.check_own("mine.jsonl", task)
+    assert dataset.load_rows("mine.jsonl", task) == [example]

@@ -57,6 +57,7 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
             batch=settings.queries * manifest.training.batch_updates,
             model_override=settings.model,
             data_override=settings.data,
+            skip_bad_rows=settings.skip_bad_rows,
             shard=settings.shard,
             dtype=settings.dtype,
             bases=layout.bases,

@@ -1,0 +1,214 @@
+"""Rows of a file, in any of four formats, each with its place; what is wrong is said with file and line.
+
+Nodes must read the same rows of the same file. So where the way in which a file was written can only be
+guessed, it is refused with what was found. This module knows files; what a row means is for others to know.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sfnode.errors import Code, UserError
+from sfnode.tasks import library
+from sfprotocol.model_listing import MAX_DATA
+
+Row = dict[str, Any]
+
+SEPARATORS = ",;\t"
+"""Characters that may part the columns of a .csv: the first of them that its header has. Spreadsheets take
+the semicolon where the comma is in numbers."""
+
+BATCH = 4096
+"""Rows of a Parquet file that are made Python's at a time."""
+
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""Beginnings of files that Windows calls Unicode text."""
+
+FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
+
+_QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"(?=[\t\r\n]|\Z)')
+"""A column of a .tsv in double quotes, in which those of the text are doubled."""
+
+
+class Placed(NamedTuple):
+    """A row, or what stands in the place of one."""
+
+    place: str
+    """Where a user finds it: `train.tsv, line 7`."""
+    row: Row
+    wrong: str = ""
+    """Why it is no row, if it is none."""
+
+
+def read(source: str) -> Iterator[Placed]:
+    """Yield every row of a file. Raises UserError DATA_NOT_FOUND, EXTRA_MISSING, DATA_MALFORMED."""
+    path = Path(source).expanduser()
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(Code.DATA_NOT_FOUND, f"{source} is not a kind of data that sfnode reads", FORMS)
+    if not path.is_file():
+        raise UserError(Code.DATA_NOT_FOUND, f"there is no file {source}", FORMS)
+    return reader(path)
+
+
+def numbered(source: str, rows: Iterable[Row | str]) -> Iterator[Placed]:
+    """Yield rows, or why they are none, with their numbers, counted from 1; bytes that are text as text."""
+    for number, row in enumerate(rows, start=1):
+        place = f"{source}, row {number}"
+        yield Placed(place, {}, row) if isinstance(row, str) else Placed(place, _decoded(row))
+
+
+def malformed(what: str, fix: str = "Correct the data, or name another source.") -> UserError:
+    """Return the error for data that cannot be read."""
+    return UserError(Code.DATA_MALFORMED, what, fix)
+
+
+def _tsv(path: Path) -> Iterator[Placed]:
+    # Files of the GLUE kind hold bare double quotes, which are text; pandas and spreadsheets enclose columns.
+    text = _text(path)
+    first, bare, columns = _quotes(text)
+    whole = [column for column in columns if not any(mark in column for mark in "\t\r\n")]
+    if bare and any('""' in column[1:-1] for column in whole):
+        raise _confused(path, text[:first], "some columns, and are text in others")
+    if not bare and len(whole) < len(columns):
+        raise _confused(path, text[:first], "columns with tabs or ends of lines in them")
+    quoting = csv.QUOTE_MINIMAL if columns and not bare else csv.QUOTE_NONE
+    return _table(path, text, delimiter="\t", quoting=quoting)
+
+
+def _quotes(text: str) -> tuple[int, bool, set[str]]:
+    """Return the place of the first double quote, whether there are bare ones, and the columns in quotes."""
+    first = place = text.find('"')
+    bare, columns = False, set()
+    while place >= 0:
+        found = _QUOTED.match(text, place) if place == 0 or text[place - 1] in "\t\r\n" else None
+        if found is None:
+            bare = True
+        else:
+            columns.add(found[0])
+        place = text.find('"', found.end() if found else place + 1)
+    return first, bare, columns
+
+
+def _confused(path: Path, before: str, what: str) -> UserError:
+    return malformed(
+        f"{path}, line {before.count(chr(10)) + 1}: double quotes enclose {what}, which a .tsv cannot say",
+        "Save the table as .csv (of pandas: to_csv(FILE, index=False)) or as .jsonl.",
+    )
+
+
+def _csv(path: Path) -> Iterator[Placed]:
+    text = _text(path)
+    header = io.StringIO(text, newline="").readline()
+    delimiter = next((mark for mark in SEPARATORS if mark in header), ",")
+    return _table(path, text, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL)
+
+
+def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[Placed]:
+    """Yield the rows below a header line; every value is a string."""
+    csv.field_size_limit(MAX_DATA)  # of this process; the usual one is 128 KiB, and no format has one
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    line = 1
+    try:
+        header = next(reader, [])
+        if len(set(header)) != len(header):
+            raise malformed(f"{path}, line 1: a column name occurs twice")
+        line = reader.line_num + 1
+        for values in reader:
+            if values:
+                other = len(values) != len(header)
+                wrong = f"{len(values)} columns where the header has {len(header)}" if other else ""
+                row = {} if other else dict(zip(header, values, strict=True))
+                yield Placed(f"{path}, line {line}", row, wrong)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise malformed(f"{path}, line {line}: {error}") from error
+
+
+def _jsonl(path: Path) -> Iterator[Placed]:
+    """Yield the JSON object on each line; empty lines are skipped."""
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if line.strip():
+            yield _object(f"{path}, line {number}", line)
+
+
+def _object(place: str, line: str) -> Placed:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Placed(place, {}, f"not JSON: {error}")
+    return Placed(place, row) if isinstance(row, dict) else Placed(place, {}, "not a JSON object")
+
+
+def _parquet(path: Path) -> Iterator[Placed]:
+    library.require(str(path))
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            table = file.read()
+    except Exception as error:  # pyarrow's errors share no base class
+        raise malformed(f"{path} is not a readable Parquet file: {first_line(error)}") from error
+    if len(set(table.column_names)) != len(table.column_names):
+        raise malformed(f"{path}: a column name occurs twice")
+    yield from numbered(str(path), (row for batch in table.to_batches(BATCH) for row in _rows(batch)))
+
+
+def _rows(batch: Any) -> list[Row | str]:
+    """Return the rows of a part of a Parquet file; for one that Python cannot hold, as it has text that is
+    not UTF-8 or a date after the year 9999, the reason."""
+    try:
+        found: list[Row | str] = batch.to_pylist()
+    except Exception as error:  # as above
+        if len(batch) == 1:
+            return [first_line(error)]
+        return [row for number in range(len(batch)) for row in _rows(batch.slice(number, 1))]
+    return found
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value with text in the place of bytes that are text: in many Parquet files all texts are
+    bytes."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    return {key: _decoded(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _text(path: Path) -> str:
+    """Return the text of a UTF-8 file without a byte order mark."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            Code.DATA_NOT_FOUND, f"cannot read {path}: {error.strerror}", "Check the permissions of the file."
+        ) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        what = "not UTF-8 but UTF-16" if data.startswith(UTF_16) else "not UTF-8"
+        raise malformed(f"{path}, line {line}: {what}", "Save the file as UTF-8.") from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error of a library says."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Placed]]] = {
+    ".tsv": _tsv,
+    ".csv": _csv,
+    ".jsonl": _jsonl,
+    ".parquet": _parquet,
+}
