@@ -27,7 +27,7 @@ from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
-from sfnode.tasks import dataset, prompts, public_files
+from sfnode.tasks import dataset, prompts, public_files, row_files
 from sfprotocol.model_listing import MAX_DATA
 
 Waiting = Callable[[str], AbstractContextManager[Advance]]
@@ -60,7 +60,7 @@ class LeftOut(NamedTuple):
     file: Path
     """A file with the others."""
     bad: str
-    """Which they are, and why."""
+    """Places of the first of them, and what is wrong there."""
 
 
 class Prepared(NamedTuple):
@@ -117,7 +117,7 @@ def _sifted(source: str, task: Task, folder: Path, role: DataRole) -> LeftOut | 
     if not bad:
         return None
     if not rows:
-        raise dataset.malformed(f"no row of {source} is good: {bad}")
+        raise row_files.malformed(f"no row of {source} is good: {bad}")
     read = () if task.verifier else prompts.fields(task)  # a verifier may read any column
     kept = ({name: row[name] for name in read or row} for row in rows)
     lines = "".join(f"{json.dumps(row, default=str)}\n" for row in kept).encode()

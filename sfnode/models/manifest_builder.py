@@ -119,7 +119,7 @@ def build(given: dict[str, Any]) -> Manifest:
 
 
 class Beginning(NamedTuple):
-    """What options say of a run before its model is examined and its data are read."""
+    """The beginning of a run: what options say of it before its model is examined and its data are read."""
 
     name: str
     preset: presets.Preset | None

@@ -25,9 +25,11 @@ from sfnode.manifest.task import Task
 from sfnode.printable import paragraph
 from sfnode.sizes import size_text
 from sfnode.tasks import library, prompts, public_files, row_files, sums, synthetic
-from sfnode.tasks.row_files import Placed, Row, malformed
+from sfnode.tasks.row_files import Placed, malformed
 from sfprotocol.model_listing import MAX_DATA
 from sfprotocol.seeds import derive_key, stream
+
+Row = row_files.Row
 
 HeldOut = Literal["test", "validation"]
 """Rows that nobody trains on: those that the model is tested on, and those by which an organiser judges."""

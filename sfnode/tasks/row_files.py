@@ -40,10 +40,10 @@ class Placed(NamedTuple):
     """A row, or what stands in the place of one."""
 
     place: str
-    """Where a user finds it: `train.tsv, line 7`."""
+    """Its place as a user finds it: `train.tsv, line 7`."""
     row: Row
     wrong: str = ""
-    """Why it is no row, if it is none."""
+    """The reason why it is no row, if it is none."""
 
 
 def read(source: str) -> Iterator[Placed]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sfnode.engine.estimator import quantise
 from sfnode.engine.devices import usable_device
+from sfnode.engine.estimator import quantise
 from sfnode.engine.loading import load_model
 from sfnode.engine.trainer import Trainer
 from sfnode.experiments.replicas import Query, Replicas

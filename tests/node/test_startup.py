@@ -191,9 +191,9 @@ def test_a_model_is_read_once_to_see_that_it_is_the_runs(
 def test_all_rows_of_a_trainers_own_are_looked_at_before_anything_is_downloaded(
     tmp_path: Path, data_dir: DataDir
 ) -> None:
-    (tmp_path / "mine.csv").write_text("text,label\nfine,1\npoor,\n,1\n")
+    (tmp_path / "mine.csv").write_text("text,label\nfine,1\n,0\npoor,0\n,1\n")
     given = Settings(data=tmp_path / "mine.csv")
-    with pytest.raises(UserError, match="2 of the 3 rows of .*mine.csv are bad") as refused:
+    with pytest.raises(UserError, match="2 of the 4 rows of ") as refused:
         startup.check_data(given, manifest(), data_dir)
     assert refused.value.code is Code.DATA_MALFORMED
     startup.check_data(given.model_copy(update={"skip_bad_rows": True}), manifest(), data_dir)
