@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from sfnode.control.client import Client
 from sfnode.models.manifest_builder import build
 from sfnode.schema.status import Status
+from sfnode.schema.views import FeedStatus
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.run_keys import RunKeys
@@ -115,6 +116,8 @@ class Course:
         organiser.until_organised("it asks before it signs", lambda said: said.organiser == "restarted")
         survivors = [self.nodes[name] for name in SURVIVORS]
         self.back, *_ = (node.until("it trains", lambda status: status.own_updates > 0) for node in survivors)
+        # before a succession drops what was decided last, and what was made with its labels
+        until("the latecomer has all that the killed one made", self._has_all_of_the_killed)
         leaver = self.nodes["leaver"]
         leaver.until("the run is still going on", lambda status: status.state in ("training", "asking"))
         self._end("leaver", SIGTERM)
@@ -174,6 +177,10 @@ class Course:
         asked = time.monotonic()
         self.endings[name] = Ending(self.nodes[name].end(number), time.monotonic() - asked)
 
+    def _has_all_of_the_killed(self) -> bool:
+        """Return whether the latecomer has what the killed node made before and since."""
+        return length(self.nodes["late"].feeds(), self.killed) >= self.logged + self.back.own_updates
+
     def _agreement(self) -> dict[str, Status] | None:
         """Return the statuses of the remaining nodes once the run is complete and their digests are equal."""
         statuses = {name: self.nodes[name].status() for name in (*SURVIVORS, "relay")}
@@ -193,6 +200,12 @@ def run(home: Path, make: Callable[..., Node]) -> Course:
     course.leave()
     course.outlive()
     return course
+
+
+def length(feeds: Sequence[FeedStatus], of: Status) -> int:
+    """Return the number of updates in that node's feed."""
+    known = {(feed.origin, feed.incarnation): feed.updates for feed in feeds}
+    return known.get((of.origin, of.incarnation), 0)
 
 
 def own_length(folder: Path, status: Status) -> int:
