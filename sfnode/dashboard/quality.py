@@ -75,7 +75,8 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
     assert s.organised is not None
     health = s.organised.health
     base, latest, best = health.base, health.latest, health.best
-    told = {m.epoch: m for m in evaluations if not m.base and (latest is None or m.metric == latest.metric)}
+    alike = [m for m in evaluations if latest is None or measure_of(m) == measure_of(latest)]
+    told = {m.epoch: m for m in alike if not m.base}
     points = [_point(told[epoch], epoch) for epoch in sorted(told)]
     plain = [m for m in evaluations if m.base and (base is None or m.calibrated != base.calibrated)]
     compared = [_reference(BEFORE, base)] if base else []

@@ -110,6 +110,7 @@ def test_the_curve_has_each_epoch_once_and_begins_with_what_it_is_compared_with(
         result(0.7, 1, calibrated=True),
         result(0.8, 2, calibrated=True),
         result(0.75, 1, calibrated=True),
+        result(0.1, 0),  # not measured as the last one was
     ]
     seen = quality(status(**organised(health=found)), [], [base, calibrated, *later])
     assert [(point.x, point.value) for point in seen.points] == [(1, 0.75), (2, 0.8)]
