@@ -98,9 +98,16 @@ GROUPS = {
 
 @click.command(cls=GroupedCommand, groups=GROUPS)
 @link_argument
-@peers_option("Address of a node of the run, as that node prints it. Repeat for more.")
+@peers_option(
+    "Address of a node of the run, as that node prints it, or of any peer of Hivemind's DHT "
+    "(docs/operator.md). Repeat for more."
+)
 @run_option("Run manifest: start this run; together with --peers, refuse to join any other.")
-@setting("--run-id", metavar="HEX", help="Refuse to join a run whose id does not begin so.")
+@setting(
+    "--run-id",
+    metavar="HEX",
+    help="Refuse to join a run whose id does not begin so; where no peer is a node, all of it finds the run.",
+)
 @setting(
     "--contacts-url",
     metavar="URL",

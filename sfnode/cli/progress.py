@@ -194,7 +194,7 @@ def doing(now: Status) -> tuple[str, str]:
             if now.known < most:
                 return "catching up", f"{now.known:,} of {most:,} updates"
             return "asking the neighbours what they have", ""
-        case NodeState.WAITING if now.wait:
+        case NodeState.WAITING | NodeState.IDLE if now.wait:
             return now.wait.text, ""
         case NodeState.TRAINING if not now.own_updates:
             return "measuring speed with the first update", ""

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.daemon_thread import in_daemon_thread
-from sfnode.doctor.findings import Finding, Subject, milliseconds, ok, problem
+from sfnode.doctor.findings import Finding, Subject, milliseconds, note, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.peers.compatibility import ask_manifest
-from sfnode.transport.base import TransportError, bad_address, peer_of
+from sfnode.transport.base import NotSpoken, TransportError, bad_address, peer_of
 from sfnode.transport.libp2p.reachability import (
     TCP_DEADLINE,
     SocketAddress,
@@ -193,10 +193,20 @@ async def _ask(address: str, transport: HivemindTransport) -> Manifest:
     try:
         async with asyncio.timeout(MANIFEST_DEADLINE):
             manifest = await ask_manifest(transport, address)
+    except NotSpoken as error:
+        raise StepFailed(_no_node(address)) from error
     except (TransportError, RemoteProtocolError, TimeoutError) as error:
         why = str(error) or f"silence for {MANIFEST_DEADLINE:g} s"
         raise StepFailed(_no_manifest(address, why)) from error
     return Manifest.from_canonical(manifest, address).current(address)
+
+
+def _no_node(address: str) -> Finding:
+    return note(
+        Subject.PEER,
+        f"{address} is a peer of Hivemind's DHT and no node: it leads to nodes of a run, and relays nothing",
+        "Join through it with --run FILE, or --run-id and all 64 digits.",
+    )
 
 
 def _no_manifest(address: str, why: str) -> Finding:

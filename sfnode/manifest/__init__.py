@@ -65,6 +65,11 @@ HexBytes = Annotated[str, Field(pattern="^([0-9a-f]{2})*$")]
 """Bytes as lower-case hex digits."""
 
 
+def run_id_of(canonical: bytes) -> bytes:
+    """Return the 32 bytes of the run whose manifest these are: their BLAKE2b-256 (SPEC M3)."""
+    return hashlib.blake2b(canonical, digest_size=32, person=b"sfnode-manifest").digest()
+
+
 class Manifest(Section):
     """One training run. Two manifests with equal canonical bytes are the same run."""
 
@@ -156,8 +161,8 @@ class Manifest(Section):
 
     @property
     def run_id(self) -> bytes:
-        """32 bytes: BLAKE2b-256 of the canonical bytes (SPEC M3)."""
-        return hashlib.blake2b(self.canonical(), digest_size=32, person=b"sfnode-manifest").digest()
+        """32 bytes: `run_id_of` the canonical bytes."""
+        return run_id_of(self.canonical())
 
     def parameters(self) -> RunParameters:
         """Return what the protocol machine needs to know of the run."""

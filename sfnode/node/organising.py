@@ -33,6 +33,7 @@ from sfnode.organising.events import (
     EvaluationEnded,
     FindingHeard,
     MakeBases,
+    NobodyElse,
     OwnerWish,
     PetitionHeard,
     Refuse,
@@ -129,6 +130,8 @@ class Organising:
         self._wishes: list[tuple[Decision, asyncio.Future[str | None]]] = []
         self._untold: list[DeskEvent] = []
         """Events of which the desk hears at the end of a round."""
+        self._begun = False
+        """Whether it has begun the run because nobody else was to be found."""
         self._desk = OrganiserDesk(
             node.machine,
             node.log,
@@ -200,6 +203,9 @@ class Organising:
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
         events: list[DeskEvent] = [Round(moved), *self._untold]
         self._untold.clear()
+        if not (self._begun or self._organised.control.feed.stop) and self._node.readiness.begins():
+            self._begun = True
+            events.append(NobodyElse())
         for event in events if not self._stopped else ():
             for action in self._desk.handle(event, self._node.clock()):
                 self._do(action)

@@ -25,6 +25,10 @@ updates) for us to go on waiting: two bytes an update, a line of 100 kbit/s brin
 time, one of 1 Mbit/s 70 million. Who claims n updates and delivers as slowly as this allows delays a newcomer
 by SHARE * ASK_TIMEOUT (21 minutes) for each factor e in n, and has to deliver them all."""
 
+BEGIN_ALONE = 30.0
+"""Seconds for which a node whose part it is to begin a run looks for others in the DHT of strangers: whoever
+is there has renewed its record in that time, and some searches have ended."""
+
 LOOKS = 20
 """Looks at what each neighbour claims, within ASK_TIMEOUT: one takes 10 ms at 65,536 feeds."""
 
@@ -48,12 +52,15 @@ class Readiness:
         *,
         told_peers: bool,
         met_peers: Callable[[], bool],
+        nobody_else: Callable[[], bool] = lambda: False,
         clock: Callable[[], float],
     ) -> None:
-        """`told_peers`: the settings name peers; `met_peers`: whether the log remembers any."""
+        """`told_peers`: the settings name peers; `met_peers`: whether the log remembers any; `nobody_else`:
+        whether no other node of the run is to be found, and it is for this one to begin it."""
         self._machine = machine
         self._told_peers = told_peers
         self._met_peers = met_peers
+        self._nobody_else = nobody_else
         self._clock = clock
         self._started_at = clock()
         self._marks: dict[str, _Mark] = {}
@@ -68,11 +75,22 @@ class Readiness:
         if any(link.synced for link in self._machine.links.values()):
             return self._is_abreast()
         if self._told_peers and not self._machine.frontier.known:
-            return False  # a newcomer: what it would train is not the model of the run
+            return self.begins()  # else a newcomer: what it would train is not the model of the run
         if not (self._told_peers or self._met_peers()):
             return True
-        heard_at = max((mark.at for mark in self._marks.values()), default=self._started_at)
-        return self._clock() - heard_at > ASK_TIMEOUT
+        return self._silence() > ASK_TIMEOUT
+
+    def begins(self) -> bool:
+        """Whether this node begins the run by itself."""
+        return self.is_due_to_begin() and self._nobody_else()
+
+    def is_due_to_begin(self) -> bool:
+        """Whether it has looked for others for as long as it is to."""
+        return self._silence() > BEGIN_ALONE
+
+    def _silence(self) -> float:
+        """Return the seconds since a neighbour was last of use, or since the start."""
+        return self._clock() - max((mark.at for mark in self._marks.values()), default=self._started_at)
 
     def _is_abreast(self) -> bool:
         """Whether we lack no more than what is always under way, or nobody gives what they say they have."""

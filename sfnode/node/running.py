@@ -80,7 +80,7 @@ class RunningNode:
         self.supplies = Supplies(joined, givers=self.neighbourhood.givers, bandwidth=self.driver.bandwidth)
         self.bases = self._make_bases(joined) if joined.manifest.training.bases else None
         """Published bases, in a run that has them."""
-        self._readiness = self._make_readiness()
+        self.readiness = self._make_readiness()
         self.model = self._make_model(joined, load_engine)
         self._departure = Departure(
             joined.machine,
@@ -93,7 +93,7 @@ class RunningNode:
         # what watches it
         organised = joined.machine.organised
         self.reports = Reports(joined.manifest, organised, self.clock()) if organised else None
-        self.views = Views(self, self._readiness.done)
+        self.views = Views(self, self.readiness.done)
         self.recorder = Recorder(self, logger)
         self.clock_check = ClockCheck(
             joined.transport.clock_ahead, lambda: self.neighbourhood.book.sample(clock.PEERS)
@@ -135,10 +135,12 @@ class RunningNode:
         )
 
     def _make_readiness(self) -> Readiness:
+        settings = self.settings
         return Readiness(
             self.machine,
-            told_peers=bool(self.settings.peers),
+            told_peers=bool(settings.peers),
             met_peers=lambda: bool(startup.remembered_peers(self.log)),
+            nobody_else=lambda: self.may_begin and (settings.alone or self.neighbourhood.nobody_else()),
             clock=self.clock,
         )
 
@@ -149,11 +151,18 @@ class RunningNode:
             self.limiter,
             self.bases,
             load=lambda: load_engine(self.supplies.gather(), self.manifest),
-            caught_up=self._readiness.done,
+            caught_up=self.readiness.done,
             doubt=lambda: self.checkpoints.doubt() if self.checkpoints else None,
             changed=self._after_round,
             fail=self.fail,
         )
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether it is for this node to begin the run: it organises it, or nobody does. In a private run,
+        and with a wrong clock, which makes records of others stale, no DHT tells who is there."""
+        its_part = self.settings.organise or self.machine.organised is None
+        return its_part and not self.manifest.organised.private and not self.clock_check.problem
 
     # -- rounds ------------------------------------------------------------------------------------
 

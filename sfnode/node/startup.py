@@ -11,16 +11,17 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
 from logging import DEBUG, WARNING
 from pathlib import Path
+from random import SystemRandom
 from threading import Event
 from typing import TypeVar
 
 from sfnode.errors import Code, UserError
-from sfnode.logging import begins, log
+from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import is_file
 from sfnode.node.driver import LogStore
 from sfnode.node.training.engine_loading import check_devices
-from sfnode.peers.compatibility import ask_manifest
+from sfnode.peers import introductions
 from sfnode.settings import Settings
 from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store import data_folder
@@ -31,9 +32,8 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
 from sfnode.tasks import library, public_files, verifying
-from sfnode.transport.base import Transport, TransportError
+from sfnode.transport.base import Transport
 from sfprotocol import proof_of_work, wire_codec
-from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Host
 from sfprotocol.machine import Machine
@@ -176,40 +176,13 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
             data_dir.libp2p_identity.unlink(missing_ok=True)
 
 
-async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manifest:
-    """Return the manifest of the first peer that sends one.
-
-    Raises UserError PEERS_UNREACHABLE when none answers, NEWER_PROTOCOL, OLDER_PROTOCOL or BAD_MANIFEST when
-    all that answer send what cannot be used.
-    """
-    reasons: list[str] = []
-    unusable: UserError | None = None
-    for address in peers:
-        begins("asking %s for the run", address)
-        try:
-            manifest = await ask_manifest(transport, address)
-        except (TransportError, RemoteProtocolError) as error:
-            reasons.append(f"{address}: {error}")
-            continue
-        try:
-            return Manifest.from_canonical(manifest, address).current(address)
-        except UserError as error:
-            unusable = unusable or error
-    raise unusable or UserError(
-        Code.PEERS_UNREACHABLE,
-        "no peer sent the run's manifest: " + "; ".join(reasons),
-        "Ask whoever invited you for a new link (`sfnode invite` makes one there); `sfnode doctor LINK` "
-        "shows how far each of its peers gets.",
-    )
-
-
 async def agree_on_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir
 ) -> Manifest:
     """Return the run's manifest (ours, the peers', or both if they are the same); keep it in the folder."""
     manifest = local
     if settings.peers:
-        manifest = await _peers_manifest(settings, transport, data_dir) or local
+        manifest = await _peers_manifest(settings, local, transport, data_dir) or local
     if manifest:
         check_run_id(manifest, settings.run_id)
         check_run_id(manifest, local.run_id.hex() if local else "")
@@ -224,13 +197,17 @@ async def agree_on_manifest(
     return manifest
 
 
-async def _peers_manifest(settings: Settings, transport: Transport, data_dir: DataDir) -> Manifest | None:
-    """Return the manifest of the peers in the settings; None if none answers and this folder has one.
+async def _peers_manifest(
+    settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir
+) -> Manifest | None:
+    """Return the manifest to which the peers in the settings lead; None if they lead to none and we have one.
 
     They are asked on later starts, too: a folder of another run must not quietly go on with that run.
     """
     try:
-        return await fetch_manifest(transport, settings.peers)
+        return await introductions.run_of(
+            transport, settings.peers, settings.run_id, known=local is not None, random=SystemRandom()
+        )
     except UserError:
         if data_dir.manifest.exists():
             return None

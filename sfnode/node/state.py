@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import sfnode
+from sfnode.node import readiness
 from sfnode.organising.reporting.alarms import shown
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import (
@@ -143,7 +144,7 @@ def _state(node: RunningNode) -> NodeState:
     if node.limiter.paused:
         return NodeState.PAUSED
     if not scheduler.ready:
-        return NodeState.CATCHING_UP
+        return NodeState.WAITING if _lonely(node) else NodeState.CATCHING_UP
     if scheduler.busy:
         return NodeState.TRAINING
     if scheduler.exhausted:
@@ -204,7 +205,22 @@ def _of_this_node(node: RunningNode) -> list[AlarmStatus]:
     return [shown(problem) for problem in problems if problem]
 
 
+def _lonely(node: RunningNode) -> WaitStatus | None:
+    """Return what a node waits for that would catch up with others, had it found any."""
+    scheduler, what = node.model.scheduler, node.neighbourhood.waits_for()
+    if what is None or (scheduler and scheduler.ready):
+        return None
+    begins = ""
+    if node.may_begin and not node.machine.frontier.known:
+        begins = f"; with none it begins the run, {readiness.BEGIN_ALONE:g} s after its start"
+        if node.readiness.is_due_to_begin():
+            begins = "; it does not begin the run while others are named, or its own record is not kept there"
+    return WaitStatus(reason=Wait.NODES, text=f"it waits for {what}{begins}")
+
+
 def _wait(node: RunningNode) -> WaitStatus | None:
+    if lonely := _lonely(node):
+        return lonely
     if lacking := node.bases.lacking() if node.bases else []:
         subspaces = ", ".join(str(one.subspace) for one in lacking)
         return WaitStatus(

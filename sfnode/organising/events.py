@@ -109,6 +109,11 @@ class PeerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class NobodyElse:
+    """The run is new, and no other node of it is to be found."""
+
+
+@dataclass(frozen=True, slots=True)
 class PetitionHeard:
     """A petition with the signature of its origin has come over the link with the peer `via`."""
 
@@ -189,6 +194,7 @@ Event = (
     | PeersClaim
     | PeerControl
     | PeerGone
+    | NobodyElse
     | PetitionHeard
     | FindingHeard
     | EvaluationEnded
@@ -208,7 +214,15 @@ class Round:
 
 
 DeskEvent = (
-    Round | PetitionHeard | FindingHeard | EvaluationEnded | Summarised | BasesMade | OwnerWish | OwnerTrusts
+    Round
+    | NobodyElse
+    | PetitionHeard
+    | FindingHeard
+    | EvaluationEnded
+    | Summarised
+    | BasesMade
+    | OwnerWish
+    | OwnerTrusts
 )
 """Events that the desk is told of; all others it makes of a Round."""
 

@@ -7,7 +7,8 @@ and never changed here: a decision comes back as the control feed grows.
 Theory of operation.
 
     state        signs   left when
-    RESTARTED    no      enough peers have told that they have no more of the control feed, or `alone`
+    RESTARTED    no      enough peers have told that they have no more of the control feed, or `alone`, from
+                         the start or since it was told so (NobodyElse)
     ORGANISING   yes     decisions that were here are gone (to RESTARTED); the key's tenure ends (to STOPPED)
     STOPPED      no      never
 
@@ -70,6 +71,7 @@ from sfnode.organising.events import (
     ForkProven,
     HeldChanged,
     MakeBases,
+    NobodyElse,
     OwnerTrusts,
     OwnerWish,
     PeerControl,
@@ -244,10 +246,8 @@ class Organiser:
                 self._feeds.take(event, self._counting, now)
             case PeersClaim(feeds=feeds):
                 self._claimed = feeds
-            case PeerControl(peer=peer, decisions=decisions):
-                self._peers[peer] = decisions
-            case PeerGone(peer=peer):
-                self._peers.pop(peer, None)
+            case PeerControl() | PeerGone() | NobodyElse():
+                self._on_peers(event, now)
             case PetitionHeard(petition=petition, via=via):
                 self._petitions.hear(petition, via, self._counting, now)
             case EvaluationEnded() | FindingHeard():
@@ -288,6 +288,15 @@ class Organiser:
             self._signing, self._wake_at = None, now
         if self._decisions != before:
             self._grown_at = now
+
+    def _on_peers(self, event: PeerControl | PeerGone | NobodyElse, now: float) -> None:
+        match event:
+            case PeerControl(peer=peer, decisions=decisions):
+                self._peers[peer] = decisions
+            case PeerGone(peer=peer):
+                self._peers.pop(peer, None)
+            case NobodyElse():
+                self._alone, self._wake_at = True, now
 
     def _on_wish(self, decision: Decision, now: float) -> None:
         self._wishes.append(decision)

@@ -36,6 +36,9 @@ costs nothing: this stops a broken program from coming back, and makes an attack
 MAX_FAULTS = 256
 """Peers whose faults are remembered; 40 KiB. Beyond that the one that is soonest forgiven is forgotten."""
 
+BACKOFF_PLAIN = 600.0
+"""The same for a peer of Hivemind's DHT that is no node: its owner may start one under its id."""
+
 BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
 """Seconds between attempts to bootstrap from an address that was given or remembered; doubles until it
 answers."""
@@ -59,6 +62,8 @@ class _Entry:
     """Bootstrap attempts in a row that were not answered."""
     bootstrap_at: float = float("-inf")
     """Time of the next bootstrap attempt."""
+    plain: bool = False
+    """Whether it was there when it was last dialled, and no node."""
 
     def addresses(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.heard, *self.pinned]))
@@ -107,6 +112,12 @@ class AddressBook:
         for peer in self._by_failures(spare)[MAX_BOOK:]:
             del self._entries[peer]
 
+    @property
+    def plain_only(self) -> bool:
+        """Whether of the peers that the user gave some are plain, and none has been a neighbour."""
+        given = {peer: entry for peer, entry in self._entries.items() if entry.pinned}
+        return any(entry.plain for entry in given.values()) and not given.keys() & self._met
+
     # -- whom to dial ------------------------------------------------------------------------------
 
     def candidates(self, now: float) -> list[str]:
@@ -137,10 +148,15 @@ class AddressBook:
             entry.failures += 1
             entry.not_before = now + about(wait, self._random)
 
+    def is_no_node(self, peer: str, now: float) -> None:
+        """Note that the peer is there and does not speak our protocol: it leads to others at most."""
+        if entry := self._entries.get(peer):
+            entry.plain, entry.not_before = True, now + about(BACKOFF_PLAIN, self._random)
+
     def succeeded(self, peer: str) -> None:
         """Note that a link with the peer was of use."""
         if entry := self._entries.get(peer):
-            entry.failures, entry.not_before = 0, float("-inf")
+            entry.failures, entry.not_before, entry.plain = 0, float("-inf"), False
             self._met.pop(peer, None)
             self._met[peer] = None
             if len(self._met) > MAX_MET:
@@ -172,7 +188,14 @@ class AddressBook:
 
     def sample(self, count: int) -> list[str]:
         """Return one address each of at most `count` peers to find the others through, the user's first."""
-        order = sorted(self._by_failures(self._entries), key=lambda peer: not self._entries[peer].pinned)
+        return self._sample(self._entries, count)
+
+    def nodes(self, count: int) -> list[str]:
+        """Return the same of those that are not known to be no nodes."""
+        return self._sample((peer for peer, entry in self._entries.items() if not entry.plain), count)
+
+    def _sample(self, peers: Iterable[str], count: int) -> list[str]:
+        order = sorted(self._by_failures(peers), key=lambda peer: not self._entries[peer].pinned)
         return self._one_address_each(order[:count])
 
     def due_for_bootstrap(self, now: float, linked: Collection[str], count: int) -> list[str]:
@@ -207,12 +230,12 @@ class AddressBook:
 
     def worth_keeping(self, linked: Collection[str]) -> list[str]:
         """Return the addresses of at most MAX_BOOK peers for the next start: of neighbours first, then of
-        trusted peers."""
+        trusted peers. Peers that are no nodes come last, as links of invitations take the first."""
         order = sorted(
             self._entries,
             key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p),
         )
-        kept = sorted(order[:MAX_BOOK])
+        kept = sorted(order[:MAX_BOOK], key=lambda peer: (self._entries[peer].plain, peer))
         return [address for peer in kept for address in self.addresses(peer)[:MAX_ADDRESSES]]
 
     def _add(self, peer: str, addresses: Iterable[str], *, stays: bool = False) -> None:

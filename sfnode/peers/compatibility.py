@@ -7,14 +7,13 @@ follows from the result is for the caller to say.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgpack
 
 from sfnode.errors import UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import Manifest, run_id_of
 from sfnode.transport.base import Transport, TransportError, peer_of
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -83,7 +82,6 @@ async def _manifest(transport: Transport, address: str, run_id: str) -> RunVersi
 
 def read_version(manifest: bytes) -> RunVersion | None:
     """Return the version of the run of this manifest, be it a later one; None if it is no manifest."""
-    run_id = hashlib.blake2b(manifest, digest_size=32, person=b"sfnode-manifest").digest()
     try:
         fields = msgpack.unpackb(manifest, raw=False, strict_map_key=True)
     except (ValueError, RecursionError, msgpack.UnpackException):
@@ -92,9 +90,9 @@ def read_version(manifest: bytes) -> RunVersion | None:
     if type(protocol) is not int or protocol < 1:
         return None
     if protocol > PROTOCOL_VERSION:
-        return RunVersion(run_id, "", protocol)
+        return RunVersion(run_id_of(manifest), "", protocol)
     try:
-        return RunVersion(run_id, Manifest.from_canonical(manifest, "a peer").name, protocol)
+        return RunVersion(run_id_of(manifest), Manifest.from_canonical(manifest, "a peer").name, protocol)
     except UserError:
         return None
 

@@ -87,9 +87,11 @@ class LinkEnded:
 
 @dataclass(frozen=True, slots=True)
 class DialFailed:
-    """A peer could not be reached."""
+    """A peer could not be reached, or is no node."""
 
     peer: str
+    plain: bool = False
+    """Whether it is there and does not speak our protocol."""
 
 
 @dataclass(frozen=True, slots=True)

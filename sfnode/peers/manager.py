@@ -10,6 +10,7 @@ Theory of operation. A node that is OPEN does five jobs, each when its own deadl
     announce   ANNOUNCE_INTERVAL; LONELY_INTERVAL while our record is wrong or may have reached nobody
     find       FIND_INTERVAL; while links are missing LONELY_INTERVAL, doubling while nobody new is found
     bootstrap  LONELY_INTERVAL: alone through anybody until one answers, else through silent given peers
+    all three  doubling while alone with given peers that are no nodes and lead to none
     probe      PROBE_INTERVAL with jitter: bootstrap from strangers, give up a link, dial somebody new
     check      CHECK_INTERVAL, and whenever a link, dial or search ends: drop mute peers, dial missing links
 
@@ -156,7 +157,7 @@ class PeerManager:
             (lambda: self._checked_at + intervals.CHECK_INTERVAL, self._check),
             (self._announce_due, self._announce),
             (self._find_due, self._find),
-            (lambda: self._round.due(intervals.LONELY_INTERVAL), self._bootstrap),
+            (lambda: self._round.due(self._lonely_interval()), self._bootstrap),
         )
         """Jobs of an OPEN node, with the time each is due; first those that may make others due."""
 
@@ -288,15 +289,20 @@ class PeerManager:
             self.book.succeeded(peer)
 
     def _close(self, neighbour: _Neighbour, reason: Reason) -> None:
-        del self._neighbours[neighbour.peer]
+        self._lose(neighbour.peer)
         self._do(Close(neighbour.link, reason))
         self._checked_at = _ALWAYS  # the next check is due at once
+
+    def _lose(self, peer: str) -> None:
+        del self._neighbours[peer]
+        if not self._neighbours:
+            self._in_vain = 0
 
     def _on_link_ended(self, event: LinkEnded, now: float) -> None:
         ended = next((n for n in self._neighbours.values() if n.link == event.link), None)
         if ended is None:
             return
-        del self._neighbours[ended.peer]
+        self._lose(ended.peer)
         if not self.book.refused(ended.peer, now):
             if now - ended.since < SHORT_LIVED or not event.heard:
                 self.book.failed(ended.peer, now)
@@ -308,6 +314,8 @@ class PeerManager:
         if event.peer in self._dialling:  # else it has been given up
             del self._dialling[event.peer]
             self.book.failed(event.peer, now)
+            if event.plain:
+                self.book.is_no_node(event.peer, now)
             self._check(now)
 
     def _check(self, now: float) -> None:
@@ -338,7 +346,16 @@ class PeerManager:
         if not self._rostered:
             return _NEVER
         settled = self._neighbours and self._addresses == self._announced
-        return self._announcing.due(intervals.ANNOUNCE_INTERVAL if settled else intervals.LONELY_INTERVAL)
+        return self._announcing.due(intervals.ANNOUNCE_INTERVAL if settled else self._lonely_interval())
+
+    def _lonely_interval(self) -> float:
+        """Back off in a DHT of others, where nobody may come for days."""
+        if self._neighbours or not self.book.plain_only:
+            return intervals.LONELY_INTERVAL
+        return self._backed_off()
+
+    def _backed_off(self) -> float:
+        return intervals.doubled(intervals.LONELY_INTERVAL, self._in_vain, intervals.FIND_INTERVAL)
 
     def _announce(self, now: float) -> None:
         self._announcing.begin(now)
@@ -356,8 +373,7 @@ class PeerManager:
             return _NEVER
         if not self.wanting:
             return self._finding.due(intervals.FIND_INTERVAL)
-        often = intervals.doubled(intervals.LONELY_INTERVAL, self._in_vain, intervals.FIND_INTERVAL)
-        return self._finding.due(often)
+        return self._finding.due(self._backed_off())
 
     def _find(self, now: float) -> None:
         self._finding.begin(now)
@@ -366,7 +382,7 @@ class PeerManager:
     def _on_found(self, event: Found, now: float) -> None:
         self._finding.end()
         strangers = {record.peer for record in event.records} - {self._own, *self.linked}
-        promising = strangers or not self._neighbours
+        promising = strangers or not (self._neighbours or self.book.plain_only)
         self._in_vain = 0 if promising else self._in_vain + 1
         self.book.note(event.records, self.linked)
         self._check(now)

@@ -20,7 +20,7 @@ class NodeState(StrEnum):
     """The node is loading updates that its neighbours have and it lacks, also those of a run that is over."""
     TRAINING = "training"
     WAITING = "waiting"
-    """It may make no updates now in an organised run; `Status.wait` says why. It serves others meanwhile."""
+    """It may make no updates now; `Status.wait` says why. It serves others meanwhile."""
     PAUSED = "paused"
     """It computes nothing: its owner asked for that, or a limit does; `Status.pauses` says which."""
     FINISHING = "finishing"
@@ -33,7 +33,7 @@ class NodeState(StrEnum):
 
 
 class Wait(StrEnum):
-    """The reasons for which a trainer may make no updates now, all but one in an organised run only."""
+    """The reasons for which a trainer may make no updates now, most of them in an organised run only."""
 
     WORK = "work"
     """It is not admitted, and computes the proof of work that its petition will show."""
@@ -53,6 +53,8 @@ class Wait(StrEnum):
     """The last seals are to come: what is closed reaches the budget."""
     BASES = "bases"
     """Published bases are not here yet, in an open run, too."""
+    NODES = "nodes"
+    """No other node of the run is to be found in the DHT of the given peers, in an open run, too."""
     UNKNOWN_DECISION = "unknown-decision"
     """A decision is of a later version."""
 

@@ -39,6 +39,10 @@ class TransportError(Exception):
         self.reason = reason
 
 
+class NotSpoken(TransportError):  # noqa: N818 (an answer, if not the one that was hoped for)
+    """The peer is there and does not speak our protocols: it runs another program than sfnode."""
+
+
 class LinkClosed(TransportError):  # noqa: N818 (it is how every link ends, not an error)
     """The link has ended: closed here, closed there, broken, or stuck for longer than a deadline."""
 
@@ -121,10 +125,11 @@ class Transport(Protocol):
         """Return the full addresses (with /p2p/ID) of this node, best first: see `best_first`."""
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
-        """Open a link. Without addresses the network is asked for them. Raises TransportError."""
+        """Open a link. Without addresses the network is asked for them. Raises TransportError, of these
+        NotSpoken if the peer is no node."""
 
     async def request(self, address: str, frame: bytes) -> bytes:
-        """Send one request and return its response. Raises TransportError, and UserError BAD_ADDRESS."""
+        """Send one request and return its response. Raises as `connect`, and UserError BAD_ADDRESS."""
 
     def on_link(self, handler: LinkHandler) -> None:
         """Call `handler` for links that others open. It owns the link, which is closed if it raises."""
@@ -136,7 +141,8 @@ class Transport(Protocol):
         """Put this node's own record into the roster of `topic` for `ttl` seconds. Raises TransportError."""
 
     async def find(self, topic: bytes) -> list[PeerRecord]:
-        """Return at most MAX_ROSTER checked records of `topic`, sorted by peer. Raises TransportError."""
+        """Return at most MAX_ROSTER checked records of `topic`, sorted by peer. This node's own is among them
+        only if others have it. Raises TransportError."""
 
     async def clock_ahead(self, address: str) -> float:
         """Ask a peer for the time, and return by how many seconds its clock is ahead of ours. Raises
@@ -164,6 +170,11 @@ def peer_of(address: str) -> str:
     if not PEER_ID.fullmatch(peer):
         raise bad_address(address, f"{peer!r} is not the id of a peer")
     return peer
+
+
+def counted(addresses: Sequence[str]) -> str:
+    """Return the only one of these addresses, or how many there are, in words."""
+    return addresses[0] if len(addresses) == 1 else f"{len(addresses)} addresses of peers"
 
 
 def best_first(addresses: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from sfnode.transport.base import (
     Link,
     LinkClosed,
     LinkHandler,
+    NotSpoken,
     PeerRecord,
     RequestHandler,
     TransportError,
@@ -88,6 +89,13 @@ class Network:
         if not self.reaches(caller, peer):
             raise TransportError(f"{peer} cannot be reached")
         return self._members[peer]
+
+    def node(self, caller: str, peer: str) -> MemoryTransport:
+        """Return the same if it is that of a node. Raises NotSpoken."""
+        other = self.reach(caller, peer)
+        if other.plain:
+            raise NotSpoken(f"{peer} does not speak sfnode")
+        return other
 
     def fates(self, sender: str, receiver: str) -> list[float]:
         """Return the delay in seconds of each copy of one frame that arrives; none if it is lost."""
@@ -199,9 +207,11 @@ class MemoryLink:
 class MemoryTransport:
     """A `Transport` for one member of a `Network`. Its addresses look like /memory/NAME/p2p/NAME."""
 
-    def __init__(self, network: Network, peer: str, clock: float = 0.0) -> None:
-        """Take the medium, a name, and how far this node's clock is ahead of the right time, in seconds."""
+    def __init__(self, network: Network, peer: str, clock: float = 0.0, *, plain: bool = False) -> None:
+        """Take the medium, a name, and how far this node's clock is ahead of the right time, in seconds. A
+        `plain` one is no node: others find the roster through it, and nothing else."""
         self.peer = peer
+        self.plain = plain
         self.clock = clock
         self._network = network
         self._running = False
@@ -244,13 +254,13 @@ class MemoryTransport:
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
         """Find the peer by name; `addresses` are ignored."""
-        other = self._network.reach(self.peer, peer)
+        other = self._network.node(self.peer, peer)
         there, back = _Pipe(self._network, self.peer, peer), _Pipe(self._network, peer, self.peer)
         other._accept(MemoryLink(self.peer, outbound=False, out=back, into=there))
         return self._keep(MemoryLink(peer, outbound=True, out=there, into=back))
 
     async def request(self, address: str, frame: bytes) -> bytes:
-        other = self._network.reach(self.peer, peer_of(address))
+        other = self._network.node(self.peer, peer_of(address))
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
                 asker = Asker(self.peer, f"/memory/{self.peer}")

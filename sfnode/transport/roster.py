@@ -7,7 +7,6 @@ that a DHT may hold.
 
 from __future__ import annotations
 
-import math
 import struct
 import time
 from collections.abc import Callable, Iterable
@@ -141,7 +140,7 @@ class SignedRecords:
         """Return whether a stored record is what its peer has written, and within bounds. Never raises."""
         try:
             lifetime = record.expiration_time - self._clock()
-            if not math.isfinite(lifetime) or lifetime > MAX_TTL + _CLOCK_SLACK:
+            if not 0 <= lifetime <= MAX_TTL + _CLOCK_SLACK:  # so is what is no number
                 return False
             if len(record.value) > MAX_RECORD_BYTES + _MAX_SEAL or len(record.subkey) > _MAX_SUBKEY_BYTES:
                 return False

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import re
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
-from sfnode.doctor import clock, compute, peers, ports
+from sfnode.doctor import clock, compute, network, peers, ports
 from sfnode.doctor import examination as examine
 from sfnode.doctor.context import Case
 from sfnode.doctor.disk import look_at_disk
@@ -25,6 +28,7 @@ from sfnode.manifest.data import Data
 from sfnode.store.data_folder import open_data_dir
 from tests.doctor.helpers import Peer, TimeServer
 from tests.models import hostile
+from tests.transport.helpers import plain_peer
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -85,6 +89,17 @@ async def test_where_all_is_well_there_is_no_problem_and_the_speed_is_measured(
     assert per_hour
     assert int(per_hour[1].replace(",", "")) > 100
     assert not case.data_dir.exists(), "the doctor leaves nothing behind"
+
+
+async def test_a_peer_of_hivemind_that_is_no_node_is_a_way_in_and_said_to_be_no_more() -> None:
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(plain_peer())
+        caller = await network.start_caller(stack)
+        address = str((await plain.get_visible_maddrs())[0])
+        seen = await peers.visit(address, partial(asyncio.sleep, 0, caller), None)
+    assert seen.finding
+    assert (seen.answers, seen.finding.verdict) == (True, "note")
+    assert "Hivemind's DHT and no node: it leads to nodes of a run, and relays nothing" in seen.finding.what
 
 
 async def test_every_way_in_which_a_peer_can_be_dead_is_named_and_in_time(

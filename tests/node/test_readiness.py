@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sfnode.node.readiness import SHARE, UNDER_WAY, Readiness
+from sfnode.node.readiness import BEGIN_ALONE, SHARE, UNDER_WAY, Readiness
 from sfprotocol.machine import ASK_TIMEOUT
 from sfprotocol.messages import EpochScalars, Feed, Position, RunParameters, Segment, Want
 from tests.protocol.feeds import origin_of, signed
@@ -26,10 +26,14 @@ GHOSTS = [Position(Feed(origin_of(f"ghost {number}"), 1), 20_000) for number in 
 class Newcomer(Scripted):
     """A machine that was told peers and knows nothing yet, and its readiness."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, nobody_else: bool = False) -> None:
         super().__init__(ANN, run=RUN)
         self.readiness = Readiness(
-            self.machine, told_peers=True, met_peers=lambda: False, clock=lambda: self.now
+            self.machine,
+            told_peers=True,
+            met_peers=lambda: False,
+            nobody_else=lambda: nobody_else,
+            clock=lambda: self.now,
         )
 
     def seconds(self, count: float) -> Iterator[int]:
@@ -146,3 +150,18 @@ def test_a_newcomer_whose_only_peer_stops_delivering_trains_after_a_while(newcom
     newcomer.hear(HONEST, said("bob", 0, UNDER_WAY))
     assert not newcomer.becomes_ready(ASK_TIMEOUT - 1)
     assert newcomer.becomes_ready(ASK_TIMEOUT)
+
+
+@pytest.mark.parametrize(("nobody", "begins"), [(False, False), (True, True)])
+def test_whose_part_it_is_begins_the_run_if_nobody_else_is_to_be_found(nobody: bool, begins: bool) -> None:
+    one = Newcomer(nobody_else=nobody)
+    assert not one.becomes_ready(BEGIN_ALONE)
+    assert one.becomes_ready(2) == begins
+
+
+def test_nobody_begins_a_run_with_a_neighbour_that_has_not_told_what_it_has() -> None:
+    one = Newcomer(nobody_else=True)
+    one.becomes_ready(BEGIN_ALONE - 1)
+    one.link(LIAR, *GHOSTS, Position(EVE, HISTORY))
+    one.hear(LIAR, said("eve", 0, 1))
+    assert not one.becomes_ready(ASK_TIMEOUT / 2)

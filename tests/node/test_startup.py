@@ -7,10 +7,8 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
@@ -29,12 +27,10 @@ from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
 from sfnode.tasks import library
-from sfnode.transport.base import Asker, RequestHandler
-from sfnode.transport.memory import MemoryTransport, Network
-from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.decisions import INCARNATIONS
-from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
+from sfprotocol.messages import Feed
 from tests.node.helpers import Swarm, eventually, feed_of, manifest, record
+from tests.peers.inn import Inn, answering, from_the_future, serving
 from tests.store.organised import ORGANISED, Logged
 
 RUN = manifest()
@@ -208,100 +204,10 @@ def test_another_run_id_is_refused(data_dir: DataDir) -> None:
 
 # -- the manifest of peers -----------------------------------------------------------------------------
 
-Reply = bytes | None
-
-
-class Inn:
-    """Peers that answer questions as a test wants, and somebody who asks them."""
-
-    def __init__(self) -> None:
-        self.network = Network(Random(0))
-        self.asker = MemoryTransport(self.network, "asker")
-
-    async def open(self, **replies: Reply) -> tuple[str, ...]:
-        """Peers by name with what they answer (None: nothing); returns their addresses."""
-        await self.asker.start()
-        for name, reply in replies.items():
-            peer = MemoryTransport(self.network, name)
-            await peer.start()
-            peer.on_request(_answering(reply))
-        return tuple(f"/memory/{name}/p2p/{name}" for name in replies)
-
-
-def _answering(reply: Reply) -> RequestHandler:
-    async def answer(_: Asker, question: bytes) -> bytes:
-        assert wire_codec.decode(question) == ManifestRequest()
-        assert reply is not None
-        return reply
-
-    return answer
-
-
-def serving(run: Manifest) -> bytes:
-    return wire_codec.encode(ManifestReply(run.canonical()))
-
-
-def from_the_future() -> bytes:
-    fields = msgpack.unpackb(RUN.canonical())
-    fields["protocol"] = PROTOCOL_VERSION + 1
-    fields["something"] = "new"
-    return wire_codec.encode(ManifestReply(msgpack.packb(fields)))
-
 
 @pytest.fixture
 def inn() -> Inn:
     return Inn()
-
-
-async def test_the_first_peer_that_answers_well_is_enough(inn: Inn) -> None:
-    peers = await inn.open(
-        garbage=b"\xc1",
-        other=wire_codec.encode(Goodbye("no")),
-        broken=wire_codec.encode(ManifestReply(b"x")),
-        good=serving(RUN),
-    )
-    assert await startup.fetch_manifest(inn.asker, ("/memory/gone/p2p/gone", *peers)) == RUN
-
-
-async def test_when_nobody_answers_the_user_hears_why_of_each(
-    inn: Inn, caplog: pytest.LogCaptureFixture
-) -> None:
-    peers = await inn.open(garbage=b"\xc1", other=wire_codec.encode(Goodbye("no")), silent=None)
-    with pytest.raises(UserError) as refusal:
-        await startup.fetch_manifest(inn.asker, ("/memory/gone/p2p/gone", *peers))
-    assert refusal.value.code == Code.PEERS_UNREACHABLE
-    for name in ("gone", "garbage", "other", "silent"):
-        assert f"/memory/{name}/" in refusal.value.what
-
-
-@pytest.mark.parametrize(
-    ("reply", "code"),
-    [
-        (wire_codec.encode(ManifestReply(b"")), Code.BAD_MANIFEST),
-        (wire_codec.encode(ManifestReply(b"\x81\xa1a\x01")), Code.BAD_MANIFEST),
-        (wire_codec.encode(ManifestReply(msgpack.packb([[[]]]))), Code.BAD_MANIFEST),
-        (wire_codec.encode(ManifestReply(b"\x91" * 60_000)), Code.BAD_MANIFEST),
-        (wire_codec.encode(ManifestReply(bytes(200_000))), Code.BAD_MANIFEST),
-        (wire_codec.encode(ManifestReply(b"\xdc\x00\x00" + RUN.canonical())), Code.BAD_MANIFEST),
-        (from_the_future(), Code.NEWER_PROTOCOL),
-        (serving(OLD), Code.OLDER_PROTOCOL),
-    ],
-)
-async def test_a_manifest_that_cannot_be_used_is_the_peers_fault_and_said_so(
-    inn: Inn, reply: bytes, code: Code
-) -> None:
-    (peer,) = await inn.open(a=reply)
-    with pytest.raises(UserError) as refusal:
-        await startup.fetch_manifest(inn.asker, (peer,))
-    assert refusal.value.code == code
-    assert peer in refusal.value.what
-
-
-async def test_an_address_that_is_none_is_the_users_to_correct(inn: Inn) -> None:
-    await inn.open()
-    with pytest.raises(UserError) as refusal:
-        await startup.fetch_manifest(inn.asker, ("nonsense",))
-    assert refusal.value.code == Code.BAD_ADDRESS
 
 
 async def test_a_manifest_that_was_fetched_is_kept_and_not_fetched_again(inn: Inn, data_dir: DataDir) -> None:
@@ -542,7 +448,7 @@ async def test_a_node_that_may_not_join_leaves_nothing_running(swarm: Swarm, fie
     a = await swarm.first()
     if field == "future":
         assert a.transport is not None
-        a.transport.on_request(_answering(from_the_future()))
+        a.transport.on_request(answering(from_the_future(RUN)))
     with pytest.raises(UserError) as refusal:
         await swarm.join("b", run_id="00" if field == "wrong" else "")
     assert refusal.value.code == code

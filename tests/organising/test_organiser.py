@@ -13,6 +13,7 @@ from sfnode.organising.events import (
     ControlChanged,
     ForkProven,
     HeldChanged,
+    NobodyElse,
     OwnerTrusts,
     PeerControl,
     PeerGone,
@@ -102,6 +103,22 @@ def test_alone_an_organiser_names_what_it_alone_holds_until_a_peer_comes() -> No
     bench.do(PeerControl("peer", 0))
     bench.update(ANNE, 100, shown=False)
     bench.advance(100)
+    assert bench.named(ANNE) == 100
+
+
+def test_an_organiser_that_hears_that_nobody_else_is_there_begins_at_once_and_one_with_a_past_as_well() -> (
+    None
+):
+    """Whether to tell it is for its node to say."""
+    bench = Bench()
+    bench.advance(1000)
+    assert bench.organiser.state is State.RESTARTED
+    bench.alone = True  # as the bench checks what is named
+    bench.do(NobodyElse())
+    assert bench.organiser.state is State.ORGANISING
+    bench.wish(Admit(ANNE.origin, 1000, 0))
+    bench.update(ANNE, 100, shown=False)
+    bench.advance(2)
     assert bench.named(ANNE) == 100
 
 

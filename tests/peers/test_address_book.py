@@ -14,6 +14,7 @@ from sfnode.peers import address_book as book_module
 from sfnode.peers.address_book import (
     BACKOFF_MOST,
     BACKOFF_MOST_GIVEN,
+    BACKOFF_PLAIN,
     BOOTSTRAP_FIRST,
     BOOTSTRAP_MOST,
     FAULT_FIRST,
@@ -253,3 +254,44 @@ def test_faults_of_peers_that_nobody_has_heard_of_take_a_bounded_room() -> None:
 def test_a_malformed_address_that_was_remembered_is_skipped() -> None:
     made = AddressBook("me", (), ["nonsense", "/p2p/", "/ip4/x", address("a")], Random(0))
     assert made.candidates(0) == ["a"]
+
+
+# -- peers of Hivemind's DHT ---------------------------------------------------------------------------
+
+
+def test_a_peer_that_is_no_node_is_dialled_rarely_and_bootstrapped_from_as_before() -> None:
+    made = book("plain", "node")
+    made.is_no_node("plain", 0)
+    assert made.candidates(0) == ["node"]
+    assert made.candidates(0.7 * BACKOFF_PLAIN) == ["node"]
+    assert "plain" in made.candidates(1.3 * BACKOFF_PLAIN)
+    assert address("plain") in made.due_for_bootstrap(0, (), 9)
+    assert set(made.sample(9)) == {address("plain"), address("node")}
+    assert made.nodes(9) == [address("node")]
+
+
+def test_it_is_a_node_once_a_link_with_it_was_of_use() -> None:
+    made = book("plain")
+    made.is_no_node("plain", 0)
+    made.succeeded("plain")
+    assert made.candidates(0) == ["plain"]
+    assert made.nodes(9) == [address("plain")]
+
+
+def test_only_such_peers_are_known_while_no_given_one_has_been_a_neighbour() -> None:
+    made = book("plain", "other")
+    made.note([record("found")], ())
+    assert not made.plain_only
+    made.is_no_node("found", 0)
+    assert not made.plain_only, "nobody has given it"
+    made.is_no_node("plain", 0)
+    made.succeeded("found")
+    assert made.plain_only, "the other one may be away, or no node either"
+    made.succeeded("other")
+    assert not made.plain_only
+
+
+def test_of_what_is_remembered_nodes_come_first() -> None:
+    made = book("a", "b", "c")
+    made.is_no_node("a", 0)
+    assert made.worth_keeping(()) == [address("b"), address("c"), address("a")]

@@ -781,3 +781,66 @@ def test_intervals_are_those_of_a_node_in_the_field() -> None:
     """What the simulator uses and what ships are one constant each."""
     assert (CHECK_INTERVAL, LONELY_INTERVAL, FIND_INTERVAL, PROBE_INTERVAL) == (2.0, 2.0, 30.0, 60.0)
     assert JITTER == (0.8, 1.2)
+
+
+# -- peers of Hivemind's DHT ---------------------------------------------------------------------------
+
+
+def strange() -> Node:
+    """A node that was given a peer of Hivemind's DHT, found nobody there, and has just begun."""
+    node = Node("plain")
+    node.tell(Wake())
+    node.tell(DialFailed("plain", plain=True))
+    return node
+
+
+def wait_in_vain(node: Node, seconds: float) -> None:
+    """Let time pass while that peer answers and the roster names this node alone."""
+    until = node.now + seconds
+    while node.now < until:
+        for action in node.wake():
+            match action:
+                case Bootstrap(peer=peer):
+                    node.tell(BootstrapAnswered(peer, answered=True))
+                case Announce():
+                    node.tell(Announced(OWN))
+                case Find():
+                    node.tell(Found((record("me"),)))
+
+
+def test_in_a_dht_of_strangers_a_node_that_waits_asks_less_and_less_and_its_record_lives() -> None:
+    node = strange()
+    for answer in (BootstrapAnswered("plain", answered=True), Announced(OWN), Found(())):
+        node.tell(answer)
+    wait_in_vain(node, 400)
+    for kind in (Bootstrap, Announce, Find):
+        times = [when for when, _ in node.told(kind)]
+        assert times[1] - times[0] < 3 * LONELY_INTERVAL, kind
+        assert len([when for when in times if when > node.now - 300]) <= 300 / FIND_INTERVAL + 6, kind
+    announced = [when for when, _ in node.told(Announce)]
+    assert max(later - earlier for earlier, later in pairwise(announced)) < ANNOUNCE_TTL / 2
+    assert node.dialled == ["plain"]
+
+
+def test_it_dials_at_once_whom_the_roster_names_at_last_and_looks_again_when_that_link_ends() -> None:
+    node = strange()
+    for answer in (BootstrapAnswered("plain", answered=True), Announced(OWN), Found(())):
+        node.tell(answer)
+    wait_in_vain(node, 300)
+    assert Dial("a", (address("a"),)) in node.tell(Found((record("a"),)))
+    node.opened("a", outbound=True)
+    node.count()
+    wait_in_vain(node, 300)
+    node.log.clear()
+    node.tell(LinkEnded(1, heard=True))
+    wait_in_vain(node, 3 * LONELY_INTERVAL)
+    assert node.told(Find)
+    assert node.told(Announce)
+
+
+def test_a_node_that_knows_a_silent_node_besides_goes_on_trying() -> None:
+    """Nothing tells that it has gone for good."""
+    node = Node("plain", "away")
+    node.tell(Wake())
+    node.tell(DialFailed("away"))
+    assert node.manager.next_deadline() <= node.now + LONELY_INTERVAL

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -34,6 +34,7 @@ LIBRARIES = (
 
 SHORTER = {
     ("sfnode.node.network.contacts", "ALONE"): 2.0,
+    ("sfnode.node.readiness", "BEGIN_ALONE"): 4.0,
     ("sfnode.node.shutdown", "SETTLE_TIME"): 0.5,
     ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,
     ("sfnode.organising.organiser", "FIRST_TIME"): 1.0,
@@ -44,6 +45,22 @@ tested with clocks (`test_shutdown.py` and `test_contacts.py` of `tests/node`, `
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 _forking = get_context("forkserver")
 _forking.set_forkserver_preload(list(LIBRARIES))
+
+
+def sfnode(words: list[str]) -> None:
+    """The command `sfnode`."""
+    from sfnode.cli.main import main
+
+    main(words)
+
+
+def hivemind_dht(words: list[str]) -> None:
+    """The command `hivemind-dht`, in a group of processes of its own: it starts others, which outlive it."""
+    from hivemind.hivemind_cli.run_dht import main
+
+    os.setpgrp()
+    sys.argv = ["hivemind-dht", *words]
+    main()
 
 
 class Forked:
@@ -57,10 +74,11 @@ class Forked:
         out: Path,
         err: Path,
         namespace: str = "",
+        main: Callable[[list[str]], object] = sfnode,
     ) -> None:
         """What it prints is appended to two files, which may be the same; its network may be a namespace."""
         words = [str(argument) for argument in arguments]
-        given = words, dict(environment), folder, out, err, namespace
+        given = main, words, dict(environment), folder, out, err, namespace
         self._process = _forking.Process(target=_run, args=given)
         self._process.start()
 
@@ -113,10 +131,14 @@ class _Awaited:
 
 
 def _run(
-    words: list[str], environment: dict[str, str], folder: Path, out: Path, err: Path, namespace: str
+    main: Callable[[list[str]], object],
+    words: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    out: Path,
+    err: Path,
+    namespace: str,
 ) -> None:
-    from sfnode.cli.main import main
-
     if namespace:
         move_to(namespace)
 

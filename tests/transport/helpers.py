@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 from sfnode.transport.base import Link, LinkClosed
 
 POOL = 3
 """Real nodes that the tests of one module share."""
+
+
+@asynccontextmanager
+async def plain_peer() -> AsyncIterator[Any]:
+    """Yield what `hivemind-dht` runs: a `DHTNode` of hivemind that knows nothing of sfnode."""
+    from hivemind.dht.node import DHTNode
+
+    with warnings.catch_warnings(action="ignore"):  # of how it finds p2pd
+        peer = await DHTNode.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    try:
+        yield peer
+    finally:
+        await peer.shutdown()
 
 
 async def read_all(link: Link) -> list[bytes]:

@@ -138,11 +138,12 @@ def test_a_record_that_its_peer_has_signed_is_kept_and_read() -> None:
         {"subkey": msgpack.packb(["not", "hashable"])},
         {"subkey": msgpack.packb("x" * 100)},
         {"expiration_time": NOW + 2 * MAX_TTL},
+        {"expiration_time": NOW - 1},
         {"expiration_time": float("nan")},
         {"expiration_time": float("inf")},
     ],
 )
-def test_the_dht_keeps_nothing_that_is_large_broken_or_eternal(changes):
+def test_the_dht_keeps_nothing_that_is_large_broken_stale_or_eternal(changes):
     assert not validator().validate(stored(**changes))
 
 

@@ -46,7 +46,27 @@ class Neighbourhood:
 
     def givers(self) -> list[str]:
         """Return addresses of peers that may have what this node lacks: data, model, bases, a checkpoint."""
-        return self.book.sample(MODEL_SOURCES)
+        return self.book.nodes(MODEL_SOURCES)
+
+    def nobody_else(self) -> bool:
+        """Return whether peers of Hivemind's DHT are all that is known, and this node's record is all that
+        they have of the run: they keep records, and there is no other."""
+        roster = {record.peer for record in self.peering.roster}
+        return self.book.plain_only and self.peering.alone and roster == {self._joined.transport.peer}
+
+    def waits_for(self) -> str | None:
+        """Return what a node waits for that knows nobody but peers of Hivemind's DHT, in words; None for any
+        other."""
+        if not self.book.plain_only or self._driver.pumps:
+            return None
+        if self._joined.manifest.organised.private:
+            return (
+                "a node of this private run, which is in no DHT: name one with --peers (without --peers the "
+                "organiser's node begins it)"
+            )
+        if others := len({record.peer for record in self.peering.roster} - {self._joined.transport.peer}):
+            return f"an answer of the nodes in the DHT of these peers: {others} are named"
+        return "a node of the run in the DHT of these peers: none is named yet"
 
     async def keep_company(self) -> None:
         """Ask the page with contacts for peers whenever none is there; until cancelled."""

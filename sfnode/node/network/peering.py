@@ -50,7 +50,14 @@ from sfnode.peers.events import (
     Wake,
 )
 from sfnode.peers.manager import PeerManager
-from sfnode.transport.base import Link, PeerRecord, Transport, TransportError, serve_link
+from sfnode.transport.base import (
+    Link,
+    NotSpoken,
+    PeerRecord,
+    Transport,
+    TransportError,
+    serve_link,
+)
 
 RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
 """Seconds before another attempt to restart a transport that could not be restarted; doubles."""
@@ -274,7 +281,7 @@ class Peering:
             link = await self._transport.connect(peer, addresses)
         except TransportError as error:
             log.debug("cannot reach %s: %s", peer, error.reason)
-            self._tell(DialFailed(peer))
+            self._tell(DialFailed(peer, plain=isinstance(error, NotSpoken)))
             return
         self._carrying.add(task := asyncio.create_task(serve_link(self.serve, link)))
         task.add_done_callback(self._carrying.discard)

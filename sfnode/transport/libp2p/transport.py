@@ -19,7 +19,6 @@ from random import SystemRandom
 
 import hivemind.hivemind_cli
 from hivemind.dht.node import DHTNode
-from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto.dht_pb2 import PingRequest
 from hivemind.utils.logging import use_hivemind_log_handler
@@ -30,7 +29,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from sfnode.errors import UserError
 from sfnode.logging import begins
 from sfnode.transport import base
-from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
+from sfnode.transport.base import Link, LinkHandler, NotSpoken, PeerRecord, RequestHandler, TransportError
 from sfnode.transport.libp2p.calls import (
     AbandonedTasks,
     Calls,
@@ -48,7 +47,7 @@ from sfnode.transport.libp2p.daemon_process import (
     start_daemon,
     wait_for_ports,
 )
-from sfnode.transport.libp2p.dht import create_dht
+from sfnode.transport.libp2p.dht import create_dht, find_records, put_record
 from sfnode.transport.libp2p.health import Pulse, detach
 from sfnode.transport.libp2p.keys import PeerKey, ensure_key
 from sfnode.transport.libp2p.reachability import listening
@@ -76,14 +75,17 @@ ATTACH_DEADLINE = 5.0
 RPC_DEADLINE = 3.0
 """Seconds for one DHT message and its answer; a dead peer costs this much."""
 
-DHT_DEADLINE = 10.0
-"""Seconds for one store or search: three rounds that each meet a dead peer."""
+DHT_DEADLINE = 12.0
+"""Seconds for one store or search: to find the peers that are asked, and to ask them."""
 
 BOOTSTRAP_GRACE = 2.0
 """Seconds that slower bootstrap peers have after the first has answered; one is enough."""
 
 _P2P_CODE = bytes.fromhex("a503")
 """Varint that precedes a peer id in a binary multiaddress."""
+
+_NOT_SPOKEN = "protocols not supported"
+"""The part of p2pd's message that says so: the two libp2p could not agree on a protocol."""
 
 P2PD = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
 
@@ -195,7 +197,7 @@ class HivemindTransport:
             await self._begin()
         others = [address for address in self._settings.bootstrap if base.peer_of(address) != self.peer]
         if others:
-            begins("reaching %s", others[0] if len(others) == 1 else f"{len(others)} addresses of peers")
+            begins("reaching %s", base.counted(others))
         if others and not await self.bootstrap(others):
             await self.stop()
             raise peers_unreachable(others)
@@ -233,19 +235,16 @@ class HivemindTransport:
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         session = self._running()
-        session.dht.protocol.storage.own.add(DHTID.generate(roster_key(topic)))
         expiry = get_dht_time() + min(ttl, MAX_TTL)
-        call = session.dht.store(roster_key(topic), pack_record(record), expiry, subkey=self.peer)
+        call = put_record(session.dht, roster_key(topic), self.peer, pack_record(record), expiry)
         if not await session.calls.within(DHT_DEADLINE, "announcing this node", call):
             raise TransportError("announcing this node: no peer took the record; is this clock right?")
 
     async def find(self, topic: bytes) -> list[PeerRecord]:
         session = self._running()
-        call = session.dht.get(roster_key(topic), latest=True)
+        call = find_records(session.dht, roster_key(topic), self.peer)
         found = await session.calls.within(DHT_DEADLINE, "searching the roster", call)
-        if found is None or not isinstance(found.value, dict):
-            return []
-        records = [read_record(peer, entry.value) for peer, entry in found.value.items()]
+        records = [read_record(peer, value) for peer, value in found.items()]
         return sample((record for record in records if record is not None), self._random)
 
     async def clock_ahead(self, address: str) -> float:
@@ -322,7 +321,12 @@ class HivemindTransport:
         session = self._running()
         call = session.p2p.call_binary_stream_handler(target, protocol)
         what = f"opening a stream to {peer}"
-        other, reader, writer = await session.calls.within(base.CONNECT_DEADLINE, what, call)
+        try:
+            other, reader, writer = await session.calls.within(base.CONNECT_DEADLINE, what, call)
+        except TransportError as error:
+            if _NOT_SPOKEN not in error.reason:
+                raise
+            raise NotSpoken(f"{peer} does not speak sfnode ({protocol})") from error
         return StreamLink(peer, True, reader, writer, seen_at(other))
 
     async def _disconnect(self, peer: str) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sfnode.node import startup
 from sfnode.transport.base import TransportError
 from sfnode.transport.memory import MemoryTransport
 from sfprotocol import wire_codec
-from sfprotocol.messages import Goodbye
+from sfprotocol.messages import Goodbye, ManifestReply, ManifestRequest
 from tests.node.helpers import Swarm
 
 
@@ -22,4 +21,5 @@ async def test_a_node_answers_one_question_and_shrugs_at_others(
     with pytest.raises(TransportError):
         await asker.request(a.address, question)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-    assert await startup.fetch_manifest(asker, (a.address,)) == swarm.run
+    answer = wire_codec.decode(await asker.request(a.address, wire_codec.encode(ManifestRequest())))
+    assert answer == ManifestReply(swarm.run.canonical())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from random import Random
-from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -12,9 +11,15 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.serializer import MSGPackSerializer
-from hivemind.utils.timed_storage import ValueWithExpiration
 
-from sfnode.transport.libp2p.dht import MAX_TOPICS, RosterStorage, _Answers
+from sfnode.transport.libp2p.dht import (
+    MAX_ENTRIES,
+    MAX_OTHER_BYTES,
+    MAX_OTHERS_BYTES,
+    MAX_TOPICS,
+    Storage,
+    _Reader,
+)
 from sfnode.transport.libp2p.keys import PeerKey, is_signed, peer_id, peer_of_public
 from sfnode.transport.roster import MAX_ANSWER, MAX_ROSTER, MAX_TTL, SignedRecords
 
@@ -27,7 +32,7 @@ def topics(count):
 
 @pytest.fixture
 def storage():
-    return RosterStorage(Random(1))
+    return Storage(Random(1), lambda record: b"forged" not in record.value)
 
 
 @pytest.fixture
@@ -76,10 +81,6 @@ def test_strangers_with_other_rosters_do_not_displace_our_own(storage, soon):
     assert len(storage.data) == MAX_TOPICS
 
 
-def test_only_entries_of_rosters_are_kept(storage, soon):
-    assert not storage.store(TOPIC, b"", soon)
-
-
 def test_a_record_that_has_expired_is_neither_taken_nor_given(storage):
     assert not storage.store(TOPIC, b"", time.time() - 1, subkey="a")
     assert storage.get(TOPIC) is None
@@ -112,51 +113,93 @@ def test_what_a_search_adds_to_its_result_does_not_get_into_the_storage(storage,
 # -- what others send ----------------------------------------------------------------------------------
 
 
-def answers(accepts, find=None):
-    validator = SimpleNamespace(validate=lambda record: accepts(MSGPackSerializer.loads(record.subkey)))
-    protocol = SimpleNamespace(serializer=MSGPackSerializer, record_validator=validator, call_find=find)
-    return _Answers(protocol, Random(1))
-
-
-def roster(*subkeys, expires=None, maxsize=None):
+def roster(*subkeys, value=b"", expires=None, maxsize=None):
     made = DictionaryDHTValue(maxsize)
     for subkey in subkeys:
-        made.store(subkey, b"", expires or time.time() + 60)
+        made.store(subkey, value, expires or time.time() + 60)
     return made
 
 
-def test_one_bad_entry_does_not_spoil_an_answer():
-    found = roster("good", "bad", "fine")
-    assert answers(lambda name: name != "bad").keep_valid(b"", found)
+def test_one_bad_entry_does_not_spoil_an_answer(storage):
+    found = roster("good", "fine")
+    found.store("bad", b"forged", time.time() + 60)
+    assert {name for name, _ in storage.records_of(TOPIC.to_bytes(), found)} == {"good", "fine"}
+    assert storage.take(TOPIC.to_bytes(), found)
     assert set(found.data) == {"good", "fine"}
 
 
 def test_an_answer_with_thousands_of_entries_counts_for_a_few_and_costs_no_more():
     checked = []
+    storage = Storage(Random(1), lambda record: checked.append(record) or True)
     found = roster(*map(str, range(5000)))
-    answers(lambda name: checked.append(name) or True).keep_valid(b"", found)
-    assert len(checked) == len(found.data) == MAX_ANSWER
+    assert len(storage.records_of(TOPIC.to_bytes(), found)) == len(checked) == MAX_ANSWER
+    storage.take(TOPIC.to_bytes(), found)
+    assert len(checked) == 2 * len(found.data) == 2 * MAX_ANSWER
 
 
-def test_an_answer_does_not_decide_how_much_is_kept_of_others():
+def test_an_answer_does_not_decide_how_much_is_kept_of_others(storage):
     found = roster("a", "b", maxsize=2)
-    answers(lambda name: True).keep_valid(b"", found)
+    storage.take(TOPIC.to_bytes(), found)
     for number in range(10):
         found.store(number, b"", time.time() + 60)
     assert len(found.data) == 12
 
 
-async def test_an_answer_that_claims_to_live_for_ever_does_not_end_the_search():
-    soon = time.time() + 60
-    given = {TOPIC: (ValueWithExpiration(roster("a", expires=soon), float("inf")), {})}
+def test_of_an_answer_only_what_may_be_a_record_is_read():
+    found = roster("good")
+    for later, subkey in enumerate((7, ("a", "pair"))):
+        found.store(subkey, b"", time.time() + 60 + later)
+    found.store("text", "for bytes", time.time() + 60)
+    with found.freeze():
+        found.store("stale", b"", time.time() - 1)
+        sent = MSGPackSerializer.dumps(found)
+    assert set(_Reader.loads(sent).data) == {"good"}
 
-    async def find(peer, keys):
-        return given
 
-    found = await answers(lambda name: True, find).find("peer", [TOPIC])
-    assert found[TOPIC][0].expiration_time == soon
-    given[TOPIC] = ValueWithExpiration(roster(), float("inf")), {}
-    assert (await answers(lambda name: True, find).find("peer", [TOPIC]))[TOPIC][0] is None
+def test_an_answer_with_more_entries_than_records_have_room_is_not_read():
+    """hivemind takes two seconds to read as many empty ones as fit into a message. Nor is it refused: a peer
+    that hands it over would forget this one, and nobody would find it there."""
+    found = roster(*map(str, range(MAX_ENTRIES)))
+    assert len(_Reader.loads(MSGPackSerializer.dumps(found)).data) == MAX_ENTRIES
+    found.store("one more", b"", time.time() + 60)
+    assert not _Reader.loads(MSGPackSerializer.dumps(found))
+
+
+# -- what other programs keep --------------------------------------------------------------------------
+
+
+def test_what_other_programs_store_is_kept_for_them(storage, soon):
+    other, plain = topics(2)
+    assert storage.store(plain, b"forged value", soon)
+    assert storage.store(other, b"forged a", soon, subkey=1)
+    assert storage.store(other, b"forged b", soon + 1, subkey=("some", 2))
+    assert storage.get(plain).value == b"forged value"
+    assert set(storage.get(other).value.data) == {1, ("some", 2)}
+    assert not list(storage.items()), "of which all would be handed over to each peer that comes"
+
+
+def test_where_a_roster_is_nothing_else_gets_in_and_a_record_takes_the_place_of_anything(storage, soon):
+    assert storage.store(TOPIC, b"forged", soon + 60)
+    assert storage.store(TOPIC, b"", soon, subkey="a")
+    assert names(storage) == {"a"}
+    assert not storage.store(TOPIC, b"forged", soon + 60)
+    assert not storage.store(TOPIC, b"forged", soon + 60, subkey="b")
+    assert set(storage.get(TOPIC).value.data) == {"a"}
+
+
+def test_what_they_store_has_bounds_and_leaves_rosters_alone(storage, soon):
+    storage.store(TOPIC, b"", soon, subkey="a")
+    key, *others = topics(2 * MAX_OTHERS_BYTES // MAX_OTHER_BYTES)
+    assert not storage.store(key, bytes(MAX_OTHER_BYTES + 1), soon)
+    assert not storage.store(key, b"forged", float("inf"))
+    for number in range(2 * MAX_ANSWER):
+        assert storage.store(key, b"forged", soon, subkey=number) == (number < MAX_ANSWER)
+    assert storage.store(key, b"forged again", soon + 1, subkey=1)
+    for other in others:
+        storage.store(other, b"forged".ljust(MAX_OTHER_BYTES), soon)
+    kept = [other for other in others if storage.get(other)]
+    assert 0 < len(kept) <= MAX_OTHERS_BYTES // MAX_OTHER_BYTES
+    assert names(storage) == {"a"}
 
 
 # -- signatures ----------------------------------------------------------------------------------------

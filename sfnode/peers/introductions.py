@@ -1,0 +1,216 @@
+"""First questions to peers: which of those given are nodes, and who has the run where none of them is one.
+
+A peer of Hivemind's DHT that does not run sfnode is a way in all the same: the roster of the run is found
+through it. Who answers is a stranger in either case, so a manifest that was looked for by the run's id counts
+only if that is its hash (SPEC M3). Which run to join is for the caller to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from random import Random
+from typing import NamedTuple
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import begins, log
+from sfnode.manifest import Manifest, run_id_of
+from sfnode.peers.compatibility import ask_manifest
+from sfnode.peers.intervals import about, doubled
+from sfnode.transport.base import NotSpoken, PeerRecord, Transport, TransportError, counted
+from sfprotocol.errors import RemoteProtocolError
+
+GRACE = 0.5
+"""Seconds that other peers have once one has sent a manifest."""
+
+ASKED = 16
+"""Nodes of a roster that are asked at a time: most may be invented."""
+
+ASK_DEADLINE = 10.0
+"""Seconds for one of them to send the manifest, dialling included."""
+
+FIRST, MOST = 2.0, 30.0
+"""Seconds between two searches for a run that nobody has yet; doubles."""
+
+REMIND = 60.0
+"""Seconds between two lines of the log that say what is waited for."""
+
+
+class Answer(NamedTuple):
+    """What came of asking one peer which run it serves."""
+
+    address: str
+    manifest: bytes | None = None
+    """The manifest that it sent, unparsed."""
+    plain: bool = False
+    """Whether it is a peer of Hivemind's DHT and no node."""
+    reason: str = ""
+    """Why there is no manifest."""
+
+
+async def run_of(
+    transport: Transport, addresses: Sequence[str], run_id: str, *, known: bool, random: Random
+) -> Manifest | None:
+    """Return the manifest of the run to which these peers lead: the first usable one that a node sends.
+
+    Where only peers of Hivemind's DHT answer, None if the run is `known` here; else that of a node in their
+    DHT that has the run `run_id` (hex), once there is one. Raises UserError PEERS_UNREACHABLE when nobody
+    answers, NEWER_PROTOCOL, OLDER_PROTOCOL or BAD_MANIFEST when all that answer send what cannot be used,
+    BAD_OPTION without a whole `run_id`, and BAD_ADDRESS.
+    """
+    begins("asking %s for the run", counted(addresses))
+    answers = await _ask_all(transport, addresses)
+    plain = [answer.address for answer in answers if answer.plain]
+    for answer in answers if plain else ():
+        log.info("%s", _what_it_is(answer))
+    try:
+        return _chosen(answers)
+    except UserError:
+        if not plain:
+            raise
+    if known:
+        log.info("none of them is a node of the run: this node looks for others in the DHT")
+        return None
+    return await _search(transport, _whole(run_id, plain), plain, random)
+
+
+def _what_it_is(answer: Answer) -> str:
+    if answer.plain:
+        what = (
+            "is a peer of Hivemind's DHT and no node: it leads to nodes of the run, and relays nothing of it"
+        )
+    elif answer.manifest is not None:
+        what = "is a node"
+    else:
+        what = f"gave no answer: {answer.reason}"
+    return f"{answer.address} {what}"
+
+
+def _whole(run_id: str, plain: Sequence[str]) -> bytes:
+    """Return a run id from hex. Raises UserError BAD_OPTION if there is not all of it."""
+    if re.fullmatch("[0-9a-fA-F]{64}", run_id):
+        return bytes.fromhex(run_id)
+    raise UserError(
+        Code.BAD_OPTION,
+        f"there is no node at {counted(plain)}, only Hivemind's DHT, in which runs are found by their whole "
+        f"id: {f'{run_id} is not one' if run_id else 'no run is named'}",
+        "Add --run FILE, or --run-id with all 64 digits, which `sfnode status --json` shows on any node of "
+        "the run.",
+    )
+
+
+def _chosen(answers: Sequence[Answer]) -> Manifest:
+    """Return the manifest of the first peer that has sent a usable one. Raises UserError as `run_of`."""
+    unusable: UserError | None = None
+    for answer in answers:
+        try:
+            if answer.manifest is not None:
+                return _read(answer.manifest, answer.address)
+        except UserError as error:
+            unusable = unusable or error
+    raise unusable or UserError(
+        Code.PEERS_UNREACHABLE,
+        "no peer sent the run's manifest: " + "; ".join(f"{one.address}: {one.reason}" for one in answers),
+        "Ask whoever invited you for a new link (`sfnode invite` makes one there); `sfnode doctor LINK` "
+        "shows how far each of its peers gets.",
+    )
+
+
+def _read(manifest: bytes, source: str) -> Manifest:
+    """Raises UserError BAD_MANIFEST, NEWER_PROTOCOL and OLDER_PROTOCOL."""
+    return Manifest.from_canonical(manifest, source).current(source)
+
+
+async def _ask_all(transport: Transport, addresses: Sequence[str]) -> list[Answer]:
+    """Return what each peer has answered a moment after the first usable manifest, or when all have."""
+    asking = [asyncio.create_task(_ask(transport, address)) for address in addresses]
+    try:
+        for done in asyncio.as_completed(asking):
+            answer = await done
+            with suppress(UserError):
+                if answer.manifest is not None and _read(answer.manifest, answer.address):
+                    await asyncio.wait(asking, timeout=GRACE)
+                    break
+    finally:
+        await _call_off(asking)
+    return [
+        Answer(address, reason="it is slower than others") if task.cancelled() else task.result()
+        for address, task in zip(addresses, asking, strict=True)
+    ]
+
+
+async def _ask(transport: Transport, address: str) -> Answer:
+    try:
+        return Answer(address, await ask_manifest(transport, address))
+    except NotSpoken as error:
+        with suppress(TransportError):
+            await transport.clock_ahead(address)  # as every peer of Hivemind's DHT can tell
+            return Answer(address, plain=True, reason=error.reason)
+        return Answer(address, reason=f"{error.reason}, and there is no Hivemind DHT either")
+    except (TransportError, RemoteProtocolError) as error:
+        return Answer(address, reason=str(error))
+
+
+async def _call_off(tasks: Iterable[asyncio.Task[Answer]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# -- a run that only a DHT leads to --------------------------------------------------------------------
+
+
+async def _search(transport: Transport, run_id: bytes, plain: Sequence[str], random: Random) -> Manifest:
+    """Return the manifest of a run from a node that its roster names; wait until there is one.
+
+    Raises UserError NEWER_PROTOCOL, OLDER_PROTOCOL and BAD_MANIFEST for the very manifest of that run.
+    """
+    begins("looking for a node of run %s through %s", run_id.hex()[:16], counted(plain))
+    time, said_at, searches = asyncio.get_running_loop().time, float("-inf"), 0
+    while True:
+        records: list[PeerRecord] = []
+        with suppress(TransportError):
+            records = await transport.find(run_id)
+        random.shuffle(records)
+        if found := await _who_has(transport, records, run_id):
+            return _read(*found)
+        if time() - said_at > REMIND:
+            said_at = time()
+            said = f"none of {len(records)} nodes answers" if records else "no node of the run is there"
+            private = "a private run is in no DHT, and needs --run FILE and the address of a node"
+            log.info("%s: waiting for one; %s", said, private)
+        await asyncio.sleep(about(doubled(FIRST, searches, MOST), random))
+        await transport.bootstrap(plain)  # one that was away may be back, and know others
+        searches += 1
+
+
+async def _who_has(
+    transport: Transport, records: Sequence[PeerRecord], run_id: bytes
+) -> tuple[bytes, str] | None:
+    """Return the manifest of this run and who has sent it first, asking ASKED nodes at a time; None if nobody
+    has."""
+    for start in range(0, len(records), ASKED):
+        some = records[start : start + ASKED]
+        asking = [asyncio.create_task(_ask_record(transport, record)) for record in some]
+        try:
+            for done in asyncio.as_completed(asking):
+                answer = await done
+                if answer.manifest is not None and run_id_of(answer.manifest) == run_id:
+                    return answer.manifest, answer.address
+        finally:
+            await _call_off(asking)
+    return None
+
+
+async def _ask_record(transport: Transport, record: PeerRecord) -> Answer:
+    """Ask a node at its addresses, one after the other; whatever comes of it is an answer."""
+    answer = Answer("")
+    with suppress(TimeoutError, UserError):
+        async with asyncio.timeout(ASK_DEADLINE):
+            for address in record.addresses:
+                answer = await _ask(transport, address)
+                if answer.manifest is not None:
+                    break
+    return answer

@@ -1,0 +1,55 @@
+"""Peers that answer questions as a test wants, and somebody who asks them."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgpack
+
+from sfnode.manifest import Manifest
+from sfnode.transport.base import Asker, RequestHandler
+from sfnode.transport.memory import MemoryTransport, Network
+from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol.messages import ManifestReply, ManifestRequest
+
+Reply = bytes | None
+
+
+class Inn:
+    """The peers and who asks them."""
+
+    def __init__(self) -> None:
+        self.network = Network(Random(0))
+        self.asker = MemoryTransport(self.network, "asker")
+
+    async def open(self, *, plain: str = "", **replies: Reply) -> tuple[str, ...]:
+        """Peers by name with what they answer (None: nothing), and `plain` ones, by names with blanks between
+        them; returns their addresses."""
+        await self.asker.start()
+        for name in plain.split():
+            await MemoryTransport(self.network, name, plain=True).start()
+        for name, reply in replies.items():
+            peer = MemoryTransport(self.network, name)
+            await peer.start()
+            peer.on_request(answering(reply))
+        return tuple(f"/memory/{name}/p2p/{name}" for name in (*plain.split(), *replies))
+
+
+def answering(reply: Reply) -> RequestHandler:
+    async def answer(_: Asker, question: bytes) -> bytes:
+        assert wire_codec.decode(question) == ManifestRequest()
+        assert reply is not None
+        return reply
+
+    return answer
+
+
+def serving(run: Manifest) -> bytes:
+    return wire_codec.encode(ManifestReply(run.canonical()))
+
+
+def from_the_future(run: Manifest) -> bytes:
+    fields = msgpack.unpackb(run.canonical())
+    fields["protocol"] = PROTOCOL_VERSION + 1
+    fields["something"] = "new"
+    return wire_codec.encode(ManifestReply(msgpack.packb(fields)))
