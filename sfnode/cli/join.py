@@ -82,7 +82,7 @@ GROUPS = {
     "Which run": "--peers --run --run-id --contacts-url --invitation --data-dir --profile",
     "What this node does": "--role --device --dtype --threads --queries --steps --until-complete "
     "--display-name --team --export-every --samples",
-    "Model and data": "--model --share-model --data --verifier --noise --noise-clip --shard",
+    "Model and data": "--model --share-model --data --skip-bad-rows --verifier --noise --noise-clip --shard",
     "What it may use of this machine": " ".join(
         f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
     ),

@@ -39,7 +39,7 @@ REMIND = 60.0
 
 
 class Answer(NamedTuple):
-    """What came of asking one peer which run it serves."""
+    """The outcome of asking one peer which run it serves."""
 
     address: str
     manifest: bytes | None = None
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     plain: bool = False
     """Whether it is a peer of Hivemind's DHT and no node."""
     reason: str = ""
-    """Why there is no manifest."""
+    """The reason if there is no manifest."""
 
 
 async def run_of(
