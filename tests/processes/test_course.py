@@ -160,7 +160,7 @@ def test_the_status_of_a_running_node_loads_no_heavy_library(seen: Course) -> No
     said = dict(line.split(maxsplit=1) for line in seen.relay_says.stdout.splitlines())
     assert said["run"] == f"reviews ({seen.manifest.run_id.hex()[:16]})"
     assert said["state"].startswith("complete as relay")
-    assert f"of {BUDGET} count" in said["updates"]
+    assert f"of {BUDGET:,} count" in said["updates"]
     assert f" {seen.final['relay'].known} are here" in said["updates"]
     assert said["digest"] == seen.final["relay"].digest
     assert said["address"] == seen.nodes["relay"].address()
