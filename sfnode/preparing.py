@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from sfnode.engine import making_bases, pilot, reward_trial, trial
+from sfnode.engine import head_numbers, making_bases, pilot, reward_trial, trial
 from sfnode.engine.making_bases import Made
 from sfnode.engine.pilot import Advance, Pilot, prior_of
 from sfnode.engine.reward_trial import RewardTrial
@@ -25,6 +25,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data, DataRole, is_file
 from sfnode.manifest.task import Task
 from sfnode.models import bases
+from sfnode.models.kept_states import HEADS
 from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
 from sfnode.tasks import dataset, prompts, public_files, row_files
@@ -200,6 +201,8 @@ def prepare(
     """
     if not manifest.task.has_slopes:
         return _prepare_rewards(manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting)
+    if calibrate and (headed := _with_features(manifest, given, means, waiting)):
+        return headed
     tried = _trial(manifest, "epsilon" in given, means, waiting) if calibrate else None
     if isinstance(tried, Trial):
         manifest = _with_suitable(manifest, tried, given)
@@ -208,6 +211,29 @@ def prepare(
     manifest = with_prior(manifest, means, waiting)
     found = tried.pilot if isinstance(tried, Trial) else _slopes(manifest, means, waiting)
     return _limited(manifest, given, tried, found)
+
+
+def takes_features(manifest: Manifest) -> bool:
+    """Return whether a run trains a linear head alone, whose directions follow from the features it sees."""
+    target, *others = manifest.model.parsed_targets()
+    numbers = manifest.training
+    plain = manifest.task.loss == "plain" and not numbers.group and not numbers.bases
+    return plain and not others and target.name in HEADS
+
+
+def _with_features(
+    manifest: Manifest, given: Container[str], means: Means, waiting: Waiting
+) -> Prepared | None:
+    """Return a run that trains a linear head with numbers for it; None for another run, and where there are
+    no rows."""
+    if not takes_features(manifest):
+        return None
+    with waiting("reading rows through the model") as advance:
+        found = head_numbers.prepare(manifest, advance=advance, **means._asdict())
+    if found is None:
+        return None
+    kept = {name: getattr(manifest.training, name) for name in head_numbers.CHOSEN if name in given}
+    return _limited(_changed(found[0], "training", **kept), given, None, found[1])
 
 
 def _prepare_rewards(

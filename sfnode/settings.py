@@ -8,7 +8,7 @@ Nothing here reads the environment or a file. What is the same for every node of
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -16,6 +16,9 @@ from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH
 from sfnode.limits import Limits
 from sfnode.manifest.section import Section
 from sfprotocol import invitation, names
+
+if TYPE_CHECKING:
+    from sfnode.manifest.training import Training
 
 
 def _name(value: str) -> str:
@@ -41,6 +44,11 @@ MAX_DEVICES = 16
 and on a CPU, whose cores all replicas share, far fewer are of use."""
 
 Name = Annotated[str, AfterValidator(_name)]
+
+
+HEAD_QUERIES = 64
+"""Mini-batches of a step of a run that trains a head alone: together they cost little more than one, and a
+segment of so many takes 2.5 bytes an update (SPEC S4)."""
 
 
 class Settings(Section):
@@ -71,8 +79,13 @@ class Settings(Section):
     device: str = "cpu"
     """One or more, separated by commas: the node's steps are measured on all of them (`engine.replicas`)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
-    queries: int = Field(default=1, ge=1, le=64)
-    """Mini-batches evaluated in one batched forward pass."""
+    queries: int = Field(default=0, ge=0, le=64)
+    """Mini-batches evaluated in one batched forward pass; 0: as many as the run suggests."""
+
+    def queries_of(self, training: Training) -> int:
+        """Return the mini-batches of a step of a run with these numbers."""
+        return self.queries or (HEAD_QUERIES if training.features else 1)
+
     steps: int = Field(default=0, ge=0)
     """Updates to make before the node leaves; 0: no limit."""
     until_complete: bool = False

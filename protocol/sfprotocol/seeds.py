@@ -1,4 +1,4 @@
-"""Integer randomness: everything random that nodes must agree on comes from here (SPEC R1-R8, R11).
+"""Integer randomness: everything random that nodes must agree on comes from here (SPEC R1-R8, R11, R12).
 
 SplitMix64 used as a counter-based generator: value k of a key is `mix64(key + (k + 1) * GOLDEN)`, all
 arithmetic modulo 2**64. Only integer operations, so that the result is the same on every machine. The
@@ -21,6 +21,16 @@ _MASK = (1 << 64) - 1
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
+
+
+BASIS_ONE = 8
+"""The entry of bases of the kinds `published` and `features` that stands for 1 (SPEC R10, R12)."""
+
+MOST_ENTRY = 127
+"""The largest magnitude of their entries."""
+
+BIAS = 4096
+"""What the mean row gives along a column of V of a `features` basis, plus or minus (SPEC R12)."""
 
 
 class Coordinates(NamedTuple):
@@ -93,11 +103,44 @@ def basis_signs(run_id: bytes, epoch: int, layer: int, side: str, rows: int, ran
     `side` is "U" (rows = out_features) or "V" (rows = in_features). Entry e = row * rank + column is bit
     e % 64 of value e // 64 of the stream; a set bit means -1.
     """
-    key = derive_key(run_id, b"basis", epoch.to_bytes(8, "big"), layer.to_bytes(8, "big"), side.encode())
     entries = rows * rank
-    words = stream(key, 0, -(-entries // 64))
+    words = stream(_basis_key(run_id, epoch, layer, side), 0, -(-entries // 64))
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little")[:entries]
     return (1 - 2 * bits.astype(np.int8)).reshape(rows, rank)
+
+
+def _basis_key(run_id: bytes, subspace: int, layer: int, side: str) -> int:
+    return derive_key(
+        run_id, b"basis", subspace.to_bytes(8, "big"), layer.to_bytes(8, "big"), side.encode()
+    )
+
+
+def contrasts(run_id: bytes, subspace: int, layer: int, classes: int, rank: int) -> NDArray[np.int8]:
+    """Return U of the `features` basis (SPEC R12): (classes, rank) int8, each column one half of the classes
+    against another."""
+    draws = stream(_basis_key(run_id, subspace, layer, "U"), 0, rank * classes).reshape(rank, classes)
+    order = np.argsort(draws, axis=1)  # no two values are equal
+    half, found = classes // 2, np.zeros((rank, classes), np.int8)
+    np.put_along_axis(found, order[:, :half], np.int8(BASIS_ONE), 1)
+    np.put_along_axis(found, order[:, classes - half :], np.int8(-BASIS_ONE), 1)
+    return np.ascontiguousarray(found.T)
+
+
+def scaled_signs(
+    run_id: bytes, subspace: int, layer: int, scales: I64, means: I64, rank: int
+) -> NDArray[np.int8]:
+    """Return V of the `features` basis (SPEC R12): (features, rank) int8.
+
+    Random signs times the features' `scales`, (features,); and so much of the `means`, (features,), is added
+    to each column that the mean row gives BIAS or -BIAS along it, but for rounding.
+    """
+    signs = basis_signs(run_id, subspace, layer, "V", len(scales), rank).astype(np.int64)
+    wanted = BIAS * basis_signs(run_id, subspace, layer, "B", 1, rank).astype(np.int64)  # (1, rank)
+    entries: I64 = signs * scales[:, None]
+    lacking = wanted - means @ entries  # (1, rank)
+    square = max(int(means @ means), 1)
+    entries += (2 * means[:, None] * lacking + square) // (2 * square)  # halves up
+    return entries.clip(-MOST_ENTRY, MOST_ENTRY).astype(np.int8)
 
 
 def batch_rows(seed: int, batch_size: int, rows: int) -> I64:

@@ -104,7 +104,7 @@ def bench(
     from sfnode.bench.subject import SubjectSpec
 
     spec = SubjectSpec(model or "", manifest, tokens, device, dtype, rank, group, run.parent if run else None)
-    plan = Plan(batches, queries, compare == "mezo", repetitions, threads)
+    plan = Plan(batches, queries or 1, compare == "mezo", repetitions, threads)
     result = run_benchmark(spec, plan, _say)
     if as_json:
         echo(result.model_dump_json(indent=2))

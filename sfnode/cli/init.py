@@ -335,7 +335,8 @@ def init(
         said += output.left_out_words(left_out)
     manifest = build(given | chosen_by)
     unknown = measure and not _has_numbers(manifest, made_of or ("published" if bases else "random"), given)
-    if made_of or (unknown and not bases and calibrate is None and manifest.task.has_slopes):
+    usual = calibrate is None and manifest.task.has_slopes and not preparing.takes_features(manifest)
+    if made_of or (unknown and not bases and usual):
         bases, given, words = _made(made_of, given, chosen_by, out.parent, device, dtype)
         said += words
     if bases:

@@ -164,7 +164,7 @@ GROUPS = {
 )
 @queries_option(
     "Mini-batches evaluated in one batched forward pass, each for one update or for a group; more fill a GPU "
-    "better."
+    "better.  [default: 1, or 64 where a head alone is trained]"
 )
 @setting(
     "--steps",

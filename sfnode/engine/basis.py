@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sfnode.manifest import Manifest
 from sfnode.manifest.model import Target
-from sfnode.manifest.training import PUBLISHED_UNIT
+from sfnode.manifest.training import PUBLISHED_UNIT, Training
 from sfnode.models import bases
 from sfprotocol.decisions import Bases
-from sfprotocol.seeds import basis_signs
+from sfprotocol.seeds import BASIS_ONE, MOST_ENTRY, basis_signs, contrasts, scaled_signs
 
 _SUBSPACE = attrgetter("subspace")
 
@@ -127,9 +127,36 @@ class PublishedBasis:
         return self._read[digest]
 
 
+class FeaturesBasis:
+    """Basis of the `features` kind, of a linear head: contrasts of classes, and random signs on features of
+    which the run knows scale and mean (SPEC R12). Computed by everybody."""
+
+    unit = PUBLISHED_UNIT
+
+    def __init__(self, run_id: bytes, head: Target, numbers: Training, device: torch.device) -> None:
+        self._run_id, self._head, self._rank, self._device = run_id, head, numbers.rank, device
+        self._scales, self._means = numbers.scales_and_means()
+
+    def has(self, subspace: int) -> bool:
+        """Return True: they are computed."""
+        return True
+
+    def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Return U and V as `Basis.matrices` says."""
+        u = contrasts(self._run_id, subspace, layer, self._head.out_features, self._rank)
+        v = scaled_signs(self._run_id, subspace, layer, self._scales, self._means, self._rank)
+        return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
+
+    def largest(self, subspace: int, layer: int) -> int:
+        """Return what `Basis.largest` says."""
+        return BASIS_ONE * MOST_ENTRY
+
+
 def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> Basis:
     """Return the bases of a run; published ones are in files of `folder`."""
     targets, numbers = manifest.model.parsed_targets(), manifest.training
     if numbers.bases:
         return PublishedBasis(folder or Path(), numbers.bases, targets, numbers.rank, device)
+    if numbers.features:
+        return FeaturesBasis(manifest.run_id, targets[0], numbers, device)
     return RandomBasis(manifest.run_id, targets, numbers.rank, device)

@@ -35,7 +35,11 @@ def export_model(trainer: Trainer, out: Path, about: Provenance | None = None) -
     """
     with new_folder(out) as folder:
         trainer.weights.rebuild()
-        trainer.loaded.model.save_pretrained(folder)
+        model = trainer.loaded.model
+        if trainer.loaded.classifies:  # so that other tools name the classes as the run does
+            model.config.id2label = dict(enumerate(trainer.manifest.task.verbalizer.values()))
+            model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+        model.save_pretrained(folder)
         for name in TOKENIZER_FILES:
             if (trainer.loaded.folder / name).is_file():
                 shutil.copyfile(trainer.loaded.folder / name, folder / name)

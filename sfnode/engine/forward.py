@@ -6,7 +6,7 @@ thing there is, are reduced at once. This module knows neither updates nor losse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sfnode.errors import Code, UserError
+from sfnode.models.kept_states import KeptStates, keys_of
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Perturbation
 from sfnode.tasks.encoding import Encoded, Scored
@@ -110,6 +111,20 @@ def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | No
         return Scored(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
 
 
+def states(loaded: LoadedModel, encoded: Encoded) -> Tensor:
+    """Return what enters the head of a model of which that is kept, (S, features), in the head's dtype."""
+    assert loaded.kept is not None
+    batch = batch_of(encoded)
+    _keep(loaded, loaded.kept, batch, np.arange(len(batch.input_ids)))
+    return loaded.kept.of(keys_of(*batch[:3])).to(loaded.dtype)
+
+
+def outputs(loaded: LoadedModel, states: Tensor) -> Tensor:
+    """Return a head's outputs for states, (rows, classes)."""
+    assert loaded.kept is not None
+    return loaded.kept.logits(states)
+
+
 def log_probs(loaded: LoadedModel, this: Pass, perturbation: Perturbation | None) -> Tensor:
     """Return the log-probability of each target of a pass, (p,) float32, still on the device."""
     with loaded.perturber.applying(perturbation):
@@ -156,7 +171,18 @@ def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], target
 
 
 def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Cut these sequences of a batch, given by number, into passes."""
+    """Cut these sequences of a batch, given by number, into passes; one where all that the model computes of
+    them is kept."""
+    if loaded.kept is not None:
+        _keep(loaded, loaded.kept, batch, sequences)
+        yield sequences
+        return
+    yield from _passes(loaded, batch, sequences)
+
+
+def _passes(
+    loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]
+) -> Iterator[NDArray[np.int64]]:
     lengths = batch.attention_mask[sequences].sum(1)
     targets = np.bincount(batch.sequences, minlength=len(batch.input_ids))[sequences]
     outputs = 0 if loaded.classifies else loaded.model.config.get_text_config(decoder=True).vocab_size
@@ -248,10 +274,7 @@ def logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
 def _logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
     network: Any = loaded.model
     if loaded.classifies:
-        given = {"input_ids": this.input_ids, "attention_mask": this.attention_mask}
-        if getattr(network.config, "type_vocab_size", 0) > 1:  # RoBERTa's one type is that of every token
-            given["token_type_ids"] = this.token_type_ids
-        classes: Tensor = network(**given).logits
+        classes = _classes(loaded, this) if loaded.kept is None else _kept_classes(loaded.kept, loaded, this)
         return classes[this.rows]  # (R, classes) -> (p, classes)
     loaded.perturber.head_positions = this.rows, this.columns
     try:
@@ -259,6 +282,41 @@ def _logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
     finally:
         loaded.perturber.head_positions = None
     return found
+
+
+def _classes(loaded: LoadedModel, this: Pass) -> Tensor:
+    """Return the outputs of a classifier, (R, classes)."""
+    network: Any = loaded.model
+    given = {"input_ids": this.input_ids, "attention_mask": this.attention_mask}
+    if getattr(network.config, "type_vocab_size", 0) > 1:  # RoBERTa's one type is that of every token
+        given["token_type_ids"] = this.token_type_ids
+    found: Tensor = network(**given).logits
+    return found
+
+
+def _kept_classes(kept: KeptStates, loaded: LoadedModel, this: Pass) -> Tensor:
+    """Return the same from what is kept of the rows, computing what is not."""
+    keys = keys_of(*(part.cpu().numpy() for part in this[:3]))
+    if lacking := kept.lacking(keys):
+        some = Pass(*(part[lacking] for part in this[:3]), *this[3:])
+        _fill(kept, loaded, [keys[row] for row in lacking], some)
+    return kept.logits(kept.of(keys).to(loaded.dtype))
+
+
+def _keep(loaded: LoadedModel, kept: KeptStates, batch: Batch, sequences: NDArray[np.int64]) -> None:
+    """Compute what is not kept of these sequences, each text once."""
+    keys = keys_of(*(part[sequences] for part in batch[:3]))
+    once = {keys[place]: place for place in kept.lacking(keys)}
+    lacking = sequences[list(once.values())]
+    named = dict(zip(lacking.tolist(), once, strict=True))
+    for group in _passes(loaded, batch, lacking) if named else ():
+        this = take(loaded, batch, group, np.flatnonzero(np.isin(batch.sequences, group)))
+        _fill(kept, loaded, [named[number] for number in group.tolist()], this)
+
+
+def _fill(kept: KeptStates, loaded: LoadedModel, keys: Sequence[bytes], this: Pass) -> None:
+    with torch.inference_mode():
+        kept.fill(keys, lambda: _classes(loaded, this))
 
 
 def _log_probs(found: Tensor, targets: Tensor) -> Tensor:

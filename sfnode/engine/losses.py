@@ -6,7 +6,7 @@ It knows a model and rows; it knows neither updates nor who asks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,12 +102,13 @@ class Losses:
         size = manifest.training.batch_size
         shard = Shard(manifest.task, loaded.tokenizer, rows, size, run_rows.some_if_any, secret)
         self.odds = shard.odds
-        self.mini_batch = shard.mini_batch
+        self.shard = shard
+        self.mini_batch: Callable[[int], Any] = shard.mini_batch
         self._base_scored: dict[tuple[str, int], list[ScoredBatch]] = {}
         """Scores of the base model on rows of a labelled task, until they were calibrated, too."""
 
     def estimates(
-        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Encoded], distance: float
+        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
         """Estimate slopes by the losses of the rows' own answers (`engine.estimator`)."""
         return estimates(self._loaded, directions, batches, distance, self._group)

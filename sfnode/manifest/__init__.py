@@ -53,7 +53,7 @@ OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "data": frozenset({"digests"}),
     "model": frozenset({"parent"}),
     "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
-    "training": frozenset({"bases", "decay", "group"}),
+    "training": frozenset({"bases", "decay", "features", "group"}),
 }
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2); the empty name
 stands for the manifest itself."""
@@ -113,7 +113,7 @@ class Manifest(Section):
             self.description
             or self.organised.organiser
             or self.extensions
-            or self.training.bases
+            or self.training.basis != "random"
             or self.training.group
             or self.training.decay != 1
             or self.data.digests
@@ -123,6 +123,8 @@ class Manifest(Section):
         )
         if self.protocol == 1 and (added or validates or priced):
             raise ValueError("a run of version 1 has nothing of what version 2 has added")
+        if self.training.features:
+            self._check_head()
         if (self.admission == "organised") != bool(self.organised.organiser):
             raise ValueError("a run is organised if it names an organiser, and open otherwise")
         if self.organised.organiser and priced:
@@ -142,6 +144,16 @@ class Manifest(Section):
         if self.organised.organiser and not 0 < self._rate() < RATE_ONE:
             raise ValueError("the learning_rate of an organised run is a multiple of 2^-32 below 1")
         return self
+
+    def _check_head(self) -> None:
+        """Raise ValueError unless the run trains a linear head on features of which it gives the scales."""
+        features = len(self.training.scales_and_means()[0])
+        wide = [target.in_features for target in self.model.parsed_targets()]
+        if self.task.kind != "sequence-classification" or wide != [features]:
+            raise ValueError(
+                f"a run with scales of {features} features trains the head of a sequence-classification, "
+                "which sees as many, and nothing else"
+            )
 
     def fields(self) -> dict[str, Any]:
         """Return the keys that a manifest of this version has, with their values as in JSON."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from base64 import b64decode, b64encode
+from typing import Annotated, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from sfnode.manifest.section import Hex32, Section
+from sfprotocol.seeds import BASIS_ONE, MOST_ENTRY
 
 MAX_EPOCHS = 65_536
 """Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
@@ -17,9 +21,10 @@ MAX_GROUP = 64
 that down by no more than that; an auditor measures a whole group for one scalar, and 64 groups in a step fill
 a segment (SPEC S4)."""
 
-PUBLISHED_UNIT = 2.0**-3
-"""Value of an entry of 1 of published bases (SPEC R10): a column of root mean square 1, as those of random
-bases are, has entries of root mean square 8, and an outlier may be 15.9."""
+PUBLISHED_UNIT = 1 / BASIS_ONE
+"""Value of an entry of 1 of bases that are not random ones (SPEC R10, R12): a column of
+root mean square 1, as those of random bases are, has entries of root mean square 8, and an outlier may be
+15.9."""
 
 LEAST_EPSILON = 2.0**-24
 """Nearest points of an update: float16 has no smaller number, and losses near 1 in float32 are 2^-24 apart,
@@ -34,14 +39,30 @@ LEAST_MOVE = 2.0**-126
 """Least that a scalar of 1 may move a weight by, learning_rate times scalar_delta: the smallest normal number
 of float32, in which weights are summed."""
 
+FEATURE = np.dtype([("scale", "i1"), ("mean", ">i2")])
+"""A feature in bytes (SPEC R12)."""
+
+MAX_FEATURES = 1 << 17
+"""Characters of the features of a head: 32,768 of them, as the widest models have."""
+
+
+def features_text(scales: NDArray[np.integer], means: NDArray[np.integer]) -> str:
+    """Return the scale, 1 to 127, and the mean, 16 bits, of each feature, both (features,), as text."""
+    table = np.zeros(len(scales), FEATURE)
+    table["scale"], table["mean"] = scales, means
+    return b64encode(table.tobytes()).decode()
+
 
 class Training(Section):
     """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
 
     rank: int = Field(default=32, ge=1, le=1024)
-    basis: Literal["random", "published"] = "random"
+    basis: Literal["random", "published", "features"] = "random"
     bases: Hex32 | Literal[""] = ""
-    """Digest of the published bases with which the run begins (SPEC R10); empty if they are random."""
+    """Digest of the published bases with which the run begins (SPEC R10); empty if it has none."""
+    features: Annotated[str, Field(max_length=MAX_FEATURES)] = ""
+    """Scales and means of the features that a linear head sees, as `features_text` writes them (SPEC R12);
+    empty for another basis."""
     epsilon: float = Field(default=1e-3, gt=0, le=1)
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -63,6 +84,19 @@ class Training(Section):
     def _power_of_two(cls, value: int) -> int:
         if value & (value - 1):
             raise ValueError("rank must be a power of two")
+        return value
+
+    @field_validator("features")
+    @classmethod
+    def _are_features(cls, value: str) -> str:
+        try:
+            table = np.frombuffer(b64decode(value, validate=True), FEATURE)
+        except ValueError as error:
+            raise ValueError(f"features are base64 of three bytes for each: {error}") from error
+        if features_text(table["scale"], table["mean"]) != value:
+            raise ValueError("features are base64 as it is usual, with padding and nothing else")
+        if table["scale"].min(initial=1) < 1:
+            raise ValueError(f"scales of features are from 1 to {MOST_ENTRY}")
         return value
 
     @field_validator("epsilon")
@@ -100,6 +134,8 @@ class Training(Section):
             )
         if (self.basis == "published") != bool(self.bases):
             raise ValueError("bases is the digest of published bases; a run with random ones has none")
+        if (self.basis == "features") != bool(self.features):
+            raise ValueError("features are those that a linear head sees; a run with another basis has none")
         if self.learning_rate * self.scalar_delta < LEAST_MOVE:
             raise ValueError(
                 f"learning_rate times scalar_delta is at least {LEAST_MOVE:.2g}, or no update moves a weight"
@@ -136,11 +172,16 @@ class Training(Section):
     @property
     def unit(self) -> float:
         """The value of an entry of 1 of U and V."""
-        return PUBLISHED_UNIT if self.bases else 1.0
+        return 1.0 if self.basis == "random" else PUBLISHED_UNIT
+
+    def scales_and_means(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return scale and mean of each feature of a `features` basis, both (features,)."""
+        table = np.frombuffer(b64decode(self.features), FEATURE)
+        return table["scale"].astype(np.int64), table["mean"].astype(np.int64)
 
     def with_random_bases(self) -> Training:
         """Return the same numbers with random bases, with which steps cost as much and no file is needed."""
-        return self.model_copy(update={"basis": "random", "bases": ""})
+        return self.model_copy(update={"basis": "random", "bases": "", "features": ""})
 
     def rate(self, epoch: int) -> float:
         """Return the learning rate of the updates of `epoch`, counted from 0."""

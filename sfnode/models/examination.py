@@ -8,7 +8,6 @@ and memory. What was found sound is remembered by what the files say, so that it
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from enum import StrEnum
 from importlib.metadata import version
@@ -29,10 +28,6 @@ IDLE = 20.0
 
 LIBRARIES = ("sfnode", "torch", "transformers", "tokenizers")
 """Packages that read models: with others of them a model is examined anew."""
-
-
-CACHE = Path("~/.cache")
-"""Folder of caches, unless XDG_CACHE_HOME names another."""
 
 
 class Part(StrEnum):
@@ -78,7 +73,7 @@ def require_sound(folder: Path, part: Part) -> None:
 
 def _examined() -> Path:
     """Return the folder with an empty file for each part of a model that was found sound."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or CACHE).expanduser() / "sfnode" / "examined"
+    return files.cache() / "examined"
 
 
 def _name(folder: Path, part: Part) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -19,6 +20,9 @@ from sfnode.errors import Code, UserError
 from sfnode.sizes import size_text
 
 BUILTIN = "builtin:"
+CACHE = Path("~/.cache")
+"""Folder of caches, unless XDG_CACHE_HOME names another."""
+
 EMBEDDED = Path(__file__).parent.parent / "embedded"
 """Folder of `builtin:NAME` in the installed package."""
 
@@ -94,6 +98,11 @@ class StoredTensor(NamedTuple):
     """Bytes from the start of the file."""
     size: int
     """Size in bytes."""
+
+
+def cache() -> Path:
+    """Return the folder of what sfnode keeps to save time, and makes again where it is lost."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or CACHE).expanduser() / "sfnode"
 
 
 def resolve(source: str, revision: str, override: Path | None) -> Path:

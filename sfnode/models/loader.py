@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,16 +21,18 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.model import Model
 from sfnode.manifest.task import Task
-from sfnode.models import examination, vetting
+from sfnode.models import examination, files, vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
 from sfnode.models.examination import Part
 from sfnode.models.files import BUILTIN, check_digest, digest, resolve
+from sfnode.models.kept_states import KeptStates, StateFile, kept_for
 from sfnode.models.perturbation import Perturber
 from sfnode.models.pieces import listing_hash
 from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
@@ -52,6 +55,9 @@ HEAD_SPREAD = 0.02
 """Half-width of the weights of a classification head that the base model's files lack, about what
 transformers' models start such a head with."""
 
+CAUSAL_HEAD = "score.weight"
+"""The linear head that transformers gives a causal model in place of its vocabulary."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -73,16 +79,26 @@ class LoadedModel:
     """Whether it has a classification head instead of a language-model head."""
     known_tokens: int
     """Tokens, numbered from 0, that it can read and, if it is a language model, write."""
+    kept: KeptStates | None = None
+    """What enters the head, if that alone is trained."""
 
-    @property
+    @cached_property
     def widest(self) -> int:
-        """Number of outputs of the widest target."""
-        return max((site.target.out_features for site in self.sites), default=1)
+        """Number of outputs of the widest layer that is no table of the vocabulary."""
+        head = self.model.get_output_embeddings()
+        layers = (module for module in self.model.modules() if module is not head)
+        return max((_outputs(module) for module in layers), default=1)
 
     @property
     def exact(self) -> bool:
         """Whether single updates can be merged into the weights, being large beside their rounding."""
         return not self.quantised and self.dtype in (torch.float32, torch.float64)
+
+
+def _outputs(module: nn.Module) -> int:
+    if isinstance(module, Conv1D):
+        return int(module.nf)
+    return int(getattr(module, "out_features", 1))
 
 
 def describe(source: str, revision: str, selection: Selection = DEFAULT, classifier_labels: int = 0) -> Model:
@@ -127,7 +143,11 @@ def load(
     model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
     check_tokens(folder, model, tokenizer)
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
-    return make_trainable(model, tokenizer, sites, folder, device, dtype)
+    loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
+    if loaded.kept and folder.parent != files.EMBEDDED:
+        name = f"{wanted.digest[:32]}-{loaded.dtype}-{dtype}.states".replace("torch.", "")
+        loaded.kept.file = StateFile(files.cache() / "states" / name)
+    return loaded
 
 
 def tokenizer_of(folder: Path) -> Any:
@@ -231,6 +251,7 @@ def make_trainable(
         quantised=dtype in KINDS,
         classifies=model.get_output_embeddings() is None,
         known_tokens=known,
+        kept=kept_for(model, sites),
     )
 
 
@@ -323,6 +344,8 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
             output_loading_info=True,
         )
     _fill_head(model, report["missing_keys"])
+    if labels and model.config.pad_token_id is None:  # by which a causal model finds the end of a text
+        model.config.pad_token_id = read_tokenizer(folder).pad_token_id or 0
     absent = sorted(_unfilled(model, report["missing_keys"]))
     absent += sorted(str(key) for key in report["mismatched_keys"])
     if absent:  # transformers would fill them with random numbers, other ones on every node
@@ -331,14 +354,18 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
 
 
 def _fill_head(model: PretrainedModel, missing: Any) -> None:
-    """Give a classification head that the files lack the same small random weights on every node (SPEC R2).
+    """Give a classification head that the files lack the same weights on every node (SPEC R2).
 
-    Matrices are filled from the stream of their name. Vectors stay what transformers has made them, ones in
-    norms and zeros in biases.
+    That of a causal model, a linear one, begins at zero. Matrices of others are filled with small random
+    numbers from the stream of their name. Vectors stay what transformers has made them, ones in norms and
+    zeros in biases.
     """
     for name in _head_keys(model, missing):
         parameter = model.get_parameter(name).data
         if parameter.dim() < 2:
+            continue
+        if name == CAUSAL_HEAD:
+            parameter.zero_()
             continue
         draws = stream(derive_key(b"sfnode head", name.encode()), 0, parameter.numel()) >> np.uint64(40)
         spread = torch.from_numpy(draws.astype(np.float32)) / 2**23 - 1  # exact, from -1 to 1

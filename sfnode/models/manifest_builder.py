@@ -51,8 +51,27 @@ MOST_WITHHELD = 1 / 5
 """Largest share of the training data that is kept for that unless options say otherwise. (What is on the hub
 is not counted for it: data sets there have thousands of rows.)"""
 
+HEAD = Selection(modules=("score",))
+"""The head that transformers gives a causal model as a classifier."""
+
+HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_budget=24_000, decay=0.95)
+"""Numbers of a run that trains this head (docs/research-log.md): an update takes microseconds there. With two
+classes all columns of U are alike, and only those of V are directions: so many are needed."""
+
+OPEN_HEAD_TRAINING = HEAD_TRAINING.model_copy(update={"decay": 1.0})
+
+HEAD_ROWS = 4_096
+"""Rows to train a head on, as each goes through the model once before it serves: a linear head on some
+hundreds of features learns little from more."""
+
+BODY_OPTIONS = ("target_modules", "train_embeddings", "train_biases", "train_norms")
+"""Options that choose layers, and so ask for something else than a head."""
+
 MEAN_RATE = 1 / 2
 """Mean of the factors of either schedule that ends at 0."""
+
+LABELLED = ("classification", "sequence-classification")
+"""Kinds with labels: answers in words, and a head. A ready-made task may be either."""
 
 TASK_FIELDS = (
     "kind",
@@ -94,9 +113,14 @@ def build(given: dict[str, Any]) -> Manifest:
     """
     try:
         name, preset, source, revision, task, data = _beginning(given)
-        described = loader.describe(source, revision, _selection(given), loader.classes(task))
+        head = _trains_head(task, given, files.resolve(source, revision, None))
+        selection = HEAD if head else _selection(given)
+        described = loader.describe(source, revision, selection, loader.classes(task))
         own = preset.training if preset and described.source == preset.model else None
-        training = own or (Training() if task.has_slopes else reward_numbers.training())
+        usual = (HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING) if head else Training()
+        training = own or (usual if task.has_slopes else reward_numbers.training())
+        if head and data.train and not data.train_limit:
+            data = data.model_copy(update={"train_limit": HEAD_ROWS})
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
@@ -153,11 +177,12 @@ def _preset_name(given: dict[str, Any]) -> str:
     What a model of the package is for may be called as the model is, `builtin:NAME`.
     """
     custom = [field for field in ("kind", "template", "verifier") if field in given]
-    if "preset" in given and "kind" in given:
+    if "preset" in given and given.get("kind") not in (None, *LABELLED):
         raise UserError(
             Code.BAD_OPTION,
             "--task names a ready-made task and --kind describes one of your own",
-            "Give one of the two; --template and the like may change a ready-made task.",
+            "Give one of the two; --template and the like may change a ready-made task, and of one with "
+            "labels --kind says whether they are answers in words or classes of a head.",
         )
     if custom and "preset" not in given:
         return ""
@@ -194,7 +219,7 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     """Return the preset's task, adapted to the model in this folder, with the fields that were given."""
     fields: dict[str, Any] = {}
     if preset:
-        fields = presets.task_of(preset, headed=_is_encoder(_json(home / files.CONFIG))).model_dump()
+        fields = presets.task_of(preset, headed=_headed(preset, given, home)).model_dump()
     elif given.get("kind", "reward" if "verifier" in given else "") == "reward":
         tokens = given.get("answer_tokens", reward_numbers.ANSWER_TOKENS)
         room = tokens + reward_numbers.PROMPT_TOKENS
@@ -203,13 +228,28 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     if isinstance(own.get("verifier"), str):  # else it is what such a name stands for
         own["verifier"] = verifier_sources.load(own["verifier"])
     task = Task(**fields | own)
-    if task.labelled and "loss" not in given:
+    if task.labelled and "loss" not in given and not _trains_head(task, given, home):
         task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
     positions = _positions(home)
     if task.kind == "reward":
         return reward_numbers.fitted(task, positions, chosen="answer_tokens" in given)
     return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
+
+
+def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
+    """Return whether a ready-made task is one for a head: by default where it has labels, unless the model is
+    the task's own or options ask for a prompt or for layers of the body."""
+    if "kind" in given or _is_encoder(_json(home / files.CONFIG)):
+        return given.get("kind") != "classification"
+    own = {"template", "loss", *BODY_OPTIONS} & set(given)
+    return bool(preset.texts) and home.parent != files.EMBEDDED and not own
+
+
+def _trains_head(task: Task, given: dict[str, Any], home: Path) -> bool:
+    """Return whether a run trains the linear head of a causal model and nothing else, as is usual."""
+    causal = not _is_encoder(_json(home / files.CONFIG))
+    return causal and task.kind == "sequence-classification" and not set(BODY_OPTIONS) & set(given)
 
 
 def _check_kind(task: Task, home: Path) -> None:

@@ -5,7 +5,7 @@ One place for the daemon, the simulator and the baselines. It knows rows and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,17 +61,30 @@ class Shard:
 
     def draw(self, seed: int) -> tuple[list[Row], list[Row]]:
         """Return the rows of the update with this seed, and unlabelled ones that join them."""
-        seed = derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
+        seed = self._own(seed)
         references = batch_rows(seed, REFERENCES, len(self._public)).tolist() if self._public else []
         return [self._rows[row] for row in self._drawn(seed).tolist()], [
             self._public[row] for row in references
         ]
+
+    def numbers(self, seed: int) -> NDArray[np.int64]:
+        """Return the numbers of the rows of the update with this seed, (batch_size,)."""
+        return self._drawn(self._own(seed))
+
+    def encoded(self, together: int) -> Iterator[Encoded]:
+        """Yield all rows in their order, so many at a time. Raises UserError as `encode` does."""
+        for first in range(0, len(self._rows), together):
+            yield encode(self._task, self._tokenizer, self._rows[first : first + together])
 
     @property
     def odds(self) -> tuple[int, int]:
         """Rows that a mini-batch draws, and of how many, of the class whose rows are drawn most often."""
         sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
         return -(-self._batch_size // len(sizes)), min(sizes)
+
+    def _own(self, seed: int) -> int:
+        """Return the seed by which this node draws, which nobody else knows if there is a secret."""
+        return derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
 
     def _drawn(self, seed: int) -> NDArray[np.int64]:
         if not self._classes:

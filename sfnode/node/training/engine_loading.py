@@ -54,7 +54,7 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
         return ReplicatedTrainer.load_on(
             settings.devices,
             manifest,
-            batch=settings.queries * manifest.training.batch_updates,
+            batch=settings.queries_of(manifest.training) * manifest.training.batch_updates,
             model_override=settings.model,
             data_override=settings.data,
             skip_bad_rows=settings.skip_bad_rows,

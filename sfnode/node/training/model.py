@@ -143,7 +143,7 @@ class LocalModel:
             order=thread.order,
             post=self._driver.post,
             clock=self._joined.clock,
-            queries=settings.queries * batches_of(len(settings.devices)),
+            queries=settings.queries_of(self._joined.manifest.training) * batches_of(len(settings.devices)),
             steps=settings.steps,
             together=self._joined.manifest.training.batch_updates,
         )

@@ -1,0 +1,99 @@
+"""Slopes of a linear head's losses, from states that are kept: many updates as a few products.
+
+Moving W along u v^T by eps moves the outputs for a state x by eps (v . x) u. So outputs at the weights and
+the projections of all states are computed once a step, and every update's two points are sums of them. The
+rule is that of `estimator`, which it replaces where a head alone is trained and its loss is the plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sfnode.engine import forward
+from sfnode.engine.estimator import Estimate, held, of_pairs
+from sfnode.engine.losses import EVALUATION_BATCH, Losses
+from sfnode.manifest import Manifest
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions
+from sfnode.tasks.encoding import Encoded
+
+BLOCK = 1 << 20
+"""Outputs that are compared at a time: 4 MiB, of which a processor's cache holds most."""
+
+
+class Rows(NamedTuple):
+    """The rows that a head is trained on."""
+
+    states: Tensor
+    """(rows, features), in the head's dtype."""
+    labels: Tensor
+    """(rows,) int64."""
+
+
+class HeadLosses(Losses):
+    """The objective of a trainer that trains a linear head alone, with the plain loss; its mini-batches are
+    numbers of rows, (batch_size,)."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.mini_batch = self.shard.numbers
+        self._rows: Rows | None = None
+        """All rows that mini-batches are drawn from, once they are needed."""
+
+    def estimates(
+        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Any], distance: float
+    ) -> list[Estimate]:
+        """Estimate slopes as `estimates` of this module does. Raises UserError as `encode`."""
+        if self._rows is None:
+            self._rows = rows_of(self._loaded, list(self.shard.encoded(EVALUATION_BATCH)))
+        return estimates(self._loaded, directions, self._rows, batches, distance)
+
+
+def trains_head(loaded: LoadedModel, manifest: Manifest) -> bool:
+    """Return whether `HeadLosses` are those of a run."""
+    return loaded.kept is not None and manifest.task.loss == "plain" and not manifest.training.group
+
+
+def rows_of(loaded: LoadedModel, batches: Sequence[Encoded]) -> Rows:
+    """Return the states of rows that come in batches, each with its class; computes those not kept."""
+    states = [forward.states(loaded, batch) for batch in batches]
+    labels = [batch.right.int().argmax(1) for batch in batches]
+    return Rows(torch.cat(states), torch.cat(labels).to(loaded.device))
+
+
+def estimates(
+    loaded: LoadedModel,
+    directions: Directions,
+    rows: Rows,
+    drawn: Sequence[NDArray[np.int64]],
+    epsilon: float,
+) -> list[Estimate]:
+    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
+
+    `drawn`: the numbers of each mini-batch's rows, as many for all.
+    """
+    (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
+    epsilon = held(epsilon, directions)
+    with torch.inference_mode():
+        outputs = forward.outputs(loaded, rows.states)  # (rows, classes)
+        along = rows.states @ v  # (rows, k)
+        outputs = outputs + along[:, :live] @ u[:live]
+        chosen = torch.from_numpy(np.stack(drawn)).to(outputs.device)  # (q, B)
+        size = max(1, BLOCK // (chosen.shape[1] * outputs.shape[1]))
+        losses: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for first in range(0, len(chosen), size):
+            some = chosen[first : first + size]
+            queries = torch.arange(first, first + len(some), device=some.device) + live
+            at, labels = outputs[some].float(), rows.labels[some]  # (q, B, classes), (q, B)
+            by = along[some, queries[:, None]].float()[..., None] * u[queries].float()[:, None] * epsilon
+            for side, found in zip((by, -by), losses, strict=True):
+                found.append(cross_entropy((at + side).transpose(1, 2), labels, reduction="none").double())
+        plus, minus = (torch.cat(found).cpu() for found in losses)
+        return of_pairs([*plus, *minus], epsilon)

@@ -1,0 +1,165 @@
+"""What enters a linear head, computed once for each text: nothing below it changes while the head is trained.
+
+A text goes through the frozen part of the model when it is first asked for. From then on it is a row of
+numbers, by which everything is answered: mini-batches, searches, evaluations, audits. Rows are kept by the
+text's tokens, which say all that the model sees of it: row, template, truncation and tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sfnode.models.targets import Form, PretrainedModel, Site
+
+MEMORY = 512 << 20
+"""Bytes of states in memory, of which the oldest make room: 230,000 texts for a model of width 576."""
+
+DISK = 2 << 30
+"""Bytes of a file of states; beyond them it grows no more."""
+
+AT_ONCE = 500
+"""Texts that a query of it asks for: SQLite allows some hundreds of parameters everywhere."""
+
+WAIT = 5.0
+"""Seconds to wait for another process that writes."""
+
+HEADS = ("score", "classifier", "classifier.out_proj")
+"""Names of the layers whose outputs are the logits of transformers' classifiers."""
+
+Run = Callable[[], Tensor]
+"""Runs the whole model on the texts that lack a state, and returns its logits."""
+
+
+class StateFile:
+    """States on this machine's disk, for whoever asks for the same texts later: another node here, an
+    evaluation, or this node after a restart. What is lost of it is computed again."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._opened: sqlite3.Connection | None = None
+
+    def read(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return those of these states that are here, as bytes."""
+        found: dict[bytes, bytes] = {}
+        with suppress(OSError, sqlite3.Error):
+            for first in range(0, len(keys), AT_ONCE):
+                some = keys[first : first + AT_ONCE]
+                marks = ",".join("?" * len(some))
+                found |= self._database().execute(
+                    f"SELECT text, state FROM states WHERE text IN ({marks})", some
+                )
+        return found
+
+    def write(self, states: Iterable[tuple[bytes, bytes]]) -> None:
+        """Keep these, unless there is no room."""
+        with suppress(OSError, sqlite3.Error):
+            if self._file.exists() and self._file.stat().st_size > DISK:
+                return
+            with self._database() as database:
+                database.executemany("INSERT OR REPLACE INTO states VALUES (?, ?)", states)
+
+    def _database(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._opened = sqlite3.connect(self._file, timeout=WAIT, check_same_thread=False)
+            self._opened.execute("PRAGMA journal_mode = WAL")
+            self._opened.execute("PRAGMA synchronous = OFF")
+            self._opened.execute(
+                "CREATE TABLE IF NOT EXISTS states (text BLOB PRIMARY KEY, state BLOB) WITHOUT ROWID"
+            )
+        return self._opened
+
+
+class KeptStates:
+    """The states of one model's head, by what the model sees of a text."""
+
+    def __init__(self, head: nn.Module) -> None:
+        self.file: StateFile | None = None
+        """Where they are kept beyond the process, if anywhere."""
+        self._head: Any = head
+        self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._bytes = 0
+        self.forwards = 0
+        """Texts that went through the whole model."""
+
+    def lacking(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the places of texts whose states are not here."""
+        unread = [key for key in keys if key not in self._rows]
+        if self.file and unread:
+            for key, state in self.file.read(unread).items():
+                self._take(key, torch.frombuffer(bytearray(state), dtype=torch.float32).to(self._device))
+        return [place for place, key in enumerate(keys) if key not in self._rows]
+
+    def fill(self, keys: Sequence[bytes], run: Run) -> None:
+        """Keep the states of these texts, which `run` runs the model on."""
+        plain, self._head.forward = self._head.forward, _as_it_is
+        try:
+            found = run()
+        finally:
+            self._head.forward = plain
+        with torch.inference_mode(mode=False):  # a gradient may be taken at them
+            states = found.to(torch.float32).clone()
+        self.forwards += len(keys)
+        for key, state in zip(keys, states, strict=True):
+            self._take(key, state)
+        if self.file:
+            self.file.write(
+                (key, state.cpu().numpy().tobytes()) for key, state in zip(keys, states, strict=True)
+            )
+
+    def _take(self, key: bytes, state: Tensor) -> None:
+        self._rows[key] = state
+        self._bytes += state.nbytes
+
+    def _make_room(self) -> None:
+        """Forget the oldest beyond MEMORY; whoever asked for some has them."""
+        while self._bytes > MEMORY:
+            _, oldest = self._rows.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    def of(self, keys: Sequence[bytes]) -> Tensor:
+        """Return the states of texts that are here, (texts, features) float32."""
+        found = torch.stack([self._rows[key] for key in keys])
+        self._make_room()
+        return found
+
+    @property
+    def _device(self) -> torch.device:
+        found: torch.device = next(self._head.buffers(), next(self._head.parameters(), None)).device
+        return found
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the head's outputs, (texts, classes), with whatever perturbation is being applied."""
+        found: Tensor = self._head(states)
+        return found
+
+
+def kept_for(model: PretrainedModel, sites: Sequence[Site]) -> KeptStates | None:
+    """Return where the states of a model are kept that trains its linear head alone, or None."""
+    if model.get_output_embeddings() is not None or len(sites) != 1:
+        return None
+    (site,) = sites
+    is_head = site.target.name.removesuffix(".weight") in HEADS and site.form is Form.LINEAR
+    return KeptStates(site.module) if is_head else None
+
+
+def keys_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> list[bytes]:
+    """Return what names each text by its tokens and the texts of a pair that they belong to; all (texts, T),
+    with a mask of 0 on padding, which is on the right."""
+    seen = ((tokens[row, :end], types[row, :end]) for row, end in enumerate(mask.sum(1).tolist()))
+    return [hashlib.blake2b(b"".join(map(bytes, parts)), digest_size=16).digest() for parts in seen]
+
+
+def _as_it_is(hidden: Tensor) -> Tensor:
+    return hidden

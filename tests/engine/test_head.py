@@ -1,0 +1,198 @@
+"""A linear head: what enters it is computed once for each text, and says what the whole model says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import pipeline
+
+from sfnode.engine import head_numbers
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.estimator import estimates
+from sfnode.engine.trainer import Trainer
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.training import Training, features_text
+from sfnode.models import loader
+from sfnode.models.targets import Selection
+from sfprotocol.seeds import BASIS_ONE, BIAS, contrasts, scaled_signs, update_seeds
+from tests.engine.helpers import HEADED_TASK, ROWS, data_file, model_folder, trainer
+
+SEEDS = update_seeds(5, 0, 6).tolist()
+PAIRS = HEADED_TASK.model_copy(update={"template": "{sentence}{separator}the film was {label}"})
+
+
+@pytest.fixture(autouse=True)
+def no_states_of_other_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def headed(family: str, task: Any = HEADED_TASK, rows: str = "", **numbers: Any) -> Manifest:
+    module = "classifier" if family in ("bert",) else "classifier.out_proj" if family == "roberta" else "score"
+    described = loader.describe(str(model_folder(family)), "", Selection((module,)), 2)
+    return Manifest(
+        name="head",
+        model=described.model_copy(update={"source": f"tiny/{family}"}),
+        task=task,
+        data=Data(train=rows, test=rows),
+        training=Training(**{"rank": 8, "batch_size": 3, "epoch_updates": 50, "update_budget": 500} | numbers),
+    )
+
+
+def running(family: str, tmp_path: Path, dtype: str = "float32", **others: Any) -> Trainer:
+    return trainer(headed(family, **others), data_file(tmp_path), dtype=dtype)
+
+
+def moved(run: Trainer) -> Trainer:
+    """The run after some updates, so that its head is not zero."""
+    run.apply(UpdateBatch(np.zeros(40, np.int64), update_seeds(3, 0, 40), np.arange(40) * 100 - 1_500))
+    run.weights.rebuild()
+    return run
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2", "llama", "bert", "roberta"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_slopes_are_those_of_the_whole_model(family: str, dtype: str, tmp_path: Path) -> None:
+    run = moved(running(family, tmp_path, dtype, learning_rate=1e-3))
+    numbers = [run.mini_batch(seed) for seed in SEEDS]
+    batches = [run.objective.shard.mini_batch(seed) for seed in SEEDS]  # type: ignore[attr-defined]
+    directions = run.space.directions(SEEDS, 0)
+    short = run.objective.estimates(directions, SEEDS, numbers, 1e-2)
+    kept = estimates(run.loaded, directions, batches, 1e-2)
+    full = estimates(replace(run.loaded, kept=None), directions, batches, 1e-2)
+    for one, other, third in zip(short, kept, full, strict=True):
+        assert one.alpha == pytest.approx(third.alpha, rel=2e-3, abs=2e-4)
+        assert other.alpha == pytest.approx(third.alpha, rel=2e-3, abs=2e-4)
+        assert one.loss == pytest.approx(third.loss, abs=1e-5)
+    assert any(abs(one.alpha) > 1e-3 for one in full)
+
+
+def test_each_text_goes_through_the_model_once_whatever_is_asked(tmp_path: Path) -> None:
+    file = str(data_file(tmp_path))
+    run = trainer(headed("llama", rows=file), Path(file))
+    assert run.loaded.kept
+    before = run.loaded.kept.forwards  # of the check of its targets
+    for number in range(3):
+        run.step(SEEDS, 0)
+        run.evaluate()
+        run.apply(UpdateBatch(np.zeros(1, np.int64), update_seeds(number, 0, 1), np.full(1, 9_000)))
+    assert run.loaded.kept.forwards - before == len(ROWS)
+
+
+def test_an_evaluation_from_kept_states_is_that_of_the_whole_model(tmp_path: Path) -> None:
+    file = str(data_file(tmp_path))
+    run = moved(trainer(headed("llama", rows=file, learning_rate=1e-3), Path(file)))
+    found = run.evaluate()
+    again = Trainer(run.manifest, replace(run.loaded, kept=None), [], core=run.core)
+    again.weights.rebuild()
+    assert again.evaluate().loss == pytest.approx(found.loss, abs=1e-6)
+    assert found.loss != pytest.approx(np.log(2), abs=1e-3)
+
+
+def test_pairs_of_texts_differ_by_where_they_part(tmp_path: Path) -> None:
+    run = running("bert", tmp_path, task=PAIRS)
+    assert run.loaded.kept
+    before = run.loaded.kept.forwards
+    run.step(SEEDS, 0)
+    assert run.loaded.kept.forwards - before == len(ROWS)
+
+
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_the_head_of_a_causal_model_begins_at_zero(family: str, tmp_path: Path) -> None:
+    run = running(family, tmp_path)
+    assert not run.loaded.base_weights.read(0).any()
+
+
+def test_states_serve_another_process_and_a_spoilt_file_costs_time_alone(
+    tmp_path: Path,
+) -> None:
+    first, second = (running("llama", tmp_path) for _ in range(2))
+    said = first.step(SEEDS, 0)
+    assert second.loaded.kept
+    before = second.loaded.kept.forwards
+    assert second.step(SEEDS, 0) == said
+    assert second.loaded.kept.forwards == before
+    (file,) = (tmp_path / "cache" / "sfnode" / "states").glob("*.states")
+    for one in file.parent.iterdir():
+        one.unlink()
+    file.write_bytes(b"no database" * 1000)
+    third = running("llama", tmp_path)
+    assert third.step(SEEDS, 0) == said
+
+
+def test_features_make_a_basis_of_equal_spread_with_a_bias(tmp_path: Path) -> None:
+    scales, means = np.array([1, 24, 127, 60] * 8), np.array([900, -40, 3, 0] * 8)
+    u = contrasts(bytes(32), 3, 0, 5, 64).astype(int)
+    assert set(np.unique(u)) == {-BASIS_ONE, 0, BASIS_ONE}
+    assert not u.sum(0).any()
+    assert (np.abs(u).sum(0) == 4 * BASIS_ONE).all()
+    two = contrasts(bytes(32), 3, 0, 2, 64).astype(int)
+    assert (two[0] == -two[1]).all()
+    v = scaled_signs(bytes(32), 3, 0, scales, means, 64).astype(int)
+    assert np.abs(np.abs(v[2::4]) - 127).max() <= 12  # their means are small
+    along = means @ v
+    assert np.abs(np.abs(along) - BIAS).max() <= np.abs(means).sum() / 2 + 1
+
+
+def test_numbers_follow_from_the_features_and_whoever_trains_something_else_has_none(tmp_path: Path) -> None:
+    file = str(data_file(tmp_path))
+    run = headed("llama", rows=file)
+    model = run.model.model_copy(update={"source": str(model_folder("llama"))})
+    asked: dict[str, Any] = {"device": "cpu", "dtype": "float32", "bases": None, "advance": lambda *_: None}
+    found = head_numbers.prepare(run.model_copy(update={"model": model}), **asked)
+    assert found
+    manifest, slopes = found
+    assert Manifest(**manifest.model_dump()) == manifest
+    assert len(manifest.training.scales_and_means()[0]) == 16
+    assert manifest.training.basis == "features"
+    assert slopes.spread > 0
+    centred = run.task.model_copy(update={"loss": "centred"})
+    assert head_numbers.prepare(run.model_copy(update={"model": model, "task": centred}), **asked) is None
+
+
+@pytest.mark.parametrize(
+    ("features", "told"),
+    [
+        ("AQAA", "as many"),
+        ("AQ", "three bytes"),
+        ("AAAA", "from 1 to"),
+        ("AQAA\n", "three bytes"),
+    ],
+)
+def test_features_that_do_not_fit_are_refused(features: str, told: str) -> None:
+    given = headed("llama").model_dump()
+    given["training"] |= {"basis": "features", "features": features}
+    with pytest.raises(ValueError, match=told):
+        Manifest(**given)
+
+
+def test_the_export_gives_a_plain_pipeline_the_probabilities_of_the_run(tmp_path: Path) -> None:
+    file = data_file(tmp_path)
+    features = features_text(np.full(16, 24), np.full(16, 100))
+    run = moved(
+        trainer(
+            headed("llama", rows=str(file), basis="features", features=features, learning_rate=1e-3), file
+        )
+    )
+    run.export(tmp_path / "out")
+    texts = [row["sentence"] for row in ROWS]
+    for size in (1, 3):
+        classify: Any = pipeline("text-classification", str(tmp_path / "out"), top_k=None, batch_size=size)
+        losses = [
+            -np.log(next(one["score"] for one in said if one["label"] == HEADED_TASK.verbalizer[row["label"]]))
+            for said, row in zip(classify(texts), ROWS, strict=True)
+        ]
+        assert np.mean(losses) == pytest.approx(run.evaluate().loss, abs=1e-4)
+
+
+def test_a_model_that_trains_more_than_its_head_keeps_nothing(tmp_path: Path) -> None:
+    described = loader.describe(str(model_folder("llama")), "", Selection(("score", "q_proj")), 2)
+    given = headed("llama").model_copy(
+        update={"model": described.model_copy(update={"source": "tiny/llama"})}
+    )
+    assert trainer(given, data_file(tmp_path)).loaded.kept is None
