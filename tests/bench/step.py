@@ -1,35 +1,28 @@
 """What a step costs beside two plain forward passes and beside MeZO's, and whether that is little enough.
 
-    python tests/bench/step.py [--model mini] [--model shape:opt-125m] [--batch 4] [--repetitions 15]
+    python -m tests.bench.step [--model mini] [--model shape:opt-125m] [--batch 4] [--repetitions 15]
 
 The measuring is that of `sfnode bench --compare mezo`, with its tables, on three models: `mini`, ../shared's
 opt-mini-sst with SST-2 sentences, and the shapes of OPT-125M and of a Llama of that size with sentences of 32
-random tokens. OMP_NUM_THREADS sets the number of threads. Exit status 1 when something takes more than the
-limits below, which are those that the engine was built to.
+random tokens; `--model real` is that of scripts/real_model.py. OMP_NUM_THREADS sets the number of threads.
+Exit status 1 when something takes more than the limits below, which are those that the engine was built to.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import click
 import torch
 from rich.console import Console
 
 from sfnode.bench.runner import Plan, run_benchmark
-from sfnode.bench.subject import SubjectSpec
 from sfnode.cli import bench_output
-from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
-from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import loader
 from sfnode.schema.results import BatchResult, BenchResult
+from tests.bench.subjects import MINI, wanted
 
-SHARED = Path(__file__).parents[3] / "shared"
-MINI = "mini"
 SMALL_OPT = "shape:opt-125m"
 MODELS = (MINI, SMALL_OPT, "shape:llama-160m")
 
@@ -47,21 +40,6 @@ USUAL_BATCH = Training().batch_size
 INCOMING_LIMITS = {1024: 0.03}
 """At most this share of a step of the usual batch goes into so many updates of others. Not for `mini`, a toy:
 its steps are so short that the core's work, the same for any step, is more of them."""
-
-SST2 = Task(
-    kind="classification",
-    template="{sentence|strip} It was",
-    verbalizer={"0": "terrible", "1": "great"},
-)
-
-
-def wanted(name: str) -> SubjectSpec:
-    """The model of that name."""
-    if name != MINI:
-        return SubjectSpec(source=name)
-    described = loader.describe(str(SHARED / "models/opt-mini-sst"), "")
-    data = Data(train=str(SHARED / "data/sst2/train.tsv"), train_min_words=4)
-    return SubjectSpec(run=Manifest(model=described, task=SST2, data=data))
 
 
 def misses(result: BenchResult) -> Iterator[str]:

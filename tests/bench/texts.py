@@ -1,0 +1,67 @@
+"""Rows as batches for a plain model of transformers, and the states that it has at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sfnode.manifest.task import Task
+from sfnode.tasks.encoding import encode
+from sfnode.tasks.prompts import Row
+
+TOKENS = 512
+"""Tokens of a batch, padding included."""
+
+
+class Texts:
+    """The texts of some rows, as a classification head reads them."""
+
+    def __init__(self, task: Task, tokenizer: Any, rows: Sequence[Row]) -> None:
+        self.classes = len(task.verbalizer)
+        self._task, self._tokenizer, self._rows = task, tokenizer, list(rows)
+        each = [encode(task, tokenizer, [row]) for row in rows]
+        self.labels = np.array([int(one.right[0].int().argmax()) for one in each])
+        self._lengths = np.array([one.input_ids.shape[1] for one in each])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def part(self, chosen: NDArray[np.bool_]) -> Texts:
+        """Return the texts of these rows."""
+        rows = [self._rows[index] for index in np.flatnonzero(chosen)]
+        return Texts(self._task, self._tokenizer, rows)
+
+    def batch(self, chosen: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Return what a model is given of these rows, padded on the right."""
+        encoded = encode(self._task, self._tokenizer, [self._rows[index] for index in chosen])
+        return {"input_ids": encoded.input_ids, "attention_mask": encoded.attention_mask}
+
+    def map(self, function: Callable[[dict[str, Tensor]], Tensor]) -> NDArray[Any]:
+        """Return what a function says of every row, (n, ...), in the order of the rows; batches hold texts of
+        similar length."""
+        order = np.argsort(self._lengths, kind="stable")
+        found, start = [], 0
+        while start < len(order):
+            size = 1
+            while start + size < len(order) and (size + 1) * self._lengths[order[start + size]] <= TOKENS:
+                size += 1
+            found.append(function(self.batch(order[start : start + size])))
+            start += size
+        return torch.cat(found)[torch.from_numpy(np.argsort(order))].numpy()
+
+
+def last_states(model: Any, texts: Texts) -> NDArray[np.float32]:
+    """Return the last hidden state, after the final norm, at the last token of each text, (n, d)."""
+
+    def states(batch: dict[str, Tensor]) -> Tensor:
+        hidden = model(**batch, use_cache=False).last_hidden_state  # (B, T, d)
+        found: Tensor = hidden[torch.arange(len(hidden)), batch["attention_mask"].sum(1) - 1]
+        return found
+
+    with torch.no_grad():
+        return texts.map(states)
