@@ -77,7 +77,7 @@ class Settings(Section):
     """Updates to make before the node leaves; 0: no limit."""
     until_complete: bool = False
     follow: bool = False
-    """Where the organiser announces that the run goes on as another one, go there, in a folder beside."""
+    """Go on in the run as which this one goes on, as its organiser announces, in a folder beside."""
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce_maddrs: tuple[str, ...] = ()
     auto_relay: bool = False

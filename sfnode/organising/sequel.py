@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 FORM = "This run goes on as another one; nodes that were started with --follow go there: sfnode join {}"
-"""What the organiser says; the braces stand for the link."""
+"""Text of the announcement; the braces stand for the link."""
 
 _FORM = re.compile(re.escape(FORM).replace(r"\{\}", r"(sfnode:[A-Za-z0-9_-]+)"))
 
