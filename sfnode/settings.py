@@ -89,6 +89,8 @@ class Settings(Section):
     steps: int = Field(default=0, ge=0)
     """Updates to make before the node leaves; 0: no limit."""
     until_complete: bool = False
+    follow: bool = False
+    """Go on in the run as which this one goes on, as its organiser announces, in a folder beside."""
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce_maddrs: tuple[str, ...] = ()
     auto_relay: bool = False

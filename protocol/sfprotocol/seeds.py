@@ -110,9 +110,7 @@ def basis_signs(run_id: bytes, epoch: int, layer: int, side: str, rows: int, ran
 
 
 def _basis_key(run_id: bytes, subspace: int, layer: int, side: str) -> int:
-    return derive_key(
-        run_id, b"basis", subspace.to_bytes(8, "big"), layer.to_bytes(8, "big"), side.encode()
-    )
+    return derive_key(run_id, b"basis", subspace.to_bytes(8, "big"), layer.to_bytes(8, "big"), side.encode())
 
 
 def contrasts(run_id: bytes, subspace: int, layer: int, classes: int, rank: int) -> NDArray[np.int8]:

@@ -91,6 +91,12 @@ PUBLISHED: dict[str, Any] = OPEN | {
     "training": OPEN["training"] | {"basis": "published", "bases": bytes(range(32)).hex()}
 }
 
+HEADED: dict[str, Any] = OPEN | {
+    "model": OPEN["model"] | {"targets": ["score:2x3"]},
+    "task": OPEN["task"] | {"kind": "sequence-classification"},
+    "training": OPEN["training"] | {"basis": "features", "features": "AYABGAAAfwAB"},
+}
+
 CENTRED: dict[str, Any] = OPEN | {
     "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]},
 }
@@ -142,7 +148,18 @@ def vectors() -> dict[str, Any]:
         **_manifest(MANIFEST),
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
-            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS, SHARED_DATA, DECAYING, REWARD)
+            for fields in (
+                OPEN,
+                ORGANISED,
+                PUBLISHED,
+                HEADED,
+                CENTRED,
+                CHILD,
+                GROUPS,
+                SHARED_DATA,
+                DECAYING,
+                REWARD,
+            )
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}
@@ -194,6 +211,11 @@ def _invalid_manifests() -> list[dict[str, Any]]:
             "name": "a digest of bases that are random",
             "rule": "M1",
             "training": training | {"bases": "00" * 32},
+        },
+        {
+            "name": "features without their table",
+            "rule": "M1",
+            "training": training | {"basis": "features"},
         },
         {"name": "a group of one", "rule": "M1", "training": training | {"group": 1}},
         {"name": "too large a group", "rule": "M1", "training": training | {"group": 65}},

@@ -29,6 +29,7 @@ def vectors() -> dict[str, Any]:
             _basis(epoch, layer, side, rows, rank)
             for epoch, layer, side, rows, rank in ((0, 0, "U", 6, 4), (0, 0, "V", 6, 4), (7, 145, "V", 5, 32))
         ],
+        "features": [_features(classes, rank) for classes, rank in ((2, 4), (3, 8), (6, 4))],
         "batches": [
             {"seed": str(seed), "rows": rows, "chosen": seeds.batch_rows(seed, 8, rows).tolist()}
             for seed, rows in ((0, 10), (2**64 - 1, 1024), (6457827717110365317, 67349))
@@ -112,6 +113,20 @@ def _coordinates(seed: int, rank: int) -> dict[str, Any]:
     names = ("row", "column", "sign")
     lists = {name: values[0].tolist() for name, values in zip(names, found, strict=True)}
     return {"seed": str(seed), "layers": 6, "rank": rank, **lists}
+
+
+def _features(classes: int, rank: int) -> dict[str, Any]:
+    """Return U and V of a head (R12)."""
+    scales, means = np.array([1, 24, 127, 60, 3]), np.array([32_767, -40, 3, 0, -32_768])
+    return {
+        "run_id": RUN_ID.hex(),
+        "subspace": 3,
+        "layer": 0,
+        "scales": scales.tolist(),
+        "means": means.tolist(),
+        "u": seeds.contrasts(RUN_ID, 3, 0, classes, rank).tolist(),
+        "v": seeds.scaled_signs(RUN_ID, 3, 0, scales, means, rank).tolist(),
+    }
 
 
 def _basis(epoch: int, layer: int, side: str, rows: int, rank: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,25 +16,45 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.init import keys_folder, organising_options, write_manifest
+from sfnode.cli.init import init, keys_folder, organising_options, with_numbers, write_manifest
 from sfnode.cli.options import data_dir_option, device_option, epoch_argument, model_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
 from sfnode.cli.succession import keys_dir_option
 from sfnode.errors import Code, UserError
+from sfnode.manifest.model import Parent
+from sfnode.manifest.training import Training
 from sfnode.printable import command
+from sfprotocol.decisions import RATE_ONE
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
-    from sfnode.store.run_keys import RunKeys
     from sfprotocol.counting import Counting
 
 MODEL, RUN = "model", "run.toml"
 """Names of what is written."""
 
 
-@click.command
+CHOICES = {
+    *("target_modules", "train_embeddings", "train_biases", "train_norms"),
+    *("rank", "bases", "made_of", "loss", "group", "batch_size", "decay"),
+    *("epsilon", "learning_rate", "scalar_delta", "scalar_limit", "measure", "calibrate", "dtype"),
+    *("epoch_updates", "update_budget", "subspace_epochs", "quota", "description"),
+}
+"""Options of `sfnode init` by which a new run may differ from the old one, by parameter name."""
+
+
+def _options_of_init() -> list[click.Parameter]:
+    """Return the options that are those of `sfnode init`; their defaults are what the old run has."""
+    found = [copy(one) for one in init.params if one.name in CHOICES]
+    for one in found:
+        if isinstance(one, click.Option):
+            one.help = (one.help or "").partition("  [default:")[0]
+    return found
+
+
+@click.command(params=_options_of_init())
 @epoch_argument("epoch")
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @option("--name", metavar="NAME", help="Name of the new run.  [default: the old one's, with the epoch]")
@@ -46,23 +67,30 @@ MODEL, RUN = "model", "run.toml"
 def fork(
     epoch: int,
     out: Path,
-    name: str | None,
     data_dir: Path,
     model: Path | None,
     device: str,
+    dtype: str,
     keys_dir: Path,
     encrypt: bool,
     passphrase_file: Path | None,
+    bases: Path | None,
+    made_of: str | None,
+    measure: bool,
+    calibrate: bool | None,
+    **given: Any,
 ) -> None:
     """Write a new run to the new folder OUT that starts from the seal of EPOCH of this folder's run.
 
-    Its base model is the exported one, each weight rounded once; its task, data and numbers are the same, and
-    it goes on at the rate that the seal has left. You organise it with keys of its own, and nobody is a
-    member of it yet.
+    Its base model is the exported one, each weight rounded once. Its task, data and numbers are the same but
+    for those that you give, and it goes on at the rate that the seal has left. With other layers (all of
+    which you then name), rank, bases, loss or groups it gets bases and numbers of its own, as `sfnode init`
+    finds them. You organise it with keys of its own, and nobody is a member of it yet.
     """
     from sfnode import preparing
     from sfnode.cli import init_output
     from sfnode.cli.trained_model import load
+    from sfnode.models.manifest_builder import REMEASURED, SUITED, forked
     from sfnode.store.data_folder import Layout
     from sfnode.store.disk_errors import disk_faults
     from sfnode.store.run_keys import RunKeys
@@ -70,6 +98,7 @@ def fork(
 
     if out.exists() and any(out.iterdir()):
         raise UserError(Code.BAD_OPTION, f"{out} is not empty", "Name a new folder, or remove what is in it.")
+    given = {key: value for key, value in given.items() if value is not None}
     keys, keys_dir = RunKeys.generate(), keys_folder(keys_dir, out / RUN)
     passphrase = chosen(passphrase_file) if encrypt else None
     trained = load(data_dir, model, device, "stored", epoch=epoch)
@@ -77,14 +106,28 @@ def fork(
         trained.trainer.export((out / MODEL).absolute(), "hf")
     with opened_run(data_dir) as (old, update_log):
         counting = _counting_at(old, update_log.control(), epoch)
-        manifest = _forked(old, counting, epoch, trained.digest, (out / MODEL).absolute(), keys, name)
     with disk_faults(out):
-        public_files.bring(manifest.data, Layout(data_dir).data, out)
-    manifest = preparing.with_prior(manifest, preparing.Means(device, bases=out), waiting)
-    said = []
-    if manifest.training.bases:
-        kept = preparing.keep_bases(_bases_file(data_dir, manifest), out, manifest)
-        said.append(init_output.bases_words(*kept, out / RUN))
+        public_files.bring(old.data, Layout(data_dir).data, out)
+    parent = Parent(run_id=old.run_id.hex(), epoch=epoch, digest=trained.digest)
+    own: dict[str, Any] = {"name": f"{old.name[:50]}-from-{epoch}"} | keys.options() | {"votes": 1}
+    anew = bool(made_of or bases or REMEASURED & given.keys())
+    if anew:
+        own |= Training().model_dump(include=SUITED)
+    else:
+        bases = _bases_file(data_dir, counting)
+        own["learning_rate"] = counting.rate(counting.open_epoch) / RATE_ONE
+    prepared, given, said = with_numbers(
+        lambda given: forked(old, parent, (out / MODEL).absolute(), own | given),
+        given,
+        means := preparing.Means(device, dtype, out),
+        out / RUN,
+        bases=bases,
+        made_of=made_of,
+        measure=measure and anew,
+        calibrate=calibrate if anew else False,
+    )
+    manifest = preparing.with_prior(prepared.manifest, means, waiting)
+    said += init_output.numbers_words(prepared, given) if anew else []
     said += init_output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))
     write_manifest(out / RUN, manifest.to_toml())
     echo(f"wrote {out / RUN}: run {manifest.name}, id {manifest.run_id.hex()}")
@@ -105,37 +148,15 @@ def _counting_at(old: Manifest, entries: Any, epoch: int) -> Counting:
     return counting_of(run, entries[: seal_of(run, entries, epoch) + 1])
 
 
-def _forked(
-    old: Manifest, counting: Counting, epoch: int, digest: str, model: Path, keys: RunKeys, name: str | None
-) -> Manifest:
-    """Return the manifest of a run that begins with this model, the old run's at a seal."""
-    from sfnode.manifest import Manifest
-    from sfnode.models import files
-    from sfnode.models.pieces import listing_hash
-    from sfprotocol.decisions import RATE_ONE
-
-    fields = old.model_dump()
-    fields["name"] = name or f"{old.name[:50]}-from-{epoch}"
-    fields["model"] |= {
-        "source": str(model),
-        "revision": "",
-        "digest": files.digest(model),
-        "listing": listing_hash(model),
-        "parent": {"run_id": old.run_id.hex(), "epoch": epoch, "digest": digest},
-    }
-    fields["organised"] |= {**keys.options(), "votes": 1}
-    fields["training"]["learning_rate"] = counting.rate(counting.open_epoch) / RATE_ONE
-    if counting.bases:
-        fields["training"]["bases"] = counting.bases[-1].digest.hex()
-    return Manifest.model_validate(fields)
-
-
-def _bases_file(data_dir: Path, manifest: Manifest) -> Path:
-    """Return the file with the bases that the new run begins with. Raises UserError BASES_MISSING."""
+def _bases_file(data_dir: Path, counting: Counting) -> Path | None:
+    """Return the file with the published bases that serve at a seal; None if they are random. Raises
+    UserError BASES_MISSING."""
     from sfnode.models import bases
     from sfnode.store.data_folder import Layout
 
-    file = bases.path_in(Layout(data_dir).bases, manifest.training.bases)
+    if not counting.bases:
+        return None
+    file = bases.path_in(Layout(data_dir).bases, counting.bases[-1].digest.hex())
     if not file.is_file():
         raise bases.missing(f"the published bases {file.name} are not here")
     return file

@@ -6,7 +6,7 @@ import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,12 @@ from sfnode.printable import command
 from sfnode.tasks import reward_numbers
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
+
+if TYPE_CHECKING:
+    from sfnode.preparing import Means, Prepared
+
+Describe = Callable[[dict[str, Any]], Manifest]
+"""Returns the manifest that options, by parameter name, describe."""
 
 RANKS = {"activations": 8, "gradients": 1}
 """Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
@@ -321,33 +327,23 @@ def init(
     if keys:
         keys_dir = keys_folder(keys_dir, out)
         passphrase = chosen(passphrase_file) if encrypt else None
-    if bases and made_of:
-        raise UserError(
-            Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
-        )
     chosen_by = keys.options() if keys else {}
     said: list[str] = []
+
+    def described(given: dict[str, Any]) -> Manifest:
+        return build(given | chosen_by)
+
     if skip_bad_rows:
         begun = beginning(given)
         left_out = preparing.without_bad_rows(begun.task, begun.data, out.parent)
         given |= {role: str(one.file) for role, one in left_out.items()}
         given |= {"preset": begun.name} if begun.preset else {}  # which a file without a task would not name
         said += output.left_out_words(left_out)
-    manifest = build(given | chosen_by)
-    unknown = measure and not _has_numbers(manifest, made_of or ("published" if bases else "random"), given)
-    usual = calibrate is None and manifest.task.has_slopes and not preparing.takes_features(manifest)
-    if made_of or (unknown and not bases and usual):
-        bases, given, words = _made(made_of, given, chosen_by, out.parent, device, dtype)
-        said += words
-    if bases:
-        given |= _published(bases)
-        manifest = build(given | chosen_by)
-        said.append(output.bases_words(*preparing.keep_bases(bases, out.parent, manifest), out))
-    calibrate = unknown if calibrate is None else calibrate
     means = preparing.Means(device, dtype, out.parent)
-    prepared = preparing.prepare(
-        manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting
+    prepared, given, words = with_numbers(
+        described, given, means, out, bases=bases, made_of=made_of, measure=measure, calibrate=calibrate
     )
+    said += words
     manifest = prepared.manifest
     if not manifest.organised.private if share_data is None else share_data:
         manifest, shared = preparing.share_data(manifest, out.parent)
@@ -361,6 +357,46 @@ def init(
     start = command("sfnode", "join", "--run", out, *(organising_options(keys_dir) if keys else ()))
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def with_numbers(
+    described: Describe,
+    given: dict[str, Any],
+    means: Means,
+    out: Path,
+    *,
+    bases: Path | None,
+    made_of: str | None,
+    measure: bool,
+    calibrate: bool | None,
+) -> tuple[Prepared, dict[str, Any], list[str]]:
+    """Return the run that options describe, with bases and numbers for its model, as the options ask for; the
+    options with those of its bases; and what there is to say. Published bases are written beside `out`.
+
+    Raises UserError as what makes bases, builds a manifest and measures.
+    """
+    from sfnode import preparing
+    from sfnode.cli import init_output as output
+
+    if bases and made_of:
+        raise UserError(
+            Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
+        )
+    said: list[str] = []
+    manifest = described(given)
+    unknown = measure and not _has_numbers(manifest, made_of or ("published" if bases else "random"), given)
+    usual = calibrate is None and manifest.task.has_slopes and not preparing.takes_features(manifest)
+    if made_of or (unknown and not bases and usual):
+        bases, given, said = _made(made_of, given, described, out.parent, means)
+    if bases:
+        given |= _published(bases)
+        manifest = described(given)
+        said.append(output.bases_words(*preparing.keep_bases(bases, out.parent, manifest), out))
+    calibrate = unknown if calibrate is None else calibrate
+    prepared = preparing.prepare(
+        manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting
+    )
+    return prepared, given, said
 
 
 def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
@@ -381,9 +417,9 @@ def _published(file: Path) -> dict[str, Any]:
 
 
 def _made(
-    kind: str | None, given: dict[str, Any], keys: dict[str, Any], folder: Path, device: str, dtype: str
+    kind: str | None, given: dict[str, Any], described: Describe, folder: Path, means: Means
 ) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """Make bases of this kind for the run that these options and keys describe, in a folder: an organised run
+    """Make bases of this kind for the run that these options describe, in a folder: an organised run
     withholds its validation rows. Return the file, the options with a rank for it, and what there is to say.
 
     Of a kind that nobody has asked for (None) are DEFAULT_BASIS; where these cannot be made, which is said,
@@ -392,14 +428,15 @@ def _made(
     """
     from sfnode.cli.bases import made
     from sfnode.engine.trainer import Trainer
-    from sfnode.models.manifest_builder import build
 
     if kind == "random":
         return None, given, []
     taken = kind or DEFAULT_BASIS
     ranked = {"rank": RANKS[taken]} | given
     try:
-        with Trainer.load(build(ranked | keys), device=device, dtype=dtype, training=False) as trainer:
+        with Trainer.load(
+            described(ranked), device=means.device, dtype=means.dtype, training=False, data=means.bases
+        ) as trainer:
             file, words = made(trainer, taken, folder)
     except UserError as error:
         if kind:

@@ -81,7 +81,7 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 GROUPS = {
     "Which run": "--peers --run --run-id --contacts-url --invitation --data-dir --profile",
     "What this node does": "--role --device --dtype --threads --queries --steps --until-complete "
-    "--display-name --team --export-every --samples",
+    "--follow --display-name --team --export-every --samples",
     "Model and data": "--model --share-model --data --skip-bad-rows --verifier --noise --noise-clip --shard",
     "What it may use of this machine": " ".join(
         f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
@@ -185,6 +185,11 @@ GROUPS = {
     help="The team that your contributions count for, too; anybody may name any.",
 )
 @setting("--until-complete", help="Leave when the run is complete and the neighbours have the same digest.")
+@setting(
+    "--follow",
+    help="Where the organiser announces that the run goes on as another one (`sfnode organise next`), take "
+    "part in that, too, with the same key, data and options, in a data folder beside this one.",
+)
 @setting(
     "--invitation",
     callback=parse_text,
@@ -346,14 +351,37 @@ def join(
     note(fields["data_dir"])
     fields["limits"] = take_limits(fields)
     settings = Settings(**fields)
+    if settings.follow and settings.organise:
+        raise UserError(
+            Code.BAD_OPTION,
+            "--follow: a node that organises goes nowhere, as another key organises the other run",
+            "Leave out --follow, and start a node for the other run with its --run and --organise.",
+        )
     for address in settings.peers:
         peer_of(address)  # before anything slow is loaded
     tell = show if log_format == FORMATS[0] else log_error
-    beside = partial(shown, settings.data_dir, dashboard, dashboard_token, dashboard_control)
-    with Narration(terminal=sys.stderr.isatty(), plain=log_format == FORMATS[0]) as narration:
-        begins("sfnode %s starts", sfnode.__version__)
-        status = _run(settings, tell, beside, narration)
-    leave(status)
+    begins("sfnode %s starts", sfnode.__version__)
+    while True:
+        beside = partial(shown, settings.data_dir, dashboard, dashboard_token, dashboard_control)
+        with Narration(terminal=sys.stderr.isatty(), plain=log_format == FORMATS[0]) as narration:
+            ended = _run(settings, tell, beside, narration)
+        if not isinstance(ended, str):
+            leave(ended)
+        settings = _onward(settings, ended)
+
+
+def _onward(settings: Settings, link: str) -> Settings:
+    """Return the settings with which a node goes on in the run to which a link leads: in a folder of its own,
+    with the same key. What leads to a run, and the old one's base model, are left out."""
+    from sfnode.node.following import next_folder
+
+    folder = next_folder(settings.data_dir, read_link(link).run_id)
+    note(folder)
+    echo(f"going on in {folder}")
+    left = {name: Settings.model_fields[name].default for name in ("run", "contacts_url", "model", "alone")}
+    return settings.model_copy(
+        update=_following(link, left | {"data_dir": folder, "peers": (), "run_id": "", "invitation": ""})
+    )
 
 
 def _link_unless_run(folder: Path) -> str | None:
@@ -396,19 +424,20 @@ def _run(
     beside: Callable[[], AbstractAsyncContextManager[None]],
     narration: Narration,
     passphrase: bytes | None = None,
-) -> int:
-    """Run the node to its end, within the block of `beside`, and return the exit status.
+) -> int | str:
+    """Run the node to its end, within the block of `beside`, and return the exit status; the link to another
+    run, if it is to go on there.
 
     `tell` is given the error that ends it. At a terminal a key that needs a passphrase is not one, yet.
     """
     import uvloop
 
-    async def live() -> None:
+    async def live() -> str | None:
         async with beside():
-            await _live(settings, narration, passphrase)
+            return await _live(settings, narration, passphrase)
 
     try:
-        event_loop.run(live(), uvloop.run)
+        sequel = event_loop.run(live(), uvloop.run)
     except UserError as error:
         narration.rest()
         may_ask = passphrase is None and settings.passphrase_file is None and sys.stdin.isatty()
@@ -416,11 +445,12 @@ def _run(
             return _run(settings, tell, beside, narration, asked())
         tell(error)
         return status_of(error)
-    return DONE
+    return sequel or DONE
 
 
-async def _live(settings: Settings, narration: Narration, passphrase: bytes | None) -> None:
-    """Run the node until a signal, a request through the control socket, or the end of its work."""
+async def _live(settings: Settings, narration: Narration, passphrase: bytes | None) -> str | None:
+    """Run the node until a signal, a request through the control socket, or the end of its work; return the
+    link to the run with which it is to go on, if any."""
     from sfnode.node.node import Node
 
     async with Node(settings, make_transport=_transport, passphrase=passphrase) as node:
@@ -428,6 +458,7 @@ async def _live(settings: Settings, narration: Narration, passphrase: bytes | No
             asyncio.get_running_loop().add_signal_handler(number, node.leave)
         _announce(node, narration)
         await node.wait()
+        return node.running.sequel
 
 
 def _transport(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]) -> Transport:

@@ -12,7 +12,7 @@ from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, o
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import beside, count
 from sfnode.errors import Code, UserError
-from sfnode.printable import called
+from sfnode.printable import called, command
 from sfnode.schema.metrics import measured
 from sfnode.sizes import part_of
 
@@ -52,7 +52,10 @@ def log(updates: bool, data_dir: Path, as_of_now: bool, as_json: bool) -> None:
         from sfnode.node.time_travel import history
 
         found = history(manifest, update_log)
-    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found)))
+    if as_json:
+        echo(found.model_dump_json(indent=2))
+        return
+    echo("\n".join([*_begins(manifest), *_lines(found)]))
 
 
 def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -> None:
@@ -71,6 +74,19 @@ def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -
             weight=update.weight,
         )
         echo(line.model_dump_json())
+
+
+def _begins(manifest: Manifest) -> Iterator[str]:
+    """Yield from which runs this one has come, the oldest first."""
+    from sfnode.cli.lineage import ancestors
+
+    for one in reversed(ancestors(manifest)):
+        more = (
+            f"; `{command('sfnode', 'log', '--data-dir', one.folder)}` has what came before"
+            if one.folder
+            else ""
+        )
+        yield f"{'':6}  {'begins':<10}  with {one}, core digest {one.seal.digest[:DIGITS]}{more}"
 
 
 def _lines(found: HistoryResult) -> Iterator[str]:

@@ -330,6 +330,26 @@ def announce(text: str, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     _tell(_decide(running_node(data_dir), Announce(text), dry_run), as_json)
 
 
+@organise.command("next")
+@click.argument("link", metavar="LINK")
+@dry_run_option
+@data_dir_option
+@json_option
+def go_on(link: str, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Announce that this run goes on as the one to which LINK leads, which `sfnode fork` has made of it.
+
+    Nodes that were started with `sfnode join --follow` finish what they do here and go there by themselves;
+    the others show the announcement, with the link. It is kept with the run for ever, and so is a secret in
+    the link.
+    """
+    from sfnode.organising.sequel import announcement
+    from sfnode.peers.invitations import read_link
+    from sfprotocol.decisions import Announce
+
+    read_link(link)
+    _tell(_decide(running_node(data_dir), Announce(announcement(link)), dry_run), as_json)
+
+
 organise.add_command(hand_over)
 organise.add_command(sign)
 

@@ -12,6 +12,7 @@ from sfnode.cli.exit import warn
 from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
+from sfnode.printable import command
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -78,10 +79,14 @@ def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
         from sfnode.cli.fork import check_parent
 
         return check_parent(manifest, data_dir, parent)
-    said = manifest.model.parent
-    return (
-        f"forked from run {said.run_id[:16]} at the seal of epoch {said.epoch}, not checked" if said else ""
-    )
+    from sfnode.cli.lineage import ancestors
+
+    found = ancestors(manifest)
+    lines = [f"forked from {one}, not checked" for one in found]
+    if found and found[0].folder:
+        again = command("sfnode", "verify", "--data-dir", data_dir, "--parent", found[0].folder)
+        lines.insert(1, f"`{again}` checks that")
+    return "\n".join(lines)
 
 
 def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:

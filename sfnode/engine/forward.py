@@ -180,9 +180,7 @@ def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> I
     yield from _passes(loaded, batch, sequences)
 
 
-def _passes(
-    loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]
-) -> Iterator[NDArray[np.int64]]:
+def _passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     lengths = batch.attention_mask[sequences].sum(1)
     targets = np.bincount(batch.sequences, minlength=len(batch.input_ids))[sequences]
     outputs = 0 if loaded.classifies else loaded.model.config.get_text_config(decoder=True).vocab_size

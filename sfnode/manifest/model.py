@@ -37,6 +37,9 @@ class Parent(Section):
     digest: Hex32
     """Core digest of what counted when it was sealed."""
 
+    def __str__(self) -> str:
+        return f"run {self.run_id[:16]} at the seal of epoch {self.epoch}"
+
 
 class Model(Section):
     """The base model. `source`: `builtin:NAME`, a local folder, or a Hugging Face hub id."""

@@ -16,10 +16,10 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import MAX_QUOTA, Open, Organised
 from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model
+from sfnode.manifest.model import Model, Parent
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import files, loader, vetting
+from sfnode.models import files, loader, pieces, vetting
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import (
     chat,
@@ -90,6 +90,15 @@ TASK_FIELDS = (
     "stop",
 )
 
+SELECTION = {"target_modules", "train_embeddings", "train_biases", "train_norms"}
+"""Options that choose what is trained."""
+
+REMEASURED = SELECTION | {"rank", "loss", "group"}
+"""Options with which other numbers suit a run than the one that it is forked from; so it is with bases."""
+
+SUITED = {"rank", "basis", "bases", "epsilon", "learning_rate", "scalar_delta", "scalar_limit"}
+"""These numbers."""
+
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
 """Ends of the names of architectures that are, or can become, models with a classification head."""
 
@@ -140,6 +149,40 @@ def build(given: dict[str, Any]) -> Manifest:
         raise _bad_option(error) from error
     _try_data(manifest)
     return manifest
+
+
+def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -> Manifest:
+    """Return the manifest of a run that begins with the model in a folder, which is the state of an `old` run
+    at a seal. What differs from that run is `given`: options of `sfnode init`, by parameter name.
+
+    Whoever gives an option of SELECTION chooses all that is trained. Raises UserError as `build`.
+    """
+    try:
+        loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
+        task = Task(**old.task.model_dump() | loss)
+        training = _section(old.training, given)
+        model = Model(
+            **old.model.model_dump()
+            | {"source": str(folder), "revision": "", "digest": files.digest(folder)}
+            | {"listing": pieces.listing_hash(folder)}
+        )
+        if SELECTION & given.keys():
+            model = loader.describe(str(folder), "", _selection(given), loader.classes(task))
+        spans = {"epoch_updates", "update_budget", "bases"}
+        lasting = old.training.model_dump(include=spans) == training.model_dump(include=spans)
+        kept = old.organised.model_dump(exclude=set() if lasting else {"quota", "subspace_epochs"})
+        return Manifest.model_validate(
+            old.model_dump()
+            | {key: given[key] for key in ("name", "description") if key in given}
+            | {
+                "model": model.model_copy(update={"parent": parent}).model_dump(),
+                "task": task.model_dump(),
+                "training": training.model_dump(),
+                "organised": _organised(training, kept | given).model_dump(),
+            }
+        )
+    except ValidationError as error:
+        raise _bad_option(error) from error
 
 
 class Beginning(NamedTuple):

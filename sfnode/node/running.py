@@ -19,6 +19,7 @@ from sfnode.node.checkpoints import Checkpoints
 from sfnode.node.clock import ClockCheck
 from sfnode.node.driver import Driver
 from sfnode.node.exports import Exports
+from sfnode.node.following import follow
 from sfnode.node.joined import Joined
 from sfnode.node.network.neighbourhood import Neighbourhood
 from sfnode.node.network.peer_questions import PeerQuestions
@@ -62,6 +63,8 @@ class RunningNode:
         self.started_at = joined.clock()
         self.stopping = asyncio.Event()
         self._fault: BaseException | None = None
+        self.sequel: str | None = None
+        """Link to the run in which this node's owner goes on when it has ended; None if there is none."""
         self.asked_at: float | None = None
         """Time at which this node first asked to be admitted."""
 
@@ -175,7 +178,7 @@ class RunningNode:
         self.recorder.after_round()
         if not self.stopping.is_set() and self._departure.due():
             log.info("done: leaving")
-            self.stop()
+            self.stopping.set()
 
     def _done(self) -> bool:
         complete = self.settings.until_complete and self.machine.complete
@@ -198,13 +201,19 @@ class RunningNode:
             raise self._fault
 
     def stop(self) -> None:
-        """Ask the node to stop."""
+        """Ask the node to stop, whatever it was to go on with."""
+        self.sequel = None
         self.stopping.set()
 
     def finish(self) -> None:
         """Ask the node to complete what is running, hand it over and stop."""
         self.limiter.finish()
         self._after_round()
+
+    def go_on(self, link: str) -> None:
+        """Do the same, to take part in the run to which a link leads."""
+        self.sequel = link
+        self.finish()
 
     def fail(self, error: BaseException) -> None:
         """A local fault: stop the node and let `live` raise it."""
@@ -226,6 +235,7 @@ class RunningNode:
             *((self.privacy.run,) if self.privacy else ()),
             *((self.exports.run,) if self.exports else ()),
             *((self.sampling.run,) if self.sampling else ()),
+            *((partial(follow, self),) if self.settings.follow else ()),
         )
 
     async def _train_once_begun(self) -> None:

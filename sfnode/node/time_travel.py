@@ -24,6 +24,7 @@ from sfnode.schema.history import (
     HistoryEntry,
     HistoryResult,
     Measured,
+    ParentSeal,
     Without,
 )
 from sfnode.store import checkpoint
@@ -81,6 +82,7 @@ def _history(
         waiting=waiting,
         complete=complete,
         budget=budget,
+        parent=ParentSeal(**manifest.model.parent.model_dump()) if manifest.model.parent else None,
         entries=entries,
     )
 

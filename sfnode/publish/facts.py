@@ -220,10 +220,10 @@ def teams(members: Iterable[Member]) -> list[Team]:
 
 
 def model_in_words(manifest: Manifest) -> str:
-    """Return the base model without a machine's folders."""
+    """Return the base model without a machine's folders; of a fork, the run and the seal that it is."""
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
     matrices = len(manifest.model.targets)
-    name = public_name(manifest.model.source)
+    name = str(manifest.model.parent or public_name(manifest.model.source))
     return _line(f"{name}, {matrices} matrices with {trained:,} weights are trained")
 
 

@@ -49,6 +49,16 @@ class HistoryEntry(Answer):
     epoch: EpochEntry | None = None
 
 
+class ParentSeal(Answer):
+    """The state of another run with which a run began (SPEC M7)."""
+
+    run_id: str
+    epoch: int
+    """Epoch of the seal."""
+    digest: str
+    """Core digest there."""
+
+
 class HistoryResult(Answer):
     """`sfnode log --json`."""
 
@@ -63,6 +73,8 @@ class HistoryResult(Answer):
     complete: bool
     """Whether the run is: then nobody makes updates any more, and what waits counts nowhere."""
     budget: int
+    parent: ParentSeal | None
+    """None for a run that is not forked from another."""
     entries: list[HistoryEntry]
     """Decisions and seals, the oldest first."""
 

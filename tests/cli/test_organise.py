@@ -15,7 +15,7 @@ from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising.admission import invitation_key
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
-from sfprotocol import invitation
+from sfprotocol import PROTOCOL_VERSION, invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
 from sfprotocol.messages import Petition
 from tests.cli.helpers import Ended
@@ -96,6 +96,7 @@ def test_whom_nobody_may_name_is_not_signed(node: OrganisedNode, organise: Run) 
 
 # -- deciding ----------------------------------------------------------------------------------------
 
+LINK = invitation.write(invitation.invite(PROTOCOL_VERSION, bytes(32), ["/ip4/192.0.2.1/tcp/1/p2p/Qm"]))
 WISHES = [
     (["invite"], "invitations: 1 -> 2"),
     (["admit", B.hex()], "members: 1 -> 2"),
@@ -107,6 +108,7 @@ WISHES = [
     (["budget", "99"], "update budget: 6400 -> 99"),
     (["end", "--yes"], "run complete: 0 -> 1"),
     (["announce", "hello"], "no number changes"),
+    (["next", LINK], "no number changes"),
 ]
 
 
@@ -162,6 +164,7 @@ def test_a_newcomer_that_waits_is_admitted_by_the_first_digits_of_its_key(
         (["void", "0-3"], "SF066", "nothing counts by the seals of these epochs"),
         (["announce", "x" * 1001], "SF066", "1000 bytes at most"),
         (["announce", "\x1b[31mred"], "SF066", "that can be seen"),
+        (["next", "sfnode:abc"], "SF014", "not an invitation"),
     ],
     ids=lambda value: str(value)[:20],
 )

@@ -12,12 +12,21 @@ from pathlib import Path
 import pytest
 
 from sfnode import hub_upload
+from sfnode.cli.folders import note
 from sfnode.cli.trained_model import load
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.models import files
+from sfnode.manifest.model import Parent
+from sfnode.models import bases, files
 from sfnode.models.manifest_builder import default_manifest
-from sfnode.schema.history import BisectResult, CheckoutResult, DiffResult, HistoryResult, LeaderboardResult
+from sfnode.schema.history import (
+    BisectResult,
+    CheckoutResult,
+    DiffResult,
+    HistoryResult,
+    LeaderboardResult,
+    ParentSeal,
+)
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
 from sfprotocol.decisions import RATE_ONE, Budget, Part, RateFrom, Worth
 from tests.cli.helpers import Ended
@@ -320,11 +329,81 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
         pass
     told = sfnode("verify", "--data-dir", tmp_path / "node").out
     assert f"forked from run {RUN.run_id.hex()[:16]} at the seal of epoch 1, not checked" in told
+    seal = ParentSeal(run_id=RUN.run_id.hex(), epoch=1, digest=state["core_digest"])
+    assert (
+        HistoryResult.model_validate_json(sfnode("log", "--data-dir", tmp_path / "node", "--json").out).parent
+        == seal
+    )
     assert sfnode("archive", tmp_path / "old.sfnode", "--data-dir", folder).status == 0
     for parent in (folder, tmp_path / "old.sfnode"):
         checked = sfnode("verify", "--parent", parent, "--data-dir", tmp_path / "node")
         assert checked.status == 0, checked.err
         assert f"its base model is run {RUN.run_id.hex()[:16]} at the seal of epoch 1" in checked.out
+
+
+def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    """It gets bases and numbers for what it trains; those that are given stay."""
+    other = ("--target-modules", "v_proj", "--rank", 2, "--basis", "gradients", "--objective", "plain")
+    spans = ("--epoch-updates", 16, "--update-budget", 512, "--batch-size", 2, "--epsilon", 0.002)
+    ended = sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder, *other, *spans)
+    assert ended.status == 0, ended.err
+    fork = Manifest.from_toml(tmp_path / "fork/run.toml")
+    assert {target.name.rpartition(".")[2] for target in fork.model.parsed_targets()} == {"v_proj"}
+    numbers = fork.training
+    assert (numbers.rank, numbers.epoch_updates, numbers.update_budget) == (2, 16, 512)
+    assert (numbers.batch_size, numbers.epsilon, fork.task.loss, fork.task.prior) == (2, 0.002, "plain", ())
+    assert numbers.scalar_limit != RUN.training.scalar_limit, "it was measured for these layers"
+    assert numbers.learning_rate != RUN.training.learning_rate, "it was tried out for them"
+    assert (fork.organised.quota, fork.organised.subspace_epochs) == (4 * 16, 1)
+    assert fork.model.parent
+    assert fork.model.parent.run_id == RUN.run_id.hex()
+    file = bases.path_in(tmp_path / "fork", numbers.bases)
+    bases.read(file, fork.model.parsed_targets(), numbers.rank, numbers.bases)
+
+
+def test_a_fork_with_another_budget_keeps_the_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    ended = sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder, "--update-budget", 99)
+    assert ended.status == 0, ended.err
+    fork = Manifest.from_toml(tmp_path / "fork/run.toml")
+    assert fork.training == RUN.training.model_copy(
+        update={"update_budget": 99, "learning_rate": RATE / RATE_ONE}
+    )
+    assert fork.model.targets == RUN.model.targets
+
+
+def test_runs_that_come_from_each_other_are_told_as_one_story(
+    sfnode: Run, folder: Path, tmp_path: Path, home: Path
+) -> None:
+    """As far as this user has folders of them."""
+    runs = [RUN]
+    for name in ("second", "third"):
+        before = Parent(run_id=runs[-1].run_id.hex(), epoch=1, digest="ab" * 32)
+        model = RUN.model.model_copy(update={"parent": before})
+        runs.append(RUN.model_copy(update={"name": name, "model": model}))
+        with Folder(tmp_path / name, runs[-1]):
+            pass
+    first, second = (f"run {run.run_id.hex()[:16]} at the seal of epoch 1" for run in runs[:2])
+    third = ("--data-dir", tmp_path / "third")
+    assert f"begins      with {second}, core digest abababab" in sfnode("log", *third).out.splitlines()[0]
+    for known in (folder, tmp_path / "second"):
+        note(known)
+    lines = sfnode("log", *third).out.splitlines()
+    assert f"with {first} ({RUN.name}), core digest abababab; `sfnode log --data-dir {folder}`" in lines[0]
+    assert f"with {second} (second)" in lines[1]
+    told = sfnode("verify", *third).out
+    assert f"forked from {second} (second), not checked" in told
+    assert (
+        f"`sfnode verify --data-dir {tmp_path / 'third'} --parent {tmp_path / 'second'}` checks that" in told
+    )
+    assert f"forked from {first} ({RUN.name}), not checked" in told
+
+
+def test_a_fork_that_cannot_be_says_why(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    for option, reason in {"--rank": "a power of two", "--target-modules": "SF0"}.items():
+        ended = sfnode("fork", 1, tmp_path / option, "--data-dir", folder, option, 3)
+        assert ended.status == 1
+        assert reason in ended.err
+        assert not (tmp_path / option / "run.toml").exists()
 
 
 @pytest.mark.parametrize("lie", [{"epoch": 0}, {"digest": "0" * 64}, {"run_id": "0" * 64}])

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import pipeline
 
 from sfnode.engine import head_numbers
@@ -33,14 +32,18 @@ def no_states_of_other_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def headed(family: str, task: Any = HEADED_TASK, rows: str = "", **numbers: Any) -> Manifest:
-    module = "classifier" if family in ("bert",) else "classifier.out_proj" if family == "roberta" else "score"
+    module = (
+        "classifier" if family in ("bert",) else "classifier.out_proj" if family == "roberta" else "score"
+    )
     described = loader.describe(str(model_folder(family)), "", Selection((module,)), 2)
     return Manifest(
         name="head",
         model=described.model_copy(update={"source": f"tiny/{family}"}),
         task=task,
         data=Data(train=rows, test=rows),
-        training=Training(**{"rank": 8, "batch_size": 3, "epoch_updates": 50, "update_budget": 500} | numbers),
+        training=Training(
+            **{"rank": 8, "batch_size": 3, "epoch_updates": 50, "update_budget": 500} | numbers
+        ),
     )
 
 
@@ -184,7 +187,9 @@ def test_the_export_gives_a_plain_pipeline_the_probabilities_of_the_run(tmp_path
     for size in (1, 3):
         classify: Any = pipeline("text-classification", str(tmp_path / "out"), top_k=None, batch_size=size)
         losses = [
-            -np.log(next(one["score"] for one in said if one["label"] == HEADED_TASK.verbalizer[row["label"]]))
+            -np.log(
+                next(one["score"] for one in said if one["label"] == HEADED_TASK.verbalizer[row["label"]])
+            )
             for said, row in zip(classify(texts), ROWS, strict=True)
         ]
         assert np.mean(losses) == pytest.approx(run.evaluate().loss, abs=1e-4)

@@ -181,6 +181,31 @@ def test_bases(vector: dict[str, Any]) -> None:
     assert basis.tolist() == [[{"+": 1, "-": -1}[sign] for sign in row] for row in rows]
 
 
+@pytest.mark.parametrize("vector", SEEDS["features"])
+def test_bases_of_a_head(vector: dict[str, Any]) -> None:
+    run_id, place = bytes.fromhex(vector["run_id"]), (vector["subspace"], vector["layer"])
+    u, v, scales = vector["u"], vector["v"], vector["scales"]
+    classes, rank = len(u), len(u[0])
+    key = seeds.derive_key(run_id, b"basis", *(part.to_bytes(8, "big") for part in place), b"U")
+    for column in range(rank):
+        values = seeds.stream(key, column * classes, classes)
+        order = sorted(range(classes), key=lambda one, values=values: int(values[one]))  # type: ignore[misc]
+        assert [u[one][column] for one in order] == [
+            *[8] * (classes // 2),
+            *[0] * (classes % 2),
+            *[-8] * (classes // 2),
+        ]
+    signs = seeds.basis_signs(run_id, *place, "V", len(scales), rank).tolist()
+    (targets,) = seeds.basis_signs(run_id, *place, "B", 1, rank).tolist()
+    square = sum(mean**2 for mean in vector["means"])
+    for column, wanted in enumerate(targets):
+        entries = [scale * row[column] for scale, row in zip(scales, signs, strict=True)]
+        lacking = 4096 * wanted - sum(map(int.__mul__, vector["means"], entries))
+        added = [(2 * mean * lacking + square) // (2 * square) for mean in vector["means"]]
+        found = [max(-127, min(127, sum(pair))) for pair in zip(entries, added, strict=True)]
+        assert [row[column] for row in v] == found
+
+
 @pytest.mark.parametrize("vector", SEEDS["batches"])
 def test_batches(vector: dict[str, Any]) -> None:
     assert seeds.batch_rows(int(vector["seed"]), 8, vector["rows"]).tolist() == vector["chosen"]

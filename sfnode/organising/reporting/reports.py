@@ -17,6 +17,7 @@ from sfnode.organising.evaluation.health import Verdict
 from sfnode.organising.evaluation.origins import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Origins
 from sfnode.organising.organiser import State
 from sfnode.organising.reporting.alarms import Silence, alarms
+from sfnode.organising.sequel import link_in
 from sfnode.printable import command
 from sfnode.schema.metrics import model_in_words, result_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth, Wait
@@ -362,6 +363,11 @@ class Reports:
     def _announced(self) -> str | None:
         said = [one.text for one in self._look() if isinstance(one, Announce)]
         return said[-1] if said else None
+
+    def sequel(self) -> str | None:
+        """Return the link to the run as which this one goes on, as announced last; None if it was not."""
+        links = [link_in(one.text) for one in self._look() if isinstance(one, Announce)]
+        return next((link for link in reversed(links) if link), None)
 
     def _since_seal(self, now: float) -> float | None:
         return now - self._sealed_at if math.isfinite(self._sealed_at) else None

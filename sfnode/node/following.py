@@ -1,0 +1,85 @@
+"""A node that follows its run: once the organiser has announced that it goes on as another, it goes there.
+
+Whether that is a run that began with this one is looked at first, by a manifest whose hash is what the signed
+link says; until a node of it answers, this one stays where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.node.startup import check_run_id
+from sfnode.peers import introductions
+from sfnode.peers.invitations import read_link
+from sfnode.store.data_folder import Layout
+from sfnode.store.disk_errors import disk_faults
+from sfnode.store.identity import Identity
+
+if TYPE_CHECKING:
+    from sfnode.node.running import RunningNode
+
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks at what is announced."""
+
+RETRY_INTERVAL = 60.0
+"""Seconds between two attempts to reach the other run: its organiser may be about to start."""
+
+DIGITS = 8
+"""Hex digits of the run in the name of the next data folder."""
+
+
+async def follow(node: RunningNode) -> None:
+    """End the node, with `sequel` set, once another run goes on from its own; until then say what is wrong
+    with it, once."""
+    said = ""
+    while True:
+        wait = LOOK_INTERVAL
+        if node.reports and (link := node.reports.sequel()):
+            try:
+                await _check(node, link)
+            except UserError as error:
+                if said != (said := str(error)):
+                    log.warning("this run goes on as another one, which cannot be followed yet: %s", error)
+                wait = RETRY_INTERVAL
+            else:
+                log.info("this run goes on as another one: this node follows")
+                node.go_on(link)
+                return
+        await asyncio.sleep(wait)
+
+
+async def _check(node: RunningNode, link: str) -> None:
+    """Ask a node of the run to which a link leads for its manifest. Raises UserError WRONG_RUN unless it says
+    that it began with this node's run, BAD_LINK, and as `introductions.run_of`."""
+    said, own = read_link(link), node.manifest.run_id.hex()
+    found = await introductions.run_of(
+        node.transport, said.addresses, said.run_id.hex(), known=False, random=SystemRandom()
+    )
+    assert found  # a run that is not known here is one or an error
+    check_run_id(found, said.run_id.hex())
+    if found.model.parent is None or found.model.parent.run_id != own:
+        raise UserError(
+            Code.WRONG_RUN,
+            f"run {found.run_id.hex()[:16]} ({found.name}) did not begin with a state of {own[:16]} "
+            f"({node.manifest.name})",
+            "The organiser announces a link to a run that `sfnode fork` has made of this one.",
+        )
+
+
+def next_folder(folder: Path, run_id: bytes) -> Path:
+    """Return the data folder in which the node of a folder takes part in another run: beside it, named after
+    that run. It has the same key. Raises UserError DATA_DIR_UNUSABLE, DISK_FULL."""
+    name = re.sub(f"-[0-9a-f]{{{DIGITS}}}$", "", folder.resolve().name)
+    after = folder.resolve().with_name(f"{name}-{run_id.hex()[:DIGITS]}")
+    own, its = Layout(folder).identity, Layout(after).identity
+    with disk_faults(after):
+        after.mkdir(mode=0o700, exist_ok=True)
+        if own.exists() and not its.exists():  # a relay has none
+            Identity.read(own).write(its)
+    return after
