@@ -29,6 +29,7 @@ from sfnode.tasks import (
     prompts,
     proposals,
     reward_numbers,
+    templates,
     verifier_sources,
 )
 
@@ -281,12 +282,14 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
 
 
 def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
-    """Return whether a ready-made task is one for a head: by default where it has labels, unless the model is
-    the task's own or options ask for a prompt or for layers of the body."""
+    """Return whether a ready-made task is one for a head: by default where it is about one text, unless the
+    model is the task's own or options ask for a prompt or for layers of the body. A frozen causal model says
+    little of how two texts compare."""
     if "kind" in given or _is_encoder(_json(home / files.CONFIG)):
         return given.get("kind") != "classification"
     own = {"template", "loss", *BODY_OPTIONS} & set(given)
-    return bool(preset.texts) and home.parent != files.EMBEDDED and not own
+    one_text = bool(preset.texts) and templates.SEPARATOR not in preset.texts
+    return one_text and home.parent != files.EMBEDDED and not own
 
 
 def _trains_head(task: Task, given: dict[str, Any], home: Path) -> bool:
