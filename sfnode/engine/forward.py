@@ -296,7 +296,7 @@ def _kept_classes(kept: KeptStates, loaded: LoadedModel, this: Pass) -> Tensor:
     """Return the same from what is kept of the rows, computing what is not."""
     keys = keys_of(*(part.cpu().numpy() for part in this[:3]))
     if lacking := kept.lacking(keys):
-        some = Pass(*(part[lacking] for part in this[:3]), *this[3:])
+        some = this._replace(**{name: getattr(this, name)[lacking] for name in Pass._fields[:3]})
         _fill(kept, loaded, [keys[row] for row in lacking], some)
     return kept.logits(kept.of(keys).to(loaded.dtype))
 

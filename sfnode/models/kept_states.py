@@ -84,7 +84,8 @@ class StateFile:
 class KeptStates:
     """The states of one model's head, by what the model sees of a text."""
 
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self, head: nn.Module, device: torch.device) -> None:
+        self._device = device
         self.file: StateFile | None = None
         """Where they are kept beyond the process, if anywhere."""
         self._head: Any = head
@@ -98,7 +99,7 @@ class KeptStates:
         unread = [key for key in keys if key not in self._rows]
         if self.file and unread:
             for key, state in self.file.read(unread).items():
-                self._take(key, torch.frombuffer(bytearray(state), dtype=torch.float32).to(self._device))
+                self._take(key, torch.frombuffer(bytearray(state), dtype=torch.float32))
         return [place for place, key in enumerate(keys) if key not in self._rows]
 
     def fill(self, keys: Sequence[bytes], run: Run) -> None:
@@ -109,13 +110,13 @@ class KeptStates:
         finally:
             self._head.forward = plain
         with torch.inference_mode(mode=False):  # a gradient may be taken at them
-            states = found.to(torch.float32).clone()
+            states = found.to("cpu", torch.float32).clone()
         self.forwards += len(keys)
         for key, state in zip(keys, states, strict=True):
             self._take(key, state)
         if self.file:
             self.file.write(
-                (key, state.cpu().numpy().tobytes()) for key, state in zip(keys, states, strict=True)
+                (key, state.numpy().tobytes()) for key, state in zip(keys, states, strict=True)
             )
 
     def _take(self, key: bytes, state: Tensor) -> None:
@@ -130,13 +131,8 @@ class KeptStates:
 
     def of(self, keys: Sequence[bytes]) -> Tensor:
         """Return the states of texts that are here, (texts, features) float32."""
-        found = torch.stack([self._rows[key] for key in keys])
+        found = torch.stack([self._rows[key] for key in keys]).to(self._device)
         self._make_room()
-        return found
-
-    @property
-    def _device(self) -> torch.device:
-        found: torch.device = next(self._head.buffers(), next(self._head.parameters(), None)).device
         return found
 
     def logits(self, states: Tensor) -> Tensor:
@@ -145,13 +141,13 @@ class KeptStates:
         return found
 
 
-def kept_for(model: PretrainedModel, sites: Sequence[Site]) -> KeptStates | None:
+def kept_for(model: PretrainedModel, sites: Sequence[Site], device: torch.device) -> KeptStates | None:
     """Return where the states of a model are kept that trains its linear head alone, or None."""
     if model.get_output_embeddings() is not None or len(sites) != 1:
         return None
     (site,) = sites
     is_head = site.target.name.removesuffix(".weight") in HEADS and site.form is Form.LINEAR
-    return KeptStates(site.module) if is_head else None
+    return KeptStates(site.module, device) if is_head else None
 
 
 def keys_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> list[bytes]:

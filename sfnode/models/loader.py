@@ -251,7 +251,7 @@ def make_trainable(
         quantised=dtype in KINDS,
         classifies=model.get_output_embeddings() is None,
         known_tokens=known,
-        kept=kept_for(model, sites),
+        kept=kept_for(model, sites, device),
     )
 
 
