@@ -1,7 +1,7 @@
 """Costs of an organiser's line searches and evaluations, the growth of its epochs, and rates that follow.
 
     phase       an epoch                            searches and evaluations may cost    a rate moves by
-    unsettled   is closed once the one before is    a fifth of what the swarm computes   2 up, 4 down
+    unsettled   is closed once the one before is    a tenth of what the swarm computes   2 up, 4 down
                 sealed, from FIRST_UPDATES on;
                 at once if the next has a new rate,
                 which then drains what was under way

@@ -212,12 +212,12 @@ def test_until_then_an_epoch_is_closed_once_the_one_before_is_sealed() -> None:
 
 
 @pytest.mark.parametrize("rows", [FIRST_ROWS, ROWS])
-def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(rows: int) -> None:
+def test_searches_and_evaluations_cost_a_tenth_at_first_and_a_twentieth_later(rows: int) -> None:
     run = Run(rows)
     for _ in range(20):
         run.epoch(0.5)
-        assert run.spent <= (run.spent + run.trained) / 5
-    assert run.spent > run.trained / 12, "a good part of what is allowed is used"
+        assert run.spent <= (run.spent + run.trained) / 10
+    assert run.spent > run.trained / 24, "a good part of what is allowed is used"
     for _ in range(STEADY):
         run.epoch(1.0)
     for _ in range(10):
@@ -228,11 +228,11 @@ def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(ro
     assert 0.02 < run.spent / (run.spent + run.trained) < 0.052
 
 
-def test_among_nodes_of_equal_speed_no_more_than_a_quarter_of_the_organisers_time_is_taken() -> None:
+def test_among_nodes_of_equal_speed_no_more_than_a_fifth_of_the_organisers_time_is_taken() -> None:
     cost = Swarm(10, 1_000_000_000, 1600, rows=FIRST_ROWS).run(4000)
     assert cost.share < 0.05
     assert cost.later < 0.05
-    assert 0 < cost.busy < 0.25
+    assert 0 < cost.busy < 0.2
     assert cost.measured > 0.5, "most epochs are judged"
     assert cost.searched > 0.5, "and searched"
 
