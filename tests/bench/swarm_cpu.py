@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +155,7 @@ def main(model: Path, train: Path, updates: int, nodes: int, batch_size: int) ->
             async with local_swarm.LocalSwarm(
                 build(given), nodes=nodes, folder=folder, evaluate=False
             ) as all_of:
-                async for progress in all_of:
-                    pass
-            return progress
+                return [progress async for progress in all_of][-1]
 
         progress = asyncio.run(run())
         told = [json.loads((folder / f"node-{n}" / COSTS).read_text()) for n in range(1, nodes + 1)]
@@ -180,7 +177,8 @@ def report(told: list[dict[str, Any]], needed: float) -> float:
         parts.update(one["parts"])
         own = sum(one["parts"].values()) - one["parts"].get("step", 0.0)
         print(
-            f"node {number}: {one['all']:.0f} s, {one['steps']} updates, {own / one['all']:.1%} for other questions"
+            f"node {number}: {one['all']:.0f} s, {one['steps']} updates, "
+            f"{own / one['all']:.1%} for other questions"
         )
         print("  threads since the start:", ", ".join(f"{k} {v:.1f} s" for k, v in one["threads"].items()))
     parts["the rest"] = every - sum(parts.values())
