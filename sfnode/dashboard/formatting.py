@@ -88,10 +88,10 @@ def rate(number: float | None) -> str:
 
 
 def pace(number: float | None) -> str:
-    """Format a rate of updates: `123/s`, `1.5/s`, `9.6/min` below one a second; `?` if it is unknown."""
+    """Format a rate of updates: `123/s`, `1.5/s`, `10/min` below one a second; `?` if it is unknown."""
     if number is None or number >= 1:
         return "?" if number is None else f"{rate(number)}/s"
-    return f"{60 * number:.1f}/min"
+    return f"{60 * number:.{0 if 60 * number >= 0.95 or not number else 1}f}/min"
 
 
 def percent(share: float) -> str:
