@@ -13,7 +13,7 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.limit import limit_lines
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats, span
+from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats, pace, span
 from sfnode.schema.metrics import drift_in_words, trained_by
 from sfnode.schema.unchecked import plain
 from sfnode.sizes import part_of, size_text
@@ -49,7 +49,7 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
         f"run      {s.run_name} ({s.run_id[:16]})",
         f"state    {s.state} as {s.role}, up {s.uptime / 60:.1f} min",
         _updates(s),
-        f"own      {s.own_updates} since start, {s.updates_per_second:.1f}/s{told}",
+        f"own      {s.own_updates} since start, {pace(s.updates_per_second)}{told}",
         *_device_lines(s),
         f"links    {len(s.links)} ({agreeing} with the same digest)",
         f"digest   {s.digest}",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sfnode.dashboard.formatting import beside, count
+from sfnode.dashboard.formatting import beside, count, pace, span
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import figure, measured, metric_of, trained_by
@@ -24,7 +24,8 @@ SHORT_DIGEST = 12
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
-    """Format the updates of the slowest node, the rate of all nodes, and their mean loss or reward."""
+    """Format the updates of the slowest node, the rate of all nodes, the time left at this rate, and the
+    mean loss or reward."""
     there = [status for status in statuses if status]
     if len(there) < len(statuses):
         return f"{len(there)} of {len(statuses)} nodes are up"
@@ -34,10 +35,12 @@ def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus 
     losses = [status.loss for status in there if status.loss is not None]
     trained = trained_by(there[0].task)
     told = f", {trained.name} {trained.of(sum(losses) / len(losses)):.3f}" if losses else ""
+    used, budget = (organised.counted, organised.budget) if organised else (known, budget)
+    told = f", {pace(rate)}" + (f", {span((budget - used) / rate)} left" if rate else "") + told
     if organised is None:
-        return f"{part_of(known, budget)} updates, {rate:.0f}/s{told}"
+        return f"{part_of(known, budget)} updates{told}"
     counted = f"{part_of(organised.counted, organised.budget)} count in {organised.sealed} epochs"
-    return f"{count(known)} updates, {counted}, {rate:.0f}/s{told}"
+    return f"{count(known)} updates, {counted}{told}"
 
 
 def progress_table(
@@ -48,7 +51,7 @@ def progress_table(
     table.add_column("node", justify="right")
     table.add_column("state")
     trained = next((trained_by(status.task).name for status in statuses if status), "")
-    for column in ("known", "own", "per s", trained, "links"):
+    for column in ("known", "own", "speed", trained, "links"):
         table.add_column(column, justify="right")
     table.add_column("digest")
     for number, status in enumerate(statuses, 1):
@@ -61,7 +64,7 @@ def _cells(status: Status) -> list[str]:
         status.state,
         str(status.known),
         str(status.own_updates),
-        f"{status.updates_per_second:.1f}",
+        pace(status.updates_per_second),
         "" if status.loss is None else f"{trained_by(status.task).of(status.loss):.3f}",
         str(len(status.links)),
         status.digest[:SHORT_DIGEST],

@@ -87,6 +87,13 @@ def rate(number: float | None) -> str:
     return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
 
 
+def pace(number: float | None) -> str:
+    """Format a rate of updates: `123/s`, `1.5/s`, `10/min` below one a second; `?` if it is unknown."""
+    if number is None or number >= 1:
+        return "?" if number is None else f"{rate(number)}/s"
+    return f"{60 * number:.{0 if 60 * number >= 0.95 or not number else 1}f}/min"
+
+
 def percent(share: float) -> str:
     """Format 0.5 as `50 %` and 0.0123 as `1.2 %`; only zero is `0 %`."""
     if 0 < share < 0.0005:

@@ -20,8 +20,8 @@ from sfnode.dashboard.formatting import (
     braille,
     count,
     limits_in_words,
+    pace,
     percent,
-    rate,
     smooth,
     span,
     spark,
@@ -213,10 +213,10 @@ def _charts(shown: Shown, found: Quality, width: int, height: int) -> list[Text]
     course, swarm = smooth(courses, SMOOTH), smooth(c.swarm_rate, SMOOTH)
     now = None if s.loss is None else trained.of(s.loss)
     told = "none: a relay has no model" if s.role == "relay" else _number(now)
-    rates = f"all {rate(p.updates_per_second)}  this node {rate(s.updates_per_second)}"
+    rates = f"all {pace(p.updates_per_second)}  this node {pace(s.updates_per_second)}"
     charts = [
         _Chart(f"{trained.name}  {told}", course, f"{_ends(course)} in {span(c.now)}", "yellow"),
-        _Chart(f"updates/s  {rates}", swarm, f"all {_ends(swarm)}", "green"),
+        _Chart(f"updates  {rates}", swarm, f"all {_ends(swarm)}", "green"),
     ]
     if width >= WIDE:
         results = [point.value for point in found.points]

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.dashboard.formatting import count, nats, percent, rate
+from sfnode.dashboard.formatting import count, nats, pace, percent
 from sfnode.errors import UserError
 from sfnode.schema.node_state import NodeState
 
@@ -133,9 +133,7 @@ def doing_in(s: Status) -> Words:
             return Words("Training: the first update is being computed.", Mood.GOOD)
         case NodeState.TRAINING:
             made = f"{count(s.contributed)} updates so far ({share} of all)"
-            return Words(
-                f"Training: {made}, {rate(s.updates_per_second)} more every second{_room(s)}.", Mood.GOOD
-            )
+            return Words(f"Training: {made}, {pace(s.updates_per_second)}{_room(s)}.", Mood.GOOD)
         case NodeState.WAITING:
             return Words(f"Waiting: {s.wait.text if s.wait else 'it may make no updates now'}.", Mood.WARN)
         case NodeState.STARTING | NodeState.ASKING | NodeState.FINISHING:

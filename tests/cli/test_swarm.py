@@ -46,22 +46,31 @@ def drawn(table: Table) -> list[str]:
 
 
 def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
-    lines = drawn(progress_table("a-rather-long-name", [status(), None]))
+    slow = status(updates_per_second=0.99)
+    lines = drawn(progress_table("a-rather-long-name", [status(), slow, None]))
     assert max(map(len, lines)) <= 80
+    assert any("59/min" in line for line in lines)
     row = next(line for line in lines if "catching-up" in line)
-    for text in ("123456", "34567", "123.4", "12.346", "0123456789ab"):
+    for text in ("123456", "34567", "123/s", "12.346", "0123456789ab"):
         assert text in row
     assert any("starting" in line for line in lines)
 
 
 def test_progress_of_an_organised_run_tells_what_counts() -> None:
     line = progress_line([status(known=48, loss=1.0)], organised_status())
-    assert line == "48 updates, 40 of 50 count in 3 epochs, 123/s, loss 1.000"
+    assert line == "48 updates, 40 of 50 count in 3 epochs, 123/s, 0:00 left, loss 1.000"
+
+
+def test_less_than_one_update_a_second_is_told_by_the_minute_with_the_time_that_is_left() -> None:
+    """A real model's run said `0/s` for half an hour."""
+    slow = status(known=48, loss=1.0, updates_per_second=0.05)
+    line = progress_line([slow, slow], organised_status())
+    assert line == "48 updates, 40 of 50 count in 3 epochs, 6/min, 1:40 left, loss 1.000"
 
 
 def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
     line = progress_line([status(known=10, loss=1.0), status(known=12, loss=2.0), status(loss=None)])
-    assert line == "10 of 200,000 updates, 370/s, loss 1.500"
+    assert line == "10 of 200,000 updates, 370/s, 9:00 left, loss 1.500"
 
 
 def test_while_nodes_start_it_says_how_many_are_up() -> None:

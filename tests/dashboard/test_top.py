@@ -117,7 +117,7 @@ def it_says_in_one_sentence_whether_the_node_does_anything(seen: Shown) -> None:
     def sentence(**fields: Any) -> Words:
         return doing(with_status(seen, **{"known": 200, "contributed": 50, **fields}).now)
 
-    made = "Training: 50 updates so far (25 % of all), 1.5 more every second."
+    made = "Training: 50 updates so far (25 % of all), 1.5/s."
     assert sentence(state="training", updates_per_second=1.5) == (made, Mood.GOOD)
     assert sentence(state="training", contributed=0).text == "Training: the first update is being computed."
     assert sentence(state="paused", pauses=["hours: only 22:00-07:00"]) == (
@@ -224,7 +224,7 @@ def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
     (heads,) = [line for line in lines if line.startswith("peer ")]
     assert "rank  origin" in heads
     (charts,) = [line for line in lines if line.startswith("accuracy")]
-    assert charts.index("loss") < charts.index("updates/s")
+    assert charts.index("loss") < charts.index("updates ")
     assert "You: 99 updates (50 % of all), rank 1 of 2." in lines
     assert any(line.startswith("Drift from the base: weights moved by ") for line in lines)
     alone = seen._replace(origins=page, only_origins=True)

@@ -28,6 +28,11 @@ export function delay(seconds) {
 
 export const rate = (number) => (number === null ? "unknown" : number < 100 ? number.toFixed(1) : count(Math.round(number)));
 
+export function pace(number) {
+  if (number === null || number >= 1) return number === null ? "unknown" : `${rate(number)} a second`;
+  return `${(60 * number).toFixed(1)} a minute`;
+}
+
 export function percent(share) {
   if (share > 0 && share < 0.0005) return "< 0.1 %";
   return `${(100 * share).toFixed(share >= 0.0995 || !share ? 0 : 1)} %`;
