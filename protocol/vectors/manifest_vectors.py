@@ -97,6 +97,10 @@ CENTRED: dict[str, Any] = OPEN | {
 
 GROUPS: dict[str, Any] = OPEN | {"training": OPEN["training"] | {"group": 8}}
 
+FORMATS: dict[str, Any] = OPEN | {
+    "training": OPEN["training"] | {"epsilons": {"bfloat16": 0.0078125, "float16": 0.004}}
+}
+
 DECAYING: dict[str, Any] = ORGANISED | {"training": ORGANISED["training"] | {"decay": 0.99}}
 
 SHARED_DATA: dict[str, Any] = OPEN | {
@@ -142,7 +146,10 @@ def vectors() -> dict[str, Any]:
         **_manifest(MANIFEST),
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
-            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS, SHARED_DATA, DECAYING, REWARD)
+            for fields in (
+                *(OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS),
+                *(FORMATS, SHARED_DATA, DECAYING, REWARD),
+            )
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}

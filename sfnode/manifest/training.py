@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -43,6 +43,10 @@ class Training(Section):
     bases: Hex32 | Literal[""] = ""
     """Digest of the published bases with which the run begins (SPEC R10); empty if they are random."""
     epsilon: float = Field(default=1e-3, gt=0, le=1)
+    epsilons: dict[Literal["bfloat16", "float16"], Annotated[float, Field(gt=0, le=1)]] = Field(
+        default_factory=dict
+    )
+    """That of a node which computes in such a format (SPEC U2); in any other one it is `epsilon`."""
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     batch_size: int = Field(default=4, ge=1, le=4096)
@@ -65,10 +69,10 @@ class Training(Section):
             raise ValueError("rank must be a power of two")
         return value
 
-    @field_validator("epsilon")
+    @field_validator("epsilon", "epsilons")
     @classmethod
-    def _tells_points_apart(cls, value: float) -> float:
-        if value < LEAST_EPSILON:
+    def _tells_points_apart(cls, value: float | dict[str, float]) -> float | dict[str, float]:
+        if any(one < LEAST_EPSILON for one in (value.values() if isinstance(value, dict) else (value,))):
             raise ValueError(
                 f"points nearer than {LEAST_EPSILON:.2g} are the same in float16, and next to the same in "
                 "float32; 1e-3 is usual"
@@ -137,6 +141,10 @@ class Training(Section):
     def unit(self) -> float:
         """The value of an entry of 1 of U and V."""
         return PUBLISHED_UNIT if self.bases else 1.0
+
+    def epsilon_in(self, dtype: str) -> float:
+        """Return the distance of the points for a node that computes in this number format."""
+        return {str(name): value for name, value in self.epsilons.items()}.get(dtype, self.epsilon)
 
     def with_random_bases(self) -> Training:
         """Return the same numbers with random bases, with which steps cost as much and no file is needed."""
