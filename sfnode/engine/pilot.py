@@ -54,7 +54,8 @@ it: at 2 a run still learns as well as without a limit."""
 
 NEAR = 2.0
 """A limit that the run has already stays if it is at most this many times too large or too small: another
-sample of some twenty directions would say so, too. So the built-in run is the same for everybody who makes it."""
+sample of some twenty directions would say so, too. So the built-in run is the same for everybody who makes
+it."""
 
 LARGEST_MOVE = 0.25
 """One update may move the weights by no more than this share of their root mean square. At this share it

@@ -104,13 +104,13 @@ def data_file(kind: str) -> Path:
     return path
 
 
-READING = "loading libraries\nreading the model and the data\n"
-"""What is said at first."""
+READING = r"(loading libraries.*\n)+(reading the model and the data.*\n)+"
+"""What is said at first; on a slow machine more than once."""
 
-MEASURING = r"measuring what suits the model: about \d+ s left\n"
-"""What is said, once, where it takes less than ten seconds."""
+MEASURING = r"measuring what suits the model: about \d+ (s|min) left\n(measuring what suits .*\n)*"
+"""What is said while numbers are measured."""
 
-ANSWERS = "writing answers along some directions\n"
+ANSWERS = r"(writing answers along some directions.*\n)+"
 """What is said in a reward run."""
 
 
@@ -432,7 +432,8 @@ def test_a_big_model_need_not_be_loaded_and_one_is_told_what_that_means(
 ) -> None:
     monkeypatch.setattr(loader, "load", None)
     ended = sfnode("init", "--no-measure", "--model", model, "--task", "reviews")
-    assert (ended.status, ended.err) == (0, READING)
+    assert ended.status == 0
+    assert re.fullmatch(READING, ended.err)
     assert (
         "No scalars were measured (--no-measure). scalar_limit is 32767, the most that 16 bits" in ended.out
     )
