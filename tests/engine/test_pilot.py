@@ -185,16 +185,14 @@ def test_a_run_that_has_test_data_only_is_measured_on_them() -> None:
     assert measure(private).spread > 0
 
 
-@pytest.mark.parametrize("group", [0, 5])
-def test_what_groups_tell_follows_from_slopes_and_bends(group: int, tmp_path: Path) -> None:
+def test_what_groups_tell_follows_from_slopes_and_bends(tmp_path: Path) -> None:
     """Of directions on mini-batches of their own; updates of a group share one."""
-    run = trainer(manifest("opt", group=group, batch_size=4), data_file(tmp_path))
-    distance = 0.02
-    seeds, slopes, bends, taken = pilot.three_points(run, distance, 10_000, lambda done, total: None)
-    assert (len(seeds), taken) == (pilot.SLOPES, 3 * 4 * pilot.SLOPES)
-    measured = [one.alpha for one in run.estimate(pilot.seeds_of(run, 200), 0, distance)]
+    run, distance = trainer(manifest("opt", group=5, batch_size=4), data_file(tmp_path)), 0.02
+    seeds, slopes, bends, taken = pilot.three_points(run, distance, 3 * 4 * 30, lambda done, total: None)
+    assert (len(seeds), taken) == (30, 3 * 4 * 30)
+    measured = [one.alpha for one in run.estimate(pilot.seeds_of(run, 60), 0, distance)]
     found = pilot.told(run.manifest.training, slopes, bends, distance)
-    assert np.sqrt(np.mean(found**2)) == pytest.approx(np.sqrt(np.mean(np.square(measured))), rel=0.3)
+    assert np.sqrt(np.mean(found**2)) == pytest.approx(np.sqrt(np.mean(np.square(measured))), rel=0.4)
 
 
 def test_large_mini_batches_are_measured_in_part_and_few_directions_where_they_cost_much() -> None:
