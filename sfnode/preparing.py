@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Container
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from pydantic import ValidationError
 
 from sfnode.engine import head_numbers, making_bases, pilot, reward_trial, trial
 from sfnode.engine.making_bases import Made
-from sfnode.engine.pilot import Advance, Pilot, prior_of
+from sfnode.engine.pilot import Advance, Pilot
 from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
@@ -28,11 +29,44 @@ from sfnode.models import bases
 from sfnode.models.kept_states import HEADS
 from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
-from sfnode.tasks import dataset, prompts, public_files, row_files
+from sfnode.tasks import dataset, prompts, public_files, row_files, verifying
+from sfnode.tasks.presets import PRESETS, of_model
 from sfprotocol.model_listing import MAX_DATA
 
-Waiting = Callable[[str], AbstractContextManager[Advance]]
-"""Told what begins; it gives what is told how far that is, and ends with it."""
+Tell = Callable[[int], None]
+"""Told how many example-forwards have been taken."""
+
+
+class Waiting(Protocol):
+    """Shows what is under way."""
+
+    def __call__(self, what: str, seconds: float = 0.0, /) -> AbstractContextManager[Advance]:
+        """Take what begins, and how many seconds it may take (0: unknown); give what is told how far it
+        is, and end with it."""
+
+
+FORWARDS = 590
+"""Example-forwards that `prepare` takes at most: with the few short rows by which loading a model checks its
+layers, no more than 600; a minute on two cores with a model of 135 M parameters. What they do not tell, the
+first epochs do: there are searches at their seals."""
+
+LOADING = 100
+"""Loading the model, in example-forwards that take as long: both grow with its size."""
+
+SECONDS = 7e-10
+"""Seconds of an example-forward on a CPU for each trained parameter, until it is known: SmolLM2-135M takes
+0.07 s for a row of 60 tokens on two cores."""
+
+RANKS = {"activations": 8, "gradients": 1}
+"""Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
+takes, and the fewer there are the more an update learns."""
+
+DEFAULT_BASIS = "activations"
+"""Usual kind of bases where numbers are tried out: with the centred loss and rates that are found it learns
+most of what forward passes alone can do, or as much, on three tasks (docs/research-log.md)."""
+
+TRIED = ("epsilon", "scalar_delta", "learning_rate")
+"""Numbers that are tried out."""
 
 
 class Means(NamedTuple):
@@ -64,6 +98,19 @@ class LeftOut(NamedTuple):
     """Places of the first of them, and what is wrong there."""
 
 
+class Wanted(NamedTuple):
+    """What is measured before a run starts."""
+
+    basis: str
+    """Kind of the bases that are made; empty: none."""
+    asked: bool
+    """Whether its owner asked for that kind: then that none can be made is an error."""
+    trial: bool
+    """Whether epsilon, scalar_delta and a first learning rate are tried out, where they are not given."""
+    limit: bool
+    """Whether the limit of the scalars and the base model's prior are measured."""
+
+
 class Prepared(NamedTuple):
     """A manifest, and what its numbers follow from."""
 
@@ -72,6 +119,66 @@ class Prepared(NamedTuple):
     """Or why there was none; None if it was not asked for."""
     pilot: Pilot | None
     """None if it was not asked for."""
+    bases: Made | str | None = None
+    """Or why none were made; None if none were asked for."""
+    example_forwards: int = 0
+    """A backward pass counts as two forward passes."""
+
+
+def wanted(
+    manifest: Manifest, given: Container[str], basis: str | None, calibrate: bool | None, measure: bool
+) -> Wanted:
+    """Decide what is to be measured for a run whose numbers `given` by name are as its owner wants them.
+
+    `basis` is the kind that was asked for, and `calibrate` whether a trial was, where somebody said so.
+    """
+    taken = basis or manifest.training.basis
+    known = all(name in given for name in TRIED) or (taken == "random" and _is_built_in(manifest))
+    usual = measure and not known
+    random = manifest.training.basis == "random" and not takes_features(manifest)
+    unasked = usual and calibrate is None and random and manifest.task.has_slopes
+    kind = basis or (DEFAULT_BASIS if unasked else "")
+    return Wanted(
+        "" if kind == "random" else kind,
+        basis is not None,
+        usual if calibrate is None else calibrate,
+        measure,
+    )
+
+
+def takes_features(manifest: Manifest) -> bool:
+    """Return whether a run trains a linear head alone, whose directions follow from the features it sees."""
+    target, *others = manifest.model.parsed_targets()
+    numbers = manifest.training
+    plain = manifest.task.loss == "plain" and not numbers.group and not numbers.bases
+    return plain and not others and target.name in HEADS
+
+
+def _is_built_in(manifest: Manifest) -> bool:
+    """Return whether a run is a built-in one, whose numbers were measured for random bases."""
+    ready = PRESETS.get(of_model(manifest.model.source) or "")
+    found = manifest.data.train, manifest.task.kind
+    return ready is not None and found == (ready.data.train, ready.task.kind)
+
+
+Note = Callable[[Path], None]
+"""Told of a file that is about to be written."""
+
+
+@contextmanager
+def all_or_nothing() -> Iterator[Note]:
+    """Yield what is told of files; if the block fails or is interrupted, those that it made are removed."""
+    made: list[Path] = []
+    try:
+        yield lambda file: None if file.exists() else made.append(file)
+    except BaseException:
+        for file in made:
+            file.unlink(missing_ok=True)
+        raise
+
+
+def unnoted(file: Path) -> None:
+    """Take no note."""
 
 
 def make_bases(
@@ -87,18 +194,19 @@ def make_bases(
     return bases.path_in(folder, digest), made
 
 
-def keep_bases(file: Path, folder: Path, manifest: Manifest) -> tuple[Path, int]:
+def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnoted) -> tuple[Path, int]:
     """Copy a manifest's bases to a folder once they are found right; return the copy, and its bytes.
 
     Raises UserError BASES_UNUSABLE, DISK_FULL, DATA_DIR_UNUSABLE.
     """
     targets, rank = manifest.model.parsed_targets(), manifest.training.rank
     with disk_faults(folder):
+        note(bases.path_in(folder, bases.digest_of(file)))
         kept = bases.path_in(folder, bases.keep(file, folder, targets, rank))
     return kept, bases.size_of(targets, rank)
 
 
-def without_bad_rows(task: Task, data: Data, folder: Path) -> dict[DataRole, LeftOut]:
+def without_bad_rows(task: Task, data: Data, folder: Path, note: Note = unnoted) -> dict[DataRole, LeftOut]:
     """Write the rows of data that fit a task to files in a folder, where not all do; return these files.
 
     So nodes read the same rows, whatever each would call bad. Raises UserError as `dataset.load_rows`,
@@ -108,12 +216,12 @@ def without_bad_rows(task: Task, data: Data, folder: Path) -> dict[DataRole, Lef
     for role in public_files.ROLES:
         source = data.source(role)
         if source not in made:
-            made[source] = _sifted(source, task, folder, role)
+            made[source] = _sifted(source, task, folder, role, note)
     found = {role: made[data.source(role)] for role in public_files.ROLES}
     return {role: one for role, one in found.items() if one}
 
 
-def _sifted(source: str, task: Task, folder: Path, role: DataRole) -> LeftOut | None:
+def _sifted(source: str, task: Task, folder: Path, role: DataRole, note: Note) -> LeftOut | None:
     rows, bad = dataset.sifted(source, task)
     if not bad:
         return None
@@ -125,11 +233,12 @@ def _sifted(source: str, task: Task, folder: Path, role: DataRole) -> LeftOut | 
     name = Path(source).stem if is_file(source) else role
     digest = hashlib.blake2b(lines, digest_size=4).hexdigest()  # the file of another run may be there
     file = folder / f"{name}-{digest}.jsonl"
+    note(file)
     write_whole(file, lines)
     return LeftOut(file, str(bad))
 
 
-def share_data(manifest: Manifest, folder: Path) -> tuple[Manifest, Shared]:
+def share_data(manifest: Manifest, folder: Path, note: Note = unnoted) -> tuple[Manifest, Shared]:
     """Return a manifest with digests of the files that its data are in, and with their names in place of
     their paths; copy to the folder, where the manifest is to be, those that are elsewhere.
 
@@ -143,7 +252,7 @@ def share_data(manifest: Manifest, folder: Path) -> tuple[Manifest, Shared]:
             continue
         file = Path(source)
         digest = fields["digests"][role] = _digest_of(file)
-        name = fields[role] = _beside(file, folder, digest, shared.copied)
+        name = fields[role] = _beside(file, folder, digest, shared.copied, note)
         if name not in shared.names:
             shared.names.append(name)
             size += (folder / name).stat().st_size
@@ -172,12 +281,13 @@ def _digest_of(file: Path) -> str:
     return digest
 
 
-def _beside(file: Path, folder: Path, digest: str, copied: list[str]) -> str:
+def _beside(file: Path, folder: Path, digest: str, copied: list[str], note: Note) -> str:
     """Return the name of a file of data in a folder; copy it there if need be, and note that."""
     there = folder / file.name
     if public_files.digest_of(there) != digest:
         if there.exists():
             there = folder / f"{file.stem}-{digest[:8]}{file.suffix}"
+        note(there)
         with disk_faults(folder):
             public_files.keep(file, there, digest)
         copied.append(there.name)
@@ -185,101 +295,106 @@ def _beside(file: Path, folder: Path, digest: str, copied: list[str]) -> str:
 
 
 def prepare(
-    manifest: Manifest,
-    given: Container[str],
-    means: Means,
-    *,
-    calibrate: bool,
-    measure: bool,
-    waiting: Waiting,
+    manifest: Manifest, given: Container[str], means: Means, asked: Wanted, waiting: Waiting
 ) -> Prepared:
-    """Choose a manifest's numbers by its model, but for those that were `given` by name.
+    """Make bases and choose a manifest's numbers by its model, but for those that were `given` by name.
 
-    `calibrate` tries out epsilon, scalar_delta and a first learning rate; `measure` takes the base model's
-    prior and the limit of the scalars. In a reward run answers are written for either. Raises UserError as
-    `pilot.measure`, `pilot.check` and `reward_trial.run` do.
+    Whatever is `asked` takes FORWARDS example-forwards at most, but for bases from gradients. In a reward run
+    answers are written in their place. Raises UserError as `making_bases.make`, `pilot.measure`,
+    `pilot.check` and `reward_trial.run` do.
     """
     if not manifest.task.has_slopes:
-        return _prepare_rewards(manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting)
-    if calibrate and (headed := _with_features(manifest, given, means, waiting)):
-        return headed
-    tried = _trial(manifest, "epsilon" in given, means, waiting) if calibrate else None
-    if isinstance(tried, Trial):
-        manifest = _with_suitable(manifest, tried, given)
-    if not measure:
-        return Prepared(manifest, tried, None)
-    manifest = with_prior(manifest, means, waiting)
-    found = tried.pilot if isinstance(tried, Trial) else _slopes(manifest, means, waiting)
-    return _limited(manifest, given, tried, found)
+        return _prepare_rewards(manifest, given, means, asked, waiting)
+    if not (asked.basis or asked.trial or asked.limit):
+        return Prepared(manifest, None, None)
+    total = LOADING + max(FORWARDS, _for_bases(asked) + pilot.PRIOR_ROWS + pilot.FORWARDS)
+    with waiting("measuring what suits the model", _seconds(manifest, means, total)) as advance:
+        trainer, reason = pilot.any_trainer(manifest, means.device, means.dtype, means.bases)
+        with trainer:
+            tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
+            tell(0)
+            found = _measured(manifest, given, means, asked, trainer, reason, tell)
+    return _limited(found, given)
 
 
-def takes_features(manifest: Manifest) -> bool:
-    """Return whether a run trains a linear head alone, whose directions follow from the features it sees."""
-    target, *others = manifest.model.parsed_targets()
-    numbers = manifest.training
-    plain = manifest.task.loss == "plain" and not numbers.group and not numbers.bases
-    return plain and not others and target.name in HEADS
-
-
-def _with_features(
-    manifest: Manifest, given: Container[str], means: Means, waiting: Waiting
-) -> Prepared | None:
-    """Return a run that trains a linear head with numbers for it; None for another run, and where there are
-    no rows."""
-    if not takes_features(manifest):
-        return None
-    with waiting("reading rows through the model") as advance:
-        found = head_numbers.prepare(manifest, advance=advance, **means._asdict())
-    if found is None:
-        return None
-    kept = {name: getattr(manifest.training, name) for name in head_numbers.CHOSEN if name in given}
-    return _limited(_changed(found[0], "training", **kept), given, None, found[1])
-
-
-def _prepare_rewards(
+def _measured(
     manifest: Manifest,
     given: Container[str],
     means: Means,
-    *,
-    calibrate: bool,
-    measure: bool,
-    waiting: Waiting,
+    asked: Wanted,
+    trainer: Trainer,
+    reason: str,
+    tell: Tell,
 ) -> Prepared:
-    if not (calibrate or measure):
-        return Prepared(manifest, None, None)
-    with waiting("writing answers along some directions") as advance:
-        keep = not calibrate or "epsilon" in given
-        found = reward_trial.run(manifest, keep_epsilon=keep, advance=advance, **means._asdict())
-    if isinstance(found, Pilot):
-        return _limited(manifest, given, found.reason if calibrate else None, found)
-    if calibrate:
-        manifest = _with_suitable(manifest, found, given)
-    return _limited(manifest, given, found if calibrate else None, found.pilot)
+    """Measure what is asked: bases, prior, and with what is left of FORWARDS the numbers."""
+    found = Prepared(manifest, None, None)
+    if asked.basis:
+        found, trainer = _with_bases(found, given, means, asked, trainer, tell)
+    if reason:
+        nothing = Pilot(np.zeros(0), pilot.typical_weight(trainer.loaded), reason)
+        return found._replace(trial=reason if asked.trial else None, pilot=nothing if asked.limit else None)
+    if asked.limit and manifest.task.loss == "centred":
+        prior, taken = pilot.prior_of(trainer)
+        found = found._replace(
+            manifest=_changed(found.manifest, "task", prior=prior),
+            example_forwards=found.example_forwards + taken,
+        )
+    if asked.trial and takes_features(manifest):
+        return _with_features(found, given, trainer, tell)
+    spent = found.example_forwards
+    left = max(FORWARDS - spent, pilot.FORWARDS)
+    onward = _share(spent, left, tell)
+    if asked.trial:
+        tried = trial.run(trainer, keep_epsilon="epsilon" in given, forwards=left, advance=onward)
+        if isinstance(tried, str):
+            nothing = Pilot(np.zeros(0), pilot.typical_weight(trainer.loaded), tried)
+            return found._replace(trial=tried, pilot=nothing if asked.limit else None)
+        return found._replace(
+            manifest=_with_suitable(found.manifest, tried, given),
+            trial=tried,
+            pilot=tried.pilot if asked.limit else None,
+            example_forwards=spent + tried.pilot.example_forwards,
+        )
+    if asked.limit:
+        slopes = pilot.measure(trainer, left, onward)
+        found = found._replace(pilot=slopes, example_forwards=spent + slopes.example_forwards)
+    return found
 
 
-def _limited(
-    manifest: Manifest, given: Container[str], tried: Trial | RewardTrial | str | None, found: Pilot
-) -> Prepared:
-    """Return the manifest with a limit that suits these slopes, unless one is given."""
-    if "scalar_limit" in given:
-        pilot.check(manifest.training, found)
-        return Prepared(manifest, tried, found)
-    return Prepared(pilot.with_limit(manifest, found), tried, found)
+def _with_features(found: Prepared, given: Container[str], trainer: Trainer, tell: Tell) -> Prepared:
+    """Return with the features of a head, and with numbers that suit them."""
+    trainer = head_numbers.fitted(trainer, given, _share(0, head_numbers.ROWS, tell))
+    measured = trainer.estimate(pilot.seeds_of(trainer, head_numbers.SLOPES), 0, trainer.epsilon)
+    slopes = np.nan_to_num([one.alpha for one in measured])
+    chosen = {name: getattr(trainer.manifest.training, name) for name in head_numbers.CHOSEN}
+    manifest = _changed(found.manifest, "training", **chosen)
+    return found._replace(manifest=manifest, pilot=Pilot(slopes, 0.0), example_forwards=head_numbers.ROWS)
 
 
-def _with_suitable(manifest: Manifest, found: Trial | RewardTrial, given: Container[str]) -> Manifest:
-    chosen = {name: value for name, value in suitable(found).items() if name not in given}
-    return _changed(manifest, "training", **chosen)
-
-
-def suitable(found: Trial | RewardTrial) -> dict[str, float]:
-    """Return the numbers that suit the model, by name."""
-    return {"epsilon": found.epsilon, "scalar_delta": found.delta, "learning_rate": found.rate}
-
-
-def _trial(manifest: Manifest, keep_epsilon: bool, means: Means, waiting: Waiting) -> Trial | str:
-    with waiting("trying out numbers") as advance:
-        return trial.run(manifest, keep_epsilon=keep_epsilon, advance=advance, **means._asdict())
+def _with_bases(
+    found: Prepared,
+    given: Container[str],
+    means: Means,
+    asked: Wanted,
+    trainer: Trainer,
+    tell: Tell,
+) -> tuple[Prepared, Trainer]:
+    """Return with bases of the kind that is asked for, at a rank for it, and a trainer that has them."""
+    manifest, folder = found.manifest, means.bases or Path()
+    rank = manifest.training.rank if "rank" in given else RANKS[asked.basis]
+    try:
+        if not manifest.data.train:
+            raise dataset.needed(manifest.task)
+        ranked = trainer.like(_changed(trainer.manifest, "training", rank=rank), None)
+        file, made = make_bases(ranked, asked.basis, folder, _share(0, _for_bases(asked), tell))
+    except UserError as error:
+        if asked.asked:
+            raise
+        return found._replace(bases=error.what), trainer
+    chosen = {"rank": rank, "basis": "published", "bases": bases.digest_of(file)}
+    manifest = _changed(manifest, "training", **chosen)
+    found = found._replace(manifest=manifest, bases=made, example_forwards=made.example_forwards)
+    return found, trainer.like(_changed(trainer.manifest, "training", **chosen), folder)
 
 
 def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
@@ -288,13 +403,66 @@ def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
     if manifest.task.loss == "plain":
         return manifest
     with waiting("measuring the base model's prior"):
-        prior = prior_of(manifest, device=means.device, dtype=means.dtype, folder=means.bases)
+        trainer, reason = pilot.any_trainer(manifest, means.device, means.dtype, means.bases)
+        with trainer:
+            prior = () if reason else pilot.prior_of(trainer)[0]
     return _changed(manifest, "task", prior=prior)
 
 
-def _slopes(manifest: Manifest, means: Means, waiting: Waiting) -> Pilot:
-    with waiting("measuring scalars") as advance:
-        return pilot.measure(manifest, advance=advance, **means._asdict())
+def _for_bases(asked: Wanted) -> int:
+    return making_bases.cost(asked.basis) if asked.basis else 0
+
+
+def _share(before: int, units: int, tell: Tell) -> Advance:
+    """Return what tells how much is taken when a part of it, of so many units, is so far."""
+    return lambda done, total: tell(before + units * done // total)
+
+
+def _seconds(manifest: Manifest, means: Means, forwards: int) -> float:
+    """Return about how long so many example-forwards take; 0 where that is not known before."""
+    if means.device != "cpu":
+        return 0.0
+    trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
+    return SECONDS * forwards * trained
+
+
+def _prepare_rewards(
+    manifest: Manifest, given: Container[str], means: Means, asked: Wanted, waiting: Waiting
+) -> Prepared:
+    if asked.basis:
+        verifying.require_slopes(manifest.task)
+    if not (asked.trial or asked.limit):
+        return Prepared(manifest, None, None)
+    with waiting("writing answers along some directions", 0.0) as advance:
+        keep = not asked.trial or "epsilon" in given
+        found = reward_trial.run(manifest, keep_epsilon=keep, advance=advance, **means._asdict())
+    if isinstance(found, Pilot):
+        return _limited(Prepared(manifest, found.reason if asked.trial else None, found), given)
+    if asked.trial:
+        manifest = _with_suitable(manifest, found, given)
+    return _limited(Prepared(manifest, found if asked.trial else None, found.pilot), given)
+
+
+def _limited(found: Prepared, given: Container[str]) -> Prepared:
+    """Return with a limit that suits the slopes, unless one is given."""
+    if found.pilot is None:
+        return found
+    if "scalar_limit" in given:
+        pilot.check(found.manifest.training, found.pilot)
+        return found
+    return found._replace(manifest=pilot.with_limit(found.manifest, found.pilot))
+
+
+def _with_suitable(manifest: Manifest, found: Trial | RewardTrial, given: Container[str]) -> Manifest:
+    chosen: dict[str, Any] = {name: value for name, value in suitable(found).items() if name not in given}
+    if isinstance(found, Trial) and "epsilon" not in given:
+        chosen["epsilons"] = found.epsilons
+    return _changed(manifest, "training", **chosen)
+
+
+def suitable(found: Trial | RewardTrial) -> dict[str, float]:
+    """Return the numbers that suit the model, by name."""
+    return {"epsilon": found.epsilon, "scalar_delta": found.delta, "learning_rate": found.rate}
 
 
 def _changed(manifest: Manifest, section: str, **fields: Any) -> Manifest:

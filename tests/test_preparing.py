@@ -1,17 +1,105 @@
-"""What `sfnode init` does with data in files: names them by digests, and puts them beside the manifest."""
+"""What `sfnode init` measures, and what that costs; and what it does with data in files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sfnode import preparing
+from sfnode.engine import forward
+from sfnode.engine.making_bases import Made
+from sfnode.engine.pilot import PRIOR_ROWS, Advance
+from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
+from sfnode.models.manifest_builder import default_manifest
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
+
+LOADING = 7
+"""Short sequences with which the layers are checked when a model is loaded."""
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of all passes; an answer of the built-in run is one token, so that a row is one sequence."""
+    seen: list[int] = []
+
+    def counted(loaded: Any, batch: Any, sequences: Any, targets: Any) -> forward.Pass:
+        seen.append(len(sequences))
+        return take(loaded, batch, sequences, targets)
+
+    take = forward.take
+    monkeypatch.setattr(forward, "take", counted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "numbers", [{}, {"batch_size": 2}, {"batch_size": 64}, {"group": 5}], ids=["8", "2", "64", "groups"]
+)
+def test_a_run_is_prepared_within_its_example_forwards_and_they_are_counted(
+    numbers: dict[str, Any], forwards: list[int], tmp_path: Path
+) -> None:
+    run = default_manifest()
+    centred = run.task.model_copy(update={"loss": "centred"})
+    training = run.training.model_copy(update=numbers)
+    run = run.model_copy(update={"task": centred, "training": training})
+    told: list[tuple[int, int]] = []
+
+    @contextmanager
+    def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
+        assert 0 < seconds < 60
+        yield lambda done, total: told.append((done, total))
+
+    everything = preparing.Wanted("activations", asked=True, trial=True, limit=True)
+    means = preparing.Means(bases=tmp_path)
+    found = preparing.prepare(run, {}, means, everything, waiting)
+    assert isinstance(found.bases, Made)
+    assert isinstance(found.trial, Trial)
+    assert found.manifest.task.prior
+    assert found.example_forwards == sum(forwards) - LOADING
+    assert 530 < sum(forwards) <= 600
+    assert told == sorted(told)
+    assert {done <= total for done, total in told} == {True}
+
+
+def test_without_bases_and_a_trial_the_forwards_go_into_slopes(forwards: list[int], tmp_path: Path) -> None:
+    asked = preparing.Wanted("", asked=False, trial=False, limit=True)
+
+    @contextmanager
+    def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
+        yield lambda done, total: None
+
+    found = preparing.prepare(default_manifest(), {}, preparing.Means(bases=tmp_path), asked, waiting)
+    assert found.pilot
+    assert found.example_forwards == sum(forwards) - LOADING
+    assert found.example_forwards == 3 * 8 * len(found.pilot.slopes) + PRIOR_ROWS
+    assert 530 < sum(forwards) <= 600
+
+
+def test_what_a_block_has_made_is_removed_if_it_does_not_end_and_nothing_else(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("mine")
+
+    def interrupted() -> None:
+        with preparing.all_or_nothing() as note:
+            for file in (old, new, tmp_path / "never written"):
+                note(file)
+            new.write_text("made")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == [old]
+    with preparing.all_or_nothing() as note:
+        note(new)
+        new.write_text("made")
+    assert new.exists()
 
 
 def run_of(**sources: object) -> Manifest:

@@ -103,6 +103,10 @@ CENTRED: dict[str, Any] = OPEN | {
 
 GROUPS: dict[str, Any] = OPEN | {"training": OPEN["training"] | {"group": 8}}
 
+FORMATS: dict[str, Any] = OPEN | {
+    "training": OPEN["training"] | {"epsilons": {"bfloat16": 0.0078125, "float16": 0.004}}
+}
+
 DECAYING: dict[str, Any] = ORGANISED | {"training": ORGANISED["training"] | {"decay": 0.99}}
 
 SHARED_DATA: dict[str, Any] = OPEN | {
@@ -149,16 +153,8 @@ def vectors() -> dict[str, Any]:
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
             for fields in (
-                OPEN,
-                ORGANISED,
-                PUBLISHED,
-                HEADED,
-                CENTRED,
-                CHILD,
-                GROUPS,
-                SHARED_DATA,
-                DECAYING,
-                REWARD,
+                *(OPEN, ORGANISED, PUBLISHED, HEADED, CENTRED, CHILD, GROUPS),
+                *(FORMATS, SHARED_DATA, DECAYING, REWARD),
             )
         ],
         "rates": [

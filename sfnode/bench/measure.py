@@ -181,9 +181,9 @@ def step_peak(found: Case) -> int | None:
 
 def step(found: Case, turn: int) -> object:
     """Take our step: directions from seeds, and the estimates along them."""
-    trainer, numbers = found.trainer, found.trainer.manifest.training
+    trainer, group = found.trainer, found.trainer.manifest.training.group
     directions = trainer.space.directions([seed ^ turn for seed in found.seeds], 0)
-    return estimates(trainer.loaded, directions, found.batches, numbers.epsilon, numbers.group)
+    return estimates(trainer.loaded, directions, found.batches, trainer.epsilon, group)
 
 
 def loss(loaded: LoadedModel, encoded: Encoded) -> float:
@@ -242,7 +242,7 @@ def undisturbed() -> Iterator[None]:
 
 def _mezo(found: Case, parameters: Sequence[Tensor]) -> Callable[[int], object]:
     """Return a function that takes a step of MeZO for each query, on these parameters."""
-    loaded, epsilon = found.trainer.loaded, found.trainer.manifest.training.epsilon
+    loaded, epsilon = found.trainer.loaded, found.trainer.epsilon
 
     def run(turn: int) -> None:
         for batch in found.batches:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.init import init, keys_folder, organising_options, with_numbers, write_manifest
+from sfnode.cli.init import (
+    check_bases,
+    init,
+    keys_folder,
+    organising_options,
+    published,
+    write_manifest,
+)
 from sfnode.cli.options import data_dir_option, device_option, epoch_argument, model_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
@@ -110,23 +117,22 @@ def fork(
         public_files.bring(old.data, Layout(data_dir).data, out)
     parent = Parent(run_id=old.run_id.hex(), epoch=epoch, digest=trained.digest)
     own: dict[str, Any] = {"name": f"{old.name[:50]}-from-{epoch}"} | keys.options() | {"votes": 1}
+    check_bases(bases, made_of)
     anew = bool(made_of or bases or REMEASURED & given.keys())
     if anew:
         own |= Training().model_dump(include=SUITED)
     else:
         bases = _bases_file(data_dir, counting)
         own["learning_rate"] = counting.rate(counting.open_epoch) / RATE_ONE
-    prepared, given, said = with_numbers(
-        lambda given: forked(old, parent, (out / MODEL).absolute(), own | given),
-        given,
-        means := preparing.Means(device, dtype, out),
-        out / RUN,
-        bases=bases,
-        made_of=made_of,
-        measure=measure and anew,
-        calibrate=calibrate if anew else False,
-    )
-    manifest = preparing.with_prior(prepared.manifest, means, waiting)
+    given |= published(bases) if bases else {}
+    manifest, said = forked(old, parent, (out / MODEL).absolute(), own | given), []
+    if bases:
+        said.append(init_output.bases_words(*preparing.keep_bases(bases, out, manifest), out / RUN))
+    means = preparing.Means(device, dtype, out)
+    asked = preparing.wanted(manifest, given, made_of, calibrate if anew else False, measure and anew)
+    prepared = preparing.prepare(manifest, given, means, asked, waiting)
+    said += init_output.made_words(prepared, asked)
+    manifest = prepared.manifest if asked.limit else preparing.with_prior(prepared.manifest, means, waiting)
     said += init_output.numbers_words(prepared, given) if anew else []
     said += init_output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))
     write_manifest(out / RUN, manifest.to_toml())

@@ -6,7 +6,8 @@ import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 
@@ -22,25 +23,8 @@ from sfnode.manifest.admission import MAX_WORK_BITS
 from sfnode.manifest.training import Training
 from sfnode.printable import command
 from sfnode.tasks import reward_numbers
-from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
+from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
-
-if TYPE_CHECKING:
-    from sfnode.preparing import Means, Prepared
-
-Describe = Callable[[dict[str, Any]], Manifest]
-"""Returns the manifest that options, by parameter name, describe."""
-
-RANKS = {"activations": 8, "gradients": 1}
-"""Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
-takes, and the fewer there are the more an update learns."""
-
-DEFAULT_BASIS = "activations"
-"""Usual kind of bases where numbers are tried out: with the centred loss and rates that are found it learns
-most of what forward passes alone can do, or as much, on three tasks (docs/research-log.md)."""
-
-TRIED = ("epsilon", "scalar_delta", "learning_rate")
-"""Numbers that are tried out."""
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
@@ -230,8 +214,8 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "--calibrate/--no-calibrate",
     default=None,
     help="Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
-    "rate are chosen for it, but for those that you give; half a minute for a small model. In a reward run "
-    "it writes some answers, and the rate is a recipe's (docs/rewards.md).  "
+    "rate are chosen for it, but for those that you give; it takes 600 example-forwards at most. In a "
+    "reward run it writes some answers, and the rate is a recipe's (docs/rewards.md).  "
     "[default: as --measure, unless you give all of them or take the built-in run]",
 )
 @device_option
@@ -316,10 +300,12 @@ def init(
         given, organised = ask(organised)
     if encrypt and not organised:
         raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Leave out --open.")
-    from sfnode import preparing
-    from sfnode.cli import init_output as output
-    from sfnode.models.manifest_builder import beginning, build
-    from sfnode.store.run_keys import RunKeys
+    check_bases(bases, made_of)
+    with waiting("loading libraries"):
+        from sfnode import preparing
+        from sfnode.cli import init_output as output
+        from sfnode.models.manifest_builder import beginning, build
+        from sfnode.store.run_keys import RunKeys, organiser_key, recovery_key
 
     if not organised:
         given.setdefault("work_bits", OPEN_WORK_BITS)
@@ -327,122 +313,72 @@ def init(
     if keys:
         keys_dir = keys_folder(keys_dir, out)
         passphrase = chosen(passphrase_file) if encrypt else None
-    chosen_by = keys.options() if keys else {}
-    said: list[str] = []
-
-    def described(given: dict[str, Any]) -> Manifest:
-        return build(given | chosen_by)
-
-    if skip_bad_rows:
-        begun = beginning(given)
-        left_out = preparing.without_bad_rows(begun.task, begun.data, out.parent)
-        given |= {role: str(one.file) for role, one in left_out.items()}
-        given |= {"preset": begun.name} if begun.preset else {}  # which a file without a task would not name
-        said += output.left_out_words(left_out)
-    means = preparing.Means(device, dtype, out.parent)
-    prepared, given, words = with_numbers(
-        described, given, means, out, bases=bases, made_of=made_of, measure=measure, calibrate=calibrate
-    )
-    said += words
-    manifest = prepared.manifest
-    if not manifest.organised.private if share_data is None else share_data:
-        manifest, shared = preparing.share_data(manifest, out.parent)
-        said += output.data_words(shared, out)
-    said += output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
-    write_manifest(out, manifest.to_toml())
+    with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
+        said: list[str] = []
+        if skip_bad_rows:
+            begun = beginning(given)
+            left_out = preparing.without_bad_rows(begun.task, begun.data, out.parent, note)
+            given |= {role: str(one.file) for role, one in left_out.items()}
+            # which a file without a task would not name
+            given |= {"preset": begun.name} if begun.preset else {}
+            said += output.left_out_words(left_out)
+        given |= published(bases) if bases else {}
+        with waiting("reading the model and the data"):
+            manifest = build(given | (keys.options() if keys else {}))
+        means = preparing.Means(device, dtype, Path(scratch))
+        if bases:
+            preparing.keep_bases(bases, Path(scratch), manifest)
+        asked = preparing.wanted(manifest, given, made_of, calibrate, measure)
+        prepared = preparing.prepare(manifest, given, means, asked, waiting)
+        said += output.made_words(prepared, asked)
+        share = not manifest.organised.private if share_data is None else share_data
+        manifest = _write_beside(out, prepared.manifest, Path(scratch), share, note, said)
+        if keys:
+            for key in (organiser_key, recovery_key):
+                note(key(manifest.run_id, keys_dir))
+            said += output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))
+        note(out)
+        write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    for note in [*said, *output.numbers_words(prepared, given), *output.notes(manifest, "epsilon" in given)]:
-        echo(note)
+    for line in [*said, *output.numbers_words(prepared, given), *output.notes(manifest, "epsilon" in given)]:
+        echo(line)
     echo("What happens next:")
     start = command("sfnode", "join", "--run", out, *(organising_options(keys_dir) if keys else ()))
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
 
 
-def with_numbers(
-    described: Describe,
-    given: dict[str, Any],
-    means: Means,
-    out: Path,
-    *,
-    bases: Path | None,
-    made_of: str | None,
-    measure: bool,
-    calibrate: bool | None,
-) -> tuple[Prepared, dict[str, Any], list[str]]:
-    """Return the run that options describe, with bases and numbers for its model, as the options ask for; the
-    options with those of its bases; and what there is to say. Published bases are written beside `out`.
-
-    Raises UserError as what makes bases, builds a manifest and measures.
-    """
+def _write_beside(
+    out: Path, manifest: Manifest, made: Path, share: bool, note: Callable[[Path], None], said: list[str]
+) -> Manifest:
+    """Write the bases of a run, which are in the folder `made`, and its data beside its manifest; return that
+    with their digests, and add what there is to say."""
     from sfnode import preparing
     from sfnode.cli import init_output as output
+    from sfnode.models.bases import path_in
 
-    if bases and made_of:
+    if manifest.training.bases:
+        file = path_in(made, manifest.training.bases)
+        said.append(output.bases_words(*preparing.keep_bases(file, out.parent, manifest, note), out))
+    if share:
+        manifest, shared = preparing.share_data(manifest, out.parent, note)
+        said += output.data_words(shared, out)
+    return manifest
+
+
+def check_bases(file: Path | None, kind: str | None) -> None:
+    """Raise UserError BAD_OPTION for a file with bases where others are to be made."""
+    if file and kind:
         raise UserError(
             Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
         )
-    said: list[str] = []
-    manifest = described(given)
-    unknown = measure and not _has_numbers(manifest, made_of or ("published" if bases else "random"), given)
-    usual = calibrate is None and manifest.task.has_slopes and not preparing.takes_features(manifest)
-    if made_of or (unknown and not bases and usual):
-        bases, given, said = _made(made_of, given, described, out.parent, means)
-    if bases:
-        given |= _published(bases)
-        manifest = described(given)
-        said.append(output.bases_words(*preparing.keep_bases(bases, out.parent, manifest), out))
-    calibrate = unknown if calibrate is None else calibrate
-    prepared = preparing.prepare(
-        manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting
-    )
-    return prepared, given, said
 
 
-def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
-    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is a
-    built-in one, whose numbers were measured for random bases."""
-    if set(TRIED) <= given.keys():
-        return True
-    ready = PRESETS.get(of_model(manifest.model.source) or "")
-    found = manifest.data.train, manifest.task.kind
-    return basis == "random" and ready is not None and found == (ready.data.train, ready.task.kind)
-
-
-def _published(file: Path) -> dict[str, Any]:
+def published(file: Path) -> dict[str, Any]:
     """Return the options of a run with the bases in a file. Raises UserError BASES_MISSING."""
     from sfnode.models.bases import digest_of
 
     return {"basis": "published", "bases": digest_of(file)}
-
-
-def _made(
-    kind: str | None, given: dict[str, Any], described: Describe, folder: Path, means: Means
-) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """Make bases of this kind for the run that these options describe, in a folder: an organised run
-    withholds its validation rows. Return the file, the options with a rank for it, and what there is to say.
-
-    Of a kind that nobody has asked for (None) are DEFAULT_BASIS; where these cannot be made, which is said,
-    and of kind `random` there is no file. Raises UserError as `preparing.make_bases` does, and as what builds
-    and loads a run.
-    """
-    from sfnode.cli.bases import made
-    from sfnode.engine.trainer import Trainer
-
-    if kind == "random":
-        return None, given, []
-    taken = kind or DEFAULT_BASIS
-    ranked = {"rank": RANKS[taken]} | given
-    try:
-        with Trainer.load(
-            described(ranked), device=means.device, dtype=means.dtype, training=False, data=means.bases
-        ) as trainer:
-            file, words = made(trainer, taken, folder)
-    except UserError as error:
-        if kind:
-            raise
-        return None, given, [f"Bases are random ones, as none were made from {taken}: {error.what}."]
-    return file, ranked, [f"Made bases: {words}."]
 
 
 def organising_options(keys_dir: Path) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sfnode import preparing
+from sfnode.cli.bases import words
 from sfnode.engine import pilot, trial
 from sfnode.engine.pilot import Pilot
 from sfnode.engine.reward_trial import RewardTrial
@@ -15,7 +16,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.data import DataRole, is_file
 from sfnode.manifest.training import Training
 from sfnode.models.manifest_builder import routes_tokens
-from sfnode.preparing import LeftOut, Prepared, Shared
+from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
 from sfnode.sizes import size_text
 from sfnode.tasks import public_files
 
@@ -31,6 +32,14 @@ def bases_words(file: Path, size: int, out: Path) -> str:
         f"Its bases are in {file}: leave them beside {out.name}. "
         f"Other nodes get these {size_text(size)} from yours."
     )
+
+
+def made_words(prepared: Prepared, asked: Wanted) -> list[str]:
+    """Return what bases were made, or why none were; nothing if none were asked for."""
+    made = prepared.bases
+    if isinstance(made, str):
+        return [f"Bases are random ones, as none were made from {asked.basis}: {made}."]
+    return [f"Made bases: {words(asked.basis, made)}."] if made else []
 
 
 def left_out_words(found: Mapping[DataRole, LeftOut]) -> list[str]:
@@ -61,23 +70,22 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
 
 def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
     """Return which numbers the manifest has, and why."""
-    manifest, tried, found = prepared
+    manifest, found = prepared.manifest, prepared.pilot
     if found is None:
         measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
     else:
         measured = _measured(manifest.training, found, "scalar_limit" in given)
-    return [*_tried(manifest, tried, given), *measured]
+    return [*_tried(prepared, given), *measured]
 
 
-def _tried(
-    manifest: Manifest, found: Trial | RewardTrial | str | None, given: Mapping[str, Any]
-) -> list[str]:
+def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
     """Return the numbers that a trial has chosen, and those that it finds far off."""
+    manifest, found = prepared.manifest, prepared.trial
     if found is None:
         return []
     if isinstance(found, str):
         return [f"Numbers were not tried out ({found}): they are the defaults, or as given."]
-    said = [f"Tried the model out for {found.seconds:.0f} s:"]
+    said = [f"Tried the model out for {found.seconds:.0f} s ({prepared.example_forwards} example-forwards):"]
     if isinstance(found, RewardTrial):
         said = [_answered(found)]
         reasons = _recipe(found)
@@ -116,8 +124,11 @@ def _recipe(found: RewardTrial) -> dict[str, str]:
 def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
     way = "a line search corrects it" if organised else "a quarter of what suits the start"
     size = found.pilot.spread / found.delta
+    halves = ", ".join(
+        f"in {name} it is {value:g} ({found.costs[name] - 1:.0%})" for name, value in found.epsilons.items()
+    )
     return {
-        "epsilon": f"the largest tried whose slopes have to do with exact ones ({found.alike:.2f})",
+        "epsilon": f"its slopes cost {found.costs['float32'] - 1:.0%} more updates than exact ones; {halves}",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
         "learning_rate": f"a share of what one update can bear, by {found.updates} slopes and bends; {way}",
     }

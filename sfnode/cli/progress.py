@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import threading
 import time
@@ -17,12 +18,15 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 from sfnode.cli.output import echo
 from sfnode.logging import BEGINS, begins, log
@@ -41,23 +45,90 @@ SILENCE = 1.5
 PATIENCE = 60.0
 """Seconds of one thing after which the line that a node logs every ten is enough."""
 
+LINES = 10.0
+"""Seconds after which another line says how far it is, where nobody looks on."""
+
+TELLING = 0.05
+"""Share of the work that has to be done before its speed tells more than what was expected."""
+
+MINUTES = 100.0
+"""Seconds from which they are told as minutes."""
+
 Advance = Callable[[int, int], None]
 """A function that is told how much is done, and of how much."""
 
 
 @contextmanager
-def waiting(what: str, *, of_bytes: bool = False, time_left: bool = False) -> Iterator[Advance]:
-    """Show that `what` is under way while the block runs, and how far once the block reports it."""
+def waiting(
+    what: str, seconds: float = 0.0, *, of_bytes: bool = False, time_left: bool = False
+) -> Iterator[Advance]:
+    """Show that `what` is under way while the block runs, and how far once the block reports it.
+
+    At a terminal it is a bar, elsewhere a line and then another one every LINES seconds. `seconds` it may
+    take altogether, which say how much time is left until its own speed does.
+    """
     if not sys.stderr.isatty():
-        echo(what, err=True)
-        yield lambda done, total: None
+        with _lines(what, seconds) as advance:
+            yield advance
         return
     amount = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
-    times = (TimeElapsedColumn(), *((TimeRemainingColumn(),) if time_left else ()))
+    left = _Left(seconds) if seconds else TimeRemainingColumn()
+    times = (TimeElapsedColumn(), *((left,) if time_left or seconds else ()))
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *amount, *times)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
+
+
+class _Left(ProgressColumn):
+    """The time that is left, also before anything is done."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def render(self, task: Task) -> Text:
+        done = task.completed / task.total if task.total else 0.0
+        return Text(left_text(done, task.elapsed or 0.0, self._seconds), style="progress.remaining")
+
+
+@contextmanager
+def _lines(what: str, seconds: float) -> Iterator[Advance]:
+    begun, ended = time.monotonic(), threading.Event()
+    far = (0, 0)
+
+    def note(done: int, total: int) -> None:
+        nonlocal far
+        far = done, total
+
+    def line() -> str:
+        done, total = far
+        told = [f"{done:,} of {total:,}"] if total else []
+        left = left_text(done / total if total else 0.0, time.monotonic() - begun, seconds)
+        return ": ".join([what, ", ".join([*told, left])]) if told or left else what
+
+    def go_on() -> None:
+        while not ended.wait(LINES):
+            echo(line(), err=True)
+
+    echo(line(), err=True)
+    thread = threading.Thread(target=go_on, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield note
+    finally:
+        ended.set()
+        thread.join()
+
+
+def left_text(done: float, elapsed: float, expected: float) -> str:
+    """Return how much time is left when a share of the work is done after `elapsed` seconds, of which it was
+    `expected` to take so many (0: nobody knows); empty where nothing tells."""
+    total = elapsed / done if done >= TELLING else expected
+    if not total:
+        return ""
+    left = max(total - elapsed, 0.0)
+    return f"about {left / 60:.0f} min left" if left >= MINUTES else f"about {math.ceil(left)} s left"
 
 
 class Narration:

@@ -80,17 +80,27 @@ def estimates(
     of moving all matrices along `directions`; it says how each query's own replica of the model differs from
     `loaded`, besides. Vectors are moved along `directions` in any case.
     """
-    if perturb is None:
-        perturb = Columns(directions)
-    epsilon = held(epsilon, directions)
-    sides = ONE_SIDE if group else BOTH_SIDES
+    exact = held(epsilon, directions)
+    losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES, perturb)
+    return of_groups(losses, group, exact) if group else of_pairs(losses, exact)
+
+
+def losses_along(
+    loaded: LoadedModel,
+    directions: Directions,
+    batches: Sequence[Encoded],
+    epsilon: float,
+    sides: Sequence[int] = BOTH_SIDES,
+    perturb: Perturb | None = None,
+) -> list[Tensor]:
+    """Return the losses of all rows, (B,) float64 for each mini-batch, at epsilon along the direction of the
+    same number: of all at the first side, and then of all at the next. `perturb` as in `estimates`."""
     with torch.inference_mode():
-        measured = points(batches, sides)
-        log_probs = _log_probs(loaded, directions, measured, epsilon, perturb).cpu()  # the one sync
+        measured, along = points(batches, sides), perturb or Columns(directions)
+        log_probs = _log_probs(loaded, directions, measured, held(epsilon, directions), along)
     everywhere = [*batches] * len(sides)
-    parts = torch.split(log_probs, [len(batch.targets) for batch in everywhere])
-    losses = [batch.losses(part).double() for batch, part in zip(everywhere, parts, strict=True)]
-    return of_groups(losses, group, epsilon) if group else of_pairs(losses, epsilon)
+    parts = torch.split(log_probs.cpu(), [len(batch.targets) for batch in everywhere])  # the one sync
+    return [batch.losses(part).double() for batch, part in zip(everywhere, parts, strict=True)]
 
 
 def held(epsilon: float, directions: Directions) -> float:

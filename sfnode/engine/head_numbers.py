@@ -7,20 +7,16 @@ same numbers suit every model and task (docs/research-log.md, on a linear head).
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Container
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine import forward, pilot
-from sfnode.engine.devices import usable_device
-from sfnode.engine.head import trains_head
-from sfnode.engine.loading import load_model
+from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.pilot import Advance, Pilot
-from sfnode.engine.run_rows import RunRows
+from sfnode.engine.pilot import Advance
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import PUBLISHED_UNIT, features_text
@@ -31,6 +27,9 @@ from sfprotocol.seeds import BIAS, MOST_ENTRY
 
 ROWS = 512
 """Rows of which the states are looked at: means and spreads are then known to a twentieth."""
+
+SLOPES = 256
+"""Directions along which slopes are measured, to set the limit of scalars; they cost no pass."""
 
 SCALE = 24
 """Scale of a typical feature: five times as large a spread still has one of 5, a fifth of it one of 120."""
@@ -49,30 +48,23 @@ DISTANCE = 5e-3
 DELTA = 2.0**-9
 """Unit of scalars, in the same units: the largest, of some 15, fill 13 bits."""
 
-CHOSEN = ("learning_rate", "epsilon", "scalar_delta")
+CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
 """Numbers that are found, unless they are given."""
 
 
-def prepare(
-    manifest: Manifest, *, device: str, dtype: str, bases: Path | None, advance: Advance
-) -> tuple[Manifest, Pilot] | None:
-    """Return a manifest with the features of its head and with numbers for them, and the slopes there.
+def fitted(trainer: Trainer, given: Container[str], advance: Advance) -> Trainer:
+    """Return a trainer on ROWS of the same rows, with the features of its head and with numbers for them.
 
-    `bases` is the folder with files of the run's data. None where it has no rows within reach, or trains
-    something else. Raises UserError as `Trainer.load`.
+    Raises UserError as `forward.states`.
     """
-    data = manifest.data if manifest.data.train else manifest.data.testing_as_training()
-    public = manifest.model_copy(update={"data": data})
-    rows = dataset.select(list(RunRows(public, bases).some_if_any()), ROWS)
-    loaded = load_model(manifest, None, usable_device(device), dtype)
-    if not rows or not trains_head(loaded, manifest):
-        return None
-    states = _states(loaded, manifest, rows, advance)
-    training = manifest.training.model_copy(update=_numbers(states.double().cpu().numpy(), manifest))
-    manifest = manifest.model_copy(update={"training": type(training)(**training.model_dump())})
-    with Trainer(manifest, loaded, rows) as trainer:
-        slopes = pilot.slopes_of(trainer, manifest.training.epsilon, pilot.SLOPES, lambda done: None)
-    return manifest, Pilot(slopes, 0.0)
+    loaded, manifest = trainer.loaded, trainer.manifest
+    rows = dataset.select(list(trainer.run_rows.some()), ROWS)
+    found = _numbers(_states(loaded, manifest, rows, advance).double().numpy(force=True))
+    numbers = manifest.training.model_dump() | {
+        name: value for name, value in found.items() if name not in given
+    }
+    fit = manifest.model_copy(update={"training": type(manifest.training)(**numbers)})
+    return Trainer(fit, loaded, rows, data=trainer.run_rows.folder)
 
 
 def _states(loaded: LoadedModel, manifest: Manifest, rows: list[dataset.Row], advance: Advance) -> Tensor:
@@ -84,7 +76,7 @@ def _states(loaded: LoadedModel, manifest: Manifest, rows: list[dataset.Row], ad
     return torch.cat(found)
 
 
-def _numbers(states: NDArray[np.float64], manifest: Manifest) -> dict[str, object]:
+def _numbers(states: NDArray[np.float64]) -> dict[str, object]:
     """Return the numbers by name, from states (rows, features)."""
     means, spreads = states.mean(0), states.std(0)
     typical = max(float(np.median(spreads)), 1e-6)

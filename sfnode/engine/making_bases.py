@@ -48,15 +48,25 @@ LARGEST_ENTRY = 127
 TINY = torch.finfo(torch.float32).tiny
 """The least divisor, where something may be zero altogether."""
 
-BATCHES, BATCH_ROWS = 32, 8
-"""Mini-batches, and rows of each: few at a time, as the activations of a backward pass are kept. Together
-256: what twice as many cost is better spent on bases made anew (docs/research-log.md)."""
+BATCHES, BATCH_ROWS = {"gradients": 32, "activations": 16}, 8
+"""Mini-batches by kind, and rows of each: few at a time, as the activations of a backward pass are kept.
+Of gradients together 256: what twice as many cost is better spent on bases made anew (docs/research-log.md).
+Where inputs lie half as many rows show as well: each has many positions."""
+
+POSITIONS = 64
+"""Inputs of a layer that are looked at in a mini-batch, at most, drawn from all of its positions: those of a
+row are much alike, and all of them made sketches as expensive as the passes themselves."""
 
 Pairs = list[tuple[I8, I8]]
 """Per target U (out_features, rank) and V (in_features, rank) in units of PUBLISHED_UNIT."""
 
 Advance = Callable[[int, int], None]
 """Told how many mini-batches are done, and of how many."""
+
+
+def cost(kind: str) -> int:
+    """Return the example-forwards of making bases of a kind; a backward pass counts as two forward passes."""
+    return BATCHES[kind] * BATCH_ROWS * (3 if kind == "gradients" else 1)
 
 
 class Made(NamedTuple):
@@ -75,8 +85,8 @@ class Made(NamedTuple):
 def make(trainer: Trainer, kind: str, advance: Advance = lambda done, total: None) -> Made:
     """Return bases at the trainer's model as of now, of kind `gradients` or `activations`.
 
-    On BATCHES mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_*
-    without such rows, and as `gradients`.
+    On mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_* without
+    such rows, and as `gradients`.
     """
     rows = trainer.run_rows.training()
     trainer.restore()
@@ -96,7 +106,7 @@ def make_on(
     UserError as `verifying.require_slopes`."""
     verifying.require_slopes(manifest.task)
     shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
-    seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES)
+    seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES[kind])
     batches = [shard.mini_batch(seed) for seed in seeds.tolist()]
     found = {"gradients": gradients, "activations": activations}[kind]
     return found(loaded, batches, manifest.training.rank, advance=advance)
@@ -155,10 +165,13 @@ def activations(
     """
     sketches = _sketches(loaded, rank, seed, of_inputs=True)
     squares = {number: torch.zeros((), device=loaded.device) for number in sketches}
+    generator = torch.Generator().manual_seed(seed)
 
     def take(number: int, given: Tensor, output: Tensor) -> None:
-        sketches[number].add(_rows(given), _rows(given))
-        squares[number] += given.float().square().sum()
+        inputs = _rows(given)
+        inputs = inputs[torch.randperm(len(inputs), generator=generator)[:POSITIONS].to(inputs.device)]
+        sketches[number].add(inputs, inputs)
+        squares[number] += inputs.float().square().sum()
 
     with _watched(loaded, sketches, take), torch.no_grad():
         for batch in _in_halves(batches, sketches, advance):

@@ -16,19 +16,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sfnode.engine import step_size
 from sfnode.engine.estimator import quantise
+from sfnode.engine.losses import EVALUATION_BATCH, scorer
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import Training
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
-from sfnode.tasks import calibration
+from sfnode.tasks import calibration, dataset
 from sfprotocol.seeds import feed_key, update_seeds
 
-SLOPES = 64
-"""Directional derivatives that are measured. Between runs of the built-in model that differ only in their
-directions, their root mean square was 34 to 64 units of scalar_delta."""
+FORWARDS = 342
+"""Example-forwards of a pilot, or of a trial: what is left of those of `sfnode init` (`sfnode.preparing`) for
+a run whose bases are made and whose loss is centred."""
+
+SLOPES, LEAST_SLOPES = 64, 4
+"""Directional derivatives that are measured, at most and at least. Between runs of the built-in model that
+differ only in their directions, the root mean square of 64 was 34 to 64 units of scalar_delta."""
+
+PRIOR_ROWS = 120
+"""Rows that a manifest's prior is measured on: of nodes without public rows, which have no better one. Its
+standard error is then below 0.2 nats where scores vary by 2 from row to row."""
+
+MOST_ROWS = 8
+"""Rows of a mini-batch that is measured, at most: of larger ones slopes are somewhat smaller, at 64 rows by
+less than three times, and numbers that are found with them still suit."""
 
 HEADROOM = 8
 """The limit is this many times the root mean square of the scalars, unless that is too much for the model:
@@ -38,9 +52,10 @@ LEAST_HEADROOM = 2
 """The limit is no less than this many times the root mean square, also where a large learning rate asks for
 it: at 2 a run still learns as well as without a limit."""
 
-NEAR = 1.5
+NEAR = 2.0
 """A limit that the run has already stays if it is at most this many times too large or too small: another
-sample of SLOPES directions would say so, too. So the built-in run is the same for everybody who makes it."""
+sample of some twenty directions would say so, too. So the built-in run is the same for everybody who makes
+it."""
 
 LARGEST_MOVE = 0.25
 """One update may move the weights by no more than this share of their root mean square. At this share it
@@ -60,6 +75,7 @@ class Pilot(NamedTuple):
     """Root mean square of the entries of a typical trained matrix."""
     reason: str = ""
     """The cause of there being no slopes; empty if there are some."""
+    example_forwards: int = 0
 
     @property
     def spread(self) -> float:
@@ -67,28 +83,38 @@ class Pilot(NamedTuple):
         return float(np.sqrt(np.mean(self.slopes**2))) if len(self.slopes) else 0.0
 
 
-def measure(
-    manifest: Manifest,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
-    advance: Advance = lambda done, total: None,
-    bases: Path | None = None,
-) -> Pilot:
-    """Load the run's base model, and measure slopes on its training rows (or test rows, if it has no others).
-    `bases` is the folder with published ones.
+def measure(trainer: Trainer, forwards: int = FORWARDS, advance: Advance = lambda done, total: None) -> Pilot:
+    """Measure slopes on a trainer's rows, of `any_trainer`, by at most so many example-forwards.
 
-    Raises UserError as `Trainer.load` and `Trainer.estimate` do, but for data that are not within reach.
+    Raises UserError as `Trainer.estimate` does.
     """
-    trainer, reason = any_trainer(manifest, device, dtype, bases)
-    with trainer:
-        weight = typical_weight(trainer.loaded)
-        if reason:
-            return Pilot(np.zeros(0), weight, reason)
-        slopes = slopes_of(trainer, manifest.training.epsilon, SLOPES, lambda done: advance(done, SLOPES))
+    weight, distance = typical_weight(trainer.loaded), trainer.epsilon
+    _, slopes, bends, taken = three_points(trainer, distance, forwards, advance)
+    slopes = told(trainer.manifest.training, slopes, bends, distance)
     if not slopes.any():
-        return Pilot(np.zeros(0), weight, "the loss does not change along any direction")
-    return Pilot(slopes, weight)
+        return Pilot(np.zeros(0), weight, "the loss does not change along any direction", taken)
+    return Pilot(slopes, weight, example_forwards=taken)
+
+
+def three_points(
+    trainer: Trainer, distance: float, forwards: int, advance: Advance
+) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64], int]:
+    """Return seeds, slopes and bends (n,) of up to SLOPES directions, each on a mini-batch of its own, and
+    the example-forwards that they took: at most so many, or those of LEAST_SLOPES directions; 0 for what gave
+    no number."""
+    count = max(LEAST_SLOPES, forwards // (3 * trainer.manifest.training.batch_size))
+    seeds = seeds_of(trainer, SLOPES)[: min(count, SLOPES)]
+    found, taken = [], 0
+    for done, seed in enumerate(seeds, 1):
+        batch = trainer.mini_batch(seed)
+        found.append(step_size.three_points(trainer.loaded, trainer.space, 0, [seed], [batch], distance))
+        taken += 3 * batch.examples
+        advance(done, len(seeds))
+    slopes, bends = (
+        np.nan_to_num(np.concatenate(parts), nan=0.0, posinf=0.0, neginf=0.0)
+        for parts in zip(*found, strict=True)
+    )
+    return seeds, slopes, bends, taken
 
 
 def seeds_of(trainer: Trainer, count: int) -> list[int]:
@@ -99,17 +125,16 @@ def seeds_of(trainer: Trainer, count: int) -> list[int]:
     return found
 
 
-def slopes_of(
-    trainer: Trainer, distance: float, count: int, advance: Callable[[int], None]
+def told(
+    training: Training, slopes: NDArray[np.float64], bends: NDArray[np.float64], distance: float
 ) -> NDArray[np.float64]:
-    """Return the slopes along the directions of `seeds_of`; 0 for one that gave no number."""
-    seeds, together = seeds_of(trainer, count), trainer.manifest.training.batch_updates
-    found: list[float] = []
-    for start in range(0, len(seeds), together):
-        part = seeds[start : start + together]
-        found += [estimate.alpha for estimate in trainer.estimate(part, 0, distance)]
-        advance(min(len(found), count))
-    return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
+    """Return what updates of a run would tell along directions with these slopes and bends (n,): in groups
+    how much more the loss rises on one side, by its distance, than along m - 1 others."""
+    if not training.group:
+        return slopes
+    rises = slopes + bends * distance / 2
+    found: NDArray[np.float64] = (rises - rises.mean()) * math.sqrt(training.group / (training.group - 1))
+    return found
 
 
 def with_limit(manifest: Manifest, found: Pilot) -> Manifest:
@@ -212,13 +237,9 @@ def any_trainer(
     """Return a trainer on whatever public rows the run has, and, if there are none, why. `bases` is the
     folder with published ones, and with files of the run's data.
 
-    It has directions of its own, which do not depend on the limit that is to be found.
+    Its manifest is as `for_measuring` makes it.
     """
-    numbers, data = manifest.training, manifest.data
-    if not data.train:
-        data = data.testing_as_training()
-    numbers = numbers.model_copy(update={"scalar_limit": numbers.largest_scalar})
-    manifest = manifest.model_copy(update={"training": numbers, "data": data})
+    manifest = for_measuring(manifest)
     reason = "" if manifest.data.train else "the run names no data"
     if not reason:
         try:
@@ -230,17 +251,26 @@ def any_trainer(
     return Trainer.load(manifest, device=device, dtype=dtype, training=False), reason
 
 
-def prior_of(manifest: Manifest, *, device: str, dtype: str, folder: Path | None = None) -> tuple[int, ...]:
-    """Return the base model's prior as the manifest has it; () if no rows to measure it on are within reach.
-
-    Of public training rows, or else of test rows, without their labels; `folder` has the files of the run's
-    data. Raises UserError as `Trainer.load`.
-    """
-    data = manifest.data
+def for_measuring(manifest: Manifest) -> Manifest:
+    """Return a manifest with test rows in place of training rows that it does not have, mini-batches of
+    MOST_ROWS at most (but for answers), and directions that do not depend on the limit to be found."""
+    numbers, data = manifest.training, manifest.data
+    rows = min(numbers.batch_size, MOST_ROWS) if manifest.task.has_slopes else numbers.batch_size
+    numbers = numbers.model_copy(update={"scalar_limit": numbers.largest_scalar, "batch_size": rows})
     if not data.train:
-        manifest = manifest.model_copy(update={"data": data.testing_as_training()})
-    with Trainer.load(manifest, device=device, dtype=dtype, training=False, data=folder) as trainer:
-        return calibration.for_manifest(trainer.base_prior()) if trainer.run_rows.some_if_any() else ()
+        data = data.testing_as_training()
+    return manifest.model_copy(update={"training": numbers, "data": data})
+
+
+def prior_of(trainer: Trainer) -> tuple[tuple[int, ...], int]:
+    """Return the base model's prior as a manifest has it, and the example-forwards that it took.
+
+    Of PRIOR_ROWS of a trainer's public rows, of `any_trainer`, without their labels.
+    """
+    rows = dataset.select(trainer.run_rows.training(), PRIOR_ROWS)
+    task, loaded = trainer.manifest.task, trainer.loaded
+    found = calibration.prior(task, loaded.tokenizer, rows, scorer(loaded), EVALUATION_BATCH)
+    return calibration.for_manifest(found), len(rows)
 
 
 def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:

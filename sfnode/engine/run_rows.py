@@ -19,7 +19,7 @@ class RunRows:
     ) -> None:
         """`folder` has files of the run's data; `public` are its training rows, if they were read already."""
         self._manifest = manifest
-        self._folder = folder
+        self.folder = folder
         self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
         self._held_out: dict[tuple[dataset.HeldOut, int], Held] = {}
 
@@ -30,13 +30,13 @@ class RunRows:
         """
         if (which, limit) not in self._held_out:
             data, task = self._manifest.data, self._manifest.task
-            found = dataset.held_out_rows(data, task, which, limit, self._folder)
+            found = dataset.held_out_rows(data, task, which, limit, self.folder)
             self._held_out[which, limit] = Held(which, limit, found)
         return self._held_out[which, limit]
 
     def training(self) -> list[dataset.Row]:
         """Return the public training rows. Raises UserError as `dataset.training_rows`."""
-        return dataset.training_rows(self._manifest.data, self._manifest.task, self._folder)
+        return dataset.training_rows(self._manifest.data, self._manifest.task, self.folder)
 
     def some(self) -> list[dataset.Row]:
         """Return up to CALIBRATION_ROWS of them. Raises UserError as `training`."""

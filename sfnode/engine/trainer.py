@@ -175,6 +175,10 @@ class Trainer:
         loaded = load_model(manifest, model_override, where, dtype)
         return cls(manifest, loaded, rows, public, bases, secret, noise, data)
 
+    def like(self, manifest: Manifest, bases: Path | None) -> Trainer:
+        """Return a trainer on the same model and rows for a manifest with other numbers, or bases."""
+        return Trainer(manifest, self.loaded, self._rows, bases=bases, data=self.run_rows.folder)
+
     def __enter__(self) -> Self:
         return self
 
@@ -189,6 +193,11 @@ class Trainer:
     def dtype(self) -> str:
         """Number format of the computation, such as `float32`."""
         return str(self.loaded.dtype).removeprefix("torch.")
+
+    @property
+    def epsilon(self) -> float:
+        """Distance of an update's points in this number format."""
+        return self.manifest.training.epsilon_in(self.dtype)
 
     def begin(self, cores: Mapping[int, I64]) -> None:
         """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
@@ -223,7 +232,7 @@ class Trainer:
         Raises as `estimate` does.
         """
         numbers = self.manifest.training
-        found = self.estimate(seeds, epoch, numbers.epsilon)
+        found = self.estimate(seeds, epoch, self.epsilon)
         told = self._noise or float
         scalars = tuple(
             quantise(told(estimate.alpha), numbers.scalar_delta, numbers.scalar_limit) for estimate in found
@@ -396,9 +405,9 @@ class Trainer:
             return None
         self.restore()
         self.weights.rebuild()
-        subspace, epsilon = self.run.subspace_of(epoch), self.manifest.training.epsilon
+        subspace = self.run.subspace_of(epoch)
         found, _ = step_size.measure(
-            self.loaded, self.space, subspace, self.mini_batch, epsilon, self.run.run_id
+            self.loaded, self.space, subspace, self.mini_batch, self.epsilon, self.run.run_id
         )
         return found.rate if found else None
 

@@ -1,16 +1,20 @@
-"""A trial before a run starts: the epsilon, the unit of scalars and the first rate that suit its model.
+"""A trial before a run starts: the epsilons, the unit of scalars and the first rate that suit its model.
 
-Everything is measured on the base model, on whatever public rows the run has, and nothing is kept:
+Everything is measured on the base model, on whatever public rows the run has, within so many
+example-forwards, and nothing is kept:
 
-    epsilon        slopes of the same directions on the same mini-batches, at distances each a quarter of the
+    epsilon        losses of some rows at both sides of a few directions, at distances each an eighth of the
                    one before. Two neighbours differ by the truncation at the larger one (it falls with the
                    square) and the rounding at the smaller one (it grows as the distance falls), so that where
-                   they differ least slopes are exact. Taken is the largest distance at which they have
-                   anything to do with those: it averages over what is rough, and suits half precision.
+                   they differ least slopes are exact. What truncation costs at a distance is measured; what
+                   rounding costs there follows from how much slopes differ at the two smallest distances, and
+                   in another format from that and the ratio of the formats' spacings. Taken is, for each
+                   format, the largest distance at which both cost hardly more than where they cost least.
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
     rate           what slopes and bends of the updates say that one update can bear (`step_size`); in an open
-                   run, where nobody corrects it later, OPEN_SHARE of it. A line search along the sum of 128
-                   updates sizes what is learnt first instead: it found rates up to ten times too large.
+                   run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches do, so
+                   that a few updates are enough. A line search along the sum of 128 updates sizes what is
+                   learnt first instead: it found rates up to ten times too large.
 
 This module prints nothing.
 """
@@ -21,21 +25,22 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sfnode.engine import step_size
+from sfnode.engine.estimator import held, losses_along
 from sfnode.engine.pilot import (
+    FORWARDS,
     HEADROOM,
-    SLOPES,
     Advance,
     Pilot,
-    any_trainer,
     seeds_of,
-    slopes_of,
+    three_points,
+    told,
     typical_weight,
 )
 from sfnode.engine.trainer import Trainer
@@ -43,18 +48,28 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.training import LEAST_EPSILON, Training
 from sfprotocol.decisions import RATE_ONE
 
-LARGEST, DISTANCES, FINER = 1 / 32, 5, 4.0
+F64 = NDArray[np.float64]
+
+LARGEST, DISTANCES, FINER = 1 / 32, 4, 8.0
 """Distances that are tried, in units of a typical weight: from a thirty-second of it, about 1e-3, down to
-1/8,192, where half precision is far beyond its rounding and float32 begins to be."""
+1/16,384, where float32 is beyond its rounding."""
 
-ALIKE = 0.05
-"""Cosine between slopes and exact ones below which they measure something else. It is small on purpose: a
-slope over a larger distance averages over what is rough, and teaches more than an exact one. With gradient
-bases slopes at 1e-3 are a quarter as large as exact ones, and like them to 0.38 (AG News) and 0.14 (SST-2);
-runs there end 0.1 nats lower than at 1e-4 (docs/research-log.md)."""
+ROWS = 16
+"""Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
 
-DIRECTIONS = 12
-"""Directions of each distance."""
+STEPS = 4
+"""Distances to choose from for each that is tried: what they cost follows from those."""
+
+ENOUGH = 0.02
+"""Share of updates more that a distance may cost than the best one: of those that differ by less the largest
+is taken, in which a bend shows best and which other formats may share."""
+
+MOST_LOST, LEAST_COSINE = 0.5, 0.1
+"""Share of slopes that may be 0 at a distance at which they say anything; and cosine with exact ones below
+which they say the same as none."""
+
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Formats for each of which an epsilon is found."""
 
 UNITS = 32
 """Root mean square of the scalars in units of scalar_delta: rounding then adds less than a thousandth of
@@ -72,8 +87,10 @@ class Trial(NamedTuple):
     """The numbers that suit a run."""
 
     epsilon: float
-    alike: float
-    """Cosine between slopes at that epsilon and exact ones."""
+    epsilons: dict[str, float]
+    """In half precision, by number format."""
+    costs: dict[str, float]
+    """Updates that make up for one of exact slopes, by number format."""
     pilot: Pilot
     """Slopes at that epsilon, or at the run's own if it was given."""
     delta: float
@@ -84,37 +101,46 @@ class Trial(NamedTuple):
 
 
 def run(
-    manifest: Manifest,
+    trainer: Trainer,
     *,
     keep_epsilon: bool = False,
-    device: str = "cpu",
-    dtype: str = "float32",
-    bases: Path | None = None,
+    forwards: int = FORWARDS,
     advance: Advance = lambda done, total: None,
 ) -> Trial | str:
-    """Load the run's base model and try it out; return why not if there are no rows, or no slopes.
+    """Try a run's base model out, on a trainer of `pilot.any_trainer`; return why not if there are no slopes.
 
     With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as `pilot.measure`.
     """
-    begun, total = time.monotonic(), DIRECTIONS * DISTANCES + SLOPES
-    trainer, reason = any_trainer(manifest, device, dtype, bases)
-    with trainer:
-        if reason:
-            return reason
-        weight, numbers = typical_weight(trainer.loaded), manifest.training
-        epsilon, alike = _epsilon(trainer, weight, lambda done: advance(done, total))
-        used = numbers.epsilon if keep_epsilon else epsilon
-        slopes, bends = _three_points(
-            trainer, used, lambda done: advance(DIRECTIONS * DISTANCES + done, total)
-        )
-        if not slopes.any():
-            return "the loss does not change along any direction"
-        pilot = Pilot(_told(trainer, used, slopes), weight)
-        delta = suitable_delta(numbers, pilot.spread)
-        seeds = np.array(_seeds(trainer), np.uint64)
-        size = step_size.suitable(seeds, slopes, bends, (len(manifest.model.targets), numbers.rank))
-        rate = _first_rate(manifest, size.rate if size else step_size.cautious(bends))
-        return Trial(epsilon, alike, pilot, delta, rate, SLOPES, time.monotonic() - begun)
+    begun, manifest = time.monotonic(), trainer.manifest
+    weight, numbers = typical_weight(trainer.loaded), manifest.training
+    distances = distances_of(weight)
+    slopes, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
+    found = {name: suitable_epsilon(distances, slopes, _spacing(trainer, name)) for name in FORMATS}
+    used = trainer.epsilon if keep_epsilon else found[trainer.dtype][0]
+    left = forwards - taken
+    seeds, alphas, bends, more = three_points(
+        trainer, used, left, lambda done, total: advance(taken + left * done // total, forwards)
+    )
+    if not alphas.any():
+        return "the loss does not change along any direction"
+    pilot = Pilot(told(numbers, alphas, bends, used), weight, example_forwards=taken + more)
+    shape = len(manifest.model.targets), numbers.rank
+    size = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape)
+    return Trial(
+        found["float32"][0],
+        {name: epsilon for name, (epsilon, _) in found.items() if name != "float32"},
+        {name: cost for name, (_, cost) in found.items()},
+        pilot,
+        suitable_delta(numbers, pilot.spread),
+        _first_rate(manifest, size.rate if size else step_size.cautious(bends)),
+        len(seeds),
+        time.monotonic() - begun,
+    )
+
+
+def _spacing(trainer: Trainer, name: str) -> float:
+    """Return how many times as far apart numbers of a format are as those that the trainer computes with."""
+    return torch.finfo(FORMATS[name]).eps / torch.finfo(trainer.loaded.dtype).eps
 
 
 def suitable_delta(training: Training, spread: float) -> float:
@@ -126,65 +152,73 @@ def suitable_delta(training: Training, spread: float) -> float:
     return float(2.0 ** round(math.log2(spread / units)))
 
 
-def _three_points(
-    trainer: Trainer, distance: float, advance: Callable[[int], None]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return slopes and bends of the first SLOPES directions, each at both sides and on a mini-batch of its
-    own, whatever a scalar of the run is; 0 for one that gave no number."""
-    slopes, bends = [], []
-    for seed in _seeds(trainer):
-        batches = [trainer.mini_batch(seed)]
-        slope, bend = step_size.three_points(trainer.loaded, trainer.space, 0, [seed], batches, distance)
-        slopes.append(slope)
-        bends.append(bend)
-        advance(len(slopes))
-    return _numbers(slopes), _numbers(bends)
-
-
-def _told(trainer: Trainer, distance: float, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return slopes as scalars tell them, of those by three points: in groups they are others."""
-    if not trainer.manifest.training.group:
-        return slopes
-    return slopes_of(trainer, distance, SLOPES, lambda done: None)
-
-
-def _seeds(trainer: Trainer) -> list[int]:
-    return seeds_of(trainer, SLOPES)[:SLOPES]
-
-
-def _numbers(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.nan_to_num(np.concatenate(parts), nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) -> tuple[float, float]:
-    """Return the distance to take, in two digits, and how much slopes there are like exact ones."""
-    distances, done = distances_of(weight), 0
-    slopes = []
-    for distance in distances:
-        first = done
-        slopes.append(slopes_of(trainer, distance, DIRECTIONS, lambda n, first=first: advance(first + n)))  # type: ignore[misc]
-        done += DIRECTIONS
-    return best_distance(distances, slopes)
+def _slopes_of_rows(
+    trainer: Trainer, distances: Sequence[float], advance: Callable[[int], None]
+) -> tuple[list[F64], int]:
+    """Return the slopes of ROWS rows at each distance, or of two mini-batches if they have more, and the
+    example-forwards that it took; 0 for one that gave no number."""
+    count = max(2, ROWS // trainer.manifest.training.batch_size)
+    seeds = seeds_of(trainer, count)[:count]
+    batches, directions = [trainer.mini_batch(seed) for seed in seeds], trainer.space.directions(seeds, 0)
+    each, slopes, middles = 2 * sum(batch.examples for batch in batches), [], []
+    exact = [held(distance, directions) for distance in distances]
+    for done, distance in enumerate(exact, 1):
+        losses = torch.cat(losses_along(trainer.loaded, directions, batches, distance)).numpy()
+        plus, minus = np.split(losses, 2)
+        slopes.append((plus - minus) / (2 * distance))
+        middles.append((plus + minus) / 2)
+        advance(done * each)
+    if trainer.manifest.training.group:  # compared at one side, where half of the bend is left
+        rises = [(one - middles[-1]) / distance for one, distance in zip(middles, exact, strict=True)]
+        slopes = [slope + rise - rise.mean() for slope, rise in zip(slopes, rises, strict=True)]
+    found = [np.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0) for one in slopes]
+    return found, len(distances) * each
 
 
 def distances_of(weight: float) -> list[float]:
     """Return the distances to try on a model with such a typical weight, in two digits, descending; none is
     nearer than that of a run may be."""
     tried = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
-    return [max(distance, LEAST_EPSILON) for distance in tried]
+    return [min(max(distance, LEAST_EPSILON), 1.0) for distance in tried]
 
 
-def best_distance(distances: Sequence[float], slopes: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Return the largest distance at which slopes are ALIKE to exact ones, and how much, from those of the
-    same directions at descending distances."""
-    errors = [float(np.mean((a - b) ** 2) / (np.mean(a**2) or math.inf)) for a, b in pairwise(slopes)]
-    exact = slopes[int(np.argmin(errors))]
-    likeness = [_cosine(one, exact) for one in slopes]
-    best = next(place for place, alike in enumerate(likeness) if alike >= ALIKE)
-    return distances[best], likeness[best]
+def suitable_epsilon(
+    distances: Sequence[float], slopes: Sequence[F64], spacing: float
+) -> tuple[float, float]:
+    """Return the distance to take, in two digits, and how many updates then make up for one of exact slopes.
+
+    From slopes (n,) of the same rows along the same directions at descending distances, for a format whose
+    numbers are `spacing` times as far apart as those of the format they were computed in.
+    """
+    truncation, rounding = errors(slopes)
+    ladder = np.geomspace(distances[0], distances[-1], STEPS * (len(distances) - 1) + 1)
+    there = np.log(distances[::-1])
+    cost = np.exp(np.interp(np.log(ladder), there, np.log(truncation[::-1])))
+    cost += (spacing * rounding * distances[-1] / ladder) ** 2
+    best = int(np.flatnonzero(cost <= cost.min() + ENOUGH)[0])
+    return float(f"{ladder[best]:.1e}"), 1 + float(cost[best])
 
 
-def _cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
+    """Return what truncation adds to the variance of slopes at each descending distance, as a share of the
+    slopes' own, (distances,); and the size of rounding at the last one, as a share of theirs.
+
+    What is the same slope times a number costs nothing.
+    """
+    last = max([number for number, one in enumerate(slopes) if np.mean(one != 0) > MOST_LOST], default=0)
+    seen = slopes[: max(last, 1) + 1]  # nearer points are the same in this format
+    apart = [float(np.mean((a - b) ** 2) / (np.mean(b**2) or math.inf)) for a, b in pairwise(seen)]
+    exact = int(np.argmin(apart)) + 1
+    found = np.array([1 / max(_cosine(one, seen[exact]), LEAST_COSINE) ** 2 - 1 for one in slopes])
+    for number in range(exact, len(slopes)):  # what is left is rounding: truncation falls with the square
+        found[number] = found[number - 1] / FINER**4
+    size = float(np.mean(seen[exact] ** 2)) or math.inf
+    rounded = math.sqrt(float(np.mean((seen[-1] - seen[-2]) ** 2)) / size / (1 + FINER**-2))
+    rounded *= FINER ** (len(slopes) - len(seen))
+    return np.maximum(found, np.finfo(np.float64).tiny), rounded
+
+
+def _cosine(one: F64, other: F64) -> float:
     sizes = math.sqrt(float(one @ one) * float(other @ other))
     return float(one @ other) / sizes if sizes else float(one is other)
 

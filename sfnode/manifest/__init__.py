@@ -53,7 +53,7 @@ OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "data": frozenset({"digests"}),
     "model": frozenset({"parent"}),
     "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
-    "training": frozenset({"bases", "decay", "features", "group"}),
+    "training": frozenset({"bases", "decay", "epsilons", "features", "group"}),
 }
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2); the empty name
 stands for the manifest itself."""
@@ -114,6 +114,7 @@ class Manifest(Section):
             or self.organised.organiser
             or self.extensions
             or self.training.basis != "random"
+            or self.training.epsilons
             or self.training.group
             or self.training.decay != 1
             or self.data.digests

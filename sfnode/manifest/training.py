@@ -64,6 +64,10 @@ class Training(Section):
     """Scales and means of the features that a linear head sees, as `features_text` writes them (SPEC R12);
     empty for another basis."""
     epsilon: float = Field(default=1e-3, gt=0, le=1)
+    epsilons: dict[Literal["bfloat16", "float16"], Annotated[float, Field(gt=0, le=1)]] = Field(
+        default_factory=dict
+    )
+    """That of a node which computes in such a format (SPEC U2); in any other one it is `epsilon`."""
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     batch_size: int = Field(default=4, ge=1, le=4096)
@@ -101,8 +105,8 @@ class Training(Section):
 
     @field_validator("epsilon")
     @classmethod
-    def _tells_points_apart(cls, value: float) -> float:
-        if value < LEAST_EPSILON:
+    def _tells_points_apart(cls, value: float | dict[str, float]) -> float | dict[str, float]:
+        if any(one < LEAST_EPSILON for one in (value.values() if isinstance(value, dict) else (value,))):
             raise ValueError(
                 f"points nearer than {LEAST_EPSILON:.2g} are the same in float16, and next to the same in "
                 "float32; 1e-3 is usual"
@@ -178,6 +182,10 @@ class Training(Section):
         """Return scale and mean of each feature of a `features` basis, both (features,)."""
         table = np.frombuffer(b64decode(self.features), FEATURE)
         return table["scale"].astype(np.int64), table["mean"].astype(np.int64)
+
+    def epsilon_in(self, dtype: str) -> float:
+        """Return the distance of the points for a node that computes in this number format."""
+        return {str(name): value for name, value in self.epsilons.items()}.get(dtype, self.epsilon)
 
     def with_random_bases(self) -> Training:
         """Return the same numbers with random bases, with which steps cost as much and no file is needed."""

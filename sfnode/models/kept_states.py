@@ -115,9 +115,7 @@ class KeptStates:
         for key, state in zip(keys, states, strict=True):
             self._take(key, state)
         if self.file:
-            self.file.write(
-                (key, state.numpy().tobytes()) for key, state in zip(keys, states, strict=True)
-            )
+            self.file.write((key, state.numpy().tobytes()) for key, state in zip(keys, states, strict=True))
 
     def _take(self, key: bytes, state: Tensor) -> None:
         self._rows[key] = state

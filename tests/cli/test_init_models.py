@@ -76,7 +76,7 @@ def test_a_task_that_an_encoder_cannot_do_is_refused_with_those_that_it_can(
 ) -> None:
     ended = sfnode("init", "--model", encoder, "--task", "record")
     assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF010: an encoder")
+    assert "sfnode: SF010: an encoder" in ended.err
     assert "reviews, sst2, rte, boolq, wic, multirc" in ended.err
 
 
@@ -95,7 +95,7 @@ def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run
     flags = ("--model", model, "--kind", "chat", "--messages-field", "talk", "--train", conversations())
     ended = sfnode("init", *flags)
     assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF022: the model's tokenizer has no chat template")
+    assert "sfnode: SF022: the model's tokenizer has no chat template" in ended.err
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     task = manifest(sfnode("init", *flags)).task
     assert (task.kind, task.messages_field) == ("chat", "talk")
@@ -133,7 +133,7 @@ def test_a_task_that_the_encoder_cannot_do_is_refused(
 ) -> None:
     ended = sfnode("init", "--model", encoder, *options)
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith("sfnode: SF022")
+    assert "sfnode: SF022" in ended.err
     assert reason in ended.err
 
 
@@ -141,7 +141,7 @@ def test_a_model_without_its_tokenizer_is_refused(encoder: Path, sfnode: Run) ->
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (encoder / file).unlink()
     ended = sfnode("init", "--model", encoder, "--task", "sst2")
-    assert ended.err.startswith("sfnode: SF022")
+    assert "sfnode: SF022" in ended.err
     assert "tokenizer" in ended.err
 
 

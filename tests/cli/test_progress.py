@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sfnode.cli.progress import PATIENCE, SILENCE, Narration, waiting
+from sfnode.cli import progress
+from sfnode.cli.progress import PATIENCE, SILENCE, Narration, left_text, waiting
 from sfnode.logging import begins, log
 
 SCRIPT = """
@@ -32,6 +33,36 @@ def test_in_a_pipe_it_is_one_plain_line_on_standard_error(capsys: pytest.Capture
         advance(50, 100)
     said = capsys.readouterr()
     assert said == ("", "replaying the log\n")
+
+
+def test_where_nobody_looks_on_a_line_says_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINES", 0.02)
+    said = ""
+    with waiting("measuring", 300) as advance:
+        assert capsys.readouterr().err == "measuring: about 5 min left\n"  # before anything is done
+        advance(300, 600)
+        while "300 of 600" not in said:
+            said += capsys.readouterr().err
+    assert re.fullmatch(r"(measuring: about 5 min left\n)*(measuring: 300 of 600, about 1 s left\n)+", said)
+
+
+@pytest.mark.parametrize(
+    ("done", "elapsed", "expected", "says"),
+    [
+        (0.0, 0.0, 0.0, ""),
+        (0.0, 0.0, 60.0, "about 60 s left"),
+        (0.01, 15.0, 60.0, "about 45 s left"),
+        (0.01, 90.0, 60.0, "about 0 s left"),
+        (0.5, 90.0, 60.0, "about 90 s left"),
+        (0.1, 90.0, 0.0, "about 14 min left"),
+    ],
+)
+def test_what_is_left_follows_from_what_is_done_once_that_tells(
+    done: float, elapsed: float, expected: float, says: str
+) -> None:
+    assert left_text(done, elapsed, expected) == says
 
 
 def on_a_terminal(script: str) -> tuple[bytes, str]:

@@ -142,20 +142,16 @@ def test_features_make_a_basis_of_equal_spread_with_a_bias(tmp_path: Path) -> No
     assert np.abs(np.abs(along) - BIAS).max() <= np.abs(means).sum() / 2 + 1
 
 
-def test_numbers_follow_from_the_features_and_whoever_trains_something_else_has_none(tmp_path: Path) -> None:
+def test_numbers_follow_from_the_features_but_for_those_that_are_given(tmp_path: Path) -> None:
     file = str(data_file(tmp_path))
-    run = headed("llama", rows=file)
-    model = run.model.model_copy(update={"source": str(model_folder("llama"))})
-    asked: dict[str, Any] = {"device": "cpu", "dtype": "float32", "bases": None, "advance": lambda *_: None}
-    found = head_numbers.prepare(run.model_copy(update={"model": model}), **asked)
-    assert found
-    manifest, slopes = found
+    run = trainer(headed("llama", rows=file, epsilon=0.5), Path(file))
+    fit = head_numbers.fitted(run, {"epsilon"}, lambda done, total: None)
+    manifest = fit.manifest
     assert Manifest(**manifest.model_dump()) == manifest
     assert len(manifest.training.scales_and_means()[0]) == 16
-    assert manifest.training.basis == "features"
-    assert slopes.spread > 0
-    centred = run.task.model_copy(update={"loss": "centred"})
-    assert head_numbers.prepare(run.model_copy(update={"model": model, "task": centred}), **asked) is None
+    assert (manifest.training.basis, manifest.training.epsilon) == ("features", 0.5)
+    assert manifest.training.learning_rate != run.manifest.training.learning_rate
+    assert any(fit.step(SEEDS, 0).scalars)
 
 
 @pytest.mark.parametrize(

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfnode import preparing
 from sfnode.engine import pilot
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.pilot import Pilot
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
 from sfnode.manifest.training import Training
 from sfnode.models.loader import matrix
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.models.targets import Selection
 from sfprotocol.seeds import update_seeds
-from tests.engine.helpers import manifest, trainer
+from tests.engine.helpers import data_file, manifest, trainer
+
+FORWARDS = preparing.FORWARDS - pilot.PRIOR_ROWS
+"""Example-forwards that `sfnode init` has for it."""
 
 
 @pytest.fixture(scope="module")
 def built_in() -> Pilot:
     """What is measured of the built-in run."""
-    return pilot.measure(default_manifest())
+    return measure(default_manifest(), FORWARDS)
+
+
+def measure(run: Manifest, forwards: int = pilot.FORWARDS) -> Pilot:
+    found, reason = pilot.any_trainer(run, "cpu", "float32")
+    with found:
+        assert not reason
+        return pilot.measure(found, forwards)
 
 
 def slopes(spread: float, weight: float = 0.05) -> Pilot:
@@ -34,11 +47,12 @@ def slopes(spread: float, weight: float = 0.05) -> Pilot:
 
 
 def test_the_built_in_run_has_the_limit_that_is_measured_for_it(built_in: Pilot) -> None:
-    assert len(built_in.slopes) == pilot.SLOPES
+    assert len(built_in.slopes) == FORWARDS // (3 * 8)
+    assert built_in.example_forwards <= FORWARDS
     assert pilot.with_limit(default_manifest(), built_in) == default_manifest()
 
 
-@pytest.mark.parametrize(("present", "kept"), [(53, 80), (54, 54), (120, 120), (121, 80)])
+@pytest.mark.parametrize(("present", "kept"), [(39, 80), (40, 40), (160, 160), (161, 80)])
 def test_a_limit_that_is_near_the_one_that_is_measured_stays(present: int, kept: int) -> None:
     run = default_manifest()
     training = run.training.model_copy(update={"scalar_delta": 0.1, "scalar_limit": present})
@@ -50,7 +64,7 @@ def test_a_limit_that_is_near_the_one_that_is_measured_stays(present: int, kept:
 def test_what_is_measured_does_not_depend_on_the_limit_that_the_manifest_has(built_in: Pilot) -> None:
     run = default_manifest()
     other = run.model_copy(update={"training": run.training.model_copy(update={"scalar_limit": 7})})
-    assert (pilot.measure(other).slopes == built_in.slopes).all()
+    assert (measure(other, FORWARDS).slopes == built_in.slopes).all()
 
 
 @given(
@@ -168,4 +182,22 @@ def test_where_only_vectors_are_trained_their_size_counts() -> None:
 def test_a_run_that_has_test_data_only_is_measured_on_them() -> None:
     run = default_manifest()
     private = run.model_copy(update={"data": run.data.model_copy(update={"train": ""})})
-    assert pilot.measure(private).spread > 0
+    assert measure(private).spread > 0
+
+
+def test_what_groups_tell_follows_from_slopes_and_bends(tmp_path: Path) -> None:
+    """Of directions on mini-batches of their own; updates of a group share one."""
+    run, distance = trainer(manifest("opt", group=5, batch_size=4), data_file(tmp_path)), 0.02
+    seeds, slopes, bends, taken = pilot.three_points(run, distance, 3 * 4 * 30, lambda done, total: None)
+    assert (len(seeds), taken) == (30, 3 * 4 * 30)
+    measured = [one.alpha for one in run.estimate(pilot.seeds_of(run, 60), 0, distance)]
+    found = pilot.told(run.manifest.training, slopes, bends, distance)
+    assert np.sqrt(np.mean(found**2)) == pytest.approx(np.sqrt(np.mean(np.square(measured))), rel=0.4)
+
+
+def test_large_mini_batches_are_measured_in_part_and_few_directions_where_they_cost_much() -> None:
+    run = default_manifest()
+    large = run.model_copy(update={"training": run.training.model_copy(update={"batch_size": 512})})
+    found = measure(large, forwards=3 * 8 * 5)
+    assert (len(found.slopes), found.example_forwards) == (5, 120)
+    assert len(measure(large, forwards=0).slopes) == pilot.LEAST_SLOPES

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import Estimate, estimates
+from sfnode.engine.estimator import Estimate, estimates, quantise
 from sfnode.engine.export import export_model
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.trainer import Trainer
@@ -287,3 +287,18 @@ def test_a_base_that_is_stored_in_bfloat16_is_exported_in_bfloat16(tmp_path: Pat
         name = f"{site.target.name}.weight"
         assert torch.equal(found[name], weight.float().bfloat16().cpu())
         assert not torch.equal(found[name], halves[name])
+
+
+def test_a_node_measures_with_the_epsilon_of_its_own_format(tmp_path: Path) -> None:
+    """Also an auditor, who recomputes what others have said."""
+    run = manifest("opt", epsilon=1e-3, epsilons={"bfloat16": 0.0625}, scalar_delta=1e-3)
+    rows, numbers = data_file(tmp_path), run.training
+    for dtype, epsilon in (("float32", 1e-3), ("bfloat16", 0.0625), ("float16", 1e-3), ("int8", 1e-3)):
+        with trainer(run, rows, dtype=dtype) as measured:
+
+            def scalars(distance: float, measured: Trainer = measured) -> tuple[int, ...]:
+                found = measured.estimate(SEEDS[:4], 0, distance)
+                return tuple(quantise(one.alpha, numbers.scalar_delta, numbers.scalar_limit) for one in found)
+
+            assert measured.step(SEEDS[:4], 0).scalars == scalars(epsilon)
+            assert measured.recompute(SEEDS[:4], 0).scalars == scalars(epsilon) != scalars(0.25)

@@ -15,7 +15,7 @@ import torch
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.pilot import prior_of
+from sfnode.engine.pilot import any_trainer, prior_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -303,7 +303,10 @@ def test_the_prior_for_a_manifest_is_measured_on_test_rows_if_there_are_no_other
     def measured(data: Data) -> tuple[int, ...]:
         run = centred(manifest("opt"), data)
         named = run.model_copy(update={"model": run.model.model_copy(update={"source": folder})})
-        return prior_of(named, device=DEVICE, dtype="float32")
+        found, reason = any_trainer(named, DEVICE, "float32")
+        with found:
+            assert not reason
+            return prior_of(found)[0]
 
     trained = measured(Data(train=file))
     assert max(trained) == 0

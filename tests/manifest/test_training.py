@@ -25,6 +25,9 @@ from tests.manifest.fields import FIELDS, changed, organised
         {"epsilon": 5e-324},
         {"epsilon": LEAST_EPSILON * 0.99},
         {"epsilon": 1.01},
+        {"epsilons": {"bfloat16": LEAST_EPSILON * 0.99}},
+        {"epsilons": {"float16": 1.01}},
+        {"epsilons": {"float32": 1e-3}},
         {"scalar_delta": LEAST_DELTA * 0.99},
         {"scalar_delta": 5e-324},
         {"scalar_delta": MOST_DELTA * 1.01},
@@ -133,3 +136,11 @@ def test_a_run_with_random_bases_does_not_say_so(tmp_path: Path) -> None:
 def test_bases_are_published_if_and_only_if_a_digest_names_them(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="bases"):
         Manifest.model_validate(changed("training", **fields))
+
+
+def test_a_format_without_an_epsilon_of_its_own_has_the_usual_one() -> None:
+    numbers = Training(epsilon=1e-3, epsilons={"bfloat16": 8e-3})
+    assert [numbers.epsilon_in(name) for name in ("float32", "float16", "bfloat16")] == [1e-3, 1e-3, 8e-3]
+    said = Manifest.model_validate(organised(training={"epsilons": {"bfloat16": 8e-3}}))
+    assert Manifest.from_canonical(said.canonical(), "a peer") == said
+    assert "epsilons" not in Manifest.model_validate(FIELDS).fields()["training"]
