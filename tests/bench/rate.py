@@ -178,7 +178,9 @@ async def run(args: argparse.Namespace) -> int:
     line("links that an update takes", updates / max(1, made), "")
     line("everything sent for each update that is received", sent / max(1, made) / (args.nodes - 1), "B")
     per_update = control / max(1, counted)
-    line("bytes of decisions for each update", per_update, "B", most=MOST_CONTROL * segments / max(1, updates))
+    line(
+        "bytes of decisions for each update", per_update, "B", most=MOST_CONTROL * segments / max(1, updates)
+    )
     line("seals", len(waits) / seconds, "/s")
     line("seconds from close to seal, median", statistics.median(waits or [float("nan")]), "s")
     line("seconds from close to seal, longest", max(waits, default=float("nan")), "s")
