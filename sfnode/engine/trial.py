@@ -7,9 +7,9 @@ example-forwards, and nothing is kept:
                    one before. Two neighbours differ by the truncation at the larger one (it falls with the
                    square) and the rounding at the smaller one (it grows as the distance falls), so that where
                    they differ least slopes are exact. What truncation costs at a distance is measured; what
-                   rounding costs there follows from how much slopes differ at the two smallest distances, and
-                   in another format from that and the ratio of the formats' spacings. Taken is, for each
-                   format, the largest distance at which both cost hardly more than where they cost least.
+                   rounding costs there follows from the spacing of a format's numbers at the losses.
+                   Taken is, for each format, the largest distance at which both cost hardly more than at
+                   the best one.
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
     rate           what slopes and bends of the updates say that one update can bear (`step_size`); in an open
                    run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches do, so
@@ -56,6 +56,11 @@ LARGEST, DISTANCES, FINER = 1 / 32, 4, 8.0
 
 ROWS = 16
 """Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
+
+ROUNDINGS = 2.0
+"""By how many spacings, times the loss, the difference of a row's losses at two points is off: at most 2.5 in
+half precision (tests/engine/test_precision.py). It is not taken from slopes at the smallest distances: what
+differs there on a real model is still truncation, whose size in other formats would be far too large."""
 
 STEPS = 4
 """Distances to choose from for each that is tried: what they cost follows from those."""
@@ -114,8 +119,11 @@ def run(
     begun, manifest = time.monotonic(), trainer.manifest
     weight, numbers = typical_weight(trainer.loaded), manifest.training
     distances = distances_of(weight)
-    slopes, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
-    found = {name: suitable_epsilon(distances, slopes, _spacing(trainer, name)) for name in FORMATS}
+    slopes, loss, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
+    found = {
+        name: suitable_epsilon(distances, slopes, ROUNDINGS * torch.finfo(dtype).eps * loss)
+        for name, dtype in FORMATS.items()
+    }
     used = trainer.epsilon if keep_epsilon else found[trainer.dtype][0]
     left = forwards - taken
     seeds, alphas, bends, more = three_points(
@@ -138,11 +146,6 @@ def run(
     )
 
 
-def _spacing(trainer: Trainer, name: str) -> float:
-    """Return how many times as far apart numbers of a format are as those that the trainer computes with."""
-    return torch.finfo(FORMATS[name]).eps / torch.finfo(trainer.loaded.dtype).eps
-
-
 def suitable_delta(training: Training, spread: float) -> float:
     """Return the run's own scalar_delta if it gives a quarter of UNITS to four times as many, or else the
     power of two that is nearest to them."""
@@ -154,9 +157,9 @@ def suitable_delta(training: Training, spread: float) -> float:
 
 def _slopes_of_rows(
     trainer: Trainer, distances: Sequence[float], advance: Callable[[int], None]
-) -> tuple[list[F64], int]:
-    """Return the slopes of ROWS rows at each distance, or of two mini-batches if they have more, and the
-    example-forwards that it took; 0 for one that gave no number."""
+) -> tuple[list[F64], float, int]:
+    """Return the slopes of ROWS rows at each distance, or of two mini-batches if they have more, 0 for one
+    that gave no number; the size of their losses, and the example-forwards that it took."""
     count = max(2, ROWS // trainer.manifest.training.batch_size)
     seeds = seeds_of(trainer, count)[:count]
     batches, directions = [trainer.mini_batch(seed) for seed in seeds], trainer.space.directions(seeds, 0)
@@ -172,7 +175,7 @@ def _slopes_of_rows(
         rises = [(one - middles[-1]) / distance for one, distance in zip(middles, exact, strict=True)]
         slopes = [slope + rise - rise.mean() for slope, rise in zip(slopes, rises, strict=True)]
     found = [np.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0) for one in slopes]
-    return found, len(distances) * each
+    return found, float(np.abs(np.nan_to_num(middles[-1])).mean()), len(distances) * each
 
 
 def distances_of(weight: float) -> list[float]:
@@ -183,25 +186,25 @@ def distances_of(weight: float) -> list[float]:
 
 
 def suitable_epsilon(
-    distances: Sequence[float], slopes: Sequence[F64], spacing: float
+    distances: Sequence[float], slopes: Sequence[F64], rounding: float
 ) -> tuple[float, float]:
     """Return the distance to take, in two digits, and how many updates then make up for one of exact slopes.
 
-    From slopes (n,) of the same rows along the same directions at descending distances, for a format whose
-    numbers are `spacing` times as far apart as those of the format they were computed in.
+    From slopes (n,) of the same rows along the same directions at descending distances, for a format in which
+    the difference of a row's losses at two points is off by `rounding`.
     """
-    truncation, rounding = errors(slopes)
+    truncation, size = errors(slopes)
     ladder = np.geomspace(distances[0], distances[-1], STEPS * (len(distances) - 1) + 1)
     there = np.log(distances[::-1])
     cost = np.exp(np.interp(np.log(ladder), there, np.log(truncation[::-1])))
-    cost += (spacing * rounding * distances[-1] / ladder) ** 2
+    cost += (rounding / (2 * ladder * size)) ** 2
     best = int(np.flatnonzero(cost <= cost.min() + ENOUGH)[0])
     return float(f"{ladder[best]:.1e}"), 1 + float(cost[best])
 
 
 def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
     """Return what truncation adds to the variance of slopes at each descending distance, as a share of the
-    slopes' own, (distances,); and the size of rounding at the last one, as a share of theirs.
+    slopes' own, (distances,); and the root mean square of exact ones.
 
     What is the same slope times a number costs nothing.
     """
@@ -212,10 +215,8 @@ def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
     found = np.array([1 / max(_cosine(one, seen[exact]), LEAST_COSINE) ** 2 - 1 for one in slopes])
     for number in range(exact, len(slopes)):  # what is left is rounding: truncation falls with the square
         found[number] = found[number - 1] / FINER**4
-    size = float(np.mean(seen[exact] ** 2)) or math.inf
-    rounded = math.sqrt(float(np.mean((seen[-1] - seen[-2]) ** 2)) / size / (1 + FINER**-2))
-    rounded *= FINER ** (len(slopes) - len(seen))
-    return np.maximum(found, np.finfo(np.float64).tiny), rounded
+    size = math.sqrt(float(np.mean(seen[exact] ** 2))) or math.inf
+    return np.maximum(found, np.finfo(np.float64).tiny), size
 
 
 def _cosine(one: F64, other: F64) -> float:

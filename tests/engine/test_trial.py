@@ -37,7 +37,7 @@ def test_slopes_at_the_distance_that_is_found_cost_hardly_more_than_at_the_best_
 
     distances = [2e-2 / trial.FINER**n for n in range(trial.DISTANCES)]
     measured = [slopes(one, truncation, rounding) for one in distances]
-    best, told = suitable_epsilon(distances, measured, spacing)
+    best, told = suitable_epsilon(distances, measured, 2 * rounding * spacing)
     least = min(map(cost, np.geomspace(distances[0], distances[-1], 40)))
     assert cost(best) <= 1.4 * least + 0.1
     assert told == pytest.approx(cost(best), rel=0.5)
@@ -46,7 +46,7 @@ def test_slopes_at_the_distance_that_is_found_cost_hardly_more_than_at_the_best_
 def test_points_that_are_the_same_in_a_format_are_not_taken_for_exact() -> None:
     distances = [2e-2 / trial.FINER**n for n in range(4)]
     told = [slopes(one, 10.0, 1e-4) for one in distances[:2]] + [np.zeros(64)] * 2
-    best, _ = suitable_epsilon(distances, told, 1.0)
+    best, _ = suitable_epsilon(distances, told, 2e-4)
     assert distances[0] >= best > distances[1]
 
 
