@@ -19,7 +19,7 @@ from tests.processes.helpers import LOOPBACK, here, nodes, until
 SLOW = ("--limit-cpu", 10)
 """Limit of nodes that are to leave room for those that start."""
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def status_in(folder: Path) -> Status | None:
