@@ -99,7 +99,7 @@ class LeftOut(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is measured before a run starts."""
+    """Measurements to be made before a run starts."""
 
     basis: str
     """Kind of the bases that are made; empty: none."""

@@ -30,7 +30,7 @@ MOST_ENTRY = 127
 """The largest magnitude of their entries."""
 
 BIAS = 4096
-"""What the mean row gives along a column of V of a `features` basis, plus or minus (SPEC R12)."""
+"""Product of the mean row with a column of V of a `features` basis, plus or minus (SPEC R12)."""
 
 
 class Coordinates(NamedTuple):

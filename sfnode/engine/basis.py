@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,7 +136,7 @@ class FeaturesBasis:
 
     def __init__(self, run_id: bytes, head: Target, numbers: Training, device: torch.device) -> None:
         self._run_id, self._head, self._rank, self._device = run_id, head, numbers.rank, device
-        self._scales, self._means = numbers.scales_and_means()
+        self._scales, self._means = np.array(numbers.scales_and_means(), np.int64).T
 
     def has(self, subspace: int) -> bool:
         """Return True: they are computed."""

@@ -83,10 +83,10 @@ def _numbers(states: NDArray[np.float64]) -> dict[str, object]:
     scales = np.clip(np.rint(SCALE * typical / np.maximum(spreads, 1e-9)), 1, MOST_ENTRY)
     size = SCALE * typical * PUBLISHED_UNIT  # of what a feature of spread 1 gives along a direction
     limit = np.iinfo(np.int16).max
-    bias = BIAS / (BIAS_FEATURES * SCALE * typical)
+    levels = np.clip(np.rint(means * BIAS / (BIAS_FEATURES * SCALE * typical)), -limit, limit)
     return {
         "basis": "features",
-        "features": features_text(scales, np.clip(np.rint(means * bias), -limit, limit)),
+        "features": features_text(np.stack([scales, levels], 1).astype(int).tolist()),
         "learning_rate": math.ceil(RATE / size**2 * RATE_ONE) / RATE_ONE,
         "epsilon": DISTANCE / size,
         "scalar_delta": DELTA * 2.0 ** round(math.log2(size)),

@@ -148,7 +148,7 @@ class Manifest(Section):
 
     def _check_head(self) -> None:
         """Raise ValueError unless the run trains a linear head on features of which it gives the scales."""
-        features = len(self.training.scales_and_means()[0])
+        features = len(self.training.scales_and_means())
         wide = [target.in_features for target in self.model.parsed_targets()]
         if self.task.kind != "sequence-classification" or wide != [features]:
             raise ValueError(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+import struct
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from sfnode.manifest.section import Hex32, Section
-from sfprotocol.seeds import BASIS_ONE, MOST_ENTRY
 
 MAX_EPOCHS = 65_536
 """Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
@@ -21,7 +20,7 @@ MAX_GROUP = 64
 that down by no more than that; an auditor measures a whole group for one scalar, and 64 groups in a step fill
 a segment (SPEC S4)."""
 
-PUBLISHED_UNIT = 1 / BASIS_ONE
+PUBLISHED_UNIT = 2.0**-3
 """Value of an entry of 1 of bases that are not random ones (SPEC R10, R12): a column of
 root mean square 1, as those of random bases are, has entries of root mean square 8, and an outlier may be
 15.9."""
@@ -39,18 +38,16 @@ LEAST_MOVE = 2.0**-126
 """Least that a scalar of 1 may move a weight by, learning_rate times scalar_delta: the smallest normal number
 of float32, in which weights are summed."""
 
-FEATURE = np.dtype([("scale", "i1"), ("mean", ">i2")])
-"""A feature in bytes (SPEC R12)."""
+FEATURE = struct.Struct(">bh")
+"""Scale and mean of a feature in bytes (SPEC R12)."""
 
 MAX_FEATURES = 1 << 17
 """Characters of the features of a head: 32,768 of them, as the widest models have."""
 
 
-def features_text(scales: NDArray[np.integer], means: NDArray[np.integer]) -> str:
-    """Return the scale, 1 to 127, and the mean, 16 bits, of each feature, both (features,), as text."""
-    table = np.zeros(len(scales), FEATURE)
-    table["scale"], table["mean"] = scales, means
-    return b64encode(table.tobytes()).decode()
+def features_text(table: Iterable[tuple[int, int]]) -> str:
+    """Return the scale, 1 to 127, and the mean, 16 bits, of each feature as text."""
+    return b64encode(b"".join(FEATURE.pack(scale, mean) for scale, mean in table)).decode()
 
 
 class Training(Section):
@@ -67,7 +64,7 @@ class Training(Section):
     epsilons: dict[Literal["bfloat16", "float16"], Annotated[float, Field(gt=0, le=1)]] = Field(
         default_factory=dict
     )
-    """That of a node which computes in such a format (SPEC U2); in any other one it is `epsilon`."""
+    """Epsilon of a node which computes in such a format (SPEC U2); in any other one it is `epsilon`."""
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     batch_size: int = Field(default=4, ge=1, le=4096)
@@ -94,13 +91,13 @@ class Training(Section):
     @classmethod
     def _are_features(cls, value: str) -> str:
         try:
-            table = np.frombuffer(b64decode(value, validate=True), FEATURE)
-        except ValueError as error:
+            table = list(FEATURE.iter_unpack(b64decode(value, validate=True)))
+        except (ValueError, struct.error) as error:
             raise ValueError(f"features are base64 of three bytes for each: {error}") from error
-        if features_text(table["scale"], table["mean"]) != value:
+        if features_text(table) != value:
             raise ValueError("features are base64 as it is usual, with padding and nothing else")
-        if table["scale"].min(initial=1) < 1:
-            raise ValueError(f"scales of features are from 1 to {MOST_ENTRY}")
+        if any(scale < 1 for scale, _ in table):
+            raise ValueError("scales of features are from 1 to 127")
         return value
 
     @field_validator("epsilon")
@@ -178,10 +175,9 @@ class Training(Section):
         """The value of an entry of 1 of U and V."""
         return 1.0 if self.basis == "random" else PUBLISHED_UNIT
 
-    def scales_and_means(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return scale and mean of each feature of a `features` basis, both (features,)."""
-        table = np.frombuffer(b64decode(self.features), FEATURE)
-        return table["scale"].astype(np.int64), table["mean"].astype(np.int64)
+    def scales_and_means(self) -> list[tuple[int, int]]:
+        """Return scale and mean of each feature of a `features` basis."""
+        return list(FEATURE.iter_unpack(b64decode(self.features)))
 
     def epsilon_in(self, dtype: str) -> float:
         """Return the distance of the points for a node that computes in this number format."""

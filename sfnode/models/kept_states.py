@@ -1,4 +1,4 @@
-"""What enters a linear head, computed once for each text: nothing below it changes while the head is trained.
+"""States that enter a linear head, computed once for each text: nothing below it changes while the head is trained.
 
 A text goes through the frozen part of the model when it is first asked for. From then on it is a row of
 numbers, by which everything is answered: mini-batches, searches, evaluations, audits. Rows are kept by the
@@ -87,7 +87,7 @@ class KeptStates:
     def __init__(self, head: nn.Module, device: torch.device) -> None:
         self._device = device
         self.file: StateFile | None = None
-        """Where they are kept beyond the process, if anywhere."""
+        """Place where they are kept beyond the process, if anywhere."""
         self._head: Any = head
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
         self._bytes = 0

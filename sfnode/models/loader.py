@@ -80,7 +80,7 @@ class LoadedModel:
     known_tokens: int
     """Tokens, numbered from 0, that it can read and, if it is a language model, write."""
     kept: KeptStates | None = None
-    """What enters the head, if that alone is trained."""
+    """States that enter the head, if that alone is trained."""
 
     @cached_property
     def widest(self) -> int:

@@ -148,7 +148,7 @@ def test_numbers_follow_from_the_features_but_for_those_that_are_given(tmp_path:
     fit = head_numbers.fitted(run, {"epsilon"}, lambda done, total: None)
     manifest = fit.manifest
     assert Manifest(**manifest.model_dump()) == manifest
-    assert len(manifest.training.scales_and_means()[0]) == 16
+    assert len(manifest.training.scales_and_means()) == 16
     assert (manifest.training.basis, manifest.training.epsilon) == ("features", 0.5)
     assert manifest.training.learning_rate != run.manifest.training.learning_rate
     assert any(fit.step(SEEDS, 0).scalars)
@@ -172,7 +172,7 @@ def test_features_that_do_not_fit_are_refused(features: str, told: str) -> None:
 
 def test_the_export_gives_a_plain_pipeline_the_probabilities_of_the_run(tmp_path: Path) -> None:
     file = data_file(tmp_path)
-    features = features_text(np.full(16, 24), np.full(16, 100))
+    features = features_text([(24, 100)] * 16)
     run = moved(
         trainer(
             headed("llama", rows=str(file), basis="features", features=features, learning_rate=1e-3), file
