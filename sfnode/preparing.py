@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Container, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -173,7 +173,8 @@ def all_or_nothing() -> Iterator[Note]:
         yield lambda file: None if file.exists() else made.append(file)
     except BaseException:
         for file in made:
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
         raise
 
 
@@ -339,8 +340,8 @@ def _measured(
             manifest=_changed(found.manifest, "task", prior=prior),
             example_forwards=found.example_forwards + taken,
         )
-    if asked.trial and takes_features(manifest):
-        return _with_features(found, given, trainer, tell)
+    if takes_features(manifest):
+        return _with_features(found, given if asked.trial else head_numbers.CHOSEN, asked, trainer, tell)
     spent = found.example_forwards
     left = max(FORWARDS - spent, pilot.FORWARDS)
     onward = _share(spent, left, tell)
@@ -361,14 +362,20 @@ def _measured(
     return found
 
 
-def _with_features(found: Prepared, given: Container[str], trainer: Trainer, tell: Tell) -> Prepared:
-    """Return with the features of a head, and with numbers that suit them."""
+def _with_features(
+    found: Prepared, given: Container[str], asked: Wanted, trainer: Trainer, tell: Tell
+) -> Prepared:
+    """Return with the features of a head, and with numbers that suit them, but for those that are given."""
     trainer = head_numbers.fitted(trainer, given, _share(0, head_numbers.ROWS, tell))
     measured = trainer.estimate(pilot.seeds_of(trainer, head_numbers.SLOPES), 0, trainer.epsilon)
     slopes = np.nan_to_num([one.alpha for one in measured])
     chosen = {name: getattr(trainer.manifest.training, name) for name in head_numbers.CHOSEN}
     manifest = _changed(found.manifest, "training", **chosen)
-    return found._replace(manifest=manifest, pilot=Pilot(slopes, 0.0), example_forwards=head_numbers.ROWS)
+    return found._replace(
+        manifest=manifest,
+        pilot=Pilot(slopes, pilot.typical_weight(trainer.loaded)) if asked.limit else None,
+        example_forwards=head_numbers.ROWS,
+    )
 
 
 def _with_bases(
@@ -393,6 +400,8 @@ def _with_bases(
         return found._replace(bases=error.what), trainer
     chosen = {"rank": rank, "basis": "published", "bases": bases.digest_of(file)}
     manifest = _changed(manifest, "training", **chosen)
+    if manifest.organised.organiser and "subspace_epochs" not in given:
+        manifest = _changed(manifest, "organised", subspace_epochs=1)  # cores are small, and bases change
     found = found._replace(manifest=manifest, bases=made, example_forwards=made.example_forwards)
     return found, trainer.like(_changed(trainer.manifest, "training", **chosen), folder)
 

@@ -58,7 +58,7 @@ ROWS = 16
 """Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
 
 ROUNDINGS = 2.0
-"""By how many spacings, times the loss, the difference of a row's losses at two points is off: at most 2.5 in
+"""Spacings, times the loss, by which the difference of a row's losses at two points is off: at most 2.5 in
 half precision (tests/engine/test_precision.py). It is not taken from slopes at the smallest distances: what
 differs there on a real model is still truncation, whose size in other formats would be far too large."""
 
@@ -93,7 +93,7 @@ class Trial(NamedTuple):
 
     epsilon: float
     epsilons: dict[str, float]
-    """In half precision, by number format."""
+    """Those for half precision, by number format."""
     costs: dict[str, float]
     """Updates that make up for one of exact slopes, by number format."""
     pilot: Pilot

@@ -100,7 +100,7 @@ class Training(Section):
             raise ValueError("scales of features are from 1 to 127")
         return value
 
-    @field_validator("epsilon")
+    @field_validator("epsilon", "epsilons")
     @classmethod
     def _tells_points_apart(cls, value: float | dict[str, float]) -> float | dict[str, float]:
         if any(one < LEAST_EPSILON for one in (value.values() if isinstance(value, dict) else (value,))):

@@ -1,4 +1,4 @@
-"""States that enter a linear head, computed once for each text: nothing below it changes while the head is trained.
+"""States that enter a linear head, computed once for each text: nothing below it changes with the head.
 
 A text goes through the frozen part of the model when it is first asked for. From then on it is a row of
 numbers, by which everything is answered: mini-batches, searches, evaluations, audits. Rows are kept by the

@@ -26,7 +26,7 @@ from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks import calibration, public_files
-from sfnode.tasks.presets import PRESETS
+from sfnode.tasks.presets import PRESETS, task_of
 from sfnode.verifiers import plugins
 from tests.cli.helpers import Ended
 
@@ -148,12 +148,13 @@ def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(
 def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model: Path, sfnode: Run) -> None:
     expected = PRESETS[preset]
     manifest = written(sfnode("init", "--open", "--model", expected.model or model, "--task", preset))
+    head = bool(expected.texts) and "{separator}" not in expected.texts and not expected.model
     assert manifest.name == preset
-    assert manifest.data == expected.data
-    loss = DEFAULT_LOSS if expected.task.labelled else "plain"
+    assert manifest.data == expected.data.model_copy(update={"train_limit": 4096} if head else {})
+    loss = DEFAULT_LOSS if expected.task.labelled and not head else "plain"
     numbers = {"max_tokens": manifest.task.max_tokens, "answer_tokens": manifest.task.answer_tokens}
     numbers |= {"loss": loss}
-    assert but_for_prior(manifest).task == expected.task.model_copy(update=numbers)
+    assert but_for_prior(manifest).task == task_of(expected, headed=head).model_copy(update=numbers)
 
 
 def test_prompts_are_never_longer_than_the_model_can_take(model: Path, sfnode: Run) -> None:
@@ -238,7 +239,7 @@ def test_of_rewards_it_says_where_the_numbers_are_from(
     [
         (("--answer-tokens", 64), "fewer than the max_tokens of prompt and answer"),
         (("--temperature", 0.001), "temperature is 0 or at least"),
-        (("--task", "sst2"), "the task kind classification has no answers that are written"),
+        (("--task", "sst2"), "the task kind sequence-classification has no answers that are written"),
         (("--stop", "x" * 65), "--stop: "),
     ],
 )
@@ -442,7 +443,7 @@ def test_a_big_model_need_not_be_loaded_and_one_is_told_what_that_means(
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
-    [(("--task", "sst2"), "cannot load hf:nyu-mll/glue:sst2:train"), ((), "the run names no data")],
+    [(("--task", "rte"), "cannot load hf:aps/super_glue:rte:train"), ((), "the run names no data")],
     ids=["data out of reach", "private data"],
 )
 def test_without_data_only_the_largest_update_is_checked(
@@ -874,14 +875,15 @@ def test_whoever_leaves_the_numbers_to_a_trial_gets_bases_of_activations(
     sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SFNODE_CALIBRATE")
-    ended = sfnode("init", "--model", model, "--task", "reviews", "--train", "builtin:reviews:train")
+    words = ("--model", model, "--task", "reviews", "--kind", "classification")
+    ended = sfnode("init", *words, "--train", "builtin:reviews:train")
     assert ended.status == 0, ended.err
     training = Manifest.from_toml(Path("run.toml")).training
     assert (training.basis, training.rank, tried) == ("published", 8, [False])
     assert "Made bases: 8 directions" in ended.out
     numbers = ("--epsilon", 1e-3, "--learning-rate", 1e-5, "--scalar-delta", 1 / 64)
     for options in (("--no-calibrate",), ("--basis", "random"), numbers):
-        ended = sfnode("init", "--force", "--model", model, "--task", "reviews", *options)
+        ended = sfnode("init", "--force", *words, *options)
         assert ended.status == 0, ended.err
         assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
 

@@ -244,8 +244,20 @@ def test_selections_of_rows(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "vector",
     [MANIFEST, *MANIFEST["version 2"]],
-    ids=["1", "open", "organised", "published", "features", "centred", "child"]
-    + ["groups", "formats", "data", "decay", "reward"],
+    ids=[
+        "1",
+        "open",
+        "organised",
+        "published",
+        "features",
+        "centred",
+        "child",
+        "groups",
+        "formats",
+        "data",
+        "decay",
+        "reward",
+    ],
 )
 def test_manifests_have_these_bytes_and_these_ids(vector: dict[str, Any]) -> None:
     manifest = Manifest.model_validate(vector["manifest"])
