@@ -8,7 +8,8 @@ text's tokens, which say all that the model sees of it: row, template, truncatio
 from __future__ import annotations
 
 import hashlib
-import sqlite3
+import os
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -25,14 +26,8 @@ from sfnode.models.targets import Form, PretrainedModel, Site
 MEMORY = 512 << 20
 """Bytes of states in memory, of which the oldest make room: 230,000 texts for a model of width 576."""
 
-DISK = 2 << 30
-"""Bytes of a file of states; beyond them it grows no more."""
-
-AT_ONCE = 500
-"""Texts that a query of it asks for: SQLite allows some hundreds of parameters everywhere."""
-
-WAIT = 5.0
-"""Seconds to wait for another process that writes."""
+ROOM = 1 << 30
+"""Bytes that stay free on the disk where states are kept: 4 kB for each text are no reason to fill it."""
 
 HEADS = ("score", "classifier", "classifier.out_proj")
 """Names of the layers whose outputs are the logits of transformers' classifiers."""
@@ -41,44 +36,31 @@ Run = Callable[[], Tensor]
 """Runs the whole model on the texts that lack a state, and returns its logits."""
 
 
-class StateFile:
-    """States on this machine's disk, for whoever asks for the same texts later: another node here, an
-    evaluation, or this node after a restart. What is lost of it is computed again."""
+class StateFolder:
+    """States on this machine's disk, a file for each text, for whoever asks for the same texts later: another
+    node here, an evaluation, or this node after a restart. What is lost of it is computed again."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._opened: sqlite3.Connection | None = None
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    def read(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return those of these states that are here, as bytes."""
-        found: dict[bytes, bytes] = {}
-        with suppress(OSError, sqlite3.Error):
-            for first in range(0, len(keys), AT_ONCE):
-                some = keys[first : first + AT_ONCE]
-                marks = ",".join("?" * len(some))
-                found |= self._database().execute(
-                    f"SELECT text, state FROM states WHERE text IN ({marks})", some
-                )
-        return found
+    def read(self, key: bytes, features: int) -> Tensor | None:
+        """Return a state, (features,) float32, if it is here and whole."""
+        with suppress(OSError):
+            found = (self._folder / key.hex()).read_bytes()
+            if len(found) == 4 * features:
+                return torch.frombuffer(bytearray(found), dtype=torch.float32)
+        return None
 
-    def write(self, states: Iterable[tuple[bytes, bytes]]) -> None:
-        """Keep these, unless there is no room."""
-        with suppress(OSError, sqlite3.Error):
-            if self._file.exists() and self._file.stat().st_size > DISK:
+    def write(self, states: Iterable[tuple[bytes, Tensor]]) -> None:
+        """Keep these, unless there is hardly any room."""
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if shutil.disk_usage(self._folder).free < ROOM:
                 return
-            with self._database() as database:
-                database.executemany("INSERT OR REPLACE INTO states VALUES (?, ?)", states)
-
-    def _database(self) -> sqlite3.Connection:
-        if self._opened is None:
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._opened = sqlite3.connect(self._file, timeout=WAIT, check_same_thread=False)
-            self._opened.execute("PRAGMA journal_mode = WAL")
-            self._opened.execute("PRAGMA synchronous = OFF")
-            self._opened.execute(
-                "CREATE TABLE IF NOT EXISTS states (text BLOB PRIMARY KEY, state BLOB) WITHOUT ROWID"
-            )
-        return self._opened
+            for key, state in states:
+                part = self._folder / f"{key.hex()}.{os.getpid()}"
+                part.write_bytes(state.numpy().tobytes())
+                part.replace(self._folder / key.hex())
 
 
 class KeptStates:
@@ -86,7 +68,7 @@ class KeptStates:
 
     def __init__(self, head: nn.Module, device: torch.device) -> None:
         self._device = device
-        self.file: StateFile | None = None
+        self.folder: StateFolder | None = None
         """Place where they are kept beyond the process, if anywhere."""
         self._head: Any = head
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
@@ -96,10 +78,11 @@ class KeptStates:
 
     def lacking(self, keys: Sequence[bytes]) -> list[int]:
         """Return the places of texts whose states are not here."""
-        unread = [key for key in keys if key not in self._rows]
-        if self.file and unread:
-            for key, state in self.file.read(unread).items():
-                self._take(key, torch.frombuffer(bytearray(state), dtype=torch.float32))
+        if self.folder:
+            for key in keys:
+                state = None if key in self._rows else self.folder.read(key, self._head.in_features)
+                if state is not None:
+                    self._take(key, state)
         return [place for place, key in enumerate(keys) if key not in self._rows]
 
     def fill(self, keys: Sequence[bytes], run: Run) -> None:
@@ -114,8 +97,8 @@ class KeptStates:
         self.forwards += len(keys)
         for key, state in zip(keys, states, strict=True):
             self._take(key, state)
-        if self.file:
-            self.file.write((key, state.numpy().tobytes()) for key, state in zip(keys, states, strict=True))
+        if self.folder:
+            self.folder.write(zip(keys, states, strict=True))
 
     def _take(self, key: bytes, state: Tensor) -> None:
         self._rows[key] = state

@@ -32,7 +32,7 @@ from sfnode.models import examination, files, vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
 from sfnode.models.examination import Part
 from sfnode.models.files import BUILTIN, check_digest, digest, resolve
-from sfnode.models.kept_states import KeptStates, StateFile, kept_for
+from sfnode.models.kept_states import KeptStates, StateFolder, kept_for
 from sfnode.models.perturbation import Perturber
 from sfnode.models.pieces import listing_hash
 from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
@@ -145,8 +145,8 @@ def load(
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
     if loaded.kept and folder.parent != files.EMBEDDED:
-        name = f"{wanted.digest[:32]}-{loaded.dtype}-{dtype}.states".replace("torch.", "")
-        loaded.kept.file = StateFile(files.cache() / "states" / name)
+        name = f"{wanted.digest[:32]}-{loaded.dtype}-{dtype}".replace("torch.", "")
+        loaded.kept.folder = StateFolder(files.cache() / "states" / name)
     return loaded
 
 
