@@ -305,8 +305,7 @@ def test_the_prior_for_a_manifest_is_measured_on_test_rows_if_there_are_no_other
         named = run.model_copy(update={"model": run.model.model_copy(update={"source": folder})})
         found, reason = any_trainer(named, DEVICE, "float32")
         with found:
-            assert not reason
-            return prior_of(found)[0]
+            return () if reason else prior_of(found)[0]
 
     trained = measured(Data(train=file))
     assert max(trained) == 0
