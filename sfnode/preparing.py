@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from sfnode.engine import head_numbers, making_bases, pilot, reward_trial, trial
+from sfnode.engine.head import takes_features
 from sfnode.engine.making_bases import Made
 from sfnode.engine.pilot import Advance, Pilot
 from sfnode.engine.reward_trial import RewardTrial
@@ -26,7 +27,6 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data, DataRole, is_file
 from sfnode.manifest.task import Task
 from sfnode.models import bases
-from sfnode.models.kept_states import HEADS
 from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
 from sfnode.tasks import dataset, prompts, public_files, row_files, verifying
@@ -144,14 +144,6 @@ def wanted(
         usual if calibrate is None else calibrate,
         measure,
     )
-
-
-def takes_features(manifest: Manifest) -> bool:
-    """Return whether a run trains a linear head alone, whose directions follow from the features it sees."""
-    target, *others = manifest.model.parsed_targets()
-    numbers = manifest.training
-    plain = manifest.task.loss == "plain" and not numbers.group and not numbers.bases
-    return plain and not others and target.name in HEADS
 
 
 def _is_built_in(manifest: Manifest) -> bool:

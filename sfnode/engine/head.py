@@ -20,6 +20,7 @@ from sfnode.engine import forward
 from sfnode.engine.estimator import Estimate, held, of_pairs
 from sfnode.engine.losses import EVALUATION_BATCH, Losses
 from sfnode.manifest import Manifest
+from sfnode.models.kept_states import HEADS
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.tasks.encoding import Encoded
@@ -56,9 +57,12 @@ class HeadLosses(Losses):
         return estimates(self._loaded, directions, self._rows, batches, distance)
 
 
-def trains_head(loaded: LoadedModel, manifest: Manifest) -> bool:
-    """Return whether `HeadLosses` are those of a run."""
-    return loaded.kept is not None and manifest.task.loss == "plain" and not manifest.training.group
+def takes_features(manifest: Manifest) -> bool:
+    """Return whether a run trains a linear head alone, along directions that follow from its features."""
+    target, *others = manifest.model.parsed_targets()
+    numbers = manifest.training
+    plain = manifest.task.loss == "plain" and not numbers.group and not numbers.bases
+    return plain and not others and target.name in HEADS
 
 
 def rows_of(loaded: LoadedModel, batches: Sequence[Encoded]) -> Rows:

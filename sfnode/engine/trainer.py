@@ -26,7 +26,7 @@ from sfnode.engine.devices import usable_device
 from sfnode.engine.estimator import Estimate, quantise
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.generation import complete
-from sfnode.engine.head import HeadLosses, trains_head
+from sfnode.engine.head import HeadLosses, takes_features
 from sfnode.engine.loading import load_model, training_rows
 from sfnode.engine.losses import Losses, Priors, line_batches, line_rows
 from sfnode.engine.merging import MergedWeights
@@ -125,7 +125,7 @@ class Trainer:
         self.run_rows = RunRows(manifest, data, public)
         """Public rows of the run."""
         self.priors = Priors(manifest.task, loaded, self.run_rows)
-        losses = HeadLosses if trains_head(loaded, manifest) else Losses
+        losses = HeadLosses if loaded.kept and takes_features(manifest) else Losses
         self.objective: Objective = (
             losses(manifest, loaded, rows, self.run_rows, self.priors, secret)
             if manifest.task.has_slopes
