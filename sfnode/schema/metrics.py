@@ -5,6 +5,7 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ def result_in_words(found: EpochEvaluation) -> str:
 
 
 def drift_in_words(distance: float, kl: float | None) -> str:
-    """Return the drift of a model from its base, of which some have no KL."""
+    """Return the drift of a model from its base, of which some have no KL; a head begins at zero."""
+    if math.isinf(distance):
+        return "what is trained was zero at first"
     moved = f"weights moved by {distance:.3g} of the base's norm"
     return moved if kl is None else f"{moved}, KL on neutral text {kl:.3g} nats a token"
 

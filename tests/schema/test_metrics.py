@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from sfnode.schema.metrics import (
@@ -38,5 +40,6 @@ def test_a_kind_of_task_reads_as_words() -> None:
     ("kl", "end"), [(None, "norm"), (0.0021, ", KL on neutral text 0.0021 nats a token")]
 )
 def test_drift_is_told_without_a_kl_where_there_is_none(kl: float | None, end: str) -> None:
+    assert "inf" not in drift_in_words(math.inf, kl)
     assert drift_in_words(0.1234, kl).startswith("weights moved by 0.123 of the base's norm")
     assert drift_in_words(0.1234, kl).endswith(end)
