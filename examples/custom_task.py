@@ -19,7 +19,8 @@ run = {"name": "mine", "kind": "classification", "template": "the {text} it was"
 run |= {"verbalizer": {"0": "bad", "1": "good"}, "test": "rows.tsv", "schedule": "cosine"}
 run |= {"update_budget": 1536, "epoch_updates": 256, "batch_size": 4, "learning_rate": 1e-3}
 manifest = build(run)  # the built-in model; run | {"model": "facebook/opt-125m"} for another
-manifest = pilot.with_limit(manifest, pilot.measure(manifest))  # nobody can say more
+with Trainer.load(manifest) as trainer:
+    manifest = pilot.with_limit(manifest, pilot.measure(trainer))  # nobody can say more
 Path("mine.toml").write_text(manifest.to_toml())  # `sfnode join --run mine.toml` trains it with others
 
 trainer = Trainer.load(manifest)

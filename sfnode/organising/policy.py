@@ -95,10 +95,9 @@ class OrganiserPolicy:
     for ever. An epoch has no more than that; the one that is open while bases are made ends with them."""
     update_forwards: int = 8
     """Example-forwards that an update takes."""
-    young_share: float = 1 / 10
+    young_share: float = 1 / 5
     """Share of all example-forwards of the swarm that searches and evaluations may take while the rate has
-    not settled and the run is young, when harm is most likely. With a fifth they were a quarter of what
-    training cost on a real model, whose rate did not settle within 1,500 updates."""
+    not settled and the run is young, when harm is most likely."""
     share: float = 1 / 20
     """The same share later."""
     witnesses: int = 1

@@ -115,7 +115,7 @@ def test_the_version_is_the_packages(sfnode: Run) -> None:
         ("status", "--fly"),
         ("join", "--role", "king"),
         ("join", "--shard", "5/4"),
-        ("join", "--queries", "0"),
+        ("join", "--queries", "65"),
         ("join", "--display-name", "a" * 33),
         ("join", "--team", "\x1b[31mred"),
         ("swarm", "--nodes", "0"),

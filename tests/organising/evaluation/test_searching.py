@@ -153,38 +153,6 @@ def test_an_epoch_that_evidently_did_harm_cuts_the_open_one_short_at_any_time() 
     assert [seal.factor for seal in run.bench.of(Seal)[-2:]] == [FACTOR_ONE // 4] * 2
 
 
-def test_epochs_after_one_that_counted_nothing_count_unless_searches_of_their_own_say_otherwise() -> None:
-    """Of 2,187 updates of a real run 251 counted nothing for an epoch before theirs."""
-    run, harmful = harmed()
-    for epoch, found in ((harmful + 1, 1.0), (harmful + 2, 0.0)):
-        run.train(FIRST_UPDATES)
-        assert run.bench.plans[-1].epoch == epoch, "cut short and searched, whatever that costs"
-        run.answer(found)
-    seals = run.bench.of(Seal)[harmful:]
-    assert [seal.factor for seal in seals] == [0, FACTOR_ONE, 0]
-    assert [len(seal.rates) for seal in seals] == [1, 0, 0], "the first one alone has lowered the rate"
-
-
-def test_where_such_a_search_fails_their_work_counts_a_quarter() -> None:
-    run, harmful = harmed()
-    run.bench.do(EvaluationEnded(harmful + 1, None))
-    run.bench.advance(2)
-    assert run.bench.of(Seal)[harmful + 1].factor == FACTOR_ONE // 4
-
-
-def harmed() -> tuple[Run, int]:
-    """A run of which an epoch has just counted nothing, while others worked on; and that epoch."""
-    run = Run()
-    for _ in range(10):
-        run.epoch(1.0)
-    harmful = run.bench.counting.sealed
-    while run.bench.plans[-1].epoch < harmful:
-        run.train(64)
-    run.train(64)
-    run.answer(0.0)
-    return run, harmful
-
-
 def test_an_epoch_of_a_single_update_that_did_harm_has_no_say_in_what_others_make() -> None:
     run = Run()
     for _ in range(10):
@@ -212,12 +180,12 @@ def test_until_then_an_epoch_is_closed_once_the_one_before_is_sealed() -> None:
 
 
 @pytest.mark.parametrize("rows", [FIRST_ROWS, ROWS])
-def test_searches_and_evaluations_cost_a_tenth_at_first_and_a_twentieth_later(rows: int) -> None:
+def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(rows: int) -> None:
     run = Run(rows)
     for _ in range(20):
         run.epoch(0.5)
-        assert run.spent <= (run.spent + run.trained) / 10
-    assert run.spent > run.trained / 24, "a good part of what is allowed is used"
+        assert run.spent <= (run.spent + run.trained) / 5
+    assert run.spent > run.trained / 12, "a good part of what is allowed is used"
     for _ in range(STEADY):
         run.epoch(1.0)
     for _ in range(10):
@@ -228,11 +196,11 @@ def test_searches_and_evaluations_cost_a_tenth_at_first_and_a_twentieth_later(ro
     assert 0.02 < run.spent / (run.spent + run.trained) < 0.052
 
 
-def test_among_nodes_of_equal_speed_no_more_than_a_fifth_of_the_organisers_time_is_taken() -> None:
+def test_among_nodes_of_equal_speed_no_more_than_a_quarter_of_the_organisers_time_is_taken() -> None:
     cost = Swarm(10, 1_000_000_000, 1600, rows=FIRST_ROWS).run(4000)
     assert cost.share < 0.05
     assert cost.later < 0.05
-    assert 0 < cost.busy < 0.2
+    assert 0 < cost.busy < 0.25
     assert cost.measured > 0.5, "most epochs are judged"
     assert cost.searched > 0.5, "and searched"
 
@@ -344,9 +312,9 @@ def sized(rate: float | None) -> Bench:
     return run
 
 
-@pytest.mark.parametrize(("times", "factor"), [(100.0, FACTOR_ONE), (0.01, round(0.01 * FACTOR_ONE))])
+@pytest.mark.parametrize(("times", "factor"), [(100.0, FACTOR_ONE), (0.01, 0)])
 def test_a_first_rate_that_is_far_off_gives_way_to_the_one_that_was_found(times: float, factor: int) -> None:
-    """What went too far counts as if made at that rate, and so does what was under way."""
+    """What went too far counts for nothing, and neither does what was under way at that rate."""
     run = sized(times * RATE / RATE_ONE)
     assert run.of(Seal)[0].factor == factor
     assert run.of(Seal)[0].rates == (RateFrom(2, round(times * RATE)),)
