@@ -132,6 +132,12 @@ def wanted(
 
     `basis` is the kind that was asked for, and `calibrate` whether a trial was, where somebody said so.
     """
+    if basis and takes_features(manifest):
+        raise UserError(
+            Code.BAD_OPTION,
+            "--basis: this run trains a linear head, whose directions follow from the features that it sees",
+            "Leave it out, or name other layers with --target-modules.",
+        )
     taken = basis or manifest.training.basis
     known = all(name in given for name in TRIED) or (taken == "random" and _is_built_in(manifest))
     usual = measure and not known
@@ -366,7 +372,7 @@ def _with_features(
     return found._replace(
         manifest=manifest,
         pilot=Pilot(slopes, pilot.typical_weight(trainer.loaded)) if asked.limit else None,
-        example_forwards=head_numbers.ROWS,
+        example_forwards=trainer.loaded.kept.forwards if trainer.loaded.kept else 0,
     )
 
 

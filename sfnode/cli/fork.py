@@ -31,7 +31,6 @@ from sfnode.cli.progress import waiting
 from sfnode.cli.succession import keys_dir_option
 from sfnode.errors import Code, UserError
 from sfnode.manifest.model import Parent
-from sfnode.manifest.training import Training
 from sfnode.printable import command
 from sfprotocol.decisions import RATE_ONE
 
@@ -97,7 +96,7 @@ def fork(
     from sfnode import preparing
     from sfnode.cli import init_output
     from sfnode.cli.trained_model import load
-    from sfnode.models.manifest_builder import REMEASURED, SUITED, forked
+    from sfnode.models.manifest_builder import REMEASURED, forked, unsuited
     from sfnode.store.data_folder import Layout
     from sfnode.store.disk_errors import disk_faults
     from sfnode.store.run_keys import RunKeys
@@ -120,7 +119,7 @@ def fork(
     check_bases(bases, made_of)
     anew = bool(made_of or bases or REMEASURED & given.keys())
     if anew:
-        own |= Training().model_dump(include=SUITED)
+        own |= unsuited(old.training)
     else:
         bases = _bases_file(data_dir, counting)
         own["learning_rate"] = counting.rate(counting.open_epoch) / RATE_ONE

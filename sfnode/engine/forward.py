@@ -119,12 +119,6 @@ def states(loaded: LoadedModel, encoded: Encoded) -> Tensor:
     return loaded.kept.of(keys_of(*batch[:3])).to(loaded.dtype)
 
 
-def outputs(loaded: LoadedModel, states: Tensor) -> Tensor:
-    """Return a head's outputs for states, (rows, classes)."""
-    assert loaded.kept is not None
-    return loaded.kept.logits(states)
-
-
 def log_probs(loaded: LoadedModel, this: Pass, perturbation: Perturbation | None) -> Tensor:
     """Return the log-probability of each target of a pass, (p,) float32, still on the device."""
     with loaded.perturber.applying(perturbation):

@@ -83,10 +83,11 @@ def estimates(
 
     `drawn`: the numbers of each mini-batch's rows, as many for all.
     """
+    assert loaded.kept is not None
     (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
     epsilon = held(epsilon, directions)
     with torch.inference_mode():
-        outputs = forward.outputs(loaded, rows.states)  # (rows, classes)
+        outputs = loaded.kept.logits(rows.states)  # (rows, classes)
         along = rows.states @ v  # (rows, k)
         outputs = outputs + along[:, :live] @ u[:live]
         chosen = torch.from_numpy(np.stack(drawn)).to(outputs.device)  # (q, B)

@@ -144,7 +144,7 @@ def load(
     check_tokens(folder, model, tokenizer)
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
-    if loaded.kept and folder.parent != files.EMBEDDED:
+    if loaded.kept and folder.parent != files.EMBEDDED and not manifest.organised.private:
         name = f"{wanted.digest[:32]}-{loaded.dtype}-{dtype}".replace("torch.", "")
         loaded.kept.folder = StateFolder(files.cache() / "states" / name)
     return loaded

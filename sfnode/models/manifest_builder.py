@@ -65,9 +65,6 @@ HEAD_ROWS = 4_096
 """Rows to train a head on, as each goes through the model once before it serves: a linear head on some
 hundreds of features learns little from more."""
 
-BODY_OPTIONS = ("target_modules", "train_embeddings", "train_biases", "train_norms")
-"""Options that choose layers, and so ask for something else than a head."""
-
 MEAN_RATE = 1 / 2
 """Mean of the factors of either schedule that ends at 0."""
 
@@ -92,13 +89,21 @@ TASK_FIELDS = (
 )
 
 SELECTION = {"target_modules", "train_embeddings", "train_biases", "train_norms"}
-"""Options that choose what is trained."""
+"""Options that choose what is trained: something else than a head."""
 
 REMEASURED = SELECTION | {"rank", "loss", "group"}
 """Options with which other numbers suit a run than the one that it is forked from; so it is with bases."""
 
-SUITED = {"rank", "basis", "bases", "epsilon", "learning_rate", "scalar_delta", "scalar_limit"}
-"""These numbers."""
+_STEP = {"epsilon", "epsilons", "learning_rate", "scalar_delta", "scalar_limit"}
+_SUITED = {"rank", "basis", "bases", "features"} | _STEP
+
+
+def unsuited(old: Training) -> dict[str, Any]:
+    """Return the usual values of these numbers, by name; after a head, whose updates cost next to nothing, of
+    how many there are and of how many rows, too."""
+    after_head = {"batch_size", "epoch_updates", "update_budget", "decay"} if old.features else set()
+    return Training().model_dump(include=_SUITED | after_head)
+
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
 """Ends of the names of architectures that are, or can become, models with a classification head."""
@@ -287,7 +292,7 @@ def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
     little of how two texts compare."""
     if "kind" in given or _is_encoder(_json(home / files.CONFIG)):
         return given.get("kind") != "classification"
-    own = {"template", "loss", *BODY_OPTIONS} & set(given)
+    own = {"template", "loss", *SELECTION} & set(given)
     one_text = bool(preset.texts) and templates.SEPARATOR not in preset.texts
     return one_text and home.parent != files.EMBEDDED and not own
 
@@ -295,7 +300,7 @@ def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
 def _trains_head(task: Task, given: dict[str, Any], home: Path) -> bool:
     """Return whether a run trains the linear head of a causal model and nothing else, as is usual."""
     causal = not _is_encoder(_json(home / files.CONFIG))
-    return causal and task.kind == "sequence-classification" and not set(BODY_OPTIONS) & set(given)
+    return causal and task.kind == "sequence-classification" and not SELECTION & given.keys()
 
 
 def _check_kind(task: Task, home: Path) -> None:

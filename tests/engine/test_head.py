@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import pipeline
 
 from sfnode.engine import head_numbers
@@ -16,9 +17,12 @@ from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
+from sfnode.manifest.model import Parent
 from sfnode.manifest.training import Training, features_text
 from sfnode.models import loader
+from sfnode.models.manifest_builder import forked, unsuited
 from sfnode.models.targets import Selection
+from sfnode.store.run_keys import RunKeys
 from sfprotocol.seeds import BASIS_ONE, BIAS, contrasts, scaled_signs, update_seeds
 from tests.engine.helpers import HEADED_TASK, ROWS, data_file, model_folder, trainer
 
@@ -196,3 +200,30 @@ def test_a_model_that_trains_more_than_its_head_keeps_nothing(tmp_path: Path) ->
         update={"model": described.model_copy(update={"source": "tiny/llama"})}
     )
     assert trainer(given, data_file(tmp_path)).loaded.kept is None
+
+
+def test_a_fork_may_go_on_with_the_body_on_the_head_that_was_learnt(tmp_path: Path) -> None:
+    file = data_file(tmp_path)
+    table = features_text([(24, 100)] * 16)
+    run = moved(
+        trainer(headed("llama", rows=str(file), basis="features", features=table, learning_rate=1e-3), file)
+    )
+    run.export(tmp_path / "out")
+    parent = Parent(run_id="12" * 32, epoch=0, digest="34" * 32)
+    own = unsuited(run.manifest.training) | {"target_modules": ("q_proj",)} | RunKeys.generate().options()
+    old = run.manifest.model_copy(update={"admission": "organised"})
+    fork = forked(old, parent, tmp_path / "out", own | {"votes": 1})
+    assert (fork.training.basis, fork.training.features, fork.training.batch_size) == ("random", "", 4)
+    assert fork.task == run.manifest.task
+    with trainer(fork, file, model_override=tmp_path / "out") as body:
+        assert body.loaded.kept is None
+        assert torch.equal(body.loaded.model.score.weight, run.loaded.model.score.weight)
+        assert body.evaluate().loss == pytest.approx(run.evaluate().loss, abs=1e-5)
+
+
+def test_states_of_a_private_run_are_in_memory_alone(tmp_path: Path) -> None:
+    manifest = headed("llama")
+    organised = manifest.organised.model_copy(update={"private": True})
+    run = trainer(manifest.model_copy(update={"organised": organised}), data_file(tmp_path))
+    run.step(SEEDS, 0)
+    assert not (tmp_path / "cache" / "sfnode" / "states").exists()
