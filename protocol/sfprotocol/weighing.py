@@ -76,6 +76,12 @@ def named(counting: Counting, epoch: int) -> dict[Feed, Counted]:
     return {counting.feed(feed): Counted(counting.runs(feed, stop), rates) for feed, stop in stops.items()}
 
 
+def live(counting: Counting, feed: Feed, held: int) -> Counted:
+    """Return how the first `held` updates of a feed count now for whoever makes updates (SPEC O8)."""
+    number = counting.number(feed)
+    return Counted(() if number is None else counting.live(number, held), Rates.of(counting))
+
+
 class Difference(NamedTuple):
     """Consecutive steps of a feed that count differently."""
 

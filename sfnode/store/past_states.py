@@ -22,7 +22,7 @@ from sfprotocol import decisions
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Close
 from sfprotocol.messages import Feed, RunParameters
-from sfprotocol.weighing import Counted, Rates, once
+from sfprotocol.weighing import Counted, live, once
 
 PARTS = 8
 """States for one epoch. In three real nodes of different speed an eighth of an epoch to either side takes in
@@ -78,11 +78,10 @@ class PastStates:
         if not self._run.organised:
             return {feed: once(stop) for feed, stop in held.items()}
         counting = self._before(moment.label)
-        rates, numbers = Rates.of(counting), {feed: counting.number(feed) for feed in held}
         return {
-            feed: Counted(counting.runs(number, held[feed]), rates)
-            for feed, number in numbers.items()
-            if number is not None
+            feed: live(counting, feed, stop)
+            for feed, stop in held.items()
+            if counting.number(feed) is not None
         }
 
     def _decided_before(self, epoch: int) -> Counting:

@@ -35,7 +35,7 @@ from sfprotocol.messages import Entry, EpochScalars, Feed, Proof, RunParameters
 from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend, verifies
 from sfprotocol.validation import Verified, fault, verify
-from sfprotocol.weighing import NOTHING, Counted, Rates, named, once
+from sfprotocol.weighing import NOTHING, Counted, live, named, once
 
 
 def verify_log(
@@ -207,10 +207,7 @@ class _Verification:
 
     def _counted(self, feed: Feed, held: int) -> Counted:
         counting = self._frontier.counting
-        if counting is None:
-            return once(held)
-        number = counting.number(feed)
-        return Counted(() if number is None else counting.runs(number, held), Rates.of(counting))
+        return once(held) if counting is None else live(counting, feed, held)
 
     # -- feeds -------------------------------------------------------------------------------------
 

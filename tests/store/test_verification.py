@@ -19,7 +19,7 @@ from sfnode.store.checkpoint import State, compute, plan
 from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
 from sfnode.store.verification import verify_log
-from sfprotocol.decisions import Admit, RateFrom, Void, encode
+from sfprotocol.decisions import INCARNATIONS, Admit, RateFrom, Void, encode
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import EpochScalars, RunParameters
 from sfprotocol.segments import without_front
@@ -149,6 +149,20 @@ def test_an_organised_log_has_the_digests_of_its_node_and_of_its_seals(made: Log
         assert (found.seals.sealed, found.seals.checked, found.seals.behind) == (3, 3, 0)
         assert found.seals.named_digest == made.named_digest(2).hex()
         assert found.seals.decisions == 3 + 2 * 3
+
+
+def test_what_is_not_taken_at_its_word_is_not_in_the_core_as_of_now(made: Logged) -> None:
+    train(made, 1)
+    made["c"].compute(5)
+    made.swarm.run(2)
+    made.close()
+    made.seal(2 * INCARNATIONS)  # skips what c has made last, so that c has no credit
+    made.swarm.run(2)
+    made["b"].compute(3)
+    made["c"].compute(5)
+    made.swarm.run(2)
+    for log in made.logs.values():
+        assert verify_log(MEANT, log, as_of_now=True).core_digest == cores(made, log).hex()
 
 
 def test_a_seal_of_other_updates_is_refused(made: Logged) -> None:
