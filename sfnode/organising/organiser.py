@@ -247,8 +247,8 @@ class Organiser:
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event; return what to do, in order. Only Wake has it look: by then it knows of everything
-        else that has happened in the same round."""
+        """Take in one event; return what to do, in order. Only Wake has it look: by then it knows of all that
+        has happened in the same round."""
         match event:
             case ControlChanged():
                 self._on_control_changed(event, now)

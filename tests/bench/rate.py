@@ -30,8 +30,8 @@ from sfnode.schema import OrganiserStatus
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
-from sfnode.store.run_keys import RunKeys
 from sfnode.store.replay import changes
+from sfnode.store.run_keys import RunKeys
 from sfnode.swarm.local_swarm import LocalSwarm
 from sfprotocol.weighing import once
 from tests.node.training.test_engine_loading import ROWS, make_model
@@ -178,7 +178,9 @@ async def run(args: argparse.Namespace) -> int:
     line("links that an update takes", updates / max(1, made), "")
     line("everything sent for each update that is received", sent / max(1, made) / (args.nodes - 1), "B")
     per_update = control / max(1, counted)
-    line("bytes of decisions for each update", per_update, "B", most=MOST_CONTROL * segments / max(1, updates))
+    line(
+        "bytes of decisions for each update", per_update, "B", most=MOST_CONTROL * segments / max(1, updates)
+    )
     line("seals", len(waits) / seconds, "/s")
     line("seconds from close to seal, median", statistics.median(waits or [float("nan")]), "s")
     line("seconds from close to seal, longest", max(waits, default=float("nan")), "s")

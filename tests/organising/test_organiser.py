@@ -23,6 +23,8 @@ from sfnode.organising.organiser import (
     ACTIVE_TIME,
     FIRST_TIME,
     LEAST_EPOCH,
+    LEAST_INTERVAL,
+    LOOK_INTERVAL,
     MAX_UNSEALED,
     PROOF_TIME,
     SETTLE_TIME,
