@@ -111,9 +111,9 @@ LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
 at 15,000 feeds, while an epoch lasts minutes."""
 
 LEAST_INTERVAL = 0.1
-"""The same at least where as many updates have come as an epoch lacked: a linear head fills one in less than
-a second, and everybody would wait for the next look. With LOOK_INTERVAL_PER_FEED looks take no more of a core
-than otherwise, whatever comes."""
+"""Seconds after which it looks already once as many updates have come as an epoch lacked, so that what others
+made at the same time is named with them. A linear head fills an epoch in less than a second, and everybody
+would wait for the next look."""
 
 SETTLE_TIME = 30.0
 """Seconds in which the control feed has not grown before a restarted organiser believes its witnesses: other
@@ -224,7 +224,7 @@ class Organiser:
 
     def next_deadline(self) -> float:
         """Return the time at which Wake is due at the latest."""
-        return float("inf") if self.state is State.STOPPED else self._wake_at
+        return float("inf") if self.state is State.STOPPED and not self._wishes else self._wake_at
 
     def petitions(self, now: float) -> list[Petition]:
         """Return the petitions that wait for the owner, or for their turn."""
@@ -318,7 +318,6 @@ class Organiser:
             return
         if not self._evaluations.is_under_way(event.epoch):
             return
-        self._look_soon(now)  # a seal waits for it, and others may wait for that
         own = self._evaluations.ended(event, self._counting, now)
         self._members.measured(self._panels.checked(event.epoch, own))
         if self.guard:
@@ -339,7 +338,7 @@ class Organiser:
         if isinstance(event, HeldChanged) and event.marks:
             self._lacking -= event.marks[-1].stop - event.first
             if self._lacking <= 0:
-                self._look_soon(self._look_from)
+                self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
 
     def _look_soon(self, at: float) -> None:
         """Look at a time already, unless a decision is under way: then there is a look once it has come."""
@@ -360,7 +359,7 @@ class Organiser:
             self._wish()
         decision = self._due(now) if self.state is State.ORGANISING else None
         rest = LOOK_INTERVAL_PER_FEED * len(self._feeds)
-        self._look_from = now + LEAST_INTERVAL + rest
+        self._look_from = now + rest
         if decision is None:
             self._wake_at, self._look_at = min(now + LOOK_INTERVAL + rest, self._look_at), float("inf")
             return
