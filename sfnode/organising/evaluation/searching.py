@@ -242,6 +242,9 @@ class Search:
         if waiting:
             return Plan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
+        if policy.kept:
+            everywhere = policy.search_rows if policy.origins and not measured else 0
+            return Plan(policy.search_rows, last or due, origins=everywhere)
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
         if self.settled and not last:
             return self._regular(counting, due, cost, measured)

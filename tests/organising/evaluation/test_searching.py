@@ -124,6 +124,14 @@ def test_rows_beyond_those_planned_by_which_an_epoch_is_saved_are_no_debt_of_lat
     assert {plan.epoch for plan in run.bench.plans if plan.rows} == set(range(len(run.bench.of(Seal))))
 
 
+def test_where_states_are_kept_every_epoch_is_searched_on_all_rows() -> None:
+    run = Run()
+    run.bench = Bench(policy=replace(SEARCHED, kept=True), budget=1_000_000).begin("anne", quota=1 << 20)
+    for _ in range(2 * STEADY):
+        run.epoch(1.0)
+    assert {plan.rows for plan in run.bench.plans} == {ROWS}
+
+
 def test_epochs_for_which_the_organiser_has_no_time_make_later_ones_longer() -> None:
     cost = Swarm(50, 1_000_000_000, 65_536).run(2000)
     assert cost.busy < 0.25
