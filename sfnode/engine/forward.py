@@ -270,7 +270,7 @@ def logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
 
 
 def _outputs(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
-    """Return what the model computes of a pass: (p, vocab) of a language model, (R, classes) of a classifier."""
+    """Return the outputs for a pass: (p, vocab) of a language model, (R, classes) of a classifier."""
     network: Any = loaded.model
     if loaded.classifies:
         cached = {"attention_mask": this.attention_mask}

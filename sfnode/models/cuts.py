@@ -153,8 +153,8 @@ def _tried(
     """Return the cut behind the last block that is done before the first call of a trained layer, if a pass
     that begins there computes what the whole pass does."""
 
-    def run() -> Tensor:
-        return _outputs(model, device)
+    def run(first: int = 0) -> Tensor:
+        return _outputs(model, device, first)
 
     whole = list(_calls(model, run))
     called = [module for module, _ in whole]
@@ -169,6 +169,7 @@ def _tried(
     states = cut.states(run).float()
     if states.shape != (*TRIED, cut.features):
         return None
+    cut.states(lambda: run(1))  # what a model keeps aside of its lower blocks is now that of other texts
     short = list(_calls(model, lambda: cut.outputs(states.to(model.dtype), run)))
     behind = [module for module, _ in short].index(below[-1])
     return cut if _same(whole[last:], short[behind:]) else None
@@ -190,11 +191,11 @@ def _calls(model: PretrainedModel, run: Run) -> Iterable[tuple[nn.Module, Any]]:
     return calls
 
 
-def _outputs(model: PretrainedModel, device: torch.device) -> Tensor:
-    """Return a model's outputs for a batch without padding: tokens that differ, and none of them the one by
-    which a classifier finds the end of a text."""
+def _outputs(model: PretrainedModel, device: torch.device, first: int) -> Tensor:
+    """Return a model's outputs for a batch without padding: tokens from `first` on, and none of them the one
+    by which a classifier finds the end of a text."""
     known, padding = len(model.get_input_embeddings().weight), model.config.pad_token_id
-    tokens = torch.arange(TRIED[0] * TRIED[1], device=device) % known
+    tokens = (torch.arange(TRIED[0] * TRIED[1], device=device) + first) % known
     tokens = torch.where(tokens == padding, (tokens + 1) % known, tokens).view(TRIED)
     writes = model.get_output_embeddings() is not None
     cache = {"use_cache": False} if writes else {}
