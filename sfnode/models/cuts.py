@@ -1,4 +1,4 @@
-"""Where a model can be cut in two: a part below, which no training changes, and the part that is trained.
+"""Cuts of a model in two: a part below, which no training changes, and the part that is trained.
 
 What passes the cut is computed once for each text (`kept_states`), and the trained part is then run from it.
 There are two kinds of cuts: before a linear head, where a text is one row of numbers and the head is all that
@@ -35,7 +35,7 @@ class Cut(Protocol):
     """A cut through a model."""
 
     name: str
-    """What tells it from the other cuts of a model; fit for a file's name."""
+    """Name that tells it from the other cuts of a model; fit for a file's."""
     features: int
 
     def rows(self, tokens: int) -> int:
@@ -55,9 +55,9 @@ class Head:
 
     name = "head"
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module: Any = module
-        self.features = int(self._module.in_features)
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.features: int = module.in_features
 
     def rows(self, tokens: int) -> int:
         return 1

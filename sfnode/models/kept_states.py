@@ -31,12 +31,15 @@ before a head, or of 3,900 texts of 60 tokens between blocks."""
 DISK = 4 << 30
 """Bytes of states in files, of all models together; folders that were written to longest ago make room."""
 
+LOOK = 256 << 20
+"""Bytes that a process writes before it looks at what all have written."""
+
 ROOM = 1 << 30
 """Bytes that stay free on the disk where states are kept, which are no reason to fill it."""
 
 
 class Text(NamedTuple):
-    """What a model sees of a text."""
+    """A text as a model sees it."""
 
     key: bytes
     """Hash of its tokens, and of which text of a pair they belong to."""
@@ -50,11 +53,8 @@ class StateFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._others: list[tuple[Path, int]] | None = None
-        """Folders of other models and cuts with their bytes, the one to keep longest first; None: not looked
-        at yet."""
-        self._left = 0
-        """Bytes that may still be written."""
+        self._left: int | None = 0
+        """Bytes that may be written before it is looked again; None: it is full."""
 
     def read(self, key: bytes, shape: tuple[int, int]) -> Tensor | None:
         """Return a state, (rows, features) float32, if it is here and whole."""
@@ -74,20 +74,16 @@ class StateFolder:
                 part = self._folder / f"{key.hex()}.{os.getpid()}"
                 part.write_bytes(state.numpy().tobytes())
                 part.replace(self._folder / key.hex())
-                self._left -= state.nbytes
 
     def _has_room(self, size: int) -> bool:
-        """Return whether so many bytes more may be written, at the cost of other folders if need be."""
-        if self._others is None:
-            folders = sorted(self._folder.parent.iterdir(), key=_written, reverse=True)
-            sizes = [(folder, _bytes_in(folder)) for folder in folders]
-            self._others = [one for one in sizes if one[0] != self._folder]
-            self._left = DISK - sum(size for _, size in sizes)
-        while self._left < size and self._others:
-            folder, freed = self._others.pop()
-            shutil.rmtree(folder, ignore_errors=True)
-            self._left += freed
-        return self._left >= size and shutil.disk_usage(self._folder).free >= ROOM
+        """Return whether so many bytes more may be written, and count them."""
+        if self._left is not None and self._left < size:
+            left = _left_for(self._folder, size)
+            self._left = min(left, LOOK) if left >= size else None
+        if self._left is None or shutil.disk_usage(self._folder).free < ROOM:
+            return False
+        self._left -= size
+        return True
 
 
 class KeptStates:
@@ -102,7 +98,7 @@ class KeptStates:
         """Texts that went through the part below the cut."""
         self._device, self._dtype = device, dtype
         self._states: OrderedDict[Text, Tensor] = OrderedDict()
-        """Of each text (rows, features) float32, on the CPU."""
+        """States of each text, (rows, features) float32 on the CPU."""
         self._bytes = 0
 
     def lacking(self, texts: Sequence[Text]) -> dict[Text, int]:
@@ -163,10 +159,13 @@ def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[
     return [Text(*one) for one in zip(keys, ends, strict=True)]
 
 
-def _written(folder: Path) -> float:
-    """Return when a folder was last written to."""
-    return folder.stat().st_mtime
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir())
+def _left_for(own: Path, size: int) -> int:
+    """Return the bytes that are left of DISK beside all folders of states, with room for `size` at the cost of
+    others than `own`, if need be."""
+    folders = sorted(own.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in folders}
+    for folder in folders:
+        if folder != own and DISK - sum(sizes.values()) < size:
+            shutil.rmtree(folder, ignore_errors=True)
+            del sizes[folder]
+    return DISK - sum(sizes.values())
