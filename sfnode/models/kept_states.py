@@ -160,8 +160,8 @@ def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[
 
 
 def _left_for(own: Path, size: int) -> int:
-    """Return the bytes that are left of DISK beside all folders of states, with room for `size` at the cost of
-    others than `own`, if need be."""
+    """Return the bytes that are left of DISK beside all folders of states, of which others than `own` make
+    room for `size`, if need be."""
     folders = sorted(own.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
     sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in folders}
     for folder in folders:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine import forward, generation
+from sfnode.engine import forward, generation, making_bases
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
@@ -193,6 +193,18 @@ def test_a_gradient_is_taken_behind_the_cut(tmp_path: Path) -> None:
         forward.mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
         gradients.append(weight.grad)
     torch.testing.assert_close(*gradients)
+
+
+def test_bases_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    """What is at the place of padding differs, and has no part in them."""
+    run = running(tmp_path, "llama")
+    batches = [run.mini_batch(seed) for seed in SEEDS[:2]]
+    kept_not = replace(run.loaded, kept=None)
+    for make in (making_bases.activations, making_bases.gradients):
+        found, wanted = (make(loaded, batches, 2) for loaded in (run.loaded, kept_not))
+        for one, other in zip(found.pairs, wanted.pairs, strict=True):
+            for side, its in zip(one, other, strict=True):
+                np.testing.assert_allclose(side.astype(int), its.astype(int), atol=1)
 
 
 def test_of_texts_that_are_being_written_nothing_is_kept(tmp_path: Path) -> None:
