@@ -149,6 +149,7 @@ class Organising:
             now=node.clock(),
         )
         node.driver.on_round = self._on_round
+        node.driver.look_at = self._look_at
         node.driver.on_petition = lambda asked: self._tell(PetitionHeard(asked.petition, asked.via))
         node.driver.on_finding = self._heard
 
@@ -199,6 +200,9 @@ class Organising:
         the desk knows of, and what is not here any more would be named."""
         self._untold.append(event)
         self._node.driver.look()
+
+    def _look_at(self) -> float:
+        return float("inf") if self._stopped else self._desk.next_deadline()
 
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
         events: list[DeskEvent] = [Round(moved), *self._untold]
