@@ -169,12 +169,11 @@ def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], target
 def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Cut these sequences of a batch, given by number, into passes; one where a head is all that is left to
     compute of them."""
-    if loaded.kept is not None:
+    if loaded.kept is not None and isinstance(loaded.kept.cut, Head):
         _keep(loaded, loaded.kept, batch, sequences)
-        if isinstance(loaded.kept.cut, Head):
-            yield sequences
-            return
-    yield from _passes(loaded, batch, sequences)
+        yield sequences
+    else:  # each pass computes what is not kept of its own texts: those of all may be more than fits
+        yield from _passes(loaded, batch, sequences)
 
 
 def _passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

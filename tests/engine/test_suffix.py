@@ -45,6 +45,7 @@ TEXTS = 2 * len(ROWS)
 
 @pytest.fixture(autouse=True)
 def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # so that no path that varies enters a run's id, from which directions follow
     return own_states(tmp_path, monkeypatch)
 
 
@@ -63,7 +64,7 @@ def running(
     targets = tuple(one for one in described.targets if re.fullmatch(wanted, one.partition(":")[0]))
     model = described.model_copy(update={"source": f"tiny/{family}", "targets": targets})
     rows = data_file(tmp_path)
-    run = manifest("opt", test=str(rows), learning_rate=1e-4)
+    run = manifest("opt", test=rows.name, learning_rate=1e-4)
     return trainer(run.model_copy(update={"model": model, "task": task}), rows, dtype=dtype)
 
 
