@@ -232,7 +232,7 @@ class Counting:
 
     @property
     def pace(self) -> float:
-        """How many updates a member makes in a second at most: its part of what all together do."""
+        """Most updates that a member makes in a second: its part of what all together do."""
         active = max((len(closed.feeds) for closed in self._closes[-USUAL_OF:]), default=len(self.members))
         return max(PACE, self.usual_updates(self._epoch_updates) / PACE_TIME) / max(1, active)
 

@@ -19,7 +19,7 @@ from sfnode.store.replay import changes, counted_anew
 from sfprotocol import decisions
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Recount, Seal, Worth
-from sfprotocol.messages import Entry, Feed, RunParameters
+from sfprotocol.messages import Entry, Feed
 from sfprotocol.seeds import I64
 from sfprotocol.weighing import NOTHING, Counted, named
 
@@ -64,7 +64,7 @@ def remeasure(
     figures = _figures(entries)
     wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
     found = []
-    for asked in _asked(run, entries, wanted):
+    for asked in _asked(manifest, entries, wanted):
         for batch in changes(update_log, applied, asked.before, run.subspace_epochs):
             engine.apply(batch)
         applied |= asked.before
@@ -95,13 +95,14 @@ def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
     return found
 
 
-def _asked(run: RunParameters, entries: Sequence[Entry], wanted: Mapping[int, Worth]) -> Iterator[_Asked]:
+def _asked(manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]) -> Iterator[_Asked]:
     """Yield the epochs whose figures were told before their seals, with the states that were measured.
 
     What was left out of a step then is what the evidence of that moment said, and what the seal skipped for
     other reasons.
     """
-    counting, origins = Counting.of(run), Origins()
+    run = manifest.parameters()
+    counting, origins = Counting.of(run), Origins(kept=manifest.training.basis == "features")
     doubted: dict[int, set[int]] = {}
     for entry in entries:
         recorded = decisions.read(entry.record)

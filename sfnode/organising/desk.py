@@ -90,7 +90,7 @@ class OrganiserDesk:
         self._peers: dict[str, int] = {}
         self._claimed: frozenset[Feed] = frozenset()
         self._wishes: list[Decision] = []
-        self._origins = Origins()
+        self._origins = Origins(kept=policy.kept)
         self._origins.follow(self._organised.control.feed)
         self._untold = [state.feed for state in machine.frontier]
         """Feeds of which the organiser has not been told anything yet."""

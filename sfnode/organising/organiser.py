@@ -208,7 +208,7 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._claimed: frozenset[Feed] = frozenset()
         """Feeds of which linked peers say that they have more than is here."""
-        self._known = known or Origins()
+        self._known = known or Origins(kept=policy.kept)
         self._members = Members(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""

@@ -6,7 +6,8 @@ is a function of these alone: whoever has the feed knows for whom it speaks. Kno
 measures.
 
 Theory of operation. The score z of n updates adds up to a random walk with steps of variance 1 / n if their
-scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured. m
+scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured; of
+many in one epoch along a head fewer tell anything (ALIKE). m
 is estimated from the swarm, by the median over its members; of that the test takes SHARE for a useful member,
 so that somebody with rows of another kind, whose scalars agree with the validation rows less, is not taken
 for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
@@ -127,6 +128,11 @@ them that are put to its credit as it comes. Who blows scalars up by 30 is an ou
 16 honest members without a limit, once the others had nothing left to learn, one was in one of seven, and
 nobody else in one of twenty."""
 
+ALIKE = 128.0
+"""Updates of a member in an epoch of which the rest says as much as they do. All were measured on its rows,
+and are judged by the same validation rows: along a linear head 800 of them have scores three standard
+deviations apart for no other reason, and honest members were skipped for good (docs/research-log.md)."""
+
 FAR = 2.0
 """Usual drifts, and standard errors, by which members are taken to differ from the usual one at most: for a
 few who lie further off, what is chance in the others would pass for their own."""
@@ -209,6 +215,8 @@ class Compared(NamedTuple):
 class Evidence:
     """Evidence about one member."""
 
+    _telling: Callable[[float], float] = float
+    """Returns how many updates say as much together as so many of one epoch do."""
     updates: int = 0
     """Updates that were measured."""
     worth: int = 0
@@ -288,7 +296,7 @@ class Evidence:
     def drifts(self, parts: Sequence[Part], usual: float | None) -> None:
         """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
         None if too few were there to tell."""
-        drift, updates = _drift(parts), _updates(parts)
+        drift, updates = _drift(parts), self._telling(_updates(parts))
         self._drift = MEMORY * self._drift + updates * drift
         self._drifted = MEMORY * self._drifted + updates
         if usual is None:
@@ -315,7 +323,9 @@ class Evidence:
         self.updates += part.updates
         self.worth += part.worth
         self._epochs += 1
-        score, tilt = part.score / SCORE_ONE, drift * math.sqrt(part.updates)
+        known = self._telling(part.updates)
+        score = part.score / SCORE_ONE * math.sqrt(known / part.updates)
+        tilt = drift * math.sqrt(known)
         self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
         if self.harmful:
             return
@@ -339,7 +349,9 @@ def _added(one: float, other: float) -> float:
 class Origins:
     """The evidence about all members of a run, by the figures in its control feed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: bool = False) -> None:
+        """`kept`: the run trains a linear head, whose updates cost next to nothing."""
+        self._telling: Callable[[float], float] = _alike if kept else float
         self._forget()
 
     def _forget(self) -> None:
@@ -380,11 +392,11 @@ class Origins:
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
         members = _by_member(parts)
-        telling, told_of = told(members, self.vouched.__contains__)
-        known = {member: members[member] for member in telling}
+        tellers, told_of = told(members, self.vouched.__contains__)
+        known = {member: members[member] for member in tellers}
         usual = weighted_median(map(_weighted_drift, known.values())) if known else None
         for member, made in members.items():
-            one = self.members.setdefault(member, Evidence())
+            one = self.members.setdefault(member, Evidence(self._telling))
             one.drifts(made, usual if member in told_of else None)
         drift = SHARE * self._usual_drift(known)
         weights = _weights(known, [part for member in told_of for part in members[member]])
@@ -392,7 +404,7 @@ class Origins:
         self.outliers.update(Recount(feed, said.epoch) for feed in outliers)
         for member, made in members.items():
             evidence, least = self.members[member], drift if member in told_of else 0.0
-            evidence.ask(least**2 * _updates(made))
+            evidence.ask(least**2 * self._telling(_updates(made)))
             for part in made:
                 evidence.take(said.epoch, part, least)
             evidence.sized(max(weights.get(part.feed, 1.0) for part in made))
@@ -403,6 +415,7 @@ class Origins:
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
         after = Origins()
+        after._telling = self._telling
         after.vouched = self.vouched
         after.members = {member: copy(evidence) for member, evidence in self.members.items()}
         after.take(said)
@@ -429,7 +442,7 @@ class Origins:
             return
         middle = weighted_median(Weighted(one.compared.beyond, one.compared.updates) for one in found)
         usual = [one.compared.usual + middle for one in found]
-        weights = [one.compared.updates for one in found]
+        weights = [self._telling(one.compared.updates) for one in found]
         most = [FAR * (max(0.0, drift) + 1 / math.sqrt(n)) for drift, n in zip(usual, weights, strict=True)]
         beyond = [one.compared.beyond - middle for one in found]
         beyond = [max(-far, min(far, value)) for far, value in zip(most, beyond, strict=True)]
@@ -467,6 +480,10 @@ class Origins:
         usual = math.sqrt(max(0.0, usually(lambda one: one.drift**2) - noise))
         now = weighted_median(map(_weighted_drift, members.values()))
         return max(0.0, min(usual, now + 2 * _noise(sum(map(_updates, members.values())))))
+
+
+def _alike(updates: float) -> float:
+    return updates / (1 + updates / ALIKE)
 
 
 def told(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
