@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sfnode.dashboard.formatting import beside, count, pace, span
+from sfnode.dashboard.formatting import beside, count, pace, probe_in_words, span
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import figure, measured, metric_of, trained_by
@@ -115,6 +115,7 @@ def verdict(result: SwarmResult) -> list[str]:
         if calibrated:
             what = f"{measured(calibrated)}{beside(calibrated, 3)}"
             lines.append(f"the base model, calibrated without training: {what}")
+        lines += probe_in_words(result.probe) if result.probe else []
     lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
     if result.counted is not None:
         lines[-1] += f"; {result.counted} count, in {result.sealed} sealed epochs"

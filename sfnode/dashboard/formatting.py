@@ -13,6 +13,7 @@ from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation
+    from sfnode.schema.evaluation import ProbeEvaluation
     from sfnode.schema.organising import EvidenceStatus, HealthStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
@@ -112,6 +113,17 @@ def beside(found: Evaluation, digits: int = 4) -> str:
     trained = metric_of(found.metric).trained
     told = f", {trained.name} {trained.of(found.loss):.{digits}f}"
     return told + "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
+
+
+def probe_in_words(probe: ProbeEvaluation) -> list[str]:
+    """Say what a linear probe has on the same held-out rows, and where it is better than the model, what to
+    do."""
+    said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
+    if not probe.better:
+        return [said]
+    lead = f"{probe.lead:.3f} nats a row (standard error {probe.error:.3f})"
+    fork = "`sfnode fork` goes on from here, with more updates or with the body of the model"
+    return [said, f"THE PROBE IS BETTER by {lead}: {fork}"]
 
 
 def health_in_words(health: HealthStatus) -> str:

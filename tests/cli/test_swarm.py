@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sfnode.cli.swarm_output import closing_table, measurement_line, progress_line, progress_table, verdict
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, ProbeEvaluation
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.swarm import local_swarm
 from tests.cli.helpers import Ended
@@ -90,6 +90,18 @@ def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
     assert any(line.startswith("100 updates in 2.5 s; 98 count, in 3 sealed epochs, ") for line in organised)
     rows = [line.split() for line in drawn(closing_table(said))]
     assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
+
+
+def test_a_linear_probe_stands_beside_a_head_and_says_so_where_it_is_better() -> None:
+    numbers = {"metric": "accuracy", "value": 0.834, "low": 0.806, "high": 0.858, "loss": 0.448, "count": 800}
+    probe = ProbeEvaluation(**numbers, rows=1024, lead=0.039, error=0.012)
+    said = result("d", "d").model_copy(update={"probe": probe})
+    line = "a linear probe on 1,024 training rows: accuracy 0.834 (0.806-0.858), loss 0.448"
+    better = "THE PROBE IS BETTER by 0.039 nats a row (standard error 0.012): `sfnode fork` goes on"
+    place = verdict(said).index(line)
+    assert verdict(said)[place + 1].startswith(better)
+    alike = probe.model_copy(update={"lead": 0.023})
+    assert not any("BETTER" in told for told in verdict(said.model_copy(update={"probe": alike})))
 
 
 GUARD = "The guard ends the run at the seal of epoch 3, as it no longer improves: [loss] 2.1, not 0.6."

@@ -134,7 +134,7 @@ class ScriptedProcess:
     async def stop(self) -> None:
         self._script.events.append(f"stop {self.number}")
 
-    async def evaluate(self, *, base: bool, calibrated: bool) -> Evaluation:
+    async def evaluate(self, *, base: bool, calibrated: bool, probe: bool) -> Evaluation:
         return evaluation(0.6 if calibrated else 0.5 if base else 0.75)
 
     async def digest(self) -> CoreStatus:
