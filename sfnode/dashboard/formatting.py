@@ -61,17 +61,6 @@ def evidence_in_words(one: EvidenceStatus) -> str:
     return f"{said}, an outlier in {percent} % of its latest epochs" if percent else said
 
 
-def span(seconds: float | None) -> str:
-    """Format a duration: `0:41`, `12:10`, `3 h 05`, `4 d 7 h`; `?` if it is unknown."""
-    if seconds is None or not math.isfinite(seconds):
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02}"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
 def delay(seconds: float | None) -> str:
     """Format a round trip: `0.4 ms`, `12 ms`, `1.3 s`."""
     if seconds is None:
@@ -79,20 +68,6 @@ def delay(seconds: float | None) -> str:
     if seconds >= 0.9995:
         return f"{seconds:.1f} s"
     return f"{seconds * 1000:.{1 if seconds < 0.00995 else 0}f} ms"
-
-
-def rate(number: float | None) -> str:
-    """Format a rate per second; `?` if it is unknown."""
-    if number is None:
-        return "?"
-    return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
-
-
-def pace(number: float | None) -> str:
-    """Format a rate of updates: `123/s`, `1.5/s`, `10/min` below one a second; `?` if it is unknown."""
-    if number is None or number >= 1:
-        return "?" if number is None else f"{rate(number)}/s"
-    return f"{60 * number:.{0 if 60 * number >= 0.95 or not number else 1}f}/min"
 
 
 def percent(share: float) -> str:

@@ -290,10 +290,13 @@ class RunningNode:
         beside: ProbeEvaluation | None = None
         if base:
             moment, result = await self.model.ask(
-                lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated)
+                lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated),
+                what="measuring the base model on the test rows",
             )
         else:
-            moment, (result, drift, beside) = await self.model.ask_of_last_seal(of_model)
+            moment, (result, drift, beside) = await self.model.ask_of_last_seal(
+                of_model, "measuring the model on the test rows"
+            )
         answer = NodeEvaluation(
             **dict(result),
             seconds=self.clock() - self.started_at,

@@ -47,6 +47,7 @@ from sfnode.schema.results import (
 from sfnode.schema.status import (
     AlarmStatus,
     DeviceStatus,
+    DoingStatus,
     FetchStatus,
     GpuStatus,
     LinkStatus,
@@ -66,6 +67,7 @@ SECTIONS = {
         LinkStatus,
         FetchStatus,
         WaitStatus,
+        DoingStatus,
         AlarmStatus,
         RunStatus,
         organising.ValidatorStatus,

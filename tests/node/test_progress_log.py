@@ -60,6 +60,15 @@ async def test_the_line_of_an_organised_run_holds_what_counts_against_the_budget
     assert "  900 of 1,000 updates count, 1,454 are here  own 7 at " in line
 
 
+async def test_it_says_how_much_time_is_left_and_what_the_model_does_beside_updates(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    doing = {"what": "searching the factor of epoch 3", "seconds": 72.4}
+    (line,) = await told(caplog, [[]], updates_per_second=0.1, seconds_left=3700.0, doing=doing)
+    assert " of 200,000 updates, 1 h 02 left  own 34,567 at 6/min  " in line
+    assert line.endswith("  searching the factor of epoch 3, 1:12")
+
+
 async def test_an_alarm_is_told_once_and_again_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     lines = await told(caplog, [[], [FALLING], [FALLING, RISING], [RISING], []])
     assert [line for line in lines if not line.startswith("catching-up")] == [
