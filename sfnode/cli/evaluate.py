@@ -164,8 +164,10 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     calibrated = _calibrated(trainer, limit)
     with waiting("measuring the model"):
         after = trainer.evaluate(limit)
-    with waiting("fitting a linear probe"):
-        probe = trainer.probe(limit)
+    probe = None
+    if trainer.loaded.kept:
+        with waiting("fitting a linear probe"):
+            probe = trainer.probe(limit)
     with waiting("measuring the drift"):
         drift = trainer.drift(text)
     return EvalResult(

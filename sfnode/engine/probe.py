@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ def linear_probe(states: Tensor, labels: Tensor, classes: int) -> Probe:
     if not suffice(labels, classes):
         raise UserError(
             Code.DATA_MALFORMED,
-            f"no probe can be fitted to {len(labels)} rows of {len(labels.unique())} classes of {classes}",
+            f"no probe can be fitted to {len(labels)} rows of {len(set(labels.tolist()))} classes",
             f"Give it rows of each class, and {FOLD} rows of one of them.",
         )
     states = states.double()
@@ -115,7 +116,7 @@ def _kept(loaded: LoadedModel, batches: Iterable[Encoded]) -> tuple[Tensor, Tens
 def _validating(labels: Tensor) -> Tensor:
     """Return which rows validate, (n,) bool: every fifth of each class, so that none loses its only row."""
     found = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
+    for label in set(labels.tolist()):
         found[torch.nonzero(labels == label).flatten()[FOLD - 1 :: FOLD]] = True
     return found
 
@@ -123,13 +124,18 @@ def _validating(labels: Tensor) -> Tensor:
 def _fitted(x: Tensor, labels: Tensor, strength: float, classes: int) -> Tensor:
     """Return weights, (classes, features + 1) float64, the last of them a bias without a penalty."""
     weights = torch.zeros(classes, x.shape[1] + 1, dtype=torch.float64, requires_grad=True)
-    limits = {"max_iter": MOST_ITERATIONS, "tolerance_grad": FLAT, "tolerance_change": 0}
-    solver = torch.optim.LBFGS([weights], line_search_fn="strong_wolfe", **limits)
+    solver: Any = torch.optim.LBFGS(
+        [weights],
+        max_iter=MOST_ITERATIONS,
+        tolerance_grad=FLAT,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )
 
     def objective() -> Tensor:
         solver.zero_grad()
         loss = cross_entropy(_logits(x, weights), labels) + strength / 2 * weights[:, :-1].square().sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     solver.step(objective)
