@@ -45,7 +45,7 @@ class WaitStatus(Answer):
 
 
 class DoingStatus(Answer):
-    """What a node's model is busy with, beside updates."""
+    """Work of a node's model beside updates."""
 
     what: str
     """Such as `measuring epoch 3`."""

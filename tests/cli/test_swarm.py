@@ -187,6 +187,7 @@ def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: R
         "starting 2 nodes of run a-name",
         "base model: accuracy 0.500 (0.400-0.700)",
         "0 of 2 nodes are up",
+        "measuring the model, and comparing the nodes",
         "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
         "OK: all digests are equal (d)",
     ):

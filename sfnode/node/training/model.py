@@ -49,7 +49,7 @@ class Asked(NamedTuple):
     """A question that the engine has not answered yet."""
 
     what: str
-    """What the engine does for it, such as `measuring epoch 3`; empty if that is soon done."""
+    """Work that the engine does for it, such as `measuring epoch 3`; empty if that is soon done."""
     since: float
 
 
@@ -202,7 +202,7 @@ class LocalModel:
 
     @property
     def asked(self) -> Asked | None:
-        """What the engine is busy with beside steps, of all that takes long."""
+        """The question that keeps the engine busy beside steps; None if none does that takes long."""
         return next((one for one in self._asked if one.what), None) if self.loaded else None
 
     async def ask(
