@@ -58,6 +58,11 @@ from sfprotocol.verdicts import COUNTED, SKIPPED, VOID, NamedSteps
 MAX_EPOCHS = (1 << 32) - 1
 """Epochs of a run: labels are numbers of 32 bits, and one number is left for an epoch that does not come."""
 
+PACE, PACE_TIME = 1536.0, 2.0
+"""Updates that all members together make in a second at most, or in PACE_TIME as many as an epoch has, if
+that is more. They hear of each other's after some 0.2 s: along a linear head, where one costs microseconds,
+1,000 that are measured at the same weights diverge at a rate at which 300 do not (docs/research-log.md)."""
+
 MAX_MEMBERS = 1 << 24
 """Members, and invitations: the numbers of their feeds fit 31 bits."""
 
@@ -222,7 +227,14 @@ class Counting:
         """Return how many more updates a member makes in the open epoch, in which members have `made` so
         many."""
         quota = self.quotas.quota(own, self.open_epoch)
-        return room_left(self.room, own, quota, made, self.credit, begun=self.begun)
+        room = min(self.room, EPOCHS_AHEAD * max(0, self.budget - self.promised))
+        return room_left(room, own, quota, made, self.credit, begun=self.begun)
+
+    @property
+    def pace(self) -> float:
+        """How many updates a member makes in a second at most: its part of what all together do."""
+        active = max((len(closed.feeds) for closed in self._closes[-USUAL_OF:]), default=len(self.members))
+        return max(PACE, self.usual_updates(self._epoch_updates) / PACE_TIME) / max(1, active)
 
     def goes_on_with(self, feed: int) -> bool:
         """Return whether a feed is the one in which its member makes updates with the label of the open

@@ -192,6 +192,11 @@ class Machine:
         left = self.run.longest_feed - (self.frontier.next(self.own) if self.own else 0)
         return max(0, min(left, self.run.update_budget - self.frontier.known))
 
+    @property
+    def pace(self) -> float:
+        """Number of updates of our own that may be made in a second (SPEC O20)."""
+        return self.organised.counting.pace if self.organised else float("inf")
+
     def runs(self, feed: Feed) -> tuple[Run, ...]:
         """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
         return self.counted(feed).runs
@@ -348,6 +353,8 @@ class Machine:
                 actions += self._pulls.ask(link, [self.own], now)
             actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
         anti_entropy.compare(link, summary.digest, self.frontier, now)
+        if self.own and link.agreement.agreed:  # nothing else shows what it holds of our feed
+            self._pulls.has(link, self.own, self.frontier.next(self.own))
         if not summary.more:
             link.retelling = False
             if not link.synced:

@@ -97,7 +97,7 @@ class Pulls:
 
     def heard_of(self, link: Link, feed: Feed, following: int, now: float) -> None:
         """Note that the peer has `feed` up to step `following`: ask for it unless it comes by itself."""
-        self._has(link, feed, following)
+        self.has(link, feed, following)
         if self._frontier.lacks(feed, following):
             before = link.inbox.ahead.get(feed, 0)
             link.inbox.ahead[feed] = before if link.heard_out else max(before, following)
@@ -105,7 +105,7 @@ class Pulls:
 
     def brought(self, link: Link, feed: Feed, following: int, fresh: int, now: float) -> None:
         """Note that the peer has `feed` up to step `following` and was the first to bring `fresh` updates."""
-        self._has(link, feed, following)
+        self.has(link, feed, following)
         link.inbox.brought_at, link.inbox.let_down = now, 0
         link.inbox.withheld.discard(feed)
         link.inbox.useful += fresh
@@ -115,7 +115,8 @@ class Pulls:
         own word, or as we may not hold it."""
         self._set_claim(link, feed, following)
 
-    def _has(self, link: Link, feed: Feed, following: int) -> None:
+    def has(self, link: Link, feed: Feed, following: int) -> None:
+        """Note that the peer has `feed` up to step `following`."""
         if following > link.has.get(feed, 0):
             self._set_claim(link, feed, following)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -65,7 +66,7 @@ class ModelProblem:
         public: Sequence[Row] = (),
     ) -> None:
         self.batch_size = batch_size
-        self._loaded, self._task = loaded, task
+        self._loaded, self._task = replace(loaded, kept=None), task  # methods may train other layers
         self._shards = [Shard(task, loaded.tokenizer, rows, batch_size, lambda: public) for rows in shards]
         self._held_out, self._public = held_out, public
         self._seed = seed

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -242,7 +243,7 @@ def undisturbed() -> Iterator[None]:
 
 def _mezo(found: Case, parameters: Sequence[Tensor]) -> Callable[[int], object]:
     """Return a function that takes a step of MeZO for each query, on these parameters."""
-    loaded, epsilon = found.trainer.loaded, found.trainer.epsilon
+    loaded, epsilon = replace(found.trainer.loaded, kept=None), found.trainer.epsilon
 
     def run(turn: int) -> None:
         for batch in found.batches:

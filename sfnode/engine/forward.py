@@ -6,7 +6,8 @@ thing there is, are reduced at once. This module knows neither updates nor losse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sfnode.errors import Code, UserError
-from sfnode.models.kept_states import KeptStates, keys_of
+from sfnode.models.cuts import Head
+from sfnode.models.kept_states import KeptStates, texts_of
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Perturbation
 from sfnode.tasks.encoding import Encoded, Scored
@@ -112,11 +114,11 @@ def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | No
 
 
 def states(loaded: LoadedModel, encoded: Encoded) -> Tensor:
-    """Return what enters the head of a model of which that is kept, (S, features), in the head's dtype."""
+    """Return what enters the head of a model that trains it alone, (S, features), in the head's dtype."""
     assert loaded.kept is not None
     batch = batch_of(encoded)
     _keep(loaded, loaded.kept, batch, np.arange(len(batch.input_ids)))
-    return loaded.kept.of(keys_of(*batch[:3])).to(loaded.dtype)
+    return loaded.kept.of(texts_of(*batch[:3]))[:, 0]
 
 
 def log_probs(loaded: LoadedModel, this: Pass, perturbation: Perturbation | None) -> Tensor:
@@ -165,13 +167,13 @@ def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], target
 
 
 def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Cut these sequences of a batch, given by number, into passes; one where all that the model computes of
-    them is kept."""
-    if loaded.kept is not None:
+    """Cut these sequences of a batch, given by number, into passes; one where a head is all that is left to
+    compute of them."""
+    if loaded.kept is not None and isinstance(loaded.kept.cut, Head):
         _keep(loaded, loaded.kept, batch, sequences)
         yield sequences
-        return
-    yield from _passes(loaded, batch, sequences)
+    else:  # each pass computes what is not kept of its own texts: those of all may be more than fits
+        yield from _passes(loaded, batch, sequences)
 
 
 def _passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -249,66 +251,57 @@ def logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
     with a mask costs time. (On an accelerator it waits at the start of a pass in either case, to inspect
     positions or mask.)
 
+    What is kept of a text is not computed again, and with a cache nothing is kept.
+
     Raises UserError MODEL_UNSUPPORTED for positions that the model's tables lack.
     """
+    kept = None if cached else loaded.kept
+    if kept is None:
+        found = _outputs(loaded, this, **cached)
+    else:
+        texts = texts_of(*(part.cpu().numpy() for part in this[:3]))
+        if lacking := kept.lacking(texts):
+            rows = list(lacking.values())
+            parts = {name: getattr(this, name)[rows] for name in Pass._fields[:3]}
+            kept.fill(list(lacking), lambda: _outputs(loaded, this._replace(**parts)))
+        found = kept.outputs(texts, lambda: _outputs(loaded, this))
+    return found[this.rows] if loaded.classifies else found  # (R, classes) -> (p, classes)
+
+
+def _outputs(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
+    """Return the outputs for a pass: (p, vocab) of a language model, (R, classes) of a classifier."""
+    network: Any = loaded.model
+    if loaded.classifies:
+        cached = {"attention_mask": this.attention_mask}
+        if getattr(network.config, "type_vocab_size", 0) > 1:  # RoBERTa's one type is that of every token
+            cached["token_type_ids"] = this.token_type_ids
+    else:
+        loaded.perturber.head_positions = this.rows, this.columns
+        cached["use_cache"] = bool(cached)
     try:
-        return _logits(loaded, this, **cached)
+        found: Tensor = network(input_ids=this.input_ids, **cached).logits
     except IndexError as error:
-        if cached:
+        if cached.get("use_cache"):
             raise  # the model cannot take such a cache
         raise UserError(
             Code.MODEL_UNSUPPORTED,
             f"the model cannot read a row of {this.input_ids.shape[1]} tokens: {error}",
             "It has fewer positions: make a run with a smaller max_tokens, or with another model.",
         ) from error
-
-
-def _logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
-    network: Any = loaded.model
-    if loaded.classifies:
-        classes = _classes(loaded, this) if loaded.kept is None else _kept_classes(loaded.kept, loaded, this)
-        return classes[this.rows]  # (R, classes) -> (p, classes)
-    loaded.perturber.head_positions = this.rows, this.columns
-    try:
-        found: Tensor = network(input_ids=this.input_ids, use_cache=bool(cached), **cached).logits
     finally:
         loaded.perturber.head_positions = None
     return found
 
 
-def _classes(loaded: LoadedModel, this: Pass) -> Tensor:
-    """Return the outputs of a classifier, (R, classes)."""
-    network: Any = loaded.model
-    given = {"input_ids": this.input_ids, "attention_mask": this.attention_mask}
-    if getattr(network.config, "type_vocab_size", 0) > 1:  # RoBERTa's one type is that of every token
-        given["token_type_ids"] = this.token_type_ids
-    found: Tensor = network(**given).logits
-    return found
-
-
-def _kept_classes(kept: KeptStates, loaded: LoadedModel, this: Pass) -> Tensor:
-    """Return the same from what is kept of the rows, computing what is not."""
-    keys = keys_of(*(part.cpu().numpy() for part in this[:3]))
-    if lacking := kept.lacking(keys):
-        some = this._replace(**{name: getattr(this, name)[lacking] for name in Pass._fields[:3]})
-        _fill(kept, loaded, [keys[row] for row in lacking], some)
-    return kept.logits(kept.of(keys).to(loaded.dtype))
-
-
 def _keep(loaded: LoadedModel, kept: KeptStates, batch: Batch, sequences: NDArray[np.int64]) -> None:
     """Compute what is not kept of these sequences, each text once."""
-    keys = keys_of(*(part[sequences] for part in batch[:3]))
-    once = {keys[place]: place for place in kept.lacking(keys)}
-    lacking = sequences[list(once.values())]
-    named = dict(zip(lacking.tolist(), once, strict=True))
+    texts = texts_of(*(part[sequences] for part in batch[:3]))
+    places = kept.lacking(texts)
+    lacking = sequences[list(places.values())]
+    named = dict(zip(lacking.tolist(), places, strict=True))
     for group in _passes(loaded, batch, lacking) if named else ():
         this = take(loaded, batch, group, np.flatnonzero(np.isin(batch.sequences, group)))
-        _fill(kept, loaded, [named[number] for number in group.tolist()], this)
-
-
-def _fill(kept: KeptStates, loaded: LoadedModel, keys: Sequence[bytes], this: Pass) -> None:
-    with torch.inference_mode():
-        kept.fill(keys, lambda: _classes(loaded, this))
+        kept.fill([named[number] for number in group.tolist()], partial(_outputs, loaded, this))
 
 
 def _log_probs(found: Tensor, targets: Tensor) -> Tensor:

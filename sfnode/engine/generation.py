@@ -16,6 +16,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -179,7 +180,7 @@ class _Decoder:
         perturb: Perturb | None,
         answers: dict[int, Answer],
     ) -> None:
-        self._loaded = loaded
+        self._loaded = replace(loaded, kept=None)  # a text that is being written is a new one at each token
         self._plan = plan
         self._perturb = perturb
         self._answers = answers

@@ -20,7 +20,7 @@ from sfnode.engine import forward
 from sfnode.engine.estimator import Estimate, held, of_pairs
 from sfnode.engine.losses import EVALUATION_BATCH, Losses
 from sfnode.manifest import Manifest
-from sfnode.models.kept_states import HEADS
+from sfnode.models.cuts import HEADS
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.tasks.encoding import Encoded
@@ -83,11 +83,11 @@ def estimates(
 
     `drawn`: the numbers of each mini-batch's rows, as many for all.
     """
-    assert loaded.kept is not None
+    (head,) = loaded.sites
     (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
     epsilon = held(epsilon, directions)
     with torch.inference_mode():
-        outputs = loaded.kept.logits(rows.states)  # (rows, classes)
+        outputs = head.module(rows.states)  # (rows, classes)
         along = rows.states @ v  # (rows, k)
         outputs = outputs + along[:, :live] @ u[:live]
         chosen = torch.from_numpy(np.stack(drawn)).to(outputs.device)  # (q, B)

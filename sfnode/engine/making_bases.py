@@ -139,7 +139,7 @@ def gradients(
             output.register_hook(add)  # type: ignore[no-untyped-call]
 
     try:
-        with _watched(loaded, sketches, keep), _differentiable(loaded):
+        with _watched(loaded, sketches, keep), _differentiable(loaded, sketches):
             for batch in _in_halves(batches, sketches, advance):
                 forward.mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
     except torch.OutOfMemoryError as error:
@@ -162,19 +162,22 @@ def activations(
     """Return the strongest `rank` directions of every target's inputs as V; U are signs from a generator.
 
     The gradient of a linear layer lies in the span of its inputs, so that a V outside of it is wasted.
+    Padding has no part in either.
     """
     sketches = _sketches(loaded, rank, seed, of_inputs=True)
     squares = {number: torch.zeros((), device=loaded.device) for number in sketches}
     generator = torch.Generator().manual_seed(seed)
+    seen: Tensor  # (S, T), whether there is a token
 
     def take(number: int, given: Tensor, output: Tensor) -> None:
-        inputs = _rows(given)
+        inputs = given[seen] if given.shape[:-1] == seen.shape else _rows(given)
         inputs = inputs[torch.randperm(len(inputs), generator=generator)[:POSITIONS].to(inputs.device)]
         sketches[number].add(inputs, inputs)
         squares[number] += inputs.float().square().sum()
 
     with _watched(loaded, sketches, take), torch.no_grad():
         for batch in _in_halves(batches, sketches, advance):
+            seen = batch.attention_mask.bool().to(loaded.device)
             forward.mean_loss(loaded, batch)
     return _made(loaded, sketches, rank, seed, sum(batch.examples for batch in batches), squares)
 
@@ -277,15 +280,20 @@ def _watched(
 
 
 @contextmanager
-def _differentiable(loaded: LoadedModel) -> Iterator[None]:
-    """Let gradients flow back to the embeddings, though no parameter asks for one."""
-    network: Any = loaded.model
-    handle = network.get_input_embeddings().register_forward_hook(lambda *call: call[-1].requires_grad_())
+def _differentiable(loaded: LoadedModel, numbers: Iterable[int]) -> Iterator[None]:
+    """Let gradients flow back to the first of these targets, though no parameter asks for one."""
+
+    def ask(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        first, *others = given
+        return (first if first.requires_grad else first.detach().requires_grad_(), *others)
+
+    handles = [loaded.sites[number].module.register_forward_pre_hook(ask) for number in numbers]
     try:
         with torch.enable_grad():
             yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def _rows(values: Tensor) -> Tensor:

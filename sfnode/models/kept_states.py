@@ -1,7 +1,7 @@
-"""States that enter a linear head, computed once for each text: nothing below it changes with the head.
+"""States of texts at a model's cut, computed once for each: nothing below it changes with what is trained.
 
-A text goes through the frozen part of the model when it is first asked for. From then on it is a row of
-numbers, by which everything is answered: mini-batches, searches, evaluations, audits. Rows are kept by the
+A text goes through the part below the cut (`cuts`) when it is first asked for. From then on it is rows of
+numbers, from which everything is answered: mini-batches, searches, evaluations, audits. They are kept by the
 text's tokens, which say all that the model sees of it: row, template, truncation and tokenizer.
 """
 
@@ -11,29 +11,40 @@ import hashlib
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from sfnode.models.targets import Form, PretrainedModel, Site
+from sfnode.models.cuts import Cut, Run
 
 MEMORY = 512 << 20
-"""Bytes of states in memory, of which the oldest make room: 230,000 texts for a model of width 576."""
+"""Bytes of states in memory, of which the oldest make room: of a model of width 576 those of 230,000 texts
+before a head, or of 3,900 texts of 60 tokens between blocks."""
+
+DISK = 4 << 30
+"""Bytes of states in files, of all models together; folders that were written to longest ago make room."""
+
+LOOK = 256 << 20
+"""Bytes that a process writes before it looks at what all have written."""
 
 ROOM = 1 << 30
-"""Bytes that stay free on the disk where states are kept: 4 kB for each text are no reason to fill it."""
+"""Bytes that stay free on the disk where states are kept, which are no reason to fill it."""
 
-HEADS = ("score", "classifier", "classifier.out_proj")
-"""Names of the layers whose outputs are the logits of transformers' classifiers."""
 
-Run = Callable[[], Tensor]
-"""Runs the whole model on the texts that lack a state, and returns its logits."""
+class Text(NamedTuple):
+    """A text as a model sees it."""
+
+    key: bytes
+    """Hash of its tokens, and of which text of a pair they belong to."""
+    tokens: int
+    """Number of them."""
 
 
 class StateFolder:
@@ -42,101 +53,119 @@ class StateFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._left: int | None = 0
+        """Bytes that may be written before it is looked again; None: it is full."""
 
-    def read(self, key: bytes, features: int) -> Tensor | None:
-        """Return a state, (features,) float32, if it is here and whole."""
+    def read(self, key: bytes, shape: tuple[int, int]) -> Tensor | None:
+        """Return a state, (rows, features) float32, if it is here and whole."""
         with suppress(OSError):
             found = (self._folder / key.hex()).read_bytes()
-            if len(found) == 4 * features:
-                return torch.frombuffer(bytearray(found), dtype=torch.float32)
+            if len(found) == 4 * shape[0] * shape[1]:
+                return torch.frombuffer(bytearray(found), dtype=torch.float32).view(shape)
         return None
 
     def write(self, states: Iterable[tuple[bytes, Tensor]]) -> None:
-        """Keep these, unless there is hardly any room."""
+        """Keep as many of these as there is room for."""
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if shutil.disk_usage(self._folder).free < ROOM:
-                return
             for key, state in states:
+                if not self._has_room(state.nbytes):
+                    return
                 part = self._folder / f"{key.hex()}.{os.getpid()}"
                 part.write_bytes(state.numpy().tobytes())
                 part.replace(self._folder / key.hex())
 
+    def _has_room(self, size: int) -> bool:
+        """Return whether so many bytes more may be written, and count them."""
+        if self._left is not None and self._left < size:
+            left = _left_for(self._folder, size)
+            self._left = min(left, LOOK) if left >= size else None
+        if self._left is None or shutil.disk_usage(self._folder).free < ROOM:
+            return False
+        self._left -= size
+        return True
+
 
 class KeptStates:
-    """The states of one model's head, by what the model sees of a text."""
+    """The states of texts at a cut of one model."""
 
-    def __init__(self, head: nn.Module, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, cut: Cut, device: torch.device, dtype: torch.dtype) -> None:
+        """`dtype`: that of the layers behind the cut, which are on `device`."""
+        self.cut = cut
         self.folder: StateFolder | None = None
         """Place where they are kept beyond the process, if anywhere."""
-        self._head: Any = head
-        self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._bytes = 0
         self.forwards = 0
-        """Texts that went through the whole model."""
+        """Texts that went through the part below the cut."""
+        self._device, self._dtype = device, dtype
+        self._states: OrderedDict[Text, Tensor] = OrderedDict()
+        """States of each text, (rows, features) float32 on the CPU."""
+        self._bytes = 0
 
-    def lacking(self, keys: Sequence[bytes]) -> list[int]:
-        """Return the places of texts whose states are not here."""
-        if self.folder:
-            for key in keys:
-                state = None if key in self._rows else self.folder.read(key, self._head.in_features)
-                if state is not None:
-                    self._take(key, state)
-        return [place for place, key in enumerate(keys) if key not in self._rows]
+    def lacking(self, texts: Sequence[Text]) -> dict[Text, int]:
+        """Return the texts whose states are not here, each once and with a place of it."""
+        for text in texts if self.folder else ():
+            state = None if text in self._states else self._read(text)
+            if state is not None:
+                self._take(text, state)
+        return {text: place for place, text in enumerate(texts) if text not in self._states}
 
-    def fill(self, keys: Sequence[bytes], run: Run) -> None:
+    def fill(self, texts: Sequence[Text], run: Run) -> None:
         """Keep the states of these texts, which `run` runs the model on."""
-        plain, self._head.forward = self._head.forward, _as_it_is
-        try:
-            found = run()
-        finally:
-            self._head.forward = plain
+        with torch.inference_mode():
+            found = self.cut.states(run).to("cpu", torch.float32)  # (texts, rows of the longest, features)
         with torch.inference_mode(mode=False):  # a gradient may be taken at them
-            states = found.to("cpu", torch.float32).clone()
-        self.forwards += len(keys)
-        for key, state in zip(keys, states, strict=True):
-            self._take(key, state)
+            states = [
+                of_text[: self.cut.rows(text.tokens)].clone()
+                for text, of_text in zip(texts, found, strict=True)
+            ]
+        self.forwards += len(texts)
+        for text, state in zip(texts, states, strict=True):
+            self._take(text, state)
         if self.folder:
-            self.folder.write(zip(keys, states, strict=True))
+            self.folder.write((text.key, state) for text, state in zip(texts, states, strict=True))
 
-    def _take(self, key: bytes, state: Tensor) -> None:
-        self._rows[key] = state
+    def _read(self, text: Text) -> Tensor | None:
+        shape = (self.cut.rows(text.tokens), self.cut.features)
+        return self.folder.read(text.key, shape) if self.folder else None
+
+    def _take(self, text: Text, state: Tensor) -> None:
+        self._states[text] = state
         self._bytes += state.nbytes
 
     def _make_room(self) -> None:
         """Forget the oldest beyond MEMORY; whoever asked for some has them."""
         while self._bytes > MEMORY:
-            _, oldest = self._rows.popitem(last=False)
+            _, oldest = self._states.popitem(last=False)
             self._bytes -= oldest.nbytes
 
-    def of(self, keys: Sequence[bytes]) -> Tensor:
-        """Return the states of texts that are here, (texts, features) float32."""
-        found = torch.stack([self._rows[key] for key in keys]).to(self._device)
+    def of(self, texts: Sequence[Text]) -> Tensor:
+        """Return the states of texts that are here, (texts, rows of the longest, features), with zeros for
+        the rows that a text lacks, on the device and in the dtype of the layers behind the cut."""
+        found = pad_sequence([self._states[text] for text in texts], batch_first=True)
         self._make_room()
-        return found
+        return found.to(self._device, self._dtype)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the head's outputs, (texts, classes), with whatever perturbation is being applied."""
-        found: Tensor = self._head(states)
-        return found
-
-
-def kept_for(model: PretrainedModel, sites: Sequence[Site], device: torch.device) -> KeptStates | None:
-    """Return where the states of a model are kept that trains its linear head alone, or None."""
-    if model.get_output_embeddings() is not None or len(sites) != 1:
-        return None
-    (site,) = sites
-    is_head = site.target.name.removesuffix(".weight") in HEADS and site.form is Form.LINEAR
-    return KeptStates(site.module, device) if is_head else None
+    def outputs(self, texts: Sequence[Text], run: Run) -> Tensor:
+        """Return what `run`, which runs the model on texts that are here, would return without a cut."""
+        return self.cut.outputs(self.of(texts), run)
 
 
-def keys_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> list[bytes]:
-    """Return what names each text by its tokens and the texts of a pair that they belong to; all (texts, T),
-    with a mask of 0 on padding, which is on the right."""
-    seen = ((tokens[row, :end], types[row, :end]) for row, end in enumerate(mask.sum(1).tolist()))
-    return [hashlib.blake2b(b"".join(map(bytes, parts)), digest_size=16).digest() for parts in seen]
+def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> list[Text]:
+    """Return the texts of a batch by their tokens and the texts of a pair that they belong to; all (texts,
+    T), with a mask of 0 on padding, which is on the right."""
+    ends = mask.sum(1).tolist()
+    seen = ((tokens[row, :end], types[row, :end]) for row, end in enumerate(ends))
+    keys = [hashlib.blake2b(b"".join(map(bytes, parts)), digest_size=16).digest() for parts in seen]
+    return [Text(*one) for one in zip(keys, ends, strict=True)]
 
 
-def _as_it_is(hidden: Tensor) -> Tensor:
-    return hidden
+def _left_for(own: Path, size: int) -> int:
+    """Return the bytes that are left of DISK beside all folders of states, of which others than `own` make
+    room for `size`, if need be."""
+    folders = sorted(own.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in folders}
+    for folder in folders:
+        if folder != own and DISK - sum(sizes.values()) < size:
+            shutil.rmtree(folder, ignore_errors=True)
+            del sizes[folder]
+    return DISK - sum(sizes.values())

@@ -30,9 +30,10 @@ from sfnode.manifest.model import Model
 from sfnode.manifest.task import Task
 from sfnode.models import examination, files, vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
+from sfnode.models.cuts import cut_of
 from sfnode.models.examination import Part
 from sfnode.models.files import BUILTIN, check_digest, digest, resolve
-from sfnode.models.kept_states import KeptStates, StateFolder, kept_for
+from sfnode.models.kept_states import KeptStates, StateFolder
 from sfnode.models.perturbation import Perturber
 from sfnode.models.pieces import listing_hash
 from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
@@ -80,7 +81,7 @@ class LoadedModel:
     known_tokens: int
     """Tokens, numbered from 0, that it can read and, if it is a language model, write."""
     kept: KeptStates | None = None
-    """States that enter the head, if that alone is trained."""
+    """States of texts that enter the part that is trained, where the part below is worth passing over."""
 
     @cached_property
     def widest(self) -> int:
@@ -145,7 +146,7 @@ def load(
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
     if loaded.kept and folder.parent != files.EMBEDDED and not manifest.organised.private:
-        name = f"{wanted.digest[:32]}-{loaded.dtype}-{dtype}".replace("torch.", "")
+        name = f"{wanted.digest[:32]}-{loaded.dtype}-{dtype}-{loaded.kept.cut.name}".replace("torch.", "")
         loaded.kept.folder = StateFolder(files.cache() / "states" / name)
     return loaded
 
@@ -239,19 +240,21 @@ def make_trainable(
         # a copy, for transformers maps files into memory, where a change of theirs would be one of ours
         parameter.data = parameter.data.to(device, compute, copy=True)
     model.to(device).eval().requires_grad_(False)
+    perturber = Perturber(model, sites)
+    cut = cut_of(model, sites, device)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         sites=sites,
         base_weights=base_weights,
-        perturber=Perturber(model, sites),
+        perturber=perturber,
         folder=folder,
         device=device,
         dtype=compute,
         quantised=dtype in KINDS,
         classifies=model.get_output_embeddings() is None,
         known_tokens=known,
-        kept=kept_for(model, sites, device),
+        kept=KeptStates(cut, device, compute) if cut else None,
     )
 
 

@@ -130,6 +130,8 @@ class Driver:
         self.on_finding: Callable[[FindingHeard], None] = lambda found: None
         self.on_round: Callable[[tuple[Feed, ...]], None] = lambda moved: None
         """Called when a round was carried out, with the feeds of which something else counts now."""
+        self.look_at: Callable[[], float] = lambda: float("inf")
+        """Returns the time at which a round is due although the machine has nothing to do."""
         self._store = LogStore(update_log, machine.run, continue_as)
         self._host = Host(machine, self._store)
         self._clock = clock
@@ -223,7 +225,7 @@ class Driver:
         if self._host.waiting or self._finishing:
             await asyncio.sleep(0)
             return
-        delay = max(0.0, self._host.next_deadline() - self._clock())
+        delay = max(0.0, min(self._host.next_deadline(), self.look_at()) - self._clock())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._arrived.wait()

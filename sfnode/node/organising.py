@@ -103,6 +103,7 @@ def policy_of(
         seal_wait=0.0 if not validates else SEARCH_WAIT if search or not slopes else 120.0,
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
         origins=search and validates,
+        kept=numbers.basis == "features",
         size_rate=search and validates and has_few_dimensions(manifest),
         renew_updates=renew_bases if numbers.bases and slopes else 0,
         guard=guard and validates,
@@ -151,6 +152,7 @@ class Organising:
             now=node.clock(),
         )
         node.driver.on_round = self._on_round
+        node.driver.look_at = self._look_at
         node.driver.on_petition = lambda asked: self._tell(PetitionHeard(asked.petition, asked.via))
         node.driver.on_finding = self._heard
 
@@ -201,6 +203,9 @@ class Organising:
         the desk knows of, and what is not here any more would be named."""
         self._untold.append(event)
         self._node.driver.look()
+
+    def _look_at(self) -> float:
+        return float("inf") if self._stopped else self._desk.next_deadline()
 
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
         events: list[DeskEvent] = [Round(moved), *self._untold]

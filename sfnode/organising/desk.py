@@ -136,21 +136,21 @@ class OrganiserDesk:
         """Take in one event, a Round only once it was carried out; return what to do, in order."""
         match event:
             case Round(moved=moved):
-                return list(self._on_round(moved, now))
+                actions = list(self._on_round(moved, now))
             case OwnerWish(decision=decision):
                 self._wishes.append(decision)
-                return [*self._look_at_peers(now), *self._tell(event, now)]
+                actions = list(self._tell(event, now))
             case _:
-                return list(self._tell(event, now))
+                actions = list(self._tell(event, now))
+        if now >= self.next_deadline():
+            actions += [*self._look_at_peers(now), *self._tell(Wake(), now)]
+        return actions
 
     def _on_round(self, moved: Iterable[Feed], now: float) -> Iterator[Action]:
         yield from self._look_at_control(now)
         changed, self._untold = dict.fromkeys([*self._untold, *moved]), []
         for feed in changed:
             yield from self._look_at(feed, now)
-        if now >= self.next_deadline():
-            yield from self._look_at_peers(now)
-            yield from self._tell(Wake(), now)
 
     def _tell(self, event: Event, now: float) -> Iterator[Action]:
         for action in self._organiser.handle(event, now):

@@ -85,13 +85,14 @@ from sfnode.organising.events import (
     Summarise,
     Summarised,
     Tenure,
+    Wake,
 )
 from sfnode.organising.feeds import HeldFeeds, Nameable
 from sfnode.organising.guard import Guard
 from sfnode.organising.members import Members
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
-from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
+from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting, named_digest
 from sfprotocol.decisions import (
     INCARNATIONS,
     RATE_ONE,
@@ -108,6 +109,11 @@ from sfprotocol.quotas import UNPROVEN_PART
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
 """Seconds between two looks, which take 10 us for each feed: 2 % of a core at most, and 8.5 s between looks
 at 15,000 feeds, while an epoch lasts minutes."""
+
+LEAST_INTERVAL = 0.1
+"""Seconds after which it looks already once as many updates have come as an epoch lacked, so that what others
+made at the same time is named with them. A linear head fills an epoch in less than a second, and everybody
+would wait for the next look."""
 
 SETTLE_TIME = 30.0
 """Seconds in which the control feed has not grown before a restarted organiser believes its witnesses: other
@@ -193,6 +199,9 @@ class Organiser:
         self._grown_at = now
         self._wake_at, self._look_at = now, float("inf")
         """The time of the next look, and an earlier one at which a close is due."""
+        self._look_from, self._lacking = now, NEVER
+        """The earliest time of the next look for updates that have come, and how many it takes to fill the
+        open epoch, as far as is known."""
         self._open, self._opened_at = -1, now
         """The epoch that was open when we last looked, and the time since when."""
         self._signing: Sign | None = None
@@ -215,7 +224,7 @@ class Organiser:
 
     def next_deadline(self) -> float:
         """Return the time at which Wake is due at the latest."""
-        return float("inf") if self.state is State.STOPPED else self._wake_at
+        return float("inf") if self.state is State.STOPPED and not self._wishes else self._wake_at
 
     def petitions(self, now: float) -> list[Petition]:
         """Return the petitions that wait for the owner, or for their turn."""
@@ -238,12 +247,13 @@ class Organiser:
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event; return what to do, in order."""
+        """Take in one event; return what to do, in order. Only Wake has it look: by then it knows of all that
+        has happened in the same round."""
         match event:
             case ControlChanged():
                 self._on_control_changed(event, now)
             case HeldChanged() | ForkProven() | PeerShows():
-                self._feeds.take(event, self._counting, now)
+                self._on_feeds(event, now)
             case PeersClaim(feeds=feeds):
                 self._claimed = feeds
             case PeerControl() | PeerGone() | NobodyElse():
@@ -258,8 +268,8 @@ class Organiser:
                 self._members.trust(member, trusted)
             case OwnerWish(decision=decision):
                 self._on_wish(decision, now)
-        if now >= self._wake_at:
-            self._look(now)
+            case Wake() if now >= self._wake_at:
+                self._look(now)
         actions, self._actions = self._actions, []
         return actions
 
@@ -300,8 +310,7 @@ class Organiser:
 
     def _on_wish(self, decision: Decision, now: float) -> None:
         self._wishes.append(decision)
-        if self._signing is None:
-            self._wake_at = now
+        self._look_soon(now)
 
     def _on_measured(self, event: EvaluationEnded | FindingHeard, now: float) -> None:
         if isinstance(event, FindingHeard):
@@ -322,12 +331,25 @@ class Organiser:
             self._checkpoints.summarised(event.checkpoint, now)
             return
         self._renewal.made(event.digest, now)
-        self._wake_at = self._wake_at if self._signing else now
+        self._look_soon(now)
+
+    def _on_feeds(self, event: HeldChanged | ForkProven | PeerShows, now: float) -> None:
+        self._feeds.take(event, self._counting, now)
+        if isinstance(event, HeldChanged) and event.marks:
+            self._lacking -= event.marks[-1].stop - event.first
+            if self._lacking <= 0:
+                self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
+
+    def _look_soon(self, at: float) -> None:
+        """Look at a time already, unless a decision is under way: then there is a look once it has come."""
+        if self._signing is None:
+            self._wake_at = min(self._wake_at, at)
 
     # -- looking -----------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
         """Sign what is due first; look again later if nothing is."""
+        self._lacking = NEVER
         if self._signing:
             self._sign(self._signing, now)  # the same: a position is signed once
             return
@@ -336,9 +358,10 @@ class Organiser:
         if self.state is State.STOPPED:
             self._wish()
         decision = self._due(now) if self.state is State.ORGANISING else None
+        rest = LOOK_INTERVAL_PER_FEED * len(self._feeds)
+        self._look_from = now + rest
         if decision is None:
-            regular = now + LOOK_INTERVAL + LOOK_INTERVAL_PER_FEED * len(self._feeds)
-            self._wake_at, self._look_at = min(regular, self._look_at), float("inf")
+            self._wake_at, self._look_at = min(now + LOOK_INTERVAL + rest, self._look_at), float("inf")
             return
         self._sign(Sign(self._counting.decisions, decision), now)
 
@@ -514,6 +537,7 @@ class Organiser:
         there = self._closing(chosen, target)
         filled = total and (there >= target or late or self._is_used_up(chosen, now))
         if not (filled or cut or self._renewal.cuts(counting)):
+            self._lacking = max(0, target - there)
             return None
         if now < (earliest := self._opened_at + LEAST_EPOCH):
             self._look_at = earliest

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from sfnode.engine.core import UpdateBatch
@@ -17,7 +18,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import loader
+from sfnode.models import files, loader
 from sfnode.models.quantized import Int8Linear
 from sfnode.models.targets import DEFAULT, Selection
 from sfprotocol.seeds import update_seeds
@@ -113,6 +114,18 @@ def updates(count: int, epochs: Iterable[int] = (0,), key: int = 1) -> UpdateBat
 def part(batch: UpdateBatch, rows: Any) -> UpdateBatch:
     """The updates at these indices."""
     return UpdateBatch(batch.epochs[rows], batch.seeds[rows], batch.scalars[rows])
+
+
+def own_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Begin without states of other tests; models that were examined need not be so again. Returns the
+    folder with the folders of states."""
+    own = folder / "cache" / "sfnode"
+    own.mkdir(parents=True)
+    examined = files.cache() / "examined"
+    examined.mkdir(parents=True, exist_ok=True)
+    (own / "examined").symlink_to(examined)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own.parent))
+    return own / "states"
 
 
 def weights(run: Trainer) -> list[torch.Tensor]:

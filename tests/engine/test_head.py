@@ -24,7 +24,7 @@ from sfnode.models.manifest_builder import forked, unsuited
 from sfnode.models.targets import Selection
 from sfnode.store.run_keys import RunKeys
 from sfprotocol.seeds import BASIS_ONE, BIAS, contrasts, scaled_signs, update_seeds
-from tests.engine.helpers import HEADED_TASK, ROWS, data_file, model_folder, trainer
+from tests.engine.helpers import HEADED_TASK, ROWS, data_file, model_folder, own_states, trainer
 
 SEEDS = update_seeds(5, 0, 6).tolist()
 PAIRS = HEADED_TASK.model_copy(update={"template": "{sentence}{separator}the film was {label}"})
@@ -32,7 +32,7 @@ PAIRS = HEADED_TASK.model_copy(update={"template": "{sentence}{separator}the fil
 
 @pytest.fixture(autouse=True)
 def no_states_of_other_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_states(tmp_path, monkeypatch)
 
 
 def headed(family: str, task: Any = HEADED_TASK, rows: str = "", **numbers: Any) -> Manifest:

@@ -61,20 +61,27 @@ def share(matrix: torch.Tensor) -> float:
     return float(values[:RANK].sum() / values.sum())
 
 
-def test_what_the_directions_hold_of_each_layers_inputs_is_told_as_it_is() -> None:
-    """A share of all layers together is that of the few whose inputs are large."""
-    run = trainer(manifest("gpt2"))
+def made_of_inputs(run: Trainer) -> tuple[making_bases.Made, list[torch.Tensor]]:
+    """Bases from activations, and the inputs of each target (N, in), without padding."""
     seen: list[list[torch.Tensor]] = [[] for _ in run.loaded.sites]
     handles = [
-        site.module.register_forward_hook(
-            lambda module, given, output, kept=kept: kept.append(given[0].flatten(0, -2))
-        )
+        site.module.register_forward_hook(lambda module, given, output, kept=kept: kept.append(given[0]))
         for site, kept in zip(run.loaded.sites, seen, strict=True)
     ]
     made = making_bases.activations(run.loaded, batches(run), RANK)
     for handle in handles:
         handle.remove()
-    shares = [share(torch.cat(kept)) for kept in seen]
+    real = [batch.attention_mask.bool() for batch in batches(run)]
+    assert not all(mask.all() for mask in real)
+    return made, [
+        torch.cat([given.cpu()[mask] for given, mask in zip(kept, real, strict=True)]) for kept in seen
+    ]
+
+
+def test_what_the_directions_hold_of_each_layers_inputs_is_told_as_it_is() -> None:
+    """A share of all layers together is that of the few whose inputs are large."""
+    made, seen = made_of_inputs(trainer(manifest("gpt2")))
+    shares = [share(inputs) for inputs in seen]
     assert made.held == pytest.approx(shares, abs=0.01)
     mean, least = sum(shares) / len(shares), min(shares)
     assert words("activations", made).startswith(
@@ -121,12 +128,7 @@ def test_a_column_with_an_outlier_keeps_its_direction_and_is_scaled_down() -> No
 
 def test_activation_bases_lie_in_the_span_of_the_inputs() -> None:
     run = trainer(manifest("gpt2"))
-    seen: list[torch.Tensor] = []
-    site = run.loaded.sites[0]
-    handle = site.module.register_forward_hook(lambda module, given, output: seen.append(given[0]))
-    made = making_bases.activations(run.loaded, batches(run), RANK)
-    handle.remove()
-    inputs = torch.cat([one.reshape(-1, one.shape[-1]) for one in seen]).cpu()
+    made, (inputs, *_) = made_of_inputs(run)
     held = (inputs @ orthonormal(made.pairs[0][1])).square().sum()
     best = torch.linalg.svdvals(inputs)[:RANK].square().sum()
     assert float(held) >= 0.95 * float(best)

@@ -126,8 +126,11 @@ class Bench:
 
     # -- events ------------------------------------------------------------------------------------
 
-    def do(self, event: Event) -> list[Action]:
-        actions = self.organiser.handle(event, self.now)
+    def do(self, *events: Event) -> list[Action]:
+        """Tell what happens in one round, and then of the time if it is due, as a desk does."""
+        actions = [action for event in events for action in self.organiser.handle(event, self.now)]
+        if self.now >= self.organiser.next_deadline():
+            actions += self.organiser.handle(Wake(), self.now)
         for action in actions:
             match action:
                 case Sign():
@@ -231,14 +234,15 @@ class Bench:
         label = self.counting.open_epoch if label is None else label
         squares = (count - zeros) * size**2
         marks.append(Mark(first + count, label, chain_of(feed, first + count), squares, zeros))
-        self.do(HeldChanged(feed, first, (marks[-1],)))
-        if shown:
-            self.show(feed)
+        held = HeldChanged(feed, first, (marks[-1],))
+        self.do(held, *([self._shows(feed, marks[-1].stop)] if shown else ()))
 
     def show(self, feed: Feed, stop: int | None = None) -> None:
-        stop = self.marks[feed][-1].stop if stop is None else stop
+        self.do(self._shows(feed, self.marks[feed][-1].stop if stop is None else stop))
+
+    def _shows(self, feed: Feed, stop: int) -> PeerShows:
         self.shown[feed] = max(self.shown.get(feed, 0), stop)
-        self.do(PeerShows((Position(feed, stop),)))
+        return PeerShows((Position(feed, stop),))
 
     def evaluated(self, value: float, base: float | None = None) -> None:
         self.do(EvaluationEnded(self.asked[-1], scores(value), scores(base) if base else None))

@@ -21,6 +21,7 @@ from sfnode.organising.events import (
     Round,
     Sign,
     Signed,
+    Wake,
 )
 from sfprotocol import decisions
 from sfprotocol.decisions import Announce, Finish, Part, Worth
@@ -139,6 +140,20 @@ def test_what_peers_have_shown_is_told_when_the_organiser_looks(office: Office) 
     office.made.run(5)
     shown = {position for event in office.of(PeerShows) for position in event.positions}
     assert (office.made["b"].own, 5) in shown
+
+
+def test_peers_are_looked_at_however_often_feeds_move(office: Office) -> None:
+    """Where each round that was due brought updates the organiser had looked before it was told what peers
+    have shown: at 1,000 updates a second nothing was named until everybody stood still."""
+    office.made["b"].compute(5)
+    office.made.run(5)
+    for _ in range(20):
+        office.made["b"].compute(5)
+        office.made.run(0.3)
+    last = max(position.next for event in office.of(PeerShows) for position in event.positions)
+    assert last >= 5 + 12 * 5
+    due = [number for number, event in enumerate(office.told) if isinstance(event, Wake)]
+    assert due, "it looks when the time is there, and not before it has heard of everything else"
 
 
 def test_where_a_close_of_another_hand_has_stopped_there_is_a_mark(office: Office) -> None:

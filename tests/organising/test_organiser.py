@@ -23,6 +23,8 @@ from sfnode.organising.organiser import (
     ACTIVE_TIME,
     FIRST_TIME,
     LEAST_EPOCH,
+    LEAST_INTERVAL,
+    LOOK_INTERVAL,
     MAX_UNSEALED,
     PROOF_TIME,
     SETTLE_TIME,
@@ -61,6 +63,25 @@ def test_an_epoch_is_closed_once_enough_updates_may_be_named() -> None:
     bench.advance(2)
     assert bench.counting.open_epoch == 1
     assert (bench.named(ANNE), bench.named(BOB)) == (60, 40)
+
+
+def test_an_epoch_that_fills_fast_is_closed_long_before_the_next_regular_look() -> None:
+    bench = Bench().begin("anne", "bob")
+    bench.update(ANNE, 60)
+    bench.advance(LOOK_INTERVAL)
+    bench.update(BOB, 40)
+    bench.advance(2 * LEAST_INTERVAL)
+    assert bench.counting.open_epoch == 1
+
+
+def test_what_is_held_and_not_shown_makes_it_look_no_more_often_than_its_share_of_a_core() -> None:
+    bench, looks = Bench().begin("anne", "bob"), set()
+    bench.advance(LOOK_INTERVAL)
+    for _ in range(200):
+        bench.update(ANNE, 1, shown=False)
+        bench.advance(0.01)
+        looks.add(bench.organiser.next_deadline())
+    assert len(looks) <= 2 / LEAST_INTERVAL + 2
 
 
 def test_no_update_waits_longer_than_the_longest_epoch() -> None:

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from random import Random
 
 from sfnode.organising.evaluation.judging import Judgement
-from sfnode.organising.events import ControlChanged, HeldChanged, Mark, PeerControl, PeerShows, Sign, Tenure
+from sfnode.organising.events import (
+    ControlChanged,
+    Event,
+    HeldChanged,
+    Mark,
+    PeerControl,
+    PeerShows,
+    Sign,
+    Tenure,
+    Wake,
+)
 from sfnode.organising.organiser import Organiser
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol import holding
@@ -98,8 +108,11 @@ class Town:
         moved = counting.moved(counting.sealed)
         return Judgement(FACTOR_ONE, frozenset(n for n in moved if n // INCARNATIONS in hostile))
 
-    def _do(self, event: object) -> None:
-        for action in self.organiser.handle(event, self.now):  # type: ignore[arg-type]
+    def _do(self, *events: Event) -> None:
+        actions = [action for event in events for action in self.organiser.handle(event, self.now)]
+        if self.now >= self.organiser.next_deadline():
+            actions += self.organiser.handle(Wake(), self.now)
+        for action in actions:
             if isinstance(action, Sign):
                 self.decide(action.decision)
 
@@ -173,8 +186,7 @@ class Town:
         nothing = min(held, zeros)
         chain = hashlib.blake2b(b"%d/%d" % (number, shelf.stop), digest_size=32).digest()
         mark = Mark(shelf.stop, label, chain, (held - nothing) * size**2, nothing)
-        self._do(HeldChanged(base.feed, first, (mark,)))
-        self._do(PeerShows((Position(base.feed, shelf.stop),)))
+        self._do(HeldChanged(base.feed, first, (mark,)), PeerShows((Position(base.feed, shelf.stop),)))
         person.made += held
         return held
 

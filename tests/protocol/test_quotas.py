@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sfprotocol.counting import Counting
+from sfprotocol.counting import PACE, PACE_TIME, Counting
 from sfprotocol.decisions import Decision, Recorded
+from sfprotocol.quotas import UNPROVEN_PART
 from tests.protocol.organised import admit, close, fold, seal
 
 FIRST = 64
@@ -53,6 +54,22 @@ def test_credit_ends_sixteen_seals_after_the_last_work_that_counts() -> None:
 
 def test_zeros_make_an_epoch_as_large_as_others() -> None:
     assert begun(close(2, {0: 400}, {0: 350})).room == 800
+
+
+def test_members_make_no_more_than_twice_what_the_budget_lacks() -> None:
+    run = begun()
+    run.budget = run.promised + 30
+    assert run.room_left(0, {}) == 60
+    assert run.room_left(0, {0: 10, 1: 1000}) == 60 - 10 - 60 // UNPROVEN_PART, "others of no credit"
+    run.budget = run.promised
+    assert run.room_left(0, {}) == 0
+
+
+def test_a_member_makes_its_part_of_what_all_make_in_a_second() -> None:
+    assert begun(close(2, {0: 400})).pace == PACE
+    assert begun(close(2, {0: 400, 64: 100, 128: 1}), strangers=2).pace == PACE / 3
+    wide = fold(admit(0), close(0, {0: 100_000}), epoch_updates=65_536)
+    assert wide.pace == 65_536 / PACE_TIME
 
 
 def test_the_largest_of_the_last_four_closes_says_how_large_an_epoch_is() -> None:

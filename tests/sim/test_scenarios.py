@@ -61,7 +61,7 @@ def test_lost_feeds_are_given_up_and_no_others(seed: int) -> None:
 
 
 def test_nodes_begin_with_checkpoints_and_others_let_go_of_what_comes_before() -> None:
-    run = Run(SCENARIOS["checkpoints"], 0, nodes=7)
+    run = Run(SCENARIOS["checkpoints"], 1, nodes=7)  # one in which newcomers begin with one, too
     outcome = run.outcome()
     assert outcome.failure is None, "\n".join(report.lines(outcome))
     nodes = list(run.world.staying())

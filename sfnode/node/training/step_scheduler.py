@@ -93,6 +93,8 @@ class StepScheduler:
         self._epoch = 0
         self._at_work = 0
         """Orders without a result so far."""
+        self._rests_until = float("-inf")
+        """The time from which on the next step may be ordered: the run's pace."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
         """Measurements of this process without a finite number."""
@@ -138,9 +140,12 @@ class StepScheduler:
         held = self.held or self.hindered()
         while self.ready and not held and self._machine.may_compute and self._at_work < self.ahead:
             allowed = self._allowed(joining.feed)
-            if allowed <= 0:
+            if allowed <= 0 or self._clock() < self._rests_until:
                 break
+            before = self._ordered
             self._order(self._next(joining.feed, allowed))
+            rest = (self._ordered - before) / self._machine.pace
+            self._rests_until = max(self._rests_until, self._clock() - rest) + rest
         self._post_when_due(joining)
 
     def on_result(self, order: Order, result: StepResult) -> None:
@@ -179,15 +184,20 @@ class StepScheduler:
             self._post(updates)
 
     def _post_when_due(self, joining: Joining) -> None:
-        """Flush, at once if nothing follows for a while or else when it is time (SPEC I4)."""
+        """Flush, at once if nothing follows for a while or else when it is time (SPEC I4), and come back when
+        that is or the next step may be ordered."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        idle = self._at_work == 0 and not self.held
-        wait = 0.0 if self.paused or idle else joining.deadline() - self._clock()
+        now = self._clock()
+        resting = self._rests_until > now
+        idle = self._at_work == 0 and not self.held and not resting
+        wait = 0.0 if self.paused or idle else joining.deadline() - now
         if wait <= 0:
             self.flush()
-        elif joining.count:
+            wait = math.inf
+        wait = min(wait, self._rests_until - now if resting else math.inf)
+        if wait < math.inf:
             self._timer = asyncio.get_running_loop().call_later(wait, self.advance)
 
     def _count_failures(self, result: StepResult) -> None:

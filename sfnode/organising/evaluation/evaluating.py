@@ -78,7 +78,7 @@ class Evaluations:
         plan = None
         if not (waiting or counting.closed_updates(epoch)):
             plan = Plan(0, True) if last else None
-        elif last or waiting or now >= self._from:
+        elif last or waiting or now >= self._from or (search and search.is_doubted(epoch)):
             plan = self._plan(search, counting, last, waiting, panel) if search else Plan(0, True)
         elif search:
             search.missed(epoch)

@@ -34,9 +34,9 @@ FIRST_ROWS = 16
 updates with mini-batches of 4. Below, the standard error is itself a guess."""
 
 SURE_ROWS = 128
-"""Rows to which a search goes on that would take nothing of an epoch, however few it was to measure: all work
-of it is lost then, which has cost ten times as much and more. By 16 rows three of 35 runs lost an epoch that
-did help, and up to 18 % of their work (docs/research-log.md)."""
+"""Rows to which a search goes on that takes an epoch for harm or noise, however few it was to measure: work
+that has cost ten times as much and more is at stake. By 16 rows three of 35 runs lost an epoch that did help,
+and up to 18 % of their work (docs/research-log.md)."""
 
 LEAST_ROWS = 8
 """Rows without which nothing is concluded."""
@@ -45,6 +45,11 @@ EVIDENCE = 2.0
 """Standard errors by which the best c has to do better than c = 1 before anything changes. Without it a
 search hunts once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
 
+SURE = 3.0
+"""Standard errors by which an epoch has to do harm before nothing of it counts, where there are fewer than
+SURE_ROWS rows; with as many EVIDENCE is enough. Without evidence of harm the rate is lowered, and the work
+counts: it is everybody's."""
+
 SUSPICION = 1.0
 """Standard errors by which it has to do better than c = 2 if it is 1 or less, but more than 0: the rate is at
 its limit. Where it is so small that noise decides, losses are straight lines, and the best c is the first or
@@ -52,12 +57,13 @@ the last."""
 
 LARGE_MOVE = 0.1
 """An epoch that moves the losses of rows by more nats than that (root mean square), and their mean not
-evidently down, is noise at a rate that is far too large: a model that it has destroyed does no worse than one
-that knew nothing, and so nothing would be evident. At good rates epochs of the built-in run move them by 0.02
-to 0.06, and where nothing is learnt any more by 0.2 and more; with bases of gradients good ones move them as
-far, and their rate is known (docs/research-log.md). If one does help, and does best on the way, half of that
-is taken without further evidence: the whole of it carries noise into the weights of which no later epoch rids
-them."""
+evidently down, is mostly noise at a rate that is too large: half of it is taken, and half the rate. At good
+rates epochs of the built-in run move them by 0.02 to 0.06, and where nothing is learnt any more by 0.2 and
+more; with bases of gradients good ones move them as far, and their rate is known (docs/research-log.md). A
+real model is moved by as much while it learns: nothing was evident on 128 rows of an epoch of which 32 others
+said +0.019 nats. What has destroyed a model is evident, as losses are convex in what it puts out. If an epoch
+does help, and does best on the way, half of that is taken without further evidence: the whole of it carries
+noise into the weights of which no later epoch rids them."""
 
 DOUBTFUL_MOVE = 0.05
 """The same where, besides, the least loss was found before the epoch's end."""
@@ -105,9 +111,9 @@ class LineSearch:
     def wanted(self) -> range:
         """Numbers of the rows of which the losses are wanted next; none once the search is over."""
         known = len(self._losses)
-        takes_nothing = known >= LEAST_ROWS and not self._found().factor
-        most = self._sure if takes_nothing else self._most
-        if known >= most or (known >= LEAST_ROWS and self._is_clear(takes_nothing)):
+        bad = known >= LEAST_ROWS and self._is_bad(self._found())
+        most = self._sure if bad else self._most
+        if known >= most or (known >= LEAST_ROWS and self._is_clear(bad)):
             return range(known, known)
         return range(known, min(most, max(FIRST_ROWS, 2 * known)))
 
@@ -133,9 +139,9 @@ class LineSearch:
         half = Found(SHARE * AMOUNTS[best], AMOUNTS[best], rows, useful)
         far = self._wary and self._move() > LARGE_MOVE
         if best < _AS_IT_IS and (self._gain(best, _AS_IT_IS) > EVIDENCE or (far and useful)):
-            return half
+            return half if best != _START or self._does_harm() else half._replace(factor=SHARE)
         if not useful and (far or (self._wary and best < _AS_IT_IS and self._move() > DOUBTFUL_MOVE)):
-            return half._replace(factor=0.0)
+            return half._replace(factor=SHARE)
         if best > _TWICE:
             reach = self._reach()
             return Found(max(1.0, CAUTION * AMOUNTS[reach]), AMOUNTS[reach], rows, useful)
@@ -150,10 +156,20 @@ class LineSearch:
             reach += 1
         return reach
 
-    def _is_clear(self, takes_nothing: bool) -> bool:
+    def _does_harm(self) -> bool:
+        """Return whether it is evident that the loss is less without the epoch, on enough rows."""
+        needed = EVIDENCE if len(self._losses) >= SURE_ROWS else SURE
+        return self._gain(_START, _AS_IT_IS) > needed
+
+    @staticmethod
+    def _is_bad(found: Found) -> bool:
+        """Return whether an epoch is taken for harm or noise."""
+        return found.factor < 1.0 and not found.useful
+
+    def _is_clear(self, bad: bool) -> bool:
         best = self._best()
-        if takes_nothing:
-            return best == _START and self._gain(_START, _LEAST) > EVIDENCE
+        if bad:
+            return best == _START and self._does_harm() and self._gain(_START, _LEAST) > EVIDENCE
         doubted = {_TWICE: _START, _AS_IT_IS: _TWICE}.get(best, _AS_IT_IS)
         return self._gain(best, doubted) > EVIDENCE
 

@@ -53,6 +53,10 @@ HARMFUL = 1 / 4
 """Factor of an epoch, and less, after which the open one is cut short even once the rate has settled: it goes
 on from where the rate has led."""
 
+UNSEEN = 1 / 4
+"""Factor of an epoch that was cut short after one that counted nothing, where it could not be searched: it
+was made at the same rate, but nobody knows of its work that it does harm."""
+
 DRAINED = 1 / 4
 """Share of an epoch with which the one after a cut is cut short, too, where a factor is below 1: it has the
 work that was under way meanwhile, at a rate that was too large and by a model that is there no more. Without
@@ -217,8 +221,13 @@ class Search:
         return few or self.is_for_waiting(epoch, counting)
 
     def is_cut(self, epoch: int) -> bool:
-        """Return whether an epoch is cut short, so that nothing is measured of it."""
+        """Return whether an epoch is cut short, so that nothing is measured of it, but see `is_doubted`."""
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
+
+    def is_doubted(self, epoch: int) -> bool:
+        """Return whether an epoch is cut short after one that counted nothing: it is searched whatever that
+        costs, as its own work has to do harm before it counts nothing, too."""
+        return self.is_cut(epoch) and self._cut is not None and not self._cut[2]
 
     def plan(
         self, counting: Counting, *, last: bool = False, waiting: bool = False, measured: bool = False
@@ -227,12 +236,15 @@ class Search:
         is evaluated whatever that costs. `waiting`: it is there to count what others have skipped.
         `measured`: others have measured what each feed has brought."""
         self._earn(counting)
-        if self.is_cut(counting.sealed) and not last:
-            return None
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
+        if self.is_cut(counting.sealed) and not last:
+            return Plan(first, False) if self.is_doubted(counting.sealed) else None
         if waiting:
             return Plan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
+        if policy.kept:
+            everywhere = policy.search_rows if policy.origins and not measured else 0
+            return Plan(policy.search_rows, last or due, origins=everywhere)
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
         if self.settled and not last:
             return self._regular(counting, due, cost, measured)
@@ -303,7 +315,7 @@ class Search:
         if found is None:
             return
         self._found = counting.sealed, epoch, found
-        if self._says_nothing(epoch, counting):
+        if self._says_nothing(epoch, counting) or self.is_cut(epoch):
             return
         stays = found.factor == 1.0
         if stays:
@@ -327,30 +339,30 @@ class Search:
         """Return a judgement with the factor and the rate that the search has found.
 
         What was found too late for its own epoch is said of the rate alone, by the next seal. Epochs that
-        were cut short were made like the one before, and count like it.
+        were cut short were made like the one before, and count like it; after one that counted nothing, as
+        their own searches say.
         """
         coming = counting.open_epoch + 1
         size, self._size = self._size, None
         if size and not 1 / FAR_OFF <= size / counting.rate(0) <= FAR_OFF:
-            factor = float(size > counting.rate(0))  # what went too far is worth nothing
+            factor = min(1.0, size / counting.rate(0))  # what went too far is taken back to where it suits
             self._cut = counting.open_epoch, counting.open_epoch + (factor < 1), factor
             return replace(judgement, factor=round(factor * FACTOR_ONE), rates=(RateFrom(coming, size),))
-        if self._cut and self.is_cut(counting.sealed):
-            return replace(judgement, factor=round(self._cut[2] * FACTOR_ONE), rates=())
+        searched = self._found is not None and self._found[:2] == (counting.sealed,) * 2
+        if self._cut and self.is_cut(counting.sealed) and not (self.is_doubted(counting.sealed) and searched):
+            return replace(judgement, factor=round((self._cut[2] or UNSEEN) * FACTOR_ONE), rates=())
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
-        if self._says_nothing(epoch, counting):
-            return replace(judgement, factor=round(found.factor * FACTOR_ONE), rates=())
+        own = found.factor if epoch == counting.sealed else 1.0
+        judgement = replace(judgement, factor=round(own * FACTOR_ONE), rates=())
+        if self._says_nothing(epoch, counting) or self.is_cut(epoch):
+            return judgement
         rate = next_rate(counting.rate(epoch), found, young=not self.settled)
         stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == counting.rate(coming)
         if not stays and (not self.settled or found.factor <= HARMFUL):
             self._cut = counting.open_epoch, counting.open_epoch + (found.factor < 1), found.factor
-        return replace(
-            judgement,
-            factor=round(found.factor * FACTOR_ONE) if epoch == counting.sealed else FACTOR_ONE,
-            rates=() if stays else (RateFrom(coming, rate),),
-        )
+        return replace(judgement, rates=() if stays else (RateFrom(coming, rate),))
 
 
 def _per_forward(share: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Sequence
 from random import Random
@@ -19,6 +20,7 @@ from sfnode.store.log import Tail
 from sfprotocol import seeds
 from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.joining import ENOUGH, MIN_INTERVAL
+from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
@@ -138,6 +140,23 @@ async def test_nothing_is_ordered_while_something_is_lacking_which_is_looked_for
     lacking = False
     desk.round()
     assert len(desk.orders) == ORDERS_AHEAD
+
+
+async def test_steps_follow_each_other_at_the_pace_of_the_run_however_fast_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Machine, "pace", 8.0)
+    desk = Desk(manifest(), queries=4).begin()
+    made: list[float] = []
+    for _ in range(200):
+        desk.now += 0.05
+        desk.scheduler.advance()
+        while desk.orders:
+            desk.finish()
+            made.append(desk.now)
+        desk.round()
+    assert len(made) * 4 == pytest.approx(8.0 * 10.0, abs=3 * 4)
+    assert max(after - before for before, after in itertools.pairwise(made)) < 0.6
 
 
 async def test_nothing_is_ordered_once_the_run_is_complete() -> None:

@@ -80,14 +80,40 @@ def test_an_epoch_is_given_nothing_only_once_that_is_sure() -> None:
     assert found.useful
     assert found.factor > 0
     assert FIRST_ROWS < found.rows <= SURE_ROWS
-    assert searched(unlucky[:FIRST_ROWS], FIRST_ROWS).found.factor == 0, "there are no more rows"
+    assert searched(unlucky[:FIRST_ROWS], FIRST_ROWS).found.factor == 0.5, "there are no more rows"
 
 
 def test_an_epoch_that_evidently_does_harm_takes_few_rows_and_one_of_noise_no_more_than_it_is_worth() -> None:
     assert searched(parabola(0.0), FIRST_ROWS).found.rows == FIRST_ROWS
     noise = np.random.default_rng(1).normal(0, 0.3, (256, 1)) * np.sqrt(C) + 0.01 * C
     found = searched(noise, FIRST_ROWS).found
-    assert (found.factor, found.rows) == (0.0, SURE_ROWS)
+    assert (found.factor, found.rows) == (0.5, SURE_ROWS)
+
+
+def epochs_of_a_real_model(gain: float, number: int = 200) -> list[float]:
+    """Factors of epochs that move the losses of rows by 0.3 nats and their mean by `gain`, searched on 16
+    rows first, as epochs of SmolLM2-135M on AG News were."""
+    random = np.random.default_rng(32)
+    moves = random.normal(-gain, 0.3, (number, 256, 1))
+    epochs = 1 + moves * C + 0.005 * C**2
+    return [searched(losses, FIRST_ROWS).found.factor for losses in epochs]
+
+
+def test_work_counts_unless_it_evidently_does_harm() -> None:
+    """An epoch of 432 updates that brought 0.019 nats got the factor 0, and two more after it."""
+    factors = epochs_of_a_real_model(0.019)
+    assert np.mean([factor == 0.0 for factor in factors]) < 0.01
+    assert np.mean([factor == 0.5 for factor in factors]) > 0.9, "nothing is evident: the rate is lowered"
+    harmful = epochs_of_a_real_model(-0.2)
+    assert np.mean([factor == 0.0 for factor in harmful]) > 0.95
+
+
+def test_fewer_rows_have_to_say_more_before_an_epoch_counts_nothing() -> None:
+    """At 2.3 standard errors one of a hundred good epochs looks as bad by chance."""
+    signs = np.resize([1.0, -1.0], (SURE_ROWS, 1))
+    for rows, factor in ((FIRST_ROWS, 0.5), (SURE_ROWS, 0.0)):
+        mean = 2.3 * 0.3 / np.sqrt(rows - 1)
+        assert searched(1 + (mean + 0.3 * signs[:rows]) * C).found.factor == factor
 
 
 def test_nothing_is_concluded_from_a_handful_of_rows() -> None:
@@ -124,14 +150,14 @@ def test_where_noise_decides_a_rate_is_not_at_its_limit() -> None:
     """Losses are straight lines there, and fall or rise by chance."""
     random = np.random.default_rng(2)
     slopes = 0.01 * random.normal(size=(200, 64, 1))
-    assert {searched(C * rows + 1e-6 * random.normal(size=(64, len(C)))).found.factor for rows in slopes} <= {
-        0.0, 1.0, 2.0
-    }  # fmt: skip
+    found = [searched(C * rows + 1e-6 * random.normal(size=(64, len(C)))).found for rows in slopes]
+    assert {one.factor for one in found if one.best} <= {1.0, 2.0}
+    assert {one.factor for one in found if not one.best} <= {0.0, 0.5, 1.0}
 
 
-def test_what_moves_losses_far_and_not_evidently_down_is_worth_nothing() -> None:
+def test_of_what_moves_losses_far_and_not_evidently_down_half_counts() -> None:
     random = np.random.default_rng(1)
-    for moves, factor in ((0.05, 1.0), (0.3, 0.0)):
+    for moves, factor in ((0.05, 1.0), (0.3, 0.5)):
         losses = 1 + moves * np.minimum(C, 1) * random.normal(size=(200, 1))
         assert searched(losses).found.factor == factor
 
@@ -201,7 +227,8 @@ def test_at_the_noise_floor_it_does_not_hunt() -> None:
     before = run.excess
     later = run.run(0.5, 10_000)[2:]
     assert max(later) == 1.0
-    assert sum(factor == 1.0 for factor in later) > 0.7 * len(later)
+    assert 0.0 not in later
+    assert sum(later) > 0.8 * len(later)
     assert run.excess < before
 
 

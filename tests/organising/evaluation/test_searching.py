@@ -124,6 +124,14 @@ def test_rows_beyond_those_planned_by_which_an_epoch_is_saved_are_no_debt_of_lat
     assert {plan.epoch for plan in run.bench.plans if plan.rows} == set(range(len(run.bench.of(Seal))))
 
 
+def test_where_states_are_kept_every_epoch_is_searched_on_all_rows() -> None:
+    run = Run()
+    run.bench = Bench(policy=replace(SEARCHED, kept=True), budget=1_000_000).begin("anne", quota=1 << 20)
+    for _ in range(2 * STEADY):
+        run.epoch(1.0)
+    assert {plan.rows for plan in run.bench.plans} == {ROWS}
+
+
 def test_epochs_for_which_the_organiser_has_no_time_make_later_ones_longer() -> None:
     cost = Swarm(50, 1_000_000_000, 65_536).run(2000)
     assert cost.busy < 0.25
@@ -151,6 +159,38 @@ def test_an_epoch_that_evidently_did_harm_cuts_the_open_one_short_at_any_time() 
         run.epoch(1.0)
     run.epoch(0.25)
     assert [seal.factor for seal in run.bench.of(Seal)[-2:]] == [FACTOR_ONE // 4] * 2
+
+
+def test_epochs_after_one_that_counted_nothing_count_unless_searches_of_their_own_say_otherwise() -> None:
+    """Of 2,187 updates of a real run 251 counted nothing for an epoch before theirs."""
+    run, harmful = harmed()
+    for epoch, found in ((harmful + 1, 1.0), (harmful + 2, 0.0)):
+        run.train(FIRST_UPDATES)
+        assert run.bench.plans[-1].epoch == epoch, "cut short and searched, whatever that costs"
+        run.answer(found)
+    seals = run.bench.of(Seal)[harmful:]
+    assert [seal.factor for seal in seals] == [0, FACTOR_ONE, 0]
+    assert [len(seal.rates) for seal in seals] == [1, 0, 0], "the first one alone has lowered the rate"
+
+
+def test_where_such_a_search_fails_their_work_counts_a_quarter() -> None:
+    run, harmful = harmed()
+    run.bench.do(EvaluationEnded(harmful + 1, None))
+    run.bench.advance(2)
+    assert run.bench.of(Seal)[harmful + 1].factor == FACTOR_ONE // 4
+
+
+def harmed() -> tuple[Run, int]:
+    """A run of which an epoch has just counted nothing, while others worked on; and that epoch."""
+    run = Run()
+    for _ in range(10):
+        run.epoch(1.0)
+    harmful = run.bench.counting.sealed
+    while run.bench.plans[-1].epoch < harmful:
+        run.train(64)
+    run.train(64)
+    run.answer(0.0)
+    return run, harmful
 
 
 def test_an_epoch_of_a_single_update_that_did_harm_has_no_say_in_what_others_make() -> None:
@@ -312,9 +352,9 @@ def sized(rate: float | None) -> Bench:
     return run
 
 
-@pytest.mark.parametrize(("times", "factor"), [(100.0, FACTOR_ONE), (0.01, 0)])
+@pytest.mark.parametrize(("times", "factor"), [(100.0, FACTOR_ONE), (0.01, round(0.01 * FACTOR_ONE))])
 def test_a_first_rate_that_is_far_off_gives_way_to_the_one_that_was_found(times: float, factor: int) -> None:
-    """What went too far counts for nothing, and neither does what was under way at that rate."""
+    """What went too far counts as if made at that rate, and so does what was under way."""
     run = sized(times * RATE / RATE_ONE)
     assert run.of(Seal)[0].factor == factor
     assert run.of(Seal)[0].rates == (RateFrom(2, round(times * RATE)),)

@@ -1,0 +1,239 @@
+"""Cuts of a model in two: a part below, which no training changes, and the part that is trained.
+
+What passes the cut is computed once for each text (`kept_states`), and the trained part is then run from it.
+There are two kinds of cuts: before a linear head, where a text is one row of numbers and the head is all that
+is left, and between two of the model's blocks, where it is a row for each token. There the model's own code
+goes on making positions, masks and rotary tables; the blocks below the cut alone are passed over. Whether
+that leaves all the rest as it was is tried once, on the model itself: no list of architectures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sfnode.models.targets import Form, PretrainedModel, Site
+
+HEADS = ("score", "classifier", "classifier.out_proj")
+"""Names of the layers whose outputs are the logits of transformers' classifiers."""
+
+TRIED = (2, 6)
+"""Sequences and tokens of the batch that a cut is tried on."""
+
+TOLERANCE = 1e-3
+"""Difference that rounding may make to an output of a layer, relative to the largest one."""
+
+Run = Callable[[], Tensor]
+"""Runs the whole model on some texts, and returns its outputs."""
+
+
+class Cut(Protocol):
+    """A cut through a model."""
+
+    name: str
+    """Name that tells it from the other cuts of a model; fit for a file's."""
+    features: int
+
+    def rows(self, tokens: int) -> int:
+        """Return how many rows of features a text of so many tokens is at the cut."""
+
+    def states(self, run: Run) -> Tensor:
+        """Return what passes the cut, (texts, rows, features), when `run` runs the model, and no more of it
+        than need be."""
+
+    def outputs(self, states: Tensor, run: Run) -> Tensor:
+        """Return what `run` returns, with these states, (texts, rows, features), at the cut and nothing
+        computed below it, and with whatever perturbation is being applied."""
+
+
+class Head:
+    """The cut before a linear head whose outputs are the model's."""
+
+    name = "head"
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.features: int = module.in_features
+
+    def rows(self, tokens: int) -> int:
+        return 1
+
+    def states(self, run: Run) -> Tensor:
+        with _instead([self._module], lambda hidden: hidden):
+            return run()[:, None]  # (texts, features)
+
+    def outputs(self, states: Tensor, run: Run) -> Tensor:
+        found: Tensor = self._module(states[:, 0])
+        return found
+
+
+class Blocks:
+    """The cut behind the first of a model's blocks."""
+
+    def __init__(self, below: Sequence[nn.Module], output: Any) -> None:
+        """`output`: what the last of them returns, for a batch (texts, rows)."""
+        self._below = below
+        self._tuple = len(output) if isinstance(output, tuple) else 0
+        """Parts of what a block returns, in releases and families that return more than the states."""
+        self.name = f"block{len(below)}"
+        self.features = _hidden(output).shape[-1]
+
+    def rows(self, tokens: int) -> int:
+        return tokens
+
+    def states(self, run: Run) -> Tensor:
+        def stop(_: nn.Module, __: Any, output: Any) -> None:
+            raise _Passed(_hidden(output))
+
+        handle = self._below[-1].register_forward_hook(stop)
+        try:
+            run()
+        except _Passed as passed:
+            return passed.states
+        finally:
+            handle.remove()
+        raise RuntimeError(f"the model does not pass {self.name} any more")
+
+    def outputs(self, states: Tensor, run: Run) -> Tensor:
+        *others, last = self._below
+        with (
+            _instead(others, lambda hidden, *_, **__: self._like(hidden)),
+            _instead([last], lambda *_, **__: self._like(states)),
+        ):
+            return run()
+
+    def _like(self, states: Tensor) -> Any:
+        return (states, *[None] * (self._tuple - 1)) if self._tuple else states
+
+
+class _Passed(Exception):  # noqa: N818 (no error: ends a pass of which the rest is not needed)
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+
+def cut_of(model: PretrainedModel, sites: Sequence[Site], device: torch.device) -> Cut | None:
+    """Return the highest cut below all targets of a model on `device`, or None where there is none.
+
+    There is none where the first block is trained or what enters it is: embeddings, and a head that is tied
+    to them. Nor where the model has no row of blocks, or does otherwise behind a cut than without it.
+    """
+    if _is_head(model, sites):
+        return Head(sites[0].module)
+    rows = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    blocks = max(rows, key=_size, default=None)
+    trained = {site.module for site in sites}
+    if not blocks or not trained.isdisjoint([model.get_input_embeddings(), *blocks[0].modules()]):
+        return None  # as of most runs: that shows without a pass through the model
+    try:
+        with torch.inference_mode():
+            return _tried(model, list(blocks), trained, device)
+    except Exception:  # whatever a model's code does when blocks are passed over: then it is left alone
+        return None
+
+
+def _is_head(model: PretrainedModel, sites: Sequence[Site]) -> bool:
+    """Return whether a classifier's linear head is all that is trained."""
+    if model.get_output_embeddings() is not None or len(sites) != 1:
+        return False
+    return sites[0].target.name.removesuffix(".weight") in HEADS and sites[0].form is Form.LINEAR
+
+
+def _size(blocks: nn.ModuleList) -> int:
+    return sum(parameter.numel() for parameter in blocks.parameters())
+
+
+def _tried(
+    model: PretrainedModel, blocks: list[nn.Module], trained: set[nn.Module], device: torch.device
+) -> Cut | None:
+    """Return the cut behind the last block that is done before the first call of a trained layer, if a pass
+    that begins there computes what the whole pass does."""
+
+    def run(first: int = 0) -> Tensor:
+        return _outputs(model, device, first)
+
+    whole = list(_calls(model, run))
+    called = [module for module, _ in whole]
+    if [module for module in called if module in blocks] != blocks or not trained <= set(called):
+        return None
+    first = min(called.index(module) for module in trained)
+    below = [module for module in called[:first] if module in blocks]
+    if not below:
+        return None
+    last = called.index(below[-1])
+    cut = Blocks(below, whole[last][1])
+    states = cut.states(run).float()
+    if states.shape != (*TRIED, cut.features):
+        return None
+    cut.states(lambda: run(1))  # what a model keeps aside of its lower blocks is now that of other texts
+    short = list(_calls(model, lambda: cut.outputs(states.to(model.dtype), run)))
+    behind = [module for module, _ in short].index(below[-1])
+    return cut if _same(whole[last:], short[behind:]) else None
+
+
+def _calls(model: PretrainedModel, run: Run) -> Iterable[tuple[nn.Module, Any]]:
+    """Run a model; return each module that was called with its output, in the order in which they were
+    done."""
+    calls: list[tuple[nn.Module, Any]] = []
+    handles = [
+        module.register_forward_hook(lambda called, _, output: calls.append((called, output)))
+        for module in model.modules()
+    ]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _outputs(model: PretrainedModel, device: torch.device, first: int) -> Tensor:
+    """Return a model's outputs for a batch without padding: tokens from `first` on, and none of them the one
+    by which a classifier finds the end of a text."""
+    known, padding = len(model.get_input_embeddings().weight), model.config.pad_token_id
+    tokens = (torch.arange(TRIED[0] * TRIED[1], device=device) + first) % known
+    tokens = torch.where(tokens == padding, (tokens + 1) % known, tokens).view(TRIED)
+    writes = model.get_output_embeddings() is not None
+    cache = {"use_cache": False} if writes else {}
+    found: Tensor = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **cache).logits
+    return found
+
+
+def _same(whole: Sequence[tuple[nn.Module, Any]], short: Sequence[tuple[nn.Module, Any]]) -> bool:
+    """Return whether the same modules were called, with the same outputs but for rounding."""
+    if [module for module, _ in whole] != [module for module, _ in short]:
+        return False
+    pairs = zip((output for _, output in whole), (output for _, output in short), strict=True)
+    return all(_near(one, other) for one, other in pairs if isinstance(one, Tensor))
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=TOLERANCE, atol=TOLERANCE * float(one.abs().max())
+    )
+
+
+def _hidden(output: Any) -> Tensor:
+    """Return the states among what a block returns."""
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+@contextmanager
+def _instead(modules: Iterable[Any], forward: Callable[..., Any]) -> Iterator[None]:
+    """Let calls of these modules come to `forward` within the block."""
+    own = [(module, vars(module).get("forward")) for module in modules]
+    for module, _ in own:
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, its in own:
+            if its is None:  # it has that of its class
+                del module.forward
+            else:
+                module.forward = its
