@@ -156,6 +156,7 @@ def _sampled(result: EvalResult, trainer: Trainer, limit: int, k: int, count: in
 
 
 def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
+    from sfnode.engine.head import takes_features
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
@@ -165,7 +166,7 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     with waiting("measuring the model"):
         after = trainer.evaluate(limit)
     probe = None
-    if trainer.loaded.kept:
+    if takes_features(trainer.manifest):
         with waiting("fitting a linear probe"):
             probe = trainer.probe(limit)
     with waiting("measuring the drift"):

@@ -20,7 +20,7 @@ from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
-from sfnode.models.kept_states import keys_of
+from sfnode.models.kept_states import Text, texts_of
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import EvaluationOfRows, ProbeEvaluation
 from sfnode.tasks import encoding
@@ -104,12 +104,12 @@ def beside(
 def _kept(loaded: LoadedModel, batches: Iterable[Encoded]) -> tuple[Tensor, Tensor]:
     """Return the states that are kept of some rows, (n, features), each text's once, and their classes."""
     assert loaded.kept is not None
-    labels: dict[bytes, int] = {}
+    labels: dict[Text, int] = {}
     for encoded in batches:
-        keys = keys_of(*forward.batch_of(encoded)[:3])
-        lacking, right = set(loaded.kept.lacking(keys)), encoded.right.int().argmax(1).tolist()
-        labels |= {key: right[row] for row, key in enumerate(keys) if row not in lacking}
-    states = loaded.kept.of(list(labels)).cpu() if labels else torch.empty(0, 0)
+        texts = texts_of(*forward.batch_of(encoded)[:3])
+        lacking, right = loaded.kept.lacking(texts), encoded.right.int().argmax(1).tolist()
+        labels |= {text: label for text, label in zip(texts, right, strict=True) if text not in lacking}
+    states = loaded.kept.of(list(labels))[:, 0].cpu() if labels else torch.empty(0, 0)
     return states, torch.tensor(list(labels.values()), dtype=torch.int64)
 
 
