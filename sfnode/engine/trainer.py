@@ -417,10 +417,9 @@ class Trainer:
             return None
         self.restore()
         self.weights.rebuild()
-        subspace = self.run.subspace_of(epoch)
-        found, _ = step_size.measure(
-            self.loaded, self.space, subspace, self.mini_batch, self.epsilon, self.run.run_id
-        )
+        assert isinstance(self.objective, Losses)
+        subspace, rows = self.run.subspace_of(epoch), self.objective.shard.mini_batch
+        found, _ = step_size.measure(self.loaded, self.space, subspace, rows, self.epsilon, self.run.run_id)
         return found.rate if found else None
 
     def make_bases(self, folder: Path) -> str:
