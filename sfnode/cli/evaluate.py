@@ -20,7 +20,7 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import beside
+from sfnode.dashboard.formatting import beside, probe_in_words
 from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import figure, metric_of
 
@@ -89,7 +89,9 @@ def evaluate(
     which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
     the run's loss is centred the trained model is measured less its own prior, too. Of a reward run it is the
     share of the likeliest answers that are right, and their mean reward (docs/rewards.md).
-    The last line says how far the model has drifted from the base: by its weights, and by what it expects of
+    Where a linear head alone is trained, a linear probe stands beside it, fitted here to the training rows
+    whose states are kept: what one machine with all rows would have, for no further forward pass of them.
+    The line on the drift says how far the model is from the base: by its weights, and by what it expects of
     text that has nothing to do with the task.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
@@ -154,6 +156,7 @@ def _sampled(result: EvalResult, trainer: Trainer, limit: int, k: int, count: in
 
 
 def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
+    from sfnode.engine.head import takes_features
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
@@ -162,6 +165,10 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     calibrated = _calibrated(trainer, limit)
     with waiting("measuring the model"):
         after = trainer.evaluate(limit)
+    probe = None
+    if takes_features(trainer.manifest):
+        with waiting("fitting a linear probe"):
+            probe = trainer.probe(limit)
     with waiting("measuring the drift"):
         drift = trainer.drift(text)
     return EvalResult(
@@ -172,6 +179,7 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
         before=before,
         calibrated=calibrated,
         after=after,
+        probe=probe,
         loss=trainer.manifest.task.loss,
         prior=trainer.named_prior() if after.calibrated else None,
         drift=drift,
@@ -199,4 +207,5 @@ def _lines(result: EvalResult, moment: str) -> list[str]:
         f"{name} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
         *(f"{when:10}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
         f"{'drift':10}  {result.drift.in_words}",
+        *(probe_in_words(result.probe) if result.probe else ()),
     ]

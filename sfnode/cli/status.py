@@ -13,10 +13,10 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.limit import limit_lines
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats, pace, span
+from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats
 from sfnode.schema.metrics import drift_in_words, trained_by
 from sfnode.schema.unchecked import plain
-from sfnode.sizes import part_of, size_text
+from sfnode.sizes import pace, part_of, size_text, span
 
 if TYPE_CHECKING:
     from sfnode.schema import FeedStatus, Status
@@ -50,6 +50,7 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
         f"state    {s.state} as {s.role}, up {s.uptime / 60:.1f} min",
         _updates(s),
         f"own      {s.own_updates} since start, {pace(s.updates_per_second)}{told}",
+        *([f"busy     {s.doing.what}, {span(s.doing.seconds)}"] if s.doing else []),
         *_device_lines(s),
         f"links    {len(s.links)} ({agreeing} with the same digest)",
         f"digest   {s.digest}",
@@ -83,10 +84,11 @@ def _device_lines(s: Status) -> list[str]:
 
 
 def _updates(s: Status) -> str:
+    left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
     if s.organised is None:
-        return f"updates  {part_of(s.known, s.update_budget)}, epoch {s.epoch + 1} of {s.epochs}"
+        return f"updates  {part_of(s.known, s.update_budget)}, epoch {s.epoch + 1} of {s.epochs}{left}"
     counted = f"{part_of(s.organised.counted, s.update_budget)} count"
-    return f"updates  {counted}, {s.known} are here, epoch {s.epoch} is open"
+    return f"updates  {counted}, {s.known} are here, epoch {s.epoch} is open{left}"
 
 
 def _validator_line(validator: ValidatorStatus) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sfnode.dashboard.formatting import beside, count, pace, span
+from sfnode.dashboard.formatting import beside, count, probe_in_words
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import figure, measured, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
-from sfnode.sizes import part_of
+from sfnode.sizes import pace, part_of, span
 
 MOST = 0.75
 """Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
@@ -24,8 +24,8 @@ SHORT_DIGEST = 12
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
-    """Format the updates of the slowest node, the rate of all nodes, the time left at this rate, and the
-    mean loss or reward."""
+    """Format the updates of the slowest node, the rate of all nodes, the time left at this rate, the mean
+    loss or reward, and what the first node, which organises, does beside updates."""
     there = [status for status in statuses if status]
     if len(there) < len(statuses):
         return f"{len(there)} of {len(statuses)} nodes are up"
@@ -37,6 +37,8 @@ def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus 
     told = f", {trained.name} {trained.of(sum(losses) / len(losses)):.3f}" if losses else ""
     used, budget = (organised.counted, organised.budget) if organised else (known, budget)
     told = f", {pace(rate)}" + (f", {span((budget - used) / rate)} left" if rate else "") + told
+    if doing := there[0].doing:
+        told += f"; {'organiser' if organised else 'node 1'}: {doing.what}, {span(doing.seconds)}"
     if organised is None:
         return f"{part_of(known, budget)} updates{told}"
     counted = f"{part_of(organised.counted, organised.budget)} count in {organised.sealed} epochs"
@@ -115,6 +117,7 @@ def verdict(result: SwarmResult) -> list[str]:
         if calibrated:
             what = f"{measured(calibrated)}{beside(calibrated, 3)}"
             lines.append(f"the base model, calibrated without training: {what}")
+        lines += probe_in_words(result.probe) if result.probe else []
     lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
     if result.counted is not None:
         lines[-1] += f"; {result.counted} count, in {result.sealed} sealed epochs"

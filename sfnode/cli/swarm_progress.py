@@ -27,6 +27,7 @@ async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmRe
             printer = _Printer(local, console, live)
             async for progress in local:
                 printer.show(progress)
+        console.print("measuring the model, and comparing the nodes")
         result = await local.compare()
     console.print(closing_table(result))
     for line in verdict(result):

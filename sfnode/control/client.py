@@ -59,11 +59,11 @@ class Client:
         return await self._ask(lambda: schema.CoreStatus, "/digest", deadline=EVALUATE_DEADLINE)
 
     async def evaluate(
-        self, *, base: bool = False, calibrated: bool = False, limit: int = 0
+        self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
     ) -> schema.NodeEvaluation:
         """Evaluate the model of the last seal (open run: as of now), or the base model, on `limit` test rows,
-        or on all if that is 0."""
-        body = {"base": base, "calibrated": calibrated, "limit": limit}
+        or on all if that is 0; the former with a linear `probe` beside it, if a head alone is trained."""
+        body = {"base": base, "calibrated": calibrated, "probe": probe, "limit": limit}
         return await self._tell(lambda: schema.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE)
 
     async def invitation(self) -> schema.InviteResult:
@@ -205,9 +205,9 @@ class SyncClient:
         return _finished(self._client.digest())
 
     def evaluate(
-        self, *, base: bool = False, calibrated: bool = False, limit: int = 0
+        self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
     ) -> schema.NodeEvaluation:
-        return _finished(self._client.evaluate(base=base, calibrated=calibrated, limit=limit))
+        return _finished(self._client.evaluate(base=base, calibrated=calibrated, probe=probe, limit=limit))
 
     def invitation(self) -> schema.InviteResult:
         return _finished(self._client.invitation())

@@ -56,7 +56,9 @@ class Node(Protocol):
     def views(self) -> Views: ...
 
     def status(self) -> Status: ...
-    async def evaluate(self, base: bool, limit: int, calibrated: bool = ...) -> NodeEvaluation: ...
+    async def evaluate(
+        self, base: bool, limit: int, calibrated: bool = ..., probe: bool = ...
+    ) -> NodeEvaluation: ...
     async def core_status(self) -> CoreStatus: ...
     async def generate(self, prompt: str, tokens: int) -> Generated: ...
 
@@ -65,13 +67,14 @@ class EvaluateRequest(BaseModel):
     """Evaluate the model of the last seal (open run: as of now), or the base model; `limit` 0: all test rows.
 
     `calibrated`: the base model less its prior. From the trained model it is subtracted where the run's
-    loss is centred.
+    loss is centred. `probe`: with a linear probe beside the trained model, where its head alone is trained.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     base: bool = False
     calibrated: bool = False
+    probe: bool = False
     limit: int = Field(default=0, ge=0)
 
 
@@ -135,7 +138,7 @@ def _engine(node: Node) -> list[web.RouteDef]:
 
     async def evaluate(request: web.Request) -> web.Response:
         wanted = EvaluateRequest.model_validate_json(await request.read() or b"{}")
-        return answer(await node.evaluate(wanted.base, wanted.limit, wanted.calibrated))
+        return answer(await node.evaluate(wanted.base, wanted.limit, wanted.calibrated, wanted.probe))
 
     async def generate(request: web.Request) -> web.Response:
         wanted = GenerateRequest.model_validate_json(await request.read())

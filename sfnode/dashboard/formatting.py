@@ -13,6 +13,7 @@ from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation
+    from sfnode.schema.evaluation import ProbeEvaluation
     from sfnode.schema.organising import EvidenceStatus, HealthStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
@@ -60,17 +61,6 @@ def evidence_in_words(one: EvidenceStatus) -> str:
     return f"{said}, an outlier in {percent} % of its latest epochs" if percent else said
 
 
-def span(seconds: float | None) -> str:
-    """Format a duration: `0:41`, `12:10`, `3 h 05`, `4 d 7 h`; `?` if it is unknown."""
-    if seconds is None or not math.isfinite(seconds):
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02}"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
 def delay(seconds: float | None) -> str:
     """Format a round trip: `0.4 ms`, `12 ms`, `1.3 s`."""
     if seconds is None:
@@ -78,20 +68,6 @@ def delay(seconds: float | None) -> str:
     if seconds >= 0.9995:
         return f"{seconds:.1f} s"
     return f"{seconds * 1000:.{1 if seconds < 0.00995 else 0}f} ms"
-
-
-def rate(number: float | None) -> str:
-    """Format a rate per second; `?` if it is unknown."""
-    if number is None:
-        return "?"
-    return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
-
-
-def pace(number: float | None) -> str:
-    """Format a rate of updates: `123/s`, `1.5/s`, `10/min` below one a second; `?` if it is unknown."""
-    if number is None or number >= 1:
-        return "?" if number is None else f"{rate(number)}/s"
-    return f"{60 * number:.{0 if 60 * number >= 0.95 or not number else 1}f}/min"
 
 
 def percent(share: float) -> str:
@@ -112,6 +88,17 @@ def beside(found: Evaluation, digits: int = 4) -> str:
     trained = metric_of(found.metric).trained
     told = f", {trained.name} {trained.of(found.loss):.{digits}f}"
     return told + "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
+
+
+def probe_in_words(probe: ProbeEvaluation) -> list[str]:
+    """Say what a linear probe has on the same held-out rows, and where it is better than the model, what to
+    do."""
+    said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
+    if not probe.better:
+        return [said]
+    lead = f"{probe.lead:.3f} nats a row (standard error {probe.error:.3f})"
+    fork = "`sfnode fork` goes on from here, with more updates or with the body of the model"
+    return [said, f"THE PROBE IS BETTER by {lead}: {fork}"]
 
 
 def health_in_words(health: HealthStatus) -> str:

@@ -15,21 +15,11 @@ from rich.cells import set_cell_size
 from rich.text import Text
 
 from sfnode.dashboard import formatting, tables
-from sfnode.dashboard.formatting import (
-    bar,
-    braille,
-    count,
-    limits_in_words,
-    pace,
-    percent,
-    smooth,
-    span,
-    spark,
-)
+from sfnode.dashboard.formatting import bar, braille, count, limits_in_words, percent, smooth, spark
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import Mood, Now, alarms, contributed, doing, together
 from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
-from sfnode.sizes import part_of, size_text
+from sfnode.sizes import pace, part_of, size_text, span
 
 if TYPE_CHECKING:
     from sfnode.schema import Curves, Origins, OwnStanding

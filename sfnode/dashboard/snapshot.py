@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.dashboard.formatting import count, nats, pace, percent
+from sfnode.dashboard.formatting import count, nats, percent
 from sfnode.errors import UserError
 from sfnode.schema.node_state import NodeState
+from sfnode.sizes import pace, span
 
 if TYPE_CHECKING:
     from sfnode.schema import Curves, NodeEvaluation, OwnStanding, Progress, Status, Swarm, SwarmNode
@@ -133,9 +134,10 @@ def doing_in(s: Status) -> Words:
             return Words("Training: the first update is being computed.", Mood.GOOD)
         case NodeState.TRAINING:
             made = f"{count(s.contributed)} updates so far ({share} of all)"
-            return Words(f"Training: {made}, {pace(s.updates_per_second)}{_room(s)}.", Mood.GOOD)
+            return Words(f"Training: {made}, {pace(s.updates_per_second)}{_room(s)}{_busy(s)}.", Mood.GOOD)
         case NodeState.WAITING:
-            return Words(f"Waiting: {s.wait.text if s.wait else 'it may make no updates now'}.", Mood.WARN)
+            why = s.wait.text if s.wait else "it may make no updates now"
+            return Words(f"Waiting: {why}{_busy(s)}.", Mood.WARN)
         case NodeState.STARTING | NodeState.ASKING | NodeState.FINISHING:
             return Words(PASSING[s.state])
         case NodeState.CATCHING_UP:
@@ -161,6 +163,11 @@ def _room(s: Status) -> str:
     if run is None or run.room is None or run.quota is None:
         return ""
     return f"; {count(run.room)} of {count(run.quota)} are left for it in this epoch"
+
+
+def _busy(s: Status) -> str:
+    """Say what its model is asked beside updates."""
+    return f"; busy with {s.doing.what} for {span(s.doing.seconds)}" if s.doing else ""
 
 
 def agreement(node: SwarmNode, known: int) -> Words:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sfnode.engine.objective import Held
@@ -44,12 +44,20 @@ class RunRows:
             self._public = dataset.select(self.training(), calibration.CALIBRATION_ROWS)
         return self._public
 
+    def training_if_any(self) -> list[dataset.Row]:
+        """Return the public training rows; none if they are not within reach. Raises UserError DATA_MALFORMED
+        and the like."""
+        return _if_any(self.training)
+
     def some_if_any(self) -> list[dataset.Row]:
-        """Return the same; none if they are not within reach. Raises UserError DATA_MALFORMED and the
-        like."""
-        try:
-            return self.some()
-        except UserError as error:
-            if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND, Code.DATA_DIFFERS):
-                raise
-            return []
+        """Return up to CALIBRATION_ROWS of them; as `training_if_any`."""
+        return _if_any(self.some)
+
+
+def _if_any(read: Callable[[], list[dataset.Row]]) -> list[dataset.Row]:
+    try:
+        return read()
+    except UserError as error:
+        if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND, Code.DATA_DIFFERS):
+            raise
+        return []

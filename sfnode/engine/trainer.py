@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine import drift, line, making_bases, samples, slopes, step_size
+from sfnode.engine import drift, line, making_bases, probe, samples, slopes, step_size
 from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
@@ -41,7 +41,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
-from sfnode.schema.evaluation import Evaluation, LayeredDrift, PassAt
+from sfnode.schema.evaluation import Evaluation, EvaluationOfRows, LayeredDrift, PassAt, ProbeEvaluation
 from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset, verifying
 from sfnode.tasks.encoding import Prior
@@ -327,6 +327,18 @@ class Trainer:
                 self._base[key] = self.objective.evaluate_base(held, go_on, calibrated=calibrated)
         return self._base[key]
 
+    def probe(self, limit: int = 0) -> ProbeEvaluation | None:
+        """Return the linear probe of training rows whose states are kept, beside the model as of now on
+        `limit` test rows: the rows of this trainer, and the run's public ones. None where no linear head
+        alone is trained with the plain loss, and where too few states are kept. Raises as `evaluate`."""
+        if not isinstance(self.objective, HeadLosses):
+            return None
+        most = probe.MOST_ROWS
+        rows = [*self._rows[:most], *dataset.select(self.run_rows.training_if_any(), most)]
+        model, held = self.evaluate(limit), self.run_rows.held_out("test", limit).rows
+        assert isinstance(model, EvaluationOfRows)
+        return probe.beside(model, self.loaded, self.manifest.task, rows, held)
+
     def drift(self, text: str = "") -> LayeredDrift:
         """Return how far the model as of now is from the base model, also by its answers on a neutral text,
         or on another one. Raises as `engine.drift.Meter.measure`."""
@@ -405,10 +417,9 @@ class Trainer:
             return None
         self.restore()
         self.weights.rebuild()
-        subspace = self.run.subspace_of(epoch)
-        found, _ = step_size.measure(
-            self.loaded, self.space, subspace, self.mini_batch, self.epsilon, self.run.run_id
-        )
+        assert isinstance(self.objective, Losses)
+        subspace, rows = self.run.subspace_of(epoch), self.objective.shard.mini_batch
+        found, _ = step_size.measure(self.loaded, self.space, subspace, rows, self.epsilon, self.run.run_id)
         return found.rate if found else None
 
     def make_bases(self, folder: Path) -> str:

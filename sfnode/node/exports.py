@@ -93,7 +93,7 @@ class Exports:
                 about = provenance.of_seal(run, entries, names, checkout, engine.core.digest().hex())
                 engine.export(out, self._form, about)
 
-            await node.model.ask(export, lambda: checkout.counted)
+            await node.model.ask(export, lambda: checkout.counted, f"exporting epoch {checkout.epoch}")
             log.info("exported the model of epoch %d to %s", checkout.epoch, out)
             await in_thread(lambda: _sweep(self._folder))
         self._due = self._after(checkout.epoch + 1)

@@ -217,14 +217,15 @@ class Node:
         return self.running.status()
 
     async def evaluate(
-        self, *, base: bool = False, calibrated: bool = False, limit: int = 0
+        self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
     ) -> NodeEvaluation:
         """Measure the model of the last seal (open run: as of now), or the base model, on its test rows.
 
-        `limit` is the number of rows; 0 means as many as the manifest says. Waits for the model to be loaded.
+        `limit` is the number of rows; 0 means as many as the manifest says. `probe`: with a linear probe
+        beside the model, where a linear head alone is trained. Waits for the model to be loaded.
         Raises UserError BAD_OPTION for a relay, PAUSED, and DATA_NEEDED for a run without test data.
         """
-        return await self.running.evaluate(base, limit, calibrated)
+        return await self.running.evaluate(base, limit, calibrated, probe)
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> Generated:
         """Continue `prompt` by at most `tokens` tokens, by the base model and by that of the last seal

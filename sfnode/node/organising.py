@@ -76,6 +76,8 @@ SEARCH_WAIT = 600.0
 a third of a second for a row; or for answers to them, which take a pass for each token. Nothing is closed
 meanwhile until the rate has settled."""
 
+MEASURING_BASE = "measuring the base model"
+
 USUAL_ROWS = 256
 """Validation rows of a run that takes all of a source of its own: a search asks for no more."""
 
@@ -263,7 +265,8 @@ class Organising:
         try:
             with disk_faults(folder):
                 named = partial(self._organised.named, epoch)
-                _, made = await self._node.model.ask(lambda engine: engine.make_bases(folder), named)
+                what = f"making bases at the weights of epoch {epoch}"
+                _, made = await self._node.model.ask(lambda engine: engine.make_bases(folder), named, what)
             digest = bytes.fromhex(made)
             log.info("made bases at the weights of epoch %d: %s", epoch, made[:16])
         except UserError as error:
@@ -285,18 +288,22 @@ class Organising:
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
         try:
             if asked.scored and not self._has_base:
-                _, base = await ask(lambda engine: engine.evaluate_base(0, wanted, "validation"))
+                _, base = await ask(
+                    lambda engine: engine.evaluate_base(0, wanted, "validation"), what=MEASURING_BASE
+                )
                 calibrated = await self._calibrated(wanted)
                 self._has_base, forwards = True, base.count + (calibrated.count if calibrated else 0)
             if asked.sized:
                 before = partial(self._organised.named, epoch - 1)
-                _, rate = await ask(lambda engine: engine.suitable_rate(epoch), before)
+                what = f"finding the rate of epoch {epoch}"
+                _, rate = await ask(lambda engine: engine.suitable_rate(epoch), before, what)
             if asked.rows and rate is None:
                 found, result, taken = await self._search(asked, wanted)
                 forwards += taken
             elif asked.scored:
                 named = partial(self._organised.named, epoch, asked.skipped, asked.recounted)
-                _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
+                what = f"measuring epoch {epoch}"
+                _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named, what)
             forwards += result.count if result else 0
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
@@ -322,7 +329,8 @@ class Organising:
             return None
         try:
             _, found = await self._node.model.ask(
-                lambda engine: engine.evaluate_base(0, wanted, "validation", calibrated=True)
+                lambda engine: engine.evaluate_base(0, wanted, "validation", calibrated=True),
+                what=MEASURING_BASE,
             )
         except UserError as error:
             if error.code is Code.PAUSED:
@@ -357,7 +365,8 @@ class Organising:
 
         closed = partial(self._organised.named, asked.epoch, asked.skipped, asked.recounted)
         _, after = await ask(lambda engine: engine.cores(), partial(named, closed))
-        _, (result, taken) = await ask(look, partial(named, before))
+        what = f"searching the factor of epoch {asked.epoch}"
+        _, (result, taken) = await ask(look, partial(named, before), what)
         if not counts_alike(*begun):
             return None, None, taken
         found = search.found

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sfnode.logging import log
 from sfnode.schema.metrics import trained_by
 from sfnode.schema.status import AlarmStatus, Status
-from sfnode.sizes import part_of
+from sfnode.sizes import pace, part_of, span
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
@@ -35,10 +35,12 @@ class ProgressLog:
             loss = "" if s.loss is None else f"  {trained.name} {trained.of(s.loss):.3f}"
             done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
             count = f" count, {s.known:,} are here" if s.organised else ""
+            left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
+            doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
             log.info(
-                "%s  %s updates%s  own %s at %.1f/s%s  links %d  digest %s",
-                s.state, done, count, f"{s.own_updates:,}", s.updates_per_second, loss,
-                len(s.links), s.digest[:12],
+                "%s  %s updates%s%s  own %s at %s%s  links %d  digest %s%s",
+                s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,
+                len(s.links), s.digest[:12], doing,
                 extra=s.model_dump(include=REPORTED),
             )  # fmt: skip
 

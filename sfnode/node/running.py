@@ -41,7 +41,7 @@ from sfnode.organising.reporting.reports import Reports
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
-from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation
+from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation, ProbeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated
 
@@ -275,21 +275,28 @@ class RunningNode:
     def status(self) -> Status:
         return describe(self)
 
-    async def evaluate(self, base: bool, limit: int, calibrated: bool = False) -> NodeEvaluation:
-        """Accuracy or loss on the test rows, of the model that counts (`LocalModel.ask_of_last_seal`) or of
-        the base model, which may be `calibrated`."""
+    async def evaluate(
+        self, base: bool, limit: int, calibrated: bool = False, probe: bool = False
+    ) -> NodeEvaluation:
+        """Accuracy or loss on the test rows, of the model that counts (`LocalModel.ask_of_last_seal`), with a
+        linear `probe` beside it if that is wanted, or of the base model, which may be `calibrated`."""
         wanted = self.limiter.until_a_pause()
 
-        def of_model(engine: Engine) -> tuple[Evaluation, Drift]:
-            return engine.evaluate(limit, wanted), engine.drift().whole
+        def of_model(engine: Engine) -> tuple[Evaluation, Drift, ProbeEvaluation | None]:
+            found, moved = engine.evaluate(limit, wanted), engine.drift().whole
+            return found, moved, engine.probe(limit) if probe else None
 
         drift: Drift | None = None
+        beside: ProbeEvaluation | None = None
         if base:
             moment, result = await self.model.ask(
-                lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated)
+                lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated),
+                what="measuring the base model on the test rows",
             )
         else:
-            moment, (result, drift) = await self.model.ask_of_last_seal(of_model)
+            moment, (result, drift, beside) = await self.model.ask_of_last_seal(
+                of_model, "measuring the model on the test rows"
+            )
         answer = NodeEvaluation(
             **dict(result),
             seconds=self.clock() - self.started_at,
@@ -297,6 +304,7 @@ class RunningNode:
             base=base,
             digest=None if base else moment.digest,
             drift=drift,
+            probe=beside,
         )
         self.views.remember(answer)
         self.recorder.evaluated(answer)

@@ -99,7 +99,8 @@ class Sampling:
             ]
             return before, now, took
 
-        moment, (shown, said, took) = await self._node.model.ask_of_last_seal(answers)
+        what = "answering some test rows"
+        moment, (shown, said, took) = await self._node.model.ask_of_last_seal(answers, what)
         moments = self._kept.moments if shown is self._kept.rows else []  # others are of other rows
         if moment.known != (moments[-1].known if moments else 0):  # else nothing has been learnt since
             answered = SampleMoment(

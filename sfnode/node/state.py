@@ -12,6 +12,7 @@ from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import (
     AlarmStatus,
     DeviceStatus,
+    DoingStatus,
     FetchStatus,
     LinkStatus,
     Status,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def describe(node: RunningNode) -> Status:
     """Return the node's status as of now."""
     machine, scheduler, traffic = node.machine, node.model.scheduler, node.driver.traffic
-    reports, now = node.reports, node.clock()
+    reports, now, asked = node.reports, node.clock(), node.model.asked
     sent, received = carried(node)
     fetch = _fetch(node)
     return Status(
@@ -78,6 +79,8 @@ def describe(node: RunningNode) -> Status:
         validator=node.validating.status() if node.validating else None,
         audits=node.auditing.status() if node.auditing else None,
         privacy=node.privacy.status() if node.privacy else None,
+        doing=DoingStatus(what=asked.what, seconds=now - asked.since) if asked else None,
+        seconds_left=node.views.progress().seconds_left,
     )
 
 

@@ -72,7 +72,8 @@ async def measured(
         return tuple(Brought(feed, s.updates, s.sum, s.squares, s.worth, s.error) for feed, s in told), taken
 
     _, cores = await node.model.ask(lambda engine: engine.cores(), closed)
-    _, found = await node.model.ask(look, sealed)
+    what = f"measuring what members have brought in epoch {epoch}"
+    _, found = await node.model.ask(look, sealed, what)
     return found
 
 

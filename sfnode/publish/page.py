@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import sfnode
-from sfnode.dashboard.formatting import count, percent, span
+from sfnode.dashboard.formatting import count, percent
 from sfnode.dashboard.quality import UNJUDGED, beside, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command
@@ -26,7 +26,7 @@ from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
 from sfnode.publish.run_file import NAME, RunFile
 from sfnode.schema.metrics import metric_of
-from sfnode.sizes import size_text
+from sfnode.sizes import size_text, span
 from sfprotocol.worths import WORTH_ONE
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -51,6 +51,22 @@ class EvaluationOfRows(Evaluation):
     """Loss of each row, in the same order whenever the same rows are measured."""
 
 
+class ProbeEvaluation(Evaluation):
+    """Scores of a linear probe on the rows on which a run's model was measured (`engine.probe`)."""
+
+    rows: int
+    """Training rows that it was fitted to."""
+    lead: float
+    """Nats by which its loss is lower than the model's, the mean over the rows."""
+    error: float
+    """Standard error of the lead."""
+
+    @property
+    def better(self) -> bool:
+        """Whether it is better than the model by more than the noise of the rows."""
+        return self.lead > 2 * self.error
+
+
 class LayerDrift(Answer):
     """Drift of the weights of one trained matrix."""
 
@@ -104,3 +120,6 @@ class NodeEvaluation(Evaluation):
     model."""
     drift: Drift | None = None
     """Distance of the model from its base; None for the base model."""
+    probe: ProbeEvaluation | None = None
+    """The linear probe, if it was asked for; None where no linear head alone is trained, and where too few
+    states of training rows are kept."""

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import Evaluation, LayeredDrift
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, ProbeEvaluation
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 
@@ -37,6 +37,9 @@ class EvalResult(Answer):
     rows to measure the prior on."""
     after: Evaluation
     """The trained model; less its prior where the run's loss is centred."""
+    probe: ProbeEvaluation | None = None
+    """A linear probe on the run's training rows; None where no linear head alone is trained, and where too
+    few states of them are kept here."""
     loss: Literal["plain", "centred"]
     """The run's loss."""
     prior: dict[str, float] | None
@@ -209,6 +212,8 @@ class SwarmResult(Answer):
     """The base model less its prior over the answers; None where that cannot be measured."""
     after: Evaluation | None
     """`before` and `after` are None for a run without test data."""
+    probe: ProbeEvaluation | None = None
+    """A linear probe on the training rows of all nodes; None where no linear head alone is trained."""
     nodes: list[NodeResult]
     bytes_per_update: float
     bytes_sent: int

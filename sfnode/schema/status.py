@@ -44,6 +44,15 @@ class WaitStatus(Answer):
     """The same in words, with what to do if there is something."""
 
 
+class DoingStatus(Answer):
+    """Work of a node's model beside updates."""
+
+    what: str
+    """Such as `measuring epoch 3`."""
+    seconds: float
+    """Time since it was asked for."""
+
+
 class DeviceStatus(Answer):
     """One of the devices on which a trainer measures its steps."""
 
@@ -210,6 +219,11 @@ class Status(Answer):
     """None for a node that audits nobody."""
     privacy: PrivacyStatus | None = None
     """None for a node without noise."""
+    doing: DoingStatus | None = None
+    """None while it does nothing that takes long but updates."""
+    seconds_left: float | None = None
+    """Time until the run has used up its budget at the pace of all nodes of the last seconds; None while that
+    is not known."""
 
 
 class CoreStatus(Answer):

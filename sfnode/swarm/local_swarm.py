@@ -24,7 +24,7 @@ from sfnode.manifest import Manifest
 from sfnode.models import bases as published
 from sfnode.organising.admission import invitation_key
 from sfnode.schema import OrganiserStatus
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.schema.status import CoreStatus, Status
@@ -315,7 +315,7 @@ class LocalSwarm:
     async def compare(self) -> SwarmResult:
         """Measure the model and compare the digests of all nodes. Raises UserError SWARM_FAILED."""
         seconds = time.monotonic() - self._first_update if self._first_update else 0.0
-        after = await self._evaluate() if self._evaluates else None
+        after = await self._evaluate(probe=True) if self._evaluates else None
         with self._keeping():
             digests = await asyncio.gather(*(node.ask(node.client.digest()) for node in self.nodes))
         last = await self.look()
@@ -337,6 +337,7 @@ class LocalSwarm:
             before=self.before,
             calibrated=self.calibrated,
             after=after,
+            probe=after.probe if after else None,
             nodes=[_node_result(number, *pair) for number, pair in enumerate(pairs, 1)],
             bytes_per_update=sum(status.segment_bytes_sent for status in statuses) / max(sent, 1),
             bytes_sent=sum(status.bytes_sent for status in statuses),
@@ -344,11 +345,13 @@ class LocalSwarm:
             seconds_in_all=round(time.monotonic() - self._started, 1),
         )
 
-    async def _evaluate(self, *, base: bool = False, calibrated: bool = False) -> Evaluation:
+    async def _evaluate(
+        self, *, base: bool = False, calibrated: bool = False, probe: bool = False
+    ) -> NodeEvaluation:
         """Have the first node measure the model on the run's test rows."""
         node = self.nodes[0]
         with self._keeping():
-            return await node.ask(node.client.evaluate(base=base, calibrated=calibrated))
+            return await node.ask(node.client.evaluate(base=base, calibrated=calibrated, probe=probe))
 
     async def _evaluate_base(self) -> _Base:
         """Have it measure the base model, as it is and less its prior over the answers, if it has any."""

@@ -21,8 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification
 
 from sfnode.baselines.model_problem import LORA_ALPHA
-from sfnode.baselines.probe import mean_loss
-from tests.bench.texts import Texts
+from tests.bench.texts import Texts, mean_loss
 
 RANK = 8
 BATCH = 8

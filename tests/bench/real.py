@@ -27,10 +27,10 @@ import torch
 from numpy.typing import NDArray
 
 from scripts import real_model
-from sfnode.baselines.probe import linear_probe, mean_loss
 from sfnode.cli import trained_model
 from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
+from sfnode.engine.probe import linear_probe
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task
@@ -39,7 +39,7 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset, encoding, presets
 from sfnode.tasks.prompts import Row
 from tests.bench import lora, topics
-from tests.bench.texts import Texts, last_states
+from tests.bench.texts import Texts, last_states, mean_loss
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 MOMENTS = (1_000, 4_000)
@@ -117,8 +117,8 @@ def probe(model: Path, train: Texts, test: Texts) -> Figure:
     from transformers import AutoModel
 
     body: Any = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
-    states, held_out = last_states(body, train), last_states(body, test)
-    found = linear_probe(states, train.labels, held_out, train.classes)
+    states, held_out = (torch.from_numpy(last_states(body, texts)) for texts in (train, test))
+    found = linear_probe(states, torch.from_numpy(train.labels), train.classes)(held_out).exp().numpy()
     return of_probabilities("linear probe", found, test.labels, len(train))
 
 

@@ -65,3 +65,9 @@ def last_states(model: Any, texts: Texts) -> NDArray[np.float32]:
 
     with torch.no_grad():
         return texts.map(states)
+
+
+def mean_loss(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """Return the mean cross-entropy in nats of rows with `probabilities` (n, classes)."""
+    right = probabilities[np.arange(len(labels)), labels]
+    return float(-np.log(np.maximum(right, np.finfo(np.float64).tiny)).mean())

@@ -14,7 +14,14 @@ from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
 from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus
-from sfnode.schema.evaluation import Evaluation, LayerDrift, LayeredDrift, NodeEvaluation, PassAt
+from sfnode.schema.evaluation import (
+    Evaluation,
+    LayerDrift,
+    LayeredDrift,
+    NodeEvaluation,
+    PassAt,
+    ProbeEvaluation,
+)
 from sfnode.schema.metrics import METRICS
 from sfnode.schema.results import (
     ArchiveStatement,
@@ -40,6 +47,7 @@ from sfnode.schema.results import (
 from sfnode.schema.status import (
     AlarmStatus,
     DeviceStatus,
+    DoingStatus,
     FetchStatus,
     GpuStatus,
     LinkStatus,
@@ -59,6 +67,7 @@ SECTIONS = {
         LinkStatus,
         FetchStatus,
         WaitStatus,
+        DoingStatus,
         AlarmStatus,
         RunStatus,
         organising.ValidatorStatus,
@@ -86,7 +95,7 @@ SECTIONS = {
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
-    "eval --json": (EvalResult, Evaluation, PassAt, LayeredDrift, LayerDrift),
+    "eval --json": (EvalResult, Evaluation, ProbeEvaluation, PassAt, LayeredDrift, LayerDrift),
     "try-reward --json": (TryRewardResult, TriedAnswer),
     "invite --json": (InviteResult,),
     "organise status --json": (

@@ -203,3 +203,20 @@ def test_verify_says_which_seal_it_speaks_of(behind: Path, sfnode: Run) -> None:
     seals = json.loads(ended.out)["seals"]
     assert (seals["sealed"], seals["epoch"], seals["updates"], seals["lacking"]) == (1, None, 0, 5)
     assert (ended.status, "SF074: " in ended.err) == (0, True)
+
+
+def test_beside_a_head_stands_a_linear_probe_of_training_rows_that_have_gone_through_the_model(
+    sfnode: Run, tmp_path: Path
+) -> None:
+    alone = {"kind": "sequence-classification", "template": "{text}", "verbalizer": {"0": "bad", "1": "good"}}
+    train, test = ("builtin:reviews:train", "builtin:reviews:test")
+    layout, run = Layout(tmp_path / "head"), build(alone | {"train": train, "test": test})
+    layout.path.mkdir()
+    layout.manifest.write_text(run.to_toml())
+    with UpdateLog.open(layout.log, run.run_id):
+        pass
+    said = sfnode("eval", "--data-dir", layout.path, "--limit", 60).out.splitlines()
+    probe = re.fullmatch(r"a linear probe on 512 training rows: accuracy (0\.\d+) .*", said[-2])
+    assert probe, "of those that the calibration has taken"
+    assert float(probe[1]) > 0.6
+    assert said[-1].startswith("THE PROBE IS BETTER by "), "the head is zero"

@@ -17,7 +17,7 @@ from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.swarm import local_swarm
 from tests.cli.helpers import Ended
 from tests.swarm.conftest import script as script
-from tests.swarm.helpers import MANIFEST, Script, evaluation, organised_status, status
+from tests.swarm.helpers import MANIFEST, PROBE, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL
 
 Run = Callable[..., Ended]
@@ -73,6 +73,16 @@ def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
     assert line == "10 of 200,000 updates, 370/s, 9:00 left, loss 1.500"
 
 
+def test_progress_says_what_the_organisers_model_does_beside_updates() -> None:
+    busy = status(doing={"what": "measuring epoch 3", "seconds": 72.4})
+    assert progress_line([busy, status()], organised_status()).endswith(
+        "; organiser: measuring epoch 3, 1:12"
+    )
+    assert progress_line([busy, status()]).endswith("; node 1: measuring epoch 3, 1:12")
+    lines = drawn(progress_table("a-rather-long-name", [busy, status()], organised_status()))
+    assert "measuring epoch 3, 1:12" in " ".join(lines[:3])
+
+
 def test_while_nodes_start_it_says_how_many_are_up() -> None:
     assert progress_line([status(), None, None]) == "1 of 3 nodes are up"
 
@@ -90,6 +100,16 @@ def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
     assert any(line.startswith("100 updates in 2.5 s; 98 count, in 3 sealed epochs, ") for line in organised)
     rows = [line.split() for line in drawn(closing_table(said))]
     assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
+
+
+def test_a_linear_probe_stands_beside_a_head_and_says_so_where_it_is_better() -> None:
+    said = result("d", "d").model_copy(update={"probe": PROBE})
+    line = "a linear probe on 1,024 training rows: accuracy 0.834 (0.806-0.858), loss 0.448"
+    better = "THE PROBE IS BETTER by 0.039 nats a row (standard error 0.012): `sfnode fork` goes on"
+    place = verdict(said).index(line)
+    assert verdict(said)[place + 1].startswith(better)
+    alike = PROBE.model_copy(update={"lead": 0.023})
+    assert not any("BETTER" in told for told in verdict(said.model_copy(update={"probe": alike})))
 
 
 GUARD = "The guard ends the run at the seal of epoch 3, as it no longer improves: [loss] 2.1, not 0.6."
@@ -167,6 +187,7 @@ def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: R
         "starting 2 nodes of run a-name",
         "base model: accuracy 0.500 (0.400-0.700)",
         "0 of 2 nodes are up",
+        "measuring the model, and comparing the nodes",
         "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
         "OK: all digests are equal (d)",
     ):

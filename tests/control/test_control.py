@@ -20,6 +20,7 @@ from sfnode.control.client import Client
 from sfnode.errors import Code, UserError
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from tests.node.helpers import Node, SmallEngine, Swarm
+from tests.swarm.helpers import PROBE
 
 
 async def ask(path: Path, method: str, route: str, body: bytes | None = None) -> tuple[int, Any]:
@@ -66,6 +67,30 @@ async def test_evaluate_measures_the_base_or_the_model_as_of_now(swarm: Swarm) -
     assert now.value > 10
     assert (now.low, now.high) == (now.value - 1, now.value + 1)
     assert len(now.digest) == 64
+    assert (base.probe, now.probe) == (None, None)
+
+
+async def test_a_linear_probe_stands_beside_the_model_if_it_is_asked_for(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: a.node.model.loaded)
+    a.engine.probe = lambda limit: PROBE
+    assert (await a.client.evaluate(probe=True)).probe == PROBE
+    assert (await a.client.evaluate(base=True, probe=True)).probe is None
+
+
+async def test_the_status_says_what_the_model_is_asked_until_it_has_answered(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: a.node.model.loaded)
+    a.engine.endless = True
+    asking = asyncio.create_task(a.client.evaluate())
+    await a.until(lambda: a.engine.measuring.is_set())
+    doing = (await a.client.status()).doing
+    assert doing
+    assert doing.what == "measuring the model on the test rows"
+    assert 0 <= doing.seconds < 60
+    a.engine.endless = False
+    await asking
+    assert (await a.client.status()).doing is None
 
 
 async def test_a_relay_evaluates_nothing_and_says_so(swarm: Swarm) -> None:

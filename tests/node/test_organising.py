@@ -114,8 +114,8 @@ async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.Monk
     counting, ask_engine = node.machine.organised.counting, node.node.model.ask
     opened = counting.open_epoch
 
-    async def ask(*wanted: Any) -> Any:
-        found = await ask_engine(*wanted)
+    async def ask(*wanted: Any, **how: Any) -> Any:
+        found = await ask_engine(*wanted, **how)
         await node.until(lambda: counting.open_epoch > opened)
         return found
 

@@ -14,7 +14,7 @@ from sfnode.manifest.data import Data
 from sfnode.manifest.model import Model
 from sfnode.manifest.task import Task
 from sfnode.schema import DecisionResult, OrganiserStatus
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import NodeEvaluation, ProbeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.store.run_keys import RunKeys
 from sfprotocol import decisions
@@ -28,6 +28,13 @@ MANIFEST = Manifest(
 )
 
 FIRST_ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/QmFirst"
+
+
+PROBE = ProbeEvaluation(
+    metric="accuracy", value=0.834, low=0.806, high=0.858, loss=0.448, count=800, rows=1024, lead=0.039,
+    error=0.012,
+)  # fmt: skip
+"""A linear probe that is better than what a run has found."""
 
 
 def organised_run() -> Manifest:
@@ -65,11 +72,12 @@ def status(**fields: object) -> Status:
     return Status.model_validate(usual | fields)
 
 
-def evaluation(value: float) -> Evaluation:
+def evaluation(value: float) -> NodeEvaluation:
     """An accuracy of `value` on nine rows."""
-    return Evaluation(
-        metric="accuracy", value=value, low=value - 0.1, high=value + 0.2, loss=1 - value, count=9
-    )
+    return NodeEvaluation(
+        metric="accuracy", value=value, low=value - 0.1, high=value + 0.2, loss=1 - value, count=9,
+        seconds=1.0, known=0, base=False, digest=None,
+    )  # fmt: skip
 
 
 @dataclass
@@ -134,8 +142,9 @@ class ScriptedProcess:
     async def stop(self) -> None:
         self._script.events.append(f"stop {self.number}")
 
-    async def evaluate(self, *, base: bool, calibrated: bool) -> Evaluation:
-        return evaluation(0.6 if calibrated else 0.5 if base else 0.75)
+    async def evaluate(self, *, base: bool, calibrated: bool, probe: bool) -> NodeEvaluation:
+        found = evaluation(0.6 if calibrated else 0.5 if base else 0.75)
+        return found.model_copy(update={"probe": PROBE if probe else None})
 
     async def digest(self) -> CoreStatus:
         number = self.number - 1

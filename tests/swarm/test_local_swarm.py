@@ -19,7 +19,7 @@ from sfnode.schema.status import CoreStatus
 from sfnode.swarm import local_swarm
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
-from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, Script, evaluation, organised_run, status
+from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, PROBE, Script, evaluation, organised_run, status
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 """State digests and core digests of two nodes that do not agree."""
@@ -174,7 +174,9 @@ async def test_where_there_are_classes_the_base_model_is_measured_calibrated_too
     task = Task(kind="classification", template="{text}", verbalizer={"0": "bad", "1": "good"})
     run = MANIFEST.model_copy(update={"task": task, "data": Data(train="nowhere", test="nowhere")})
     result = await ended(LocalSwarm(run, nodes=2, folder=tmp_path))
-    assert (result.before, result.calibrated, result.after) == tuple(map(evaluation, (0.5, 0.6, 0.75)))
+    assert (result.before, result.calibrated) == (evaluation(0.5), evaluation(0.6))
+    assert result.after == evaluation(0.75).model_copy(update={"probe": PROBE})
+    assert result.probe == PROBE
 
 
 async def test_a_run_without_test_data_is_not_evaluated(script: Script, tmp_path: Path) -> None:

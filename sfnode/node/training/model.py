@@ -45,6 +45,14 @@ class Moment(NamedTuple):
     """Epoch of the seal; in an open run the one that is open."""
 
 
+class Asked(NamedTuple):
+    """A question that the engine has not answered yet."""
+
+    what: str
+    """Work that the engine does for it, such as `measuring epoch 3`; empty if that is soon done."""
+    since: float
+
+
 class LocalModel:
     """The model of one node; nothing is loaded before `start`.
 
@@ -70,6 +78,8 @@ class LocalModel:
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
+        self._asked: list[Asked] = []
+        """Questions in the order in which the engine answers them."""
         self._joined = joined
         self._machine = joined.machine
         self._driver = driver
@@ -190,13 +200,22 @@ class LocalModel:
             await self.thread.ask(lambda engine: None)
         return self.loaded
 
+    @property
+    def asked(self) -> Asked | None:
+        """The question that keeps the engine busy beside steps; None if none does that takes long."""
+        return next((one for one in self._asked if one.what), None) if self.loaded else None
+
     async def ask(
-        self, question: Callable[[Engine], T], of: Callable[[], Mapping[Feed, Counted]] | None = None
+        self,
+        question: Callable[[Engine], T],
+        of: Callable[[], Mapping[Feed, Counted]] | None = None,
+        what: str = "",
     ) -> tuple[Moment, T]:
         """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
 
-        With `of`, which is asked at that moment, it has applied those instead. Raises UserError BAD_OPTION
-        for a relay, and NODE_NOT_RUNNING if the node ends before it has answered.
+        With `of`, which is asked at that moment, it has applied those instead. `what` tells the owner
+        meanwhile what is being done. Raises UserError BAD_OPTION for a relay, and NODE_NOT_RUNNING if the
+        node ends before it has answered.
         """
         if self.thread is None:
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
@@ -208,6 +227,8 @@ class LocalModel:
             if self._bases:
                 self._bases.tell(self.thread)  # it knows of all that this moment's decisions name
             answer = self.thread.ask(self._limiter.offloading_again(question), of and of())
+        asked = Asked(what, self._joined.clock())
+        self._asked.append(asked)
         try:
             return moment, await answer
         except asyncio.CancelledError:
@@ -218,15 +239,17 @@ class LocalModel:
                 "the node ended before it could answer",
                 "Start it again, or use `sfnode eval` on its folder.",
             ) from None
+        finally:
+            self._asked.remove(asked)
 
-    async def ask_of_last_seal(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+    async def ask_of_last_seal(self, question: Callable[[Engine], T], what: str = "") -> tuple[Moment, T]:
         """Return the engine's answer about the model that `sfnode export` would write: that of the last seal
         which is here as a whole, with its core digest; in an open run, that of now.
 
         Until the first seal it is the base model. Raises as `ask`.
         """
         if self._machine.organised is None:
-            moment, now = await self.ask(question)
+            moment, now = await self.ask(question, what=what)
             return moment._replace(epoch=self._machine.epoch), now
         found: list[Checkout] = []
 
@@ -236,6 +259,6 @@ class LocalModel:
             return found[-1].counted
 
         _, (digest, answer) = await self.ask(
-            lambda engine: (engine.core.digest().hex(), question(engine)), counted
+            lambda engine: (engine.core.digest().hex(), question(engine)), counted, what
         )
         return Moment(digest, found[-1].updates, found[-1].epoch), answer

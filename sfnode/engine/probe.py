@@ -1,0 +1,146 @@
+"""The linear probe: logistic regression on a frozen model's states, one forward pass a row.
+
+Who has all rows in one place would begin with it, so it stands beside the head that a run has learnt, and
+beside every figure on a real model (docs/benchmarks.md). It is fitted here, by torch's L-BFGS: the problem is
+convex, so that any solver finds the same weights, and an extra for it would be missing where it is wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sfnode.engine import forward
+from sfnode.engine.losses import EVALUATION_BATCH
+from sfnode.errors import Code, UserError
+from sfnode.manifest.task import Task
+from sfnode.models.kept_states import Text, texts_of
+from sfnode.models.loader import LoadedModel
+from sfnode.schema.evaluation import EvaluationOfRows, ProbeEvaluation
+from sfnode.tasks import encoding
+from sfnode.tasks.encoding import Encoded, Scored
+from sfnode.tasks.prompts import Row
+
+MOST_ROWS = 4096
+"""Rows that a run's probe is fitted to at most: a fit takes a few seconds then, and what more of them would
+tell is little."""
+
+STRENGTHS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+"""L2 penalties that are tried, the strongest first: half of one times the weights' squared norm is added to
+the mean loss of a row, so that it means the same for any number of rows."""
+
+FOLD = 5
+"""One row of this many of each class validates the penalty."""
+
+MOST_ITERATIONS = 5_000
+"""Iterations of L-BFGS: a hundred times what standardised states have needed."""
+
+FLAT = 1e-6
+"""Largest part of the gradient at which a fit ends: a thousandth of what changes the third digit."""
+
+Probe = Callable[[Tensor], Tensor]
+"""Returns the log-probability of each class, (m, classes) float64, for states (m, features)."""
+
+
+def linear_probe(states: Tensor, labels: Tensor, classes: int) -> Probe:
+    """Fit the probe to the `states` (n, features) of training rows and their `labels` (n,), from 0.
+
+    Features are standardised by these rows; the penalty is the one with the least loss on the validation
+    rows, a fifth of the rows of each class, and the last fit is to all of them. The same rows in the same
+    order give the same probe. Raises UserError DATA_MALFORMED unless each class has rows, and one of them
+    five.
+    """
+    if not suffice(labels, classes):
+        raise UserError(
+            Code.DATA_MALFORMED,
+            f"no probe can be fitted to {len(labels)} rows of {len(set(labels.tolist()))} classes",
+            f"Give it rows of each class, and {FOLD} rows of one of them.",
+        )
+    states = states.double()
+    mean, spread = states.mean(0), states.std(0, correction=0)
+    spread[spread == 0] = 1.0
+    x, validating = (states - mean) / spread, _validating(labels)
+    losses = []
+    for strength in STRENGTHS:
+        weights = _fitted(x[~validating], labels[~validating], strength, classes)
+        losses.append(float(cross_entropy(_logits(x[validating], weights), labels[validating])))
+    best = _fitted(x, labels, STRENGTHS[int(np.argmin(losses))], classes)
+    return lambda rows: _logits((rows.double() - mean) / spread, best).log_softmax(1)
+
+
+def suffice(labels: Tensor, classes: int) -> bool:
+    """Return whether a probe can be fitted to rows with these labels."""
+    counts = torch.bincount(labels, minlength=classes)
+    return bool(counts.min() > 0 and counts.max() >= FOLD)
+
+
+def beside(
+    model: EvaluationOfRows, loaded: LoadedModel, task: Task, rows: Sequence[Row], held: Sequence[Row]
+) -> ProbeEvaluation | None:
+    """Measure, on the rows `held`, the probe that is fitted to those of `rows` whose states are kept, beside
+    what the `model` has on them; None where they do not suffice. No training row goes through the model."""
+    states, labels = _kept(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH))
+    if not suffice(labels, classes := len(task.verbalizer)):
+        return None
+    probe = linear_probe(states, labels, classes)
+
+    def score(encoded: Encoded) -> Scored:
+        found = probe(forward.states(loaded, encoded).cpu())[encoded.sequences]  # (P, classes)
+        chosen = found.gather(1, encoded.targets[:, None]).flatten()
+        return Scored(chosen.float(), chosen >= found.amax(1))
+
+    found = encoding.evaluate(task, loaded.tokenizer, held, score, EVALUATION_BATCH)
+    lead = np.subtract(model.losses, found.losses)
+    error = lead.std(ddof=1) / math.sqrt(len(lead)) if len(lead) > 1 else math.inf
+    return ProbeEvaluation(**dict(found), rows=len(labels), lead=lead.mean(), error=error)
+
+
+def _kept(loaded: LoadedModel, batches: Iterable[Encoded]) -> tuple[Tensor, Tensor]:
+    """Return the states that are kept of some rows, (n, features), each text's once, and their classes."""
+    assert loaded.kept is not None
+    labels: dict[Text, int] = {}
+    for encoded in batches:
+        texts = texts_of(*forward.batch_of(encoded)[:3])
+        lacking, right = loaded.kept.lacking(texts), encoded.right.int().argmax(1).tolist()
+        labels |= {text: label for text, label in zip(texts, right, strict=True) if text not in lacking}
+    states = loaded.kept.of(list(labels))[:, 0].cpu() if labels else torch.empty(0, 0)
+    return states, torch.tensor(list(labels.values()), dtype=torch.int64)
+
+
+def _validating(labels: Tensor) -> Tensor:
+    """Return which rows validate, (n,) bool: every fifth of each class, so that none loses its only row."""
+    found = torch.zeros(len(labels), dtype=torch.bool)
+    for label in set(labels.tolist()):
+        found[torch.nonzero(labels == label).flatten()[FOLD - 1 :: FOLD]] = True
+    return found
+
+
+def _fitted(x: Tensor, labels: Tensor, strength: float, classes: int) -> Tensor:
+    """Return weights, (classes, features + 1) float64, the last of them a bias without a penalty."""
+    weights = torch.zeros(classes, x.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    solver: Any = torch.optim.LBFGS(
+        [weights],
+        max_iter=MOST_ITERATIONS,
+        tolerance_grad=FLAT,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )
+
+    def objective() -> Tensor:
+        solver.zero_grad()
+        loss = cross_entropy(_logits(x, weights), labels) + strength / 2 * weights[:, :-1].square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    solver.step(objective)
+    return weights.detach()
+
+
+def _logits(x: Tensor, weights: Tensor) -> Tensor:
+    return x @ weights[:, :-1].T + weights[:, -1]
