@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine import forward
+from sfnode.engine.basis import FeaturesBasis
 from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
 from sfnode.engine.line import Line
 from sfnode.engine.subspace import Subspace
@@ -161,7 +162,15 @@ def shares(
         )
     unit = {subspace: scale(subspace) / space.basis.unit**2 for subspace in touched}
     taken = passes * sum(batch.examples for batch in batches)
-    return [found.share(one, delta, unit) for one in updates], taken
+    told = [found.share(one, delta, unit) for one in updates]
+    return [_of_rows(one) for one in told] if isinstance(space.basis, FeaturesBasis) else told, taken
+
+
+def _of_rows(share: Share) -> Share:
+    """Return a share whose score is no larger than its worth in standard errors (SPEC O16): of thousands of
+    updates along a linear head it says little but what these rows are like."""
+    most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0
+    return share._replace(sum=math.copysign(min(abs(share.sum), most), share.worth))
 
 
 def measure(

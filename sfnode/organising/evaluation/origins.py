@@ -6,8 +6,7 @@ is a function of these alone: whoever has the feed knows for whom it speaks. Kno
 measures.
 
 Theory of operation. The score z of n updates adds up to a random walk with steps of variance 1 / n if their
-scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured; of
-many in one epoch along a head fewer tell anything (ALIKE). m
+scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured. m
 is estimated from the swarm, by the median over its members; of that the test takes SHARE for a useful member,
 so that somebody with rows of another kind, whose scalars agree with the validation rows less, is not taken
 for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
@@ -63,6 +62,13 @@ TRUSTED_FROM = 0.0
 """Evidence from which on work counts at once: that of somebody of whom nothing was measured yet. With log 3/7
 asked for, where of as many members as may be hostile one is as likely useful as not, twice as much of useless
 work counted (docs/research-log.md)."""
+
+DOUBTED = -2.0
+"""Score of a member's work in an epoch below which it is skipped along a linear head, until it is measured
+again. There scores are no random walk: thousands of updates are measured on one member's few hundred rows,
+and each epoch's on the same rows for validation. What these rows happen to disagree about goes on from epoch
+to epoch, and adds up to any evidence: one honest member of four was skipped in all of a run on SST-2. So
+nothing is added up, and nobody revoked; a score is that of the worth over the rows (SPEC O16)."""
 
 RECOUNTED_FROM = 1.0
 """Evidence from which on work counts that was skipped, if it was made at no larger rate than that of now: of
@@ -127,11 +133,6 @@ OFTEN, NEWCOMER = 1 / 3, 3.0
 them that are put to its credit as it comes. Who blows scalars up by 30 is an outlier in six epochs of ten; of
 16 honest members without a limit, once the others had nothing left to learn, one was in one of seven, and
 nobody else in one of twenty."""
-
-ALIKE = 128.0
-"""Updates of a member in an epoch of which the rest says as much as they do. All were measured on its rows,
-and are judged by the same validation rows: along a linear head 800 of them have scores three standard
-deviations apart for no other reason, and honest members were skipped for good (docs/research-log.md)."""
 
 FAR = 2.0
 """Usual drifts, and standard errors, by which members are taken to differ from the usual one at most: for a
@@ -215,8 +216,6 @@ class Compared(NamedTuple):
 class Evidence:
     """Evidence about one member."""
 
-    _telling: Callable[[float], float] = float
-    """Returns how many updates say as much together as so many of one epoch do."""
     updates: int = 0
     """Updates that were measured."""
     worth: int = 0
@@ -296,7 +295,7 @@ class Evidence:
     def drifts(self, parts: Sequence[Part], usual: float | None) -> None:
         """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
         None if too few were there to tell."""
-        drift, updates = _drift(parts), self._telling(_updates(parts))
+        drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
         self._drifted = MEMORY * self._drifted + updates
         if usual is None:
@@ -318,14 +317,18 @@ class Evidence:
         share = min(1.0, expected / SOON)
         self.bound = TRUSTED_FROM + (1 - share) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
 
+    def latest(self, parts: Sequence[Part]) -> None:
+        """Take in what was measured in an epoch of a linear head, forgetting what was before."""
+        self.updates += _updates(parts)
+        self.worth += sum(part.worth for part in parts)
+        self.useful, self.bound = _drift(parts) * math.sqrt(_updates(parts)), DOUBTED
+
     def take(self, epoch: int, part: Part, drift: float) -> None:
         """Take in what was measured in an epoch, where a useful member has at least this drift."""
         self.updates += part.updates
         self.worth += part.worth
         self._epochs += 1
-        known = self._telling(part.updates)
-        score = part.score / SCORE_ONE * math.sqrt(known / part.updates)
-        tilt = drift * math.sqrt(known)
+        score, tilt = part.score / SCORE_ONE, drift * math.sqrt(part.updates)
         self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
         if self.harmful:
             return
@@ -350,8 +353,8 @@ class Origins:
     """The evidence about all members of a run, by the figures in its control feed."""
 
     def __init__(self, *, kept: bool = False) -> None:
-        """`kept`: the run trains a linear head, whose updates cost next to nothing."""
-        self._telling: Callable[[float], float] = _alike if kept else float
+        """`kept`: the run trains a linear head, of which every epoch is measured on all rows."""
+        self._kept = kept
         self._forget()
 
     def _forget(self) -> None:
@@ -392,11 +395,15 @@ class Origins:
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
         members = _by_member(parts)
-        tellers, told_of = told(members, self.vouched.__contains__)
-        known = {member: members[member] for member in tellers}
+        if self._kept:
+            for member, made in members.items():
+                self.members.setdefault(member, Evidence()).latest(made)
+            return
+        telling, told_of = told(members, self.vouched.__contains__)
+        known = {member: members[member] for member in telling}
         usual = weighted_median(map(_weighted_drift, known.values())) if known else None
         for member, made in members.items():
-            one = self.members.setdefault(member, Evidence(self._telling))
+            one = self.members.setdefault(member, Evidence())
             one.drifts(made, usual if member in told_of else None)
         drift = SHARE * self._usual_drift(known)
         weights = _weights(known, [part for member in told_of for part in members[member]])
@@ -404,7 +411,7 @@ class Origins:
         self.outliers.update(Recount(feed, said.epoch) for feed in outliers)
         for member, made in members.items():
             evidence, least = self.members[member], drift if member in told_of else 0.0
-            evidence.ask(least**2 * self._telling(_updates(made)))
+            evidence.ask(least**2 * _updates(made))
             for part in made:
                 evidence.take(said.epoch, part, least)
             evidence.sized(max(weights.get(part.feed, 1.0) for part in made))
@@ -414,8 +421,7 @@ class Origins:
 
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
-        after = Origins()
-        after._telling = self._telling
+        after = Origins(kept=self._kept)
         after.vouched = self.vouched
         after.members = {member: copy(evidence) for member, evidence in self.members.items()}
         after.take(said)
@@ -442,7 +448,7 @@ class Origins:
             return
         middle = weighted_median(Weighted(one.compared.beyond, one.compared.updates) for one in found)
         usual = [one.compared.usual + middle for one in found]
-        weights = [self._telling(one.compared.updates) for one in found]
+        weights = [one.compared.updates for one in found]
         most = [FAR * (max(0.0, drift) + 1 / math.sqrt(n)) for drift, n in zip(usual, weights, strict=True)]
         beyond = [one.compared.beyond - middle for one in found]
         beyond = [max(-far, min(far, value)) for far, value in zip(most, beyond, strict=True)]
@@ -480,10 +486,6 @@ class Origins:
         usual = math.sqrt(max(0.0, usually(lambda one: one.drift**2) - noise))
         now = weighted_median(map(_weighted_drift, members.values()))
         return max(0.0, min(usual, now + 2 * _noise(sum(map(_updates, members.values())))))
-
-
-def _alike(updates: float) -> float:
-    return updates / (1 + updates / ALIKE)
 
 
 def told(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
