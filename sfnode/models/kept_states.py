@@ -162,10 +162,16 @@ def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[
 def _left_for(own: Path, size: int) -> int:
     """Return the bytes that are left of DISK beside all folders of states, of which others than `own` make
     room for `size`, if need be."""
-    folders = sorted(own.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
-    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in folders}
-    for folder in folders:
+    folders = [found for found in own.parent.iterdir() if found.is_dir()]
+    sizes = {folder: sum(map(_size, folder.iterdir())) for folder in folders}
+    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
         if folder != own and DISK - sum(sizes.values()) < size:
             shutil.rmtree(folder, ignore_errors=True)
             del sizes[folder]
     return DISK - sum(sizes.values())
+
+
+def _size(file: Path) -> int:
+    with suppress(FileNotFoundError):  # another process has just given it its name
+        return file.stat().st_size
+    return 0

@@ -55,7 +55,7 @@ is not counted for it: data sets there have thousands of rows.)"""
 HEAD = Selection(modules=("score",))
 """The head that transformers gives a causal model as a classifier."""
 
-HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_budget=24_000, decay=0.95)
+HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_budget=48_000, decay=0.95)
 """Numbers of a run that trains this head (docs/research-log.md): an update takes microseconds there. With two
 classes all columns of U are alike, and only those of V are directions: so many are needed."""
 

@@ -52,6 +52,13 @@ def test_a_folder_that_was_written_to_longest_ago_makes_room_and_its_own_is_not_
     assert here(old, b"a") == [True]
 
 
+def test_a_file_beside_the_folders_is_no_reason_to_keep_nothing(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("of somebody else")
+    folder = StateFolder(tmp_path / "one")
+    write(folder, b"a")
+    assert here(folder, b"a") == [True]
+
+
 def test_a_full_disk_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_states, "ROOM", 1 << 62)
     folder = StateFolder(tmp_path / "one")
