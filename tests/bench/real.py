@@ -1,11 +1,12 @@
 """Measures a run on a real model beside what a user would pick instead.
 
-    python -m tests.bench.real [--task agnews] [--run RUN.toml] [--lora-passes 4]
+    python -m tests.bench.real [--task agnews] [--runs 3] [--lora-passes 4]
 
 The model is that of scripts/real_model.py. One table for each task: accuracy and loss on 800 held-out
 rows, and the example-forwards that it took to get there (a backward pass counts as two), of the model as it
-is and calibrated, the linear probe, LoRA with AdamW at the probe's forwards, with --lora-passes LoRA at its
-best, and with --run a swarm of four nodes on that manifest after 0, 1,000 and 4,000 updates and at its end.
+is and calibrated, LoRA with AdamW at as many forwards as there are training rows, with --lora-passes LoRA at
+its best, and a swarm of four nodes with a quarter of the rows each after 0, 1,000 and 4,000 updates and at
+its end, beside the linear probe. `sfnode init` is given no number. States are kept in the bench's own cache.
 The tasks are AG News and SST-2 of ../shared, or where that is missing the topics that tests/bench/topics.py
 writes. Results: docs/benchmarks.md.
 """
@@ -18,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +32,6 @@ from scripts import real_model
 from sfnode.cli import trained_model
 from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.probe import linear_probe
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task
@@ -39,11 +40,15 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset, encoding, presets
 from sfnode.tasks.prompts import Row
 from tests.bench import lora, topics
-from tests.bench.texts import Texts, last_states, mean_loss
+from tests.bench.texts import Texts, mean_loss
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 MOMENTS = (1_000, 4_000)
 """Updates after which a run is measured, besides its beginning and its end."""
+
+
+WITHHELD = 256
+"""Training rows that `init` sets aside for validation."""
 
 
 class Figure(NamedTuple):
@@ -77,7 +82,7 @@ def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
     data = Data(
         train=str(where / "train.tsv"),
         test=str(where / "test.tsv"),
-        train_limit=rows,
+        train_limit=rows + WITHHELD,
         train_min_words=4 if name == "sst2" else 0,  # it has phrases, too
         test_limit=held_out,
     )
@@ -112,16 +117,6 @@ def of_probabilities(
     return Figure(name, float((found.argmax(1) == labels).mean()), mean_loss(found, labels), forwards)
 
 
-def probe(model: Path, train: Texts, test: Texts) -> Figure:
-    """Fit the linear probe to the states that the frozen model has at the end of each text."""
-    from transformers import AutoModel
-
-    body: Any = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
-    states, held_out = (torch.from_numpy(last_states(body, texts)) for texts in (train, test))
-    found = linear_probe(states, torch.from_numpy(train.labels), train.classes)(held_out).exp().numpy()
-    return of_probabilities("linear probe", found, test.labels, len(train))
-
-
 def low_rank(model: Path, train: Texts, test: Texts, passes: int, given: argparse.Namespace) -> Figure:
     """Train adapters for so many passes; with 0 for as many example-forwards as the probe's."""
     forwards, looks = (passes * lora.FORWARDS * len(train), 2 * passes) if passes else (len(train), 1)
@@ -130,12 +125,27 @@ def low_rank(model: Path, train: Texts, test: Texts, passes: int, given: argpars
     return of_probabilities(name, found.probabilities, test.labels, found.forwards)
 
 
-def of_run(run: Path, folder: Path) -> Iterator[Figure]:
-    """Let four nodes train, each on its own part of the rows, and measure the first one's model."""
-    ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--folder", folder, "--json"))
-    said = f"{ended['bytes_per_update']:.1f} bytes an update, {ended['seconds']:.0f} s, digests equal"
-    print(f"  {ended['run_name']}: {said}", flush=True)
-    node = folder / "node-1"
+def of_run(name: str, of: Subject, model: Path, folder: Path) -> Iterator[Figure]:
+    """Have a run made with no number given, let four nodes train, each on its own quarter of the rows, and
+    measure the first one's model; then the linear probe on the rows of all."""
+    folder.mkdir()
+    for file, rows in (("train.tsv", of.train), ("test.tsv", of.test)):
+        lines = (f"{row['sentence']}\t{row['label']}\n" for row in rows)
+        (folder / file).write_text("sentence\tlabel\n" + "".join(lines))
+    run, began = folder / "run.toml", time.monotonic()
+    words = ",".join(f"{label}={word.strip()}" for label, word in of.texts.verbalizer.items())
+    kind = ("--kind", "sequence-classification", "--template", "{sentence}", "--verbalizer", words)
+    files = ("--train", folder / "train.tsv", "--test", folder / "test.tsv", "--keys-dir", folder / "keys")
+    sfnode("init", run, "--name", name, "--model", model, *kind, *files)
+    made = time.monotonic()
+    ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--folder", folder / "swarm", "--json"))
+    assert ended["equal"], "digests differ"
+    seconds = f"init {made - began:.0f} s, swarm {time.monotonic() - made:.0f} s"
+    said = (
+        f"{ended['updates']:,} updates of {ended['bytes_per_update']:.1f} bytes, {ended['counted']:,} count"
+    )
+    print(f"  {name}: {seconds}, {said}, digests equal", file=sys.stderr, flush=True)
+    node = folder / "swarm" / "node-1"
     decisions = json.loads(sfnode("log", "--data-dir", node, "--json"))["entries"]
     epochs = [one["epoch"] for one in decisions if one["epoch"]]
     counted = np.cumsum([epoch["counted"] for epoch in epochs]).tolist()
@@ -144,8 +154,10 @@ def of_run(run: Path, folder: Path) -> Iterator[Figure]:
         seal = epochs[counted.index(updates)]["epoch"]
         trainer = trained_model.load(node, None, "cpu", "auto", epoch=seal).trainer
         if number == 0:
-            yield of_evaluation("the run, 0 updates", trainer.evaluate_base(), 0)
-        yield of_evaluation(f"the run, {updates:,} updates", trainer.evaluate(), None)
+            yield of_evaluation(f"{name}, 0 updates", trainer.evaluate_base(), 0)
+        yield of_evaluation(f"{name}, {updates:,} updates", trainer.evaluate(), None)
+    probe = ended["probe"]
+    yield Figure(f"linear probe on its {probe['rows']:,} rows", probe["value"], probe["loss"], probe["rows"])
 
 
 def sfnode(*arguments: Any) -> str:
@@ -161,12 +173,11 @@ def figures(name: str, given: argparse.Namespace, scratch: Path) -> Iterator[Fig
     of = subject(name, given.rows, given.held_out, scratch)
     yield from untrained(given.model, of)
     tokenizer = loader.tokenizer_of(given.model)
-    train, test = (Texts(of.texts, tokenizer, some) for some in (of.train, of.test))
-    yield probe(given.model, train, test)
+    train, test = (Texts(of.texts, tokenizer, some) for some in (of.train[: given.rows], of.test))
     for passes in sorted({0, given.lora_passes}):
         yield low_rank(given.model, train, test, passes, given)
-    for number, run in enumerate(given.runs):
-        yield from of_run(run, scratch / f"run-{number}")
+    for number in range(given.runs):
+        yield from of_run(f"{name}-{number + 1}", of, given.model, scratch / f"run-{number}")
 
 
 def timed(found: Iterator[Figure]) -> Iterator[tuple[Figure, float]]:
@@ -189,9 +200,7 @@ def main() -> None:
     )
     parser.add_argument("--lora-passes", type=int, default=0, help="of the longer LoRA; 0: without it")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--run", type=Path, dest="runs", action="append", default=[], help="manifest of a run"
-    )
+    parser.add_argument("--runs", type=int, default=1, help="runs, each with a name of its own")
     given = parser.parse_args()
     if given.model == real_model.FOLDER:
         real_model.write(given.model)
@@ -199,6 +208,7 @@ def main() -> None:
         print(f"\n{name}: {given.rows:,} training rows, {given.held_out} held-out ones\n")
         print("| | accuracy | loss | example-forwards | CPU seconds |\n|---|---|---|---|---|", flush=True)
         with tempfile.TemporaryDirectory(prefix="sfnode-real-") as scratch:
+            os.environ["XDG_CACHE_HOME"] = str(Path(scratch) / "cache")
             for found, seconds in timed(figures(name, given, Path(scratch))):
                 forwards = "" if found.forwards is None else f"{found.forwards:,}"
                 cells = (f"{found.accuracy:.3f}", f"{found.loss:.3f}", forwards, f"{seconds:.0f}")

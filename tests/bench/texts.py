@@ -55,18 +55,6 @@ class Texts:
         return torch.cat(found)[torch.from_numpy(np.argsort(order))].numpy()
 
 
-def last_states(model: Any, texts: Texts) -> NDArray[np.float32]:
-    """Return the last hidden state, after the final norm, at the last token of each text, (n, d)."""
-
-    def states(batch: dict[str, Tensor]) -> Tensor:
-        hidden = model(**batch, use_cache=False).last_hidden_state  # (B, T, d)
-        found: Tensor = hidden[torch.arange(len(hidden)), batch["attention_mask"].sum(1) - 1]
-        return found
-
-    with torch.no_grad():
-        return texts.map(states)
-
-
 def mean_loss(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     """Return the mean cross-entropy in nats of rows with `probabilities` (n, classes)."""
     right = probabilities[np.arange(len(labels)), labels]
