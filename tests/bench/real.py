@@ -141,9 +141,7 @@ def of_run(name: str, of: Subject, model: Path, folder: Path) -> Iterator[Figure
     ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--folder", folder / "swarm", "--json"))
     assert ended["equal"], "digests differ"
     seconds = f"init {made - began:.0f} s, swarm {time.monotonic() - made:.0f} s"
-    said = (
-        f"{ended['updates']:,} updates of {ended['bytes_per_update']:.1f} bytes, {ended['counted']:,} count"
-    )
+    said = f"{ended['counted']:,} of {ended['updates']:,} count, {ended['bytes_per_update']:.1f} bytes each"
     print(f"  {name}: {seconds}, {said}, digests equal", file=sys.stderr, flush=True)
     node = folder / "swarm" / "node-1"
     decisions = json.loads(sfnode("log", "--data-dir", node, "--json"))["entries"]
