@@ -5,8 +5,9 @@
 The model is that of scripts/real_model.py. One table for each task: accuracy and loss on 800 held-out
 rows, and the example-forwards that it took to get there (a backward pass counts as two), of the model as it
 is and calibrated, LoRA with AdamW at as many forwards as there are training rows, with --lora-passes LoRA at
-its best, and a swarm of four nodes with a quarter of the rows each after 0, 1,000 and 4,000 updates and at
-its end, beside the linear probe. `sfnode init` is given no number. States are kept in the bench's own cache.
+its best, and a swarm of four nodes with a quarter of the rows each after 0, 1,000, 4,000 and 16,000 updates
+and at its end, beside the linear probe. `sfnode init` is given no number. States are kept in the bench's own
+cache.
 The tasks are AG News and SST-2 of ../shared, or where that is missing the topics that tests/bench/topics.py
 writes. Results: docs/benchmarks.md.
 """
@@ -43,7 +44,7 @@ from tests.bench import lora, topics
 from tests.bench.texts import Texts, mean_loss
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-MOMENTS = (1_000, 4_000)
+MOMENTS = (1_000, 4_000, 16_000)
 """Updates after which a run is measured, besides its beginning and its end."""
 
 
