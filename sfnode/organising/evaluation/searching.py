@@ -358,7 +358,9 @@ class Search:
         judgement = replace(judgement, factor=round(own * FACTOR_ONE), rates=())
         if self._says_nothing(epoch, counting) or self.is_cut(epoch):
             return judgement
-        rate = next_rate(counting.rate(epoch), found, young=not self.settled)
+        if self._policy.kept and found.factor >= HARMFUL:  # the features have said which rate suits
+            return judgement
+        rate = next_rate(counting.rate(epoch), found, young=not (self.settled or self._policy.kept))
         stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == counting.rate(coming)
         if not stays and (not self.settled or found.factor <= HARMFUL):
             self._cut = counting.open_epoch, counting.open_epoch + (found.factor < 1), found.factor
