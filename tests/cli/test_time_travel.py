@@ -352,7 +352,7 @@ def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Pat
     numbers = fork.training
     assert (numbers.rank, numbers.epoch_updates, numbers.update_budget) == (2, 16, 512)
     assert (numbers.batch_size, numbers.epsilon, fork.task.loss, fork.task.prior) == (2, 0.002, "plain", ())
-    assert numbers.scalar_limit != RUN.training.scalar_limit, "it was measured for these layers"
+    assert numbers.scalar_delta != RUN.training.scalar_delta, "it was measured for these layers"
     assert numbers.learning_rate != RUN.training.learning_rate, "it was tried out for them"
     assert (fork.organised.quota, fork.organised.subspace_epochs) == (4 * 16, 1)
     assert fork.model.parent

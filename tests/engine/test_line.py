@@ -80,3 +80,14 @@ def test_rows_of_a_search_are_shuffled_with_the_classes_by_turns() -> None:
     assert sorted(found, key=lambda row: int(row["sentence"])) == rows
     assert [int(row["sentence"]) for row in found[:6]] != sorted(int(row["sentence"]) for row in found[:6])
     assert line_rows(TASK, rows) == found
+
+
+def test_a_search_that_doubts_an_epoch_ends_with_the_rows_there_are() -> None:
+    """What looks like harm is looked at on up to 128 rows, however few were planned and there are."""
+    run, search = trainer(manifest()), LineSearch(16)
+    after = moved(run, 1)
+    line = Line(run.loaded, run.space, run.scale, difference(after.core.cores(), run.core.cores()))
+    assert line.losses([], search.amounts).shape == (0, len(AMOUNTS))
+    search.take(np.ones((16, len(AMOUNTS))) + np.arange(len(AMOUNTS)) + np.linspace(0, 0.1, 16)[:, None])
+    search.take(line.losses([], search.amounts))
+    assert not search.wanted
