@@ -84,7 +84,7 @@ def test_rows_of_a_search_are_shuffled_with_the_classes_by_turns() -> None:
 
 def test_a_search_that_doubts_an_epoch_ends_with_the_rows_there_are() -> None:
     """What looks like harm is looked at on up to 128 rows, however few were planned and there are."""
-    run, search = trainer(manifest()), LineSearch(16)
+    run, search = trainer(manifest("opt")), LineSearch(16)
     after = moved(run, 1)
     line = Line(run.loaded, run.space, run.scale, difference(after.core.cores(), run.core.cores()))
     assert line.losses([], search.amounts).shape == (0, len(AMOUNTS))
