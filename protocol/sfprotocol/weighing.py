@@ -76,10 +76,15 @@ def named(counting: Counting, epoch: int) -> dict[Feed, Counted]:
     return {counting.feed(feed): Counted(counting.runs(feed, stop), rates) for feed, stop in stops.items()}
 
 
-def live(counting: Counting, feed: Feed, held: int) -> Counted:
-    """Return how the first `held` updates of a feed count now for whoever makes updates (SPEC O8)."""
-    number = counting.number(feed)
-    return Counted(() if number is None else counting.live(number, held), Rates.of(counting))
+def live(counting: Counting, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
+    """Return how the first updates of members' feeds, as many as `held` says, count now for whoever makes
+    updates (SPEC O8)."""
+    rates, numbers = Rates.of(counting), {feed: counting.number(feed) for feed in held}
+    return {
+        feed: Counted(counting.live(number, held[feed]), rates)
+        for feed, number in numbers.items()
+        if number is not None
+    }
 
 
 class Difference(NamedTuple):

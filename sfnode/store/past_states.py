@@ -78,11 +78,7 @@ class PastStates:
         if not self._run.organised:
             return {feed: once(stop) for feed, stop in held.items()}
         counting = self._before(moment.label)
-        return {
-            feed: live(counting, feed, stop)
-            for feed, stop in held.items()
-            if counting.number(feed) is not None
-        }
+        return live(counting, held)
 
     def _decided_before(self, epoch: int) -> Counting:
         """Return what counts by the decisions before the close of an epoch: those of its members."""

@@ -97,7 +97,8 @@ class _Verification:
                 {feed: checkout.counted.get(feed, NOTHING) for feed in (*self._added, *checkout.counted)}
             )
         else:
-            self._add({state.feed: self._counted(state.feed, state.next) for state in self._frontier})
+            held, counting = {state.feed: state.next for state in self._frontier}, self._frontier.counting
+            self._add(live(counting, held) if counting else {f: once(stop) for f, stop in held.items()})
         return VerifyResult(
             run_id=self._run.run_id.hex(),
             feeds=len(self._frontier),
@@ -204,10 +205,6 @@ class _Verification:
         for batch in changes(self._log, self._added, wanted, self._run.subspace_epochs):
             self._core.add(batch)
         self._added.update(wanted)
-
-    def _counted(self, feed: Feed, held: int) -> Counted:
-        counting = self._frontier.counting
-        return once(held) if counting is None else live(counting, feed, held)
 
     # -- feeds -------------------------------------------------------------------------------------
 
