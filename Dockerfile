@@ -49,6 +49,7 @@ FROM dependencies AS build
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY sfnode sfnode
+COPY sflab sflab
 # A small swarm shows that nothing is missing, and compiles what else a node loads; compiling all would take 150 MB
 # more. What this adds to the dependencies goes to /own.
 RUN touch /before \

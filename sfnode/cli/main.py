@@ -66,9 +66,9 @@ COMMANDS = {
     ),
     "bases": Entry("sfnode.cli.bases:bases", "Make bases to publish for a run."),
     "lm-eval": Entry("sfnode.cli.lm_eval:lm_eval", "Run the EleutherAI harness on a model."),
-    "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
+    "bench": Entry("sflab.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
-    "simulate": Entry("sfnode.cli.simulate:simulate", "Simulate networks under faults, and training."),
+    "simulate": Entry("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
     "publish": Entry("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
     "publish-directory": Entry(
         "sfnode.cli.publish:publish_directory", "Write a page about several runs from their run.json."

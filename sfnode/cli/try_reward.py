@@ -82,7 +82,7 @@ def try_reward(
     from sfnode.tasks import verifying
 
     verifying.permit(manifest.task, verifier)
-    from sfnode.bench import rewards
+    from sfnode import reward_rehearsal as rewards
     from sfnode.preparing import Means
 
     means = Means(device, dtype, run.parent if run else None)

@@ -1,7 +1,7 @@
 """Examines whether the model can be computed here: memory, device and driver, fit, and speed.
 
-Imports torch when it is called, and loads models only to measure them. `bench.memory` knows how much memory a
-parameter takes, `models.shapes` how many parameters a shape has.
+Imports torch when it is called, and loads models only to measure them. `resources.memory` knows how much
+memory a parameter takes, `models.shapes` how many parameters a shape has.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def look_at_memory() -> Finding:
     """Examine the machine's memory, whatever the model."""
     import torch
 
-    from sfnode.bench import memory
+    from sfnode.resources import memory
 
     free = memory.free(torch.device("cpu"))
     if free is None:
@@ -143,8 +143,8 @@ def look_at_fit(case: Case, manifest: Manifest | None) -> list[Finding]:
 def _fit_on(case: Case, size: Size, name: str) -> Finding | None:
     import torch
 
-    from sfnode.bench import memory
     from sfnode.models.loader import named_dtype
+    from sfnode.resources import memory
 
     try:
         device = torch.device(name)
@@ -157,7 +157,7 @@ def _fit_on(case: Case, size: Size, name: str) -> Finding | None:
 
 
 def _fit(size: Size, dtype: str, free: int, device: str, replicas: int = 1) -> Finding:
-    from sfnode.bench import memory
+    from sfnode.resources import memory
 
     weights = memory.weights(size.parameters, dtype) * replicas
     least = "" if size.exact else "at least "

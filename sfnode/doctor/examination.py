@@ -288,8 +288,8 @@ def _dispensable(finding: Finding) -> bool:
 
 def _load_libraries() -> None:
     """Import the libraries in one thread: concurrent imports of one library see it half initialised."""
-    import sfnode.bench.memory
     import sfnode.engine.trainer
+    import sfnode.resources.memory
     import sfnode.transport.libp2p.transport  # noqa: F401
 
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfnode.baselines.model_problem import ModelProblem
-from sfnode.experiments import problem
-from sfnode.experiments.cell import Cell, Network, Place, Problem
+from sflab.baselines.model_problem import ModelProblem
+from sflab.experiments import problem
+from sflab.experiments.cell import Cell, Network, Place, Problem
 from sfnode.tasks import calibration, prompts
 from sfnode.tasks.encoding import Encoded, Prior, encode, unlabelled
 from sfnode.tasks.prompts import Row

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfnode.bench import subject
+from sflab.bench import subject
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Organised
 from sfnode.models.manifest_builder import SUBSPACES

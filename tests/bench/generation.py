@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from sfnode.bench.subject import Subject, load_subject
+from sflab.bench.subject import Subject, load_subject
 from sfnode.engine import generation
 from sfnode.engine.generation import Plan, Row, generate
 from sfprotocol.seeds import stream, update_seeds

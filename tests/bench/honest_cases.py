@@ -21,17 +21,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from sflab.sim.world import node as nodes
+from sflab.sim.world import organising
+from sflab.sim.world.disk import Disk
+from sflab.sim.world.keys import origin_of, signing_key
+from sflab.sim.world.node import Node
+from sflab.sim.world.topology import regular
+from sflab.sim.world.world import ORGANISER, World, organised
 from sfnode.organising.evaluation.line_search import Found
 from sfnode.organising.evaluation.origins import Brought
 from sfnode.organising.events import DeskEvent, Evaluate, EvaluationEnded
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfnode.sim.world import node as nodes
-from sfnode.sim.world import organising
-from sfnode.sim.world.disk import Disk
-from sfnode.sim.world.keys import origin_of, signing_key
-from sfnode.sim.world.node import Node
-from sfnode.sim.world.topology import regular
-from sfnode.sim.world.world import ORGANISER, World, organised
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit
 

@@ -45,9 +45,9 @@ HOSTILE, ORGANISER = "hostile", "organiser"
 
 def be_hostile(attack: str) -> None:
     """Change what the engine of this process measures, and run the command line."""
+    from sflab.experiments.attacks import shard_of
     from sfnode.cli.main import main
     from sfnode.engine.trainer import Trainer
-    from sfnode.experiments.attacks import shard_of
     from sfnode.tasks import dataset
 
     honest, draw, made = Trainer.step, np.random.default_rng(os.getpid()), [0]

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from random import Random
 from unittest.mock import patch
 
-from sfnode.sim.world.node import Node
-from sfnode.sim.world.topology import TOPOLOGIES
-from sfnode.sim.world.world import World
+from sflab.sim.world.node import Node
+from sflab.sim.world.topology import TOPOLOGIES
+from sflab.sim.world.world import World
 from sfprotocol import joining
 from sfprotocol.messages import RunParameters
 from tests.protocol.authors import Swarm, parameters

@@ -1,6 +1,6 @@
 """LoRA with AdamW and a classification head: what a user with a GPU and all rows in one place would train.
 
-PEFT's adapters of rank 8 on the query and value projections, alpha 16 as in MeZO and in sfnode.baselines, and
+PEFT's adapters of rank 8 on the query and value projections, alpha 16 as in MeZO and in sflab.baselines, and
 the head that transformers puts on the model; mini-batches of 8 rows, a rate that rises over a tenth of the
 steps and then falls to nothing. A row that is trained on counts as three example-forwards: a backward pass is
 two. It knows no run and no update.
@@ -20,7 +20,7 @@ from peft import LoraConfig, TaskType, get_peft_model, get_peft_model_state_dict
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification
 
-from sfnode.baselines.model_problem import LORA_ALPHA
+from sflab.baselines.model_problem import LORA_ALPHA
 from tests.bench.texts import Texts, mean_loss
 
 RANK = 8

@@ -13,9 +13,9 @@ import time
 
 import click
 
-from sfnode.bench import memory
-from sfnode.bench.subject import SubjectSpec, load_subject
+from sflab.bench.subject import SubjectSpec, load_subject
 from sfnode.engine import forward, making_bases
+from sfnode.resources import memory
 from sfnode.sizes import size_text
 
 LIMIT = 1.6

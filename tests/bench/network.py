@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from sfnode.sim import report
-from sfnode.sim.attacks import ATTACKS
-from sfnode.sim.checks import invariants
-from sfnode.sim.faults.kinds import Churn, Fault
-from sfnode.sim.runner import Run, simulate
-from sfnode.sim.scenario import Load, Scenario
-from sfnode.sim.world.conditions import CALM, HALF_ROUND_TRIP, Conditions, Hardware
-from sfnode.sim.world.traffic import quantiles
-from sfnode.sim.world.world import World
+from sflab.sim import report
+from sflab.sim.attacks import ATTACKS
+from sflab.sim.checks import invariants
+from sflab.sim.faults.kinds import Churn, Fault
+from sflab.sim.runner import Run, simulate
+from sflab.sim.scenario import Load, Scenario
+from sflab.sim.world.conditions import CALM, HALF_ROUND_TRIP, Conditions, Hardware
+from sflab.sim.world.traffic import quantiles
+from sflab.sim.world.world import World
 
 ROUND_TRIP = 2 * HALF_ROUND_TRIP
 WARM, MEASURED = 15.0, 15.0

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from sfnode.bench import together
-from sfnode.bench.subject import SubjectSpec, load_subject
-from sfnode.cli import bench_output
+from sflab.bench import together
+from sflab.bench.subject import SubjectSpec, load_subject
+from sflab.cli import bench_output
 from sfnode.engine.replicas import divide
 
 SPREAD = 0.25

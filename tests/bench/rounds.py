@@ -2,7 +2,7 @@
 
     python tests/bench/rounds.py
 
-The machines run in the simulator (`sfnode.sim`) without faults, with time enough for a round to end before
+The machines run in the simulator (`sflab.sim`) without faults, with time enough for a round to end before
 the next. Both count the frames of segments. A machine knows less of its neighbours than the rounds do, and
 sends some segments twice at first; then duplicates show it which links are redundant, and it sends less.
 """
@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfnode.baselines.method import Traffic
-from sfnode.experiments.cell import Network
-from sfnode.experiments.feeds import ClientFeed
-from sfnode.experiments.flooding import Flood
-from sfnode.experiments.network import Conditions
-from sfnode.sim.runner import Run
-from sfnode.sim.scenarios import SCENARIOS
-from sfnode.sim.world.world import RUN
+from sflab.baselines.method import Traffic
+from sflab.experiments.cell import Network
+from sflab.experiments.feeds import ClientFeed
+from sflab.experiments.flooding import Flood
+from sflab.experiments.network import Conditions
+from sflab.sim.runner import Run
+from sflab.sim.scenarios import SCENARIOS
+from sflab.sim.world.world import RUN
 from sfprotocol.messages import RunParameters
 
 UPDATES = 5

@@ -16,7 +16,7 @@ import click
 import numpy as np
 import torch
 
-from sfnode.bench import measure, subject
+from sflab.bench import measure, subject
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfprotocol.seeds import update_seeds

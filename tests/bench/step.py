@@ -17,8 +17,8 @@ import click
 import torch
 from rich.console import Console
 
-from sfnode.bench.runner import Plan, run_benchmark
-from sfnode.cli import bench_output
+from sflab.bench.runner import Plan, run_benchmark
+from sflab.cli import bench_output
 from sfnode.manifest.training import Training
 from sfnode.schema.results import BatchResult, BenchResult
 from tests.bench.subjects import MINI, wanted

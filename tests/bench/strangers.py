@@ -61,12 +61,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
+from sflab.studies.findings import interval
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
-from sfnode.studies.findings import interval
 from sfnode.swarm.local_swarm import POLL_INTERVAL, RUN, LocalSwarm
 from sfnode.swarm.node_process import NodeProcess
 from sfprotocol import decisions, wire_codec

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scripts import real_model
-from sfnode.bench.subject import SubjectSpec
+from sflab.bench.subject import SubjectSpec
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sfnode.bench import measure, memory
+from sflab.bench import measure, memory
 
 CPU = torch.device("cpu")
 MEGABYTE = 1 << 20

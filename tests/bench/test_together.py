@@ -9,10 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from sfnode.bench import memory, together
-from sfnode.bench.subject import SubjectSpec, check_room, load_subject
-from sfnode.cli import bench_output
+from sflab.bench.subject import SubjectSpec, check_room, load_subject
+from sflab.cli import bench_output
 from sfnode.errors import Code, UserError
+from sfnode.resources import memory, together
 
 
 @pytest.fixture(autouse=True)

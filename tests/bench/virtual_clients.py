@@ -17,11 +17,11 @@ from statistics import median
 import numpy as np
 import torch
 
+from sflab.experiments import problem
+from sflab.experiments.cell import Cell, Network, Place, Problem
+from sflab.experiments.seedflood import SeedFlood
 from sfnode.engine import forward
 from sfnode.engine.estimator import points
-from sfnode.experiments import problem
-from sfnode.experiments.cell import Cell, Network, Place, Problem
-from sfnode.experiments.seedflood import SeedFlood
 from sfprotocol.seeds import update_seeds
 
 SHARED = Path(__file__).parents[3] / "shared"

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from sfnode.sim.checks.invariants import SPARE, TABLES, entries, tables
-from sfnode.sim.world.disk import Disk
-from sfnode.sim.world.keys import remembering
+from sflab.sim.checks.invariants import SPARE, TABLES, entries, tables
+from sflab.sim.world.disk import Disk
+from sflab.sim.world.keys import remembering
 from sfprotocol import fork_proofs, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
@@ -92,7 +92,7 @@ class Host:
         return self.host.machine
 
     def start(self) -> None:
-        """Begin, or continue from what the disk holds (as `sfnode.sim.world.node`)."""
+        """Begin, or continue from what the disk holds (as `sflab.sim.world.node`)."""
         fresh = not (self.disk.own and self.disk.stop(self.disk.own))
         if fresh and not self.relay:
             self.disk.own = Feed(origin_of(self.name), next(self.arena.incarnations))

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from sflab.sim.checks.invariants import SPARE, TABLES, entries
 from sfnode.node.link_pump import MAX_QUEUED_FRAMES
 from sfnode.organising.admission import MAX_PENDING
 from sfnode.peers.address_book import MAX_BOOK, MAX_MET
 from sfnode.peers.selection import MAX_LINKS
-from sfnode.sim.checks.invariants import SPARE, TABLES, entries
 from sfprotocol.host import MAX_UNHANDLED
 from sfprotocol.inquiries import MAX_INQUIRIES
 from sfprotocol.messages import Feed

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.experiments.cell import Network
-from sfnode.experiments.replay import replay
+from sflab.experiments.cell import Network
+from sflab.experiments.replay import replay
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import build
 from sfnode.store.data_folder import Layout

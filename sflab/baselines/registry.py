@@ -1,0 +1,164 @@
+"""The methods to compare with, by name: how each is made, its paper, its usual numbers.
+
+ZO-COSMO (arXiv 2609.27199) is not among them: no description of its algorithm was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from sflab.baselines.centralised import CentralAdamW, CentralSgd, Mezo
+from sflab.baselines.chocosgd import ChocoSgd
+from sflab.baselines.clients import two_point_step
+from sflab.baselines.diloco import DiLoCo, HalfDiLoCo, PowerSgdDiLoCo
+from sflab.baselines.dsgd import Dsgd
+from sflab.baselines.gaia import Gaia
+from sflab.baselines.method import Method
+from sflab.baselines.seed_servers import DeComFl, FedKSeed
+from sflab.baselines.setup import Setup
+from sfnode.errors import Code, UserError
+
+LOCAL = "a local step of a client; clients are averaged"
+UPDATE = "an update; clients' updates are added"
+STEP = "a step on the mini-batches of all clients"
+
+Rates = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A method of others."""
+
+    make: Callable[[Setup], Method]
+    """Makes the method; give it a setup with all `options` (`registry.make` fills in the usual ones)."""
+    paper: str
+    sends: str
+    """Content of a round's messages."""
+    rates: Rates
+    """Small grid around the usual learning rate for a model of 4 million parameters, ascending."""
+    rate: str = LOCAL
+    """Meaning of the learning rate: whose it is."""
+    problem: Literal["full", "lora"] = "full"
+    first_order: bool = True
+    centralised: bool = False
+    options: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that only this method has, and their usual values."""
+
+
+FIRST_ORDER: Rates = (3e-3, 1e-2, 3e-2)
+ZEROTH_ORDER: Rates = (3e-5, 1e-4, 3e-4)
+ADAPTIVE: Rates = (3e-6, 1e-5, 3e-5)
+LORA: Rates = (3e-2, 1e-1, 3e-1)
+ZEROTH_ORDER_LORA: Rates = (3e-4, 1e-3, 3e-3)
+"""Grids by short runs of 4 clients on SST-2 with opt-mini-sst (docs/baselines.md): ten times the middle rate
+does harm in each."""
+
+_MEZO = "Malladi et al. 2023, arXiv 2305.17333"
+_DSGD = "Lian et al. 2017, arXiv 1705.09056"
+_CHOCO = "Koloskova, Stich, Jaggi 2019, arXiv 1902.00340"
+_LORA = "LoRA: Hu et al. 2021, arXiv 2106.09685"
+_DZSGD = "the SeedFlood paper's, arXiv 2602.18181: DSGD with the estimate of " + _MEZO
+_DILOCO = "Douillard et al. 2023, arXiv 2311.08105"
+_OPEN_DILOCO = "Jaghouar et al. 2024, arXiv 2407.07852"
+
+_CHOCO_OPTIONS = {"keep": 0.01, "gamma": 0.03}
+"""The SeedFlood paper's 1 %, and a consensus step by measurement. On a ring of 16 clients with 1 % of 2,000
+entries, 0.03 brought the consensus error to 0.6 % in 1,000 rounds; with 0.01 it was 5 %, with 0.1 it began to
+grow after 300, and with 0.3 it diverged."""
+_DILOCO_OPTIONS = {"outer_rate": 0.7, "momentum": 0.9, "weight_decay": 0.1}
+
+METHODS: Mapping[str, Baseline] = {
+    "mezo": Baseline(Mezo, _MEZO, "nothing", ZEROTH_ORDER, STEP, first_order=False, centralised=True),
+    "adamw": Baseline(
+        CentralAdamW,
+        "Loshchilov, Hutter 2019, arXiv 1711.05101",
+        "nothing",
+        tuple(3 * rate for rate in ADAPTIVE),  # without DiLoCo's outer momentum
+        STEP,
+        centralised=True,
+        options={"weight_decay": 0.01},
+    ),
+    "sgd": Baseline(CentralSgd, "Robbins, Monro 1951", "nothing", FIRST_ORDER, STEP, centralised=True),
+    "dsgd": Baseline(Dsgd, _DSGD, "the vector, float32", FIRST_ORDER),
+    "chocosgd": Baseline(
+        ChocoSgd,
+        _CHOCO,
+        "the largest 1 % of entries, float32 with int64 indices",
+        FIRST_ORDER,
+        options=_CHOCO_OPTIONS,
+    ),
+    "dzsgd": Baseline(
+        partial(Dsgd, local=two_point_step), _DZSGD, "the vector, float32", ZEROTH_ORDER, first_order=False
+    ),
+    "dsgd-lora": Baseline(Dsgd, f"{_DSGD}; {_LORA}", "the adapters, float32", LORA, problem="lora"),
+    "chocosgd-lora": Baseline(
+        ChocoSgd,
+        f"{_CHOCO}; {_LORA}",
+        "the largest 1 % of the adapters' entries, float32 with int64 indices",
+        LORA,
+        problem="lora",
+        options=_CHOCO_OPTIONS,
+    ),
+    "dzsgd-lora": Baseline(
+        partial(Dsgd, local=two_point_step),
+        f"{_DZSGD}; {_LORA}",
+        "the adapters, float32",
+        ZEROTH_ORDER_LORA,
+        problem="lora",
+        first_order=False,
+    ),
+    "diloco": Baseline(
+        DiLoCo, _DILOCO, "an all-reduce of the vector, float32", ADAPTIVE, options=_DILOCO_OPTIONS
+    ),
+    "diloco-fp16": Baseline(
+        HalfDiLoCo, _OPEN_DILOCO, "an all-reduce of the vector, float16", ADAPTIVE, options=_DILOCO_OPTIONS
+    ),
+    "diloco-powersgd": Baseline(
+        PowerSgdDiLoCo,
+        f"{_OPEN_DILOCO}; PowerSGD: Vogels et al. 2019, arXiv 1905.13727",
+        "all-reduces of two factors of every large matrix and of the rest, float32",
+        ADAPTIVE,
+        options=_DILOCO_OPTIONS,
+    ),
+    "gaia": Baseline(
+        Gaia,
+        "Hsieh et al., NSDI 2017; Hsieh et al. 2020, arXiv 1910.00189",
+        "significant updates to everybody, float32 with int64 indices (or all, where that is smaller)",
+        tuple(rate / 10 for rate in FIRST_ORDER),
+        UPDATE,
+        options={"threshold": 0.01},
+    ),
+    "fedkseed": Baseline(
+        FedKSeed,
+        "Qin et al., ICML 2024, arXiv 2312.06353",
+        "K sums from the server, a seed and a scalar for each local step to it, 4 bytes each",
+        ZEROTH_ORDER,
+        first_order=False,
+        options={"candidates": 4096},
+    ),
+    "decomfl": Baseline(
+        DeComFl,
+        "Li et al., ICLR 2025, arXiv 2405.15861",
+        "a seed and a mean from the server, a scalar to it for each local step, 4 bytes each",
+        ZEROTH_ORDER,
+        first_order=False,
+    ),
+}
+
+
+def make(name: str, setup: Setup) -> Method:
+    """Make a method with its usual options, and those of the setup in their place.
+
+    Raises UserError BAD_OPTION for a method or an option that there is not.
+    """
+    if name not in METHODS:
+        raise UserError(Code.BAD_OPTION, f"there is no baseline {name!r}", f"There are {', '.join(METHODS)}.")
+    baseline = METHODS[name]
+    unknown = sorted(setup.options.keys() - baseline.options.keys())
+    if unknown:
+        known = ", ".join(baseline.options) or "none"
+        raise UserError(Code.BAD_OPTION, f"{name} has no option {unknown[0]!r}", f"It has {known}.")
+    return baseline.make(replace(setup, options={**baseline.options, **setup.options}))

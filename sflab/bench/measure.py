@@ -1,0 +1,258 @@
+"""Times the candidates: plain forward passes with as many rows, our step, and MeZO's step in place.
+
+All use the same model, the same mini-batch and the same output positions, and take turns in one process, so
+that whatever disturbs the machine disturbs them alike; the order changes from turn to turn, so that none
+always follows the same other. Medians are compared. On a CPU that other programs use as well they have one
+thread, of which its own seconds count: two that wait for each other take times that say nothing. This module
+knows what to time, and not how to judge it.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sflab.baselines.mezo import mezo_step
+from sflab.bench.subject import Subject
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.estimator import estimates
+from sfnode.engine.forward import score
+from sfnode.engine.merging import MERGE_REST
+from sfnode.engine.trainer import Trainer
+from sfnode.models.loader import LoadedModel, matrix
+from sfnode.models.quantized import QuantisedLinear
+from sfnode.resources import memory
+from sfnode.tasks.encoding import Encoded
+from sfprotocol.seeds import update_seeds
+
+FORWARDS = "forward passes"
+STEP = "step"
+MEZO_MATRICES = "MeZO, same matrices"
+MEZO_ALL = "MeZO, all parameters"
+
+WARM_UPS = 2
+"""Turns that are discarded: the first allocates and compiles, the second finds everything in place."""
+
+STRIDE = 7
+"""Step through the list of all orders of the candidates; being prime, it visits all of them."""
+
+RATE = 1e-9
+"""MeZO's learning rate: its time does not depend on it, and the weights should hardly change."""
+
+PAST_UPDATES = 64
+"""Updates that are applied before memory is measured."""
+
+
+class Case(NamedTuple):
+    """A trainer and the mini-batches of one step."""
+
+    trainer: Trainer
+    seeds: Sequence[int]
+    """One for each update."""
+    batches: Sequence[Encoded]
+    """One for each update, the same for those of a group."""
+    together: Encoded
+    """All mini-batches in one, for a plain forward pass."""
+
+    @property
+    def forwards(self) -> int:
+        """Number of plain forward passes of all mini-batches that the step is made of: one for each point."""
+        numbers = self.trainer.manifest.training
+        return numbers.points * numbers.batch_updates
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens in the mini-batches, padding not counted."""
+        together = self.trainer.manifest.training.batch_updates
+        return sum(int(batch.attention_mask.sum()) for batch in self.batches[::together])
+
+
+class Incoming(NamedTuple):
+    """Costs of applying others' updates."""
+
+    updates: int
+    """Number of updates that arrive during each step."""
+    add_seconds: float
+    """Seconds to add them to the exact core."""
+    merge_seconds: float
+    """Seconds to merge into the weights, once, what has come since the last merge."""
+
+    def share(self, step_seconds: float) -> float:
+        """Return the share of the time, with steps of so many seconds, in the long run.
+
+        The weights follow with every step, or once in MERGE_REST times as long as that takes, if that is
+        less.
+        """
+        cost = self.add_seconds + min(self.merge_seconds, step_seconds / MERGE_REST)
+        return cost / (step_seconds + cost)
+
+
+def case(subject: Subject, trainer: Trainer, size: int, queries: int) -> Case:
+    """Make a step of `queries` mini-batches of `size` rows, with the updates that share one."""
+    together = subject.manifest.training.batch_updates
+    seeds = update_seeds(1, 0, queries * together).tolist()
+    batches = [subject.mini_batch([seed], size) for seed in seeds[::together]]
+    each = [batch for batch in batches for _ in range(together)]
+    return Case(trainer, seeds, each, subject.mini_batch(seeds[::together], size))
+
+
+def candidates(found: Case, *, mezo: bool) -> dict[str, Callable[[int], object]]:
+    """Return what is timed, by name, as functions of the turn's number."""
+    loaded = found.trainer.loaded
+    actions: dict[str, Callable[[int], object]] = {
+        FORWARDS: lambda _: [loss(loaded, found.together) for _ in range(found.forwards)],
+        STEP: lambda turn: step(found, turn),
+    }
+    if mezo and not loaded.quantised:  # quantised weights cannot be perturbed in place
+        actions[MEZO_MATRICES] = _mezo(found, matrices(loaded))
+        actions[MEZO_ALL] = _mezo(found, [parameter.data for parameter in loaded.model.parameters()])
+    return actions
+
+
+def times(
+    actions: Mapping[str, Callable[[int], object]], repetitions: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Return the seconds that each action takes, turn by turn."""
+    orders = list(itertools.permutations(actions))
+    taken: dict[str, list[float]] = {name: [] for name in actions}
+    with undisturbed():
+        for turn in range(WARM_UPS + repetitions):
+            for name in orders[turn * STRIDE % len(orders)]:
+                taken[name].append(seconds(partial(actions[name], turn), device))
+    return {name: all_turns[WARM_UPS:] for name, all_turns in taken.items()}
+
+
+def ratio(taken: Mapping[str, list[float]], name: str, by: str) -> float:
+    """Return how many times as long as `by` an action takes: the median over turns, compared turn by turn."""
+    return statistics.median(one / other for one, other in zip(taken[name], taken[by], strict=True))
+
+
+def incoming(subject: Subject, found: Case, counts: Sequence[int], repetitions: int) -> list[Incoming]:
+    """Measure the cost of applying these numbers of others' updates with every step.
+
+    They are added to the core at once, between two steps. They are merged into the weights at long intervals,
+    so that this is timed once, with all that has come.
+    """
+    found = found._replace(trainer=subject.trainer())  # whose first merge is due
+    trainer, device = found.trainer, subject.device
+    trainer.apply(updates(1, 0))
+    trainer.weights.follow(0)  # sets all weights from the base, as when a run is joined
+    adding: dict[int, list[float]] = {count: [] for count in counts}
+    with undisturbed():
+        for turn in range(1, repetitions + 2):
+            for count in counts:  # a step in between, for a core that is not in the caches
+                adding[count].append(seconds(partial(trainer.apply, updates(count, turn)), device))
+                step(found, turn)
+        merge = seconds(partial(trainer.weights.follow, 0), device)
+    return [Incoming(count, statistics.median(taken[1:]), merge) for count, taken in adding.items()]
+
+
+def inference_peak(subject: Subject, size: int, queries: int) -> int | None:
+    """Return the peak of memory in bytes of a plain forward pass with as many rows as a step."""
+    seeds, numbers = update_seeds(1, 0, queries).tolist(), subject.manifest.training
+    rows = subject.mini_batch(seeds, size, times=numbers.points * numbers.batch_updates)
+    return memory.peak(lambda: loss(subject.loaded, rows), subject.device)
+
+
+def keeping_peak(trainer: Trainer) -> int | None:
+    """Return the peak of memory in bytes while updates are applied and all weights are rebuilt."""
+
+    def keep() -> None:
+        trainer.apply(updates(PAST_UPDATES, 0))
+        trainer.weights.rebuild()
+
+    return memory.peak(keep, trainer.loaded.device)
+
+
+def step_peak(found: Case) -> int | None:
+    """Return the peak of memory in bytes of a step."""
+    return memory.peak(lambda: step(found, 0), found.trainer.loaded.device)
+
+
+def step(found: Case, turn: int) -> object:
+    """Take our step: directions from seeds, and the estimates along them."""
+    trainer, group = found.trainer, found.trainer.manifest.training.group
+    directions = trainer.space.directions([seed ^ turn for seed in found.seeds], 0)
+    return estimates(trainer.loaded, directions, found.batches, trainer.epsilon, group)
+
+
+def loss(loaded: LoadedModel, encoded: Encoded) -> float:
+    """Return the mean loss of a mini-batch by one plain forward pass."""
+    with torch.inference_mode():
+        return float(encoded.losses(score(loaded, encoded).log_probs).mean())
+
+
+def matrices(loaded: LoadedModel) -> list[Tensor]:
+    """Return the weights of the targets, sharing their memory."""
+    return [matrix(site) for site in loaded.sites]
+
+
+def weight_bytes(loaded: LoadedModel, dtype: str) -> int:
+    """Return the bytes of memory that the model's weights take; those of quantised layers are no parameters
+    and are computed from their shapes."""
+    plain: int = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
+    modules: Iterator[nn.Module] = loaded.model.modules()
+    layers = [module for module in modules if isinstance(module, QuantisedLinear)]
+    quantised = sum(layer.out_features * layer.in_features for layer in layers)
+    return plain + int(quantised * memory.BYTES_PER_PARAMETER[dtype])
+
+
+def updates(count: int, turn: int) -> UpdateBatch:
+    """Return updates of somebody else's in the first epoch, different ones in every turn."""
+    numbers = np.arange(count, dtype=np.int64)
+    return UpdateBatch(numbers * 0, update_seeds(turn + 2, 0, count), numbers * 7919 % 2001 - 1000)
+
+
+def seconds(action: Callable[[], object], device: torch.device) -> float:
+    """Return how many seconds an action takes until its last result is there.
+
+    Of a single thread on a CPU these are seconds of a core, without what other programs take meanwhile.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+    _finish(device)
+    start = clock()
+    action()
+    _finish(device)
+    return clock() - start
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Collect garbage before the block and none within it."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _mezo(found: Case, parameters: Sequence[Tensor]) -> Callable[[int], object]:
+    """Return a function that takes a step of MeZO for each query, on these parameters."""
+    loaded, epsilon = replace(found.trainer.loaded, kept=None), found.trainer.epsilon
+
+    def run(turn: int) -> None:
+        for batch in found.batches:
+            evaluate = partial(loss, loaded, batch)
+            mezo_step(parameters, evaluate, seed=turn, epsilon=epsilon, learning_rate=RATE)
+
+    return run
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

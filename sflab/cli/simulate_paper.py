@@ -1,0 +1,183 @@
+"""`sfnode simulate paper` and `report`: the SeedFlood paper's comparison, and its report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sflab.cli.studies import cores, duration, run_study, study_options, typed
+from sfnode.cli.exit import DONE, FAILED
+from sfnode.cli.options import option
+from sfnode.cli.output import echo
+from sfnode.errors import Code, UserError
+from sfnode.tasks.presets import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from sflab.experiments.cell import Problem
+    from sflab.studies.study import Study
+
+
+@click.command
+@option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="SOURCE",
+    help=f"Base model; may be repeated.  [default: {DEFAULT_MODEL}; with --full the paper's three]",
+)
+@option(
+    "--task",
+    "tasks",
+    multiple=True,
+    metavar="PRESET",
+    help="A ready-made task; may be repeated.  [default: reviews; with --full the paper's six]",
+)
+@option(
+    "--train",
+    multiple=True,
+    metavar="SOURCE",
+    help="Rows to train on: one for each --task, in the same order.",
+)
+@option("--test", multiple=True, metavar="SOURCE", help="Rows to test on, likewise.")
+@option("--smoke", is_flag=True, help="Everything, tiny: less than a minute, and figures that mean nothing.")
+@option("--long", is_flag=True, help="The whole table, all methods: a day of two cores with opt-mini-sst.")
+@option("--full", is_flag=True, help="The paper's own size, for machines with large GPUs.")
+@option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    metavar="COUNT",
+    help="Seeds of every cell.",
+)
+@option(
+    "--learning-rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="NUMBER",
+    help="Rate per update around which zeroth-order rates are tried.  [default: the size's, 6e-6 or so]",
+)
+@study_options("paper")
+@option("--dry-run", is_flag=True, help="Only list the cells, and estimate what they take.")
+def paper(
+    models: tuple[str, ...],
+    tasks: tuple[str, ...],
+    train: tuple[str, ...],
+    test: tuple[str, ...],
+    smoke: bool,
+    long: bool,
+    full: bool,
+    seeds: int,
+    learning_rate: float | None,
+    results: Path,
+    workers: int | None,
+    ray: str | None,
+    device: str,
+    dry_run: bool,
+) -> int:
+    """Compare SeedFlood with the methods of its paper and write a report with tables and figures.
+
+    What is finished is kept: a study that was ended goes on with the same command, and a larger one takes
+    what it shares with a smaller one in the same folder. Without a size, the study takes about two hours of
+    two cores with a model of 4 million parameters and two tasks. Exit status 1 if a cell failed.
+    """
+    from sflab.studies import paper as presets
+
+    if learning_rate is not None and not math.isfinite(learning_rate):
+        raise UserError(
+            Code.BAD_OPTION, f"--learning-rate: {learning_rate} is no rate", "Give a number such as 6e-6."
+        )
+    size = _size(smoke=smoke, long=long, full=full)
+    problems = _problems(size, models, tasks, train, test)
+    plan = presets.study(size, presets.Choice(problems, seeds, learning_rate or 0.0), typed())
+    if dry_run:
+        _list(plan, workers or cores())
+        return DONE
+    from sflab.studies import costs, figures
+    from sflab.studies import report as reports
+
+    figures.matplotlib()  # before hours of work, not after them
+    failed = run_study(plan, results, workers, ray, device)
+    for problem in problems[:1]:
+        effort = costs.LITTLE if size == "smoke" else costs.USUAL
+        costs.measure(problem.model, device, effort, results, lambda _: None)
+    return _ended(reports.write(results), failed)
+
+
+@click.command
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def report(folder: Path) -> int:
+    """Write the report of a results FOLDER, whose study may still be running."""
+    from sflab.studies import report as reports
+
+    return _ended(reports.write(folder), {})
+
+
+def _ended(page: Path, failed: dict[str, str]) -> int:
+    if failed:
+        echo(
+            f"{len(failed)} cells failed; the report names them. The same command tries them again.", err=True
+        )
+    echo(f"report: {page} and {page.with_suffix('.md').name}")
+    return FAILED if failed else DONE
+
+
+def _size(**flags: bool) -> str:
+    chosen = [name for name, given in flags.items() if given]
+    if len(chosen) > 1:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"--{chosen[0]} and --{chosen[1]} are two sizes of one study",
+            "Give one of them.",
+        )
+    return chosen[0] if chosen else "default"
+
+
+def _problems(
+    size: str, models: Sequence[str], tasks: Sequence[str], train: Sequence[str], test: Sequence[str]
+) -> list[Problem]:
+    from sflab.experiments.cell import Problem
+    from sflab.studies import paper as presets
+    from sfnode.tasks.presets import preset
+
+    full = size == "full"
+    models = models or (presets.FULL_MODELS if full else (DEFAULT_MODEL,))
+    tasks = tasks or (presets.FULL_TASKS if full else ("reviews",))
+    for flag, given in (("--train", train), ("--test", test)):
+        if given and len(given) != len(tasks):
+            raise UserError(
+                Code.BAD_OPTION,
+                f"{len(given)} {flag} for {len(tasks)} tasks: which is whose cannot be told",
+                f"Give one {flag} for each --task, in the same order, or none for the tasks' own data.",
+            )
+    for task in tasks:
+        preset(task)
+    sources = list(zip(tasks, train or ("",) * len(tasks), test or ("",) * len(tasks), strict=True))
+    return [
+        Problem(model=model, task=task, train=rows, test=tested)
+        for model in models
+        for task, rows, tested in sources
+    ]
+
+
+def _list(plan: Study, workers: int) -> None:
+    from sflab.studies import study
+    from sflab.studies.wording import describe
+    from sflab.studies.work import estimate, total, work
+
+    parts = {cell.name: "tuning" for cell in study.trials(plan, {}, {})}
+    for entry in plan.entries:
+        parts.setdefault(entry.cell.name, entry.part)
+    cells = study.distinct(plan)
+    for cell in cells:
+        echo(f"{work(cell):10,}  {describe(cell)}")
+    seconds = estimate(cells, workers)
+    echo(
+        f"{len(cells)} cells, {total(cells):,} example-forwards; about {duration(seconds)} with {workers} "
+        f"workers if the "
+        "model is as small as opt-mini-sst and rows are as short as sentences. Rates are the first that are "
+        "tried."
+    )

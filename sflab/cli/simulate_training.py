@@ -1,0 +1,258 @@
+"""`sfnode simulate training`: many virtual clients train one model in one process, by any method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+import click
+
+from sfnode.cli.exit import DONE
+from sfnode.cli.options import bound, device_option, json_option, option, setting, threads_option
+from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
+from sfnode.errors import Code, UserError
+
+if TYPE_CHECKING:
+    from sflab.experiments.cell import Cell
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROBLEM = {
+    "model": "Base model, as `sfnode init --model` takes it.",
+    "task": "Ready-made task (docs/tasks.md).",
+    "train": "Source of the rows to train on, in place of the task's own.",
+    "test": "Source of the rows to test on, in place of the task's own.",
+    "objective": "The loss: `centred` has balanced mini-batches, and compares scores less their means.",
+    "rows": "Rows to train on, those of all clients together.",
+    "min_words": "Shorter rows are not trained on.",
+    "validation_rows": "Rows of the training data that validate; nobody trains on them.",
+    "test_rows": "Rows to test on; 0: all that there are.",
+    "dirichlet": "Concentration of the classes in the clients' shards; 0: rows are dealt out evenly.",
+    "bases": "File with SeedFlood's published bases, DIGEST.bases; empty: they are random.",
+}
+NETWORK = {
+    "topology": "Who is whose neighbour; `changing`: others in every round.",
+    "clients": "Virtual clients.",
+    "hops": "Links that an update travels in a round; 0: as many as it takes to reach all.",
+    "loss": "Share of transmissions that are lost; they are repeated in the next round.",
+    "churn": "Share of clients that are away in a round.",
+    "speeds": "How many times as many steps as the slowest client the fastest one makes.",
+    "hostile": "Share of SeedFlood's clients, the last ones, that are admitted and harm.",
+    "attack": "What they do (docs/experiments.md); `absent`: nothing at all, to compare with.",
+}
+CELL = {
+    "method": "How they train: seedflood, or a baseline (docs/experiments.md).",
+    "seed": "All chance follows from it.",
+    "steps": "Local steps of a client.",
+    "local_steps": "Local steps between two rounds of communication.",
+    "batch_size": "Rows of a mini-batch.",
+    "group": "SeedFlood's updates that share a mini-batch (docs/how-it-works.md): a local step then makes so "
+    "many. 0: one.",
+    "learning_rate": "Learning rate per update; of methods that average, per local step.",
+    "epsilon": "Distance of the points of a zeroth-order estimate from the weights.",
+    "rank": "Rank of SeedFlood's subspaces, or of the adapters of a method with LoRA.",
+    "refresh": "Local steps after which the subspace is a new one.",
+    "evaluate_every": "Local steps between two evaluations on validation rows; 0: only at the end.",
+}
+
+
+def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
+    """Return an option for every field of a cell but `options`; those in `several` may be repeated."""
+    from sflab.experiments.cell import Cell, Network, Problem
+
+    fields = [
+        (model.model_fields[name], name, text)
+        for model, texts in ((Problem, PROBLEM), (Network, NETWORK), (Cell, CELL))
+        for name, text in texts.items()
+    ]
+
+    def add(function: F) -> F:
+        for field, name, text in reversed(fields):
+            kind = _kind(field)
+            shown = {"default": field.default, "show_default": field.default != ""}
+            if name in several:
+                shown |= {"default": (field.default,), "multiple": True}
+            flag = f"--{name.replace('_', '-')}"
+            metavar = {} if isinstance(kind, click.Choice) else {"metavar": _metavar(field.annotation)}
+            function = option(flag, type=kind, help=text, **shown, **metavar)(function)
+        return function
+
+    return add
+
+
+def _kind(field: Any) -> Any:
+    if get_origin(field.annotation) is Literal:
+        return click.Choice(get_args(field.annotation))
+    if field.annotation is str:
+        return click.STRING
+    least, most = bound(field.metadata, "ge"), bound(field.metadata, "le")
+    return click.FLOAT if field.annotation is float else click.IntRange(least, most)
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "COUNT", float: "NUMBER", str: "NAME"}[kind]
+
+
+def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> dict[str, float]:
+    """Return `NAME=NUMBER` pairs as a dictionary."""
+    found = {}
+    for value in values:
+        name, equals, number = value.partition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise click.BadParameter("give it as NAME=NUMBER, for example segment_updates=32")
+    return found
+
+
+@click.command
+@cell_options()
+@option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    callback=parse_options,
+    help="A number that only this method has (docs/experiments.md); may be given several times.",
+)
+@option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results",
+    show_default=True,
+    metavar="FOLDER",
+    help="Where results are written, and where a run that was ended goes on.",
+)
+@option(
+    "--write-log",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Leave the data folder of client 0's node in this empty folder, as `sfnode verify` reads it.",
+)
+@option(
+    "--replay",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="FOLDER",
+    help="Train nothing: flood the updates of a real run's data folder among the clients, and print the "
+    "digests that they come to.",
+)
+@setting(
+    "--log-to",
+    metavar="KIND:PLACE",
+    help="Record every step and evaluation: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or trackio:PROJECT "
+    "(docs/loggers.md). Repeat for more.",
+)
+@device_option
+@threads_option("CPU threads.  [default: 1]")
+@json_option
+def training(
+    options: dict[str, float],
+    results: Path,
+    write_log: Path | None,
+    replay: Path | None,
+    log_to: tuple[str, ...],
+    device: str,
+    threads: int,
+    as_json: bool,
+    **fields: Any,
+) -> int:
+    """Train virtual clients of one model and measure what comes of it, beside the untrained model.
+
+    The same fields give the same numbers, and the same name of the results: a run that was ended goes on with
+    the same command. SeedFlood's clients are those of a node: its engine, seeds, feeds and signed segments,
+    and a flood in rounds.
+    """
+    from sflab.experiments.runner import Place, run_cell
+    from sfnode.loggers.open import opened
+
+    cell = cell_of(fields, options)
+    if replay:
+        if write_log:
+            raise UserError(
+                Code.BAD_OPTION, "--replay reads a log and --write-log writes one", "Give one of them."
+            )
+        return _replay(replay, cell, as_json)
+    what = f"{cell.method}, {cell.network.clients} clients"
+    with closing(opened(log_to)) as logger, waiting(what, time_left=True) as advance:
+        values = run_cell(cell, results, Place(device, threads or 1), [logger], advance, log=write_log)
+    path = results / f"{cell.name}.jsonl"
+    if as_json:
+        echo(
+            json.dumps(
+                {"cell": cell.model_dump(mode="json"), "results": str(path), "values": values}, indent=2
+            )
+        )
+    else:
+        echo("\n".join(_lines(values)) + f"\nresults in {path}")
+    return DONE
+
+
+def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
+    """Return the cell that options by name describe. Raises UserError BAD_OPTION."""
+    from pydantic import ValidationError
+
+    from sflab.experiments.cell import Cell, Network, Problem
+
+    try:
+        return Cell(
+            problem=Problem(**{name: fields[name] for name in PROBLEM}),
+            network=Network(**{name: fields[name] for name in NETWORK}),
+            options=options,
+            **{name: fields[name] for name in CELL},
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        *section, name = map(str, first["loc"])
+        flag = f"--option {name}" if section == ["options"] else f"--{name.replace('_', '-')}"
+        raise UserError(
+            Code.BAD_OPTION, f"{flag}: {first['msg']}", "`sfnode simulate training --help` lists the options."
+        ) from error
+
+
+def _replay(folder: Path, cell: Cell, as_json: bool) -> int:
+    from sflab.experiments.replay import replay
+    from sfnode.cli.data_folder import opened_run
+
+    with opened_run(folder), waiting("flooding the log"):
+        found = replay(folder, cell.network, cell.seed)
+    if as_json:
+        echo(json.dumps(found._asdict(), indent=2))
+        return DONE
+    echo(f"{found.updates} updates reached {found.clients} clients in {found.rounds} rounds")
+    which = f"named digest {found.named_digest}" if found.named_digest else f"digest       {found.digest}"
+    echo(f"{which}\ncore digest  {found.core_digest}\nbytes/edge   {found.bytes_per_edge:,.0f}")
+    return DONE
+
+
+def _lines(values: Mapping[str, float]) -> list[str]:
+    """Return the end values for people."""
+    lines = [
+        f"score              {values['score']:.3f}, loss {values['loss']:.4f}, on the test rows",
+        f"untrained          {values['base_score']:.3f}, loss {values['base_loss']:.4f}",
+    ]
+    if "calibrated_score" in values:
+        score, loss = values["calibrated_score"], values["calibrated_loss"]
+        lines.append(f"  calibrated       {score:.3f}, loss {loss:.4f} (prior of the answers subtracted)")
+    return [
+        *lines,
+        f"consensus error    {values['consensus']:.4g}",
+        f"bytes per edge     {values['bytes_per_edge']:,.0f} of {values['bytes_total']:,} in all",
+        *_updates(values),
+        f"example-forwards   {values['example_forwards']:,}",
+        f"seconds            {values['seconds']:.1f}",
+    ]
+
+
+def _updates(values: Mapping[str, float]) -> list[str]:
+    if not values.get("hostile_updates"):
+        return []
+    return [
+        f"honest updates     {values['honest_updates']:,}, of which {values['honest_counted']:,} count",
+        f"hostile updates    {values['hostile_updates']:,}, of which {values['hostile_counted']:,} count",
+    ]

@@ -1,0 +1,276 @@
+"""Runs one cell: steps, communication, evaluations, results as JSON lines, and restarts.
+
+The results of a cell are lines in `<name>.jsonl`; until it is finished, `<name>.state` has what it goes on
+from after it was killed. A state says how many bytes of results there were, so that what was written after it
+is written again, with the same numbers. This module knows no method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol, runtime_checkable
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from sflab.baselines.method import Method
+from sflab.experiments import methods, problem, results
+from sflab.experiments.cell import Cell, Place
+from sflab.experiments.problem import LoadedProblem
+from sfnode import __version__
+from sfnode.errors import Code, UserError
+from sfnode.loggers.record import Logger, Record
+from sfnode.store.data_folder import Layout
+from sfnode.store.disk_errors import disk_faults
+
+__all__ = ["Advance", "Place", "finished", "run_cell"]
+
+SAVE_EVERY = 60.0
+"""Seconds between two states: as much work is lost by a kill at most. One of a method with full copies of the
+weights takes about a second."""
+
+SAVE_REST = 20
+"""A state that took t seconds to write is followed by 20 t without one: 5 % of the time at most."""
+
+Advance = Callable[[int, int], None]
+"""Told how many local steps are done, and of how many."""
+
+
+def finished(cell: Cell, folder: Path) -> Mapping[str, float] | None:
+    """Return the end values of a cell; None if it is not finished. Raises UserError RESULTS_UNUSABLE."""
+    path = results.path_of(cell, folder)
+    with disk_faults(path):
+        written = path.read_bytes() if path.exists() else b""
+    try:
+        found = results.parse(written)
+    except ValueError as error:
+        raise _unusable(path, str(error)) from error
+    if found is not None and found.cell != cell:
+        raise _unusable(path, "it has the results of another cell")
+    return found.end if found else None
+
+
+def run_cell(
+    cell: Cell,
+    folder: Path,
+    place: Place = Place(),  # noqa: B008  (frozen)
+    loggers: Sequence[Logger] = (),
+    advance: Advance = lambda done, total: None,
+    log: Path | None = None,
+    make: Callable[[Cell, Place, LoadedProblem, Path | None], Method] = methods.make,
+) -> Mapping[str, float]:
+    """Run a cell, from where it was left if it was begun before; return its end values.
+
+    `log`: the data folder that the node at SeedFlood's client 0 is to leave; empty, or of this very cell.
+
+    Raises UserError RESULTS_UNUSABLE for a folder with other things under the cell's names, DISK_FULL, and
+    as `methods.make`.
+    """
+    methods.check(cell)
+    if values := finished(cell, folder):
+        if log and not Layout(log).log.exists():
+            raise UserError(
+                Code.BAD_OPTION,
+                f"cell {cell.name} was finished in {folder} without a log",
+                "Run it again in another folder with --results.",
+            )
+        return values
+    with disk_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    loaded = problem.load(cell, place)
+    base = _base(cell, loaded, folder)
+    run = _Run(cell, folder, loggers, make(cell, place, loaded, log))
+    try:
+        run.begin()
+        while run.done < cell.steps:
+            advance(run.done, cell.steps)
+            run.step()
+        return run.end(base, validated="validation" in loaded.held_out)
+    finally:
+        run.close()
+
+
+@runtime_checkable
+class CountsUpdates(Protocol):
+    """A method of updates, some of which may not count."""
+
+    def updates(self) -> Mapping[str, int]:
+        """Return numbers of updates by name."""
+        ...
+
+
+class _Run:
+    """A cell that is running in this process."""
+
+    def __init__(self, cell: Cell, folder: Path, loggers: Sequence[Logger], method: Method) -> None:
+        self.done = 0
+        """Local steps that were made."""
+        self._cell = cell
+        self._method = method
+        self._loggers = loggers
+        self._results, self._state = folder / f"{cell.name}.jsonl", folder / f"{cell.name}.state"
+        self._file: IO[bytes] | None = None
+        self._before = 0.0
+        """Seconds that earlier processes have spent up to the state that this one has begun with."""
+        self._began = time.monotonic()
+        self._save_at = self._began + SAVE_EVERY
+
+    def begin(self) -> None:
+        """Begin, or go on from the state if there is one."""
+        with disk_faults(self._results):
+            size = self._restore() if self._state.exists() else 0
+            self._file = self._results.open("r+b" if size else "wb")
+            self._file.truncate(size)
+            self._file.seek(size)
+        settings = {"cell": self._cell.model_dump(mode="json"), "sfnode": __version__}
+        if not size:
+            self._write(settings)
+        for logger in self._loggers:
+            logger.begin(self._cell.name, settings)
+
+    def step(self) -> None:
+        """Take a local step, and communicate and evaluate where it is time for it."""
+        cell, number = self._cell, self.done
+        loss = self._method.step(number)
+        if (number + 1) % cell.local_steps == 0 or number + 1 == cell.steps:
+            self._method.communicate(number)
+        self.done += 1
+        self._record("step", {"loss": loss})
+        if cell.evaluate_every and self.done % cell.evaluate_every == 0 and self.done < cell.steps:
+            self._record("evaluation", self._evaluation("validation"))
+        if time.monotonic() >= self._save_at:
+            self._save()
+
+    def end(self, base: Mapping[str, float], *, validated: bool) -> Mapping[str, float]:
+        """Measure the end, and finish the results."""
+        tested = self._method.evaluate("test")
+        values = {tested.metric: tested.value, "score": tested.value, "loss": tested.loss, **base}
+        if validated:
+            last = self._evaluation("validation")
+            self._record("evaluation", last)
+            values |= {"validation_score": last["score"], "validation_loss": last["loss"]}
+        if isinstance(self._method, CountsUpdates):
+            values |= self._method.updates()
+        values |= self._costs() | {"bytes_total": self._method.traffic.total, "seconds": self._seconds()}
+        self._write({"kind": "end", "step": self.done, "values": values})
+        with disk_faults(self._results):
+            self._flush()
+            self._state.unlink(missing_ok=True)
+        return values
+
+    def close(self) -> None:
+        """Close files and loggers."""
+        if self._file is not None:
+            self._file.close()
+        for logger in self._loggers:
+            logger.close()
+
+    def _evaluation(self, which: str) -> dict[str, float]:
+        found = self._method.evaluate(which)
+        return {"score": found.value, "loss": found.loss, **self._costs()}
+
+    def _costs(self) -> dict[str, float]:
+        return {
+            "consensus": self._method.consensus(),
+            "bytes_per_edge": self._method.traffic.per_edge,
+            "example_forwards": self._method.example_forwards,
+        }
+
+    def _seconds(self) -> float:
+        return round(self._before + time.monotonic() - self._began, 3)
+
+    def _record(self, kind: Any, values: Mapping[str, float]) -> None:
+        self._write({"kind": kind, "step": self.done, "values": values})
+        for logger in self._loggers:
+            logger.record(Record(kind, self.done, values))
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        with disk_faults(self._results):
+            self._file.write(json.dumps(line).encode() + b"\n")
+
+    def _flush(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _save(self) -> None:
+        began = time.monotonic()
+        with disk_faults(self._state):
+            self._flush()
+            assert self._file is not None
+            partial = self._state.with_suffix(".partial")
+            state = {
+                "done": self.done,
+                "size": self._file.tell(),
+                "seconds": self._seconds(),
+                "method": self._method.state(),
+            }
+            torch.save(state, partial)
+            os.replace(partial, self._state)
+        ended = time.monotonic()
+        self._save_at = ended + max(SAVE_EVERY, SAVE_REST * (ended - began))
+
+    def _restore(self) -> int:
+        """Go on from the state; return how many bytes of the results belong to it."""
+        try:
+            state = torch.load(self._state, weights_only=True)
+            size = int(state["size"])
+            if self._results.stat().st_size < size:
+                raise ValueError("the results are shorter than it says")
+            self._method.restore(state["method"])
+        except OSError:
+            raise
+        except Exception as error:  # whatever a damaged file makes torch raise
+            raise _unusable(self._state, "it is no state of this cell, or is damaged") from error
+        self.done, self._before = state["done"], state["seconds"]
+        return size
+
+
+def _unusable(path: Path, reason: str) -> UserError:
+    return UserError(
+        Code.RESULTS_UNUSABLE,
+        f"{path} cannot be used: {reason}",
+        "Move it away, and the cell begins anew; or give another folder with --results.",
+    )
+
+
+# -- the untrained model -----------------------------------------------------------------------------
+
+
+_SCORES = TypeAdapter(dict[str, float])
+
+
+def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
+    """Return the scores of the untrained model, and with calibrated answers; measured once for a folder."""
+    fields = json.dumps(cell.problem.model_dump(mode="json", exclude={"objective"}), sort_keys=True).encode()
+    name = hashlib.blake2b(fields, digest_size=8, person=b"sfnode-base").hexdigest()
+    path = folder / f"base-{name}.json"
+    with disk_faults(path):
+        if path.exists():
+            try:
+                kept = _SCORES.validate_json(path.read_bytes())
+            except ValidationError:
+                kept = {}
+            if not {"base_score", "base_loss"} <= kept.keys():
+                raise _unusable(path, "it has no scores of an untrained model")
+            return kept
+        values = _measured(loaded)
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # other processes may run cells of it, too
+        partial.write_text(json.dumps(values) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    return values
+
+
+def _measured(loaded: LoadedProblem) -> dict[str, float]:
+    base = loaded.evaluate_alone("test", calibrated=False)
+    values = {"base_score": base.value, "base_loss": base.loss}
+    if loaded.task.labelled:
+        calibrated = loaded.evaluate_alone("test", calibrated=True)
+        values |= {"calibrated_score": calibrated.value, "calibrated_loss": calibrated.loss}
+    return values

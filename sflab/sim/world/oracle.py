@@ -1,0 +1,114 @@
+"""The oracle: what every origin has made, and so what every node must have in the end.
+
+It looks at what is durable and at nothing that the machine believes. A feed is a tree of chain heads: one
+line for an honest origin, branches where one key signed two histories. What one node admits must be on the
+tree; what all nodes have in the end is the union of what is on their disks, up to the first branch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass, field
+
+from sflab.sim.world.violation import Violation
+from sfprotocol.frontier import Frontier
+from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
+from sfprotocol.signing import extend, genesis
+
+MARK_BITS = 128
+
+
+@dataclass
+class Story:
+    """Everything that was ever made of one feed."""
+
+    heads: list[dict[bytes, int]]
+    """Chain heads before each step, each with the sum of the marks of all updates up to there."""
+    epochs: list[int] = field(default_factory=list)
+    """Epoch of each step on the branch that came first."""
+    made_at: array[float] = field(default_factory=lambda: array("d"))
+    """Time at which each step was first made."""
+
+    @property
+    def stop(self) -> int:
+        return len(self.heads) - 1
+
+    @property
+    def common(self) -> int:
+        """The first step at which two histories part; the end if none do."""
+        return next((step for step, heads in enumerate(self.heads) if len(heads) > 1), self.stop + 1) - 1
+
+    @property
+    def forked(self) -> bool:
+        return self.common < self.stop
+
+
+class Oracle:
+    """Everything that was made in one run."""
+
+    def __init__(self, run: RunParameters) -> None:
+        self.run = run
+        self.stories: dict[Feed, Story] = {}
+        self.honest: set[bytes] = set()
+        """Origins whose nodes only ever say what they have computed."""
+        self.may_fork: set[bytes] = set()
+        """Those of them whose key is in use twice, or whose disk was put back."""
+        self.updates = 0
+
+    def story(self, feed: Feed) -> Story:
+        if feed not in self.stories:
+            self.stories[feed] = Story([{genesis(self.run.run_id, feed): 0}])
+        return self.stories[feed]
+
+    def made(self, feed: Feed, before: bytes, segment: Segment, now: float, who: str) -> None:
+        """An origin has made these updates, after its own chain head `before`. Raises Violation."""
+        story = self.story(feed)
+        mark = story.heads[segment.first][before]
+        for step, (epoch, scalar) in enumerate(updates_of(segment.parts), segment.first):
+            before = extend(before, (EpochScalars(epoch, (scalar,)),))
+            mark = (mark + mark_of(feed, step, epoch, scalar)) % (1 << MARK_BITS)
+            if step == story.stop:
+                story.heads.append({})
+                story.epochs.append(epoch)
+                story.made_at.append(now)
+                self.updates += 1
+            story.heads[step + 1][before] = mark
+            if len(story.heads[step + 1]) > 1 and feed.origin in self.honest - self.may_fork:
+                raise Violation(
+                    "fork", f"an honest origin has made two histories that part at {step}", (who,)
+                )
+
+    def knows(self, feed: Feed, step: int, chain: bytes) -> bool:
+        """Whether some history of this feed has this chain head before `step`."""
+        story = self.stories.get(feed)
+        return story is not None and step <= story.stop and chain in story.heads[step]
+
+    def admitted(self, feed: Feed, segment: Segment, before: bytes, now: float, who: str) -> None:
+        """A node has admitted what nobody was seen to make. Raises Violation unless the origin is hostile."""
+        if feed.origin in self.honest:
+            said = f"steps {segment.first} to {segment.stop} of a feed were never made by their honest origin"
+            raise Violation("content", said, (who,))
+        self.made(feed, before, segment, now, who)
+
+    def mark(self, feed: Feed, step: int, chain: bytes) -> int:
+        """The sum of the marks of all updates before `step` in the history with this chain head."""
+        return self.stories[feed].heads[step][chain] if step else 0
+
+    def digest(self, ends: dict[Feed, int]) -> bytes:
+        """The state digest of the union, of feeds of which none branches."""
+        frontier = Frontier(self.run)
+        for feed, end in ends.items():
+            story = self.stories[feed]
+            frontier.advance(feed, end, next(iter(story.heads[end])), story.epochs[end - 1])
+        return frontier.digest()
+
+
+def updates_of(parts: tuple[EpochScalars, ...]) -> list[tuple[int, int]]:
+    return [(epoch, scalar) for epoch, scalars in parts for scalar in scalars]
+
+
+def mark_of(feed: Feed, step: int, epoch: int, scalar: int) -> int:
+    """Return a number for one update; sums of them stand for sets, by other means than chain hashes."""
+    text = feed.origin + b"%d/%d/%d/%d" % (feed.incarnation, step, epoch, scalar)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=MARK_BITS // 8).digest(), "big")

@@ -1,0 +1,216 @@
+"""Findings of a study so far: groups of cells that differ in nothing but the seed, and their means.
+
+Everything that the report says and draws is asked of a `Findings`; it knows results, and no words or figures.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sflab.experiments import results
+from sflab.experiments.cell import Cell
+from sflab.experiments.results import Result
+from sflab.studies import study
+from sflab.studies.study import Study
+
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom."""
+
+MORE_975 = 2.201
+"""Quantile of 11 degrees of freedom; with more of them the interval is at most an eighth too wide."""
+
+
+class Interval(NamedTuple):
+    """A mean over seeds and its 95 % t-interval, which is the mean alone if there is one seed."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return self.high - self.mean
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """Return the mean of finite values with its interval; None if there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    mean, freedom = statistics.fmean(finite), len(finite) - 1
+    if freedom == 0:
+        return Interval(mean, mean, mean, 1)
+    quantile = T_975[freedom - 1] if freedom <= len(T_975) else MORE_975
+    half = quantile * statistics.stdev(finite) / math.sqrt(len(finite))
+    return Interval(mean, mean - half, mean + half, len(finite))
+
+
+class Group(NamedTuple):
+    """Cells that differ in nothing but the seed, in one part of a study."""
+
+    cell: Cell
+    """Any of them; its learning rate is that of the winner, if there is one yet."""
+    results: tuple[Result, ...]
+    """Seeds that are finished."""
+    wanted: int
+    """Number of cells that the study has."""
+
+    def of(self, name: str) -> Interval | None:
+        """Return an end value's mean over seeds."""
+        return interval([value for _, value in self.by_seed(name)])
+
+    def by_seed(self, name: str) -> list[tuple[int, float]]:
+        """Return the seeds of finished cells with an end value of each."""
+        ends = ((result.cell.seed, result.end or {}) for result in self.results)
+        return [(seed, end[name]) for seed, end in ends if name in end]
+
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Return the local steps at which `name` was evaluated in all finished cells, and its means there."""
+        series = [dict(zip(*result.series(name), strict=True)) for result in self.results]
+        steps = [step for step in (series[0] if series else {}) if all(step in one for one in series)]
+        return steps, [statistics.fmean(one[step] for one in series) for step in steps]
+
+
+class Missing(NamedTuple):
+    """A cell without results."""
+
+    part: str
+    cell: Cell
+    reason: str
+    """`not run yet`, or why it failed."""
+
+
+class Tuning(NamedTuple):
+    """The trials of one method on one task."""
+
+    trials: tuple[tuple[Cell, Interval | None], ...]
+    """Rates with their validation losses; None: not run or failed."""
+    winner: Cell | None
+
+    @property
+    def at_the_edge(self) -> bool:
+        """Whether the winner has the smallest or the largest rate, so that the best may lie beyond."""
+        rates = [cell.learning_rate for cell, _ in self.trials]
+        return self.winner is not None and self.winner.learning_rate in (min(rates), max(rates))
+
+
+class Findings:
+    """The results of a study, finished or not."""
+
+    def __init__(self, plan: Study, found: Mapping[str, Result], failed: Mapping[str, str]) -> None:
+        self.study = plan
+        self._found, self._failed = found, failed
+        self._entries = study.resolved(plan, found, failed)
+        self._one_model = len({cell.problem.model for cell in self.cells()}) == 1
+
+    @classmethod
+    def load(cls, folder: Path) -> Findings:
+        """Read a results folder. Raises UserError RESULTS_UNUSABLE."""
+        return cls(Study.load(folder), results.read_all(folder), results.failures(folder))
+
+    def groups(self, part: str) -> list[Group]:
+        """Return the groups of a part, in the study's order."""
+        members: dict[str, list[Cell]] = {}
+        for entry, cell in self._entries:
+            if entry.part == part:
+                key = entry.cell.model_copy(update={"seed": 0}).name
+                members.setdefault(key, []).append(cell or entry.cell)
+        return [self._group(cells) for cells in members.values()]
+
+    def _group(self, cells: Sequence[Cell]) -> Group:
+        found = (self._finished(cell) for cell in cells)
+        return Group(cells[0], tuple(result for result in found if result is not None), len(cells))
+
+    def _finished(self, cell: Cell) -> Result | None:
+        result = self._found.get(cell.name)
+        return result if result is not None and result.end is not None else None
+
+    def tunings(self) -> list[Tuning]:
+        """Return all tunings."""
+        return [
+            Tuning(
+                tuple((cell, self._loss(cell)) for cell in trials),
+                study.winner(trials, self._found, self._failed),
+            )
+            for trials in study.tried(self.study, self._found, self._failed)
+        ]
+
+    def _loss(self, cell: Cell) -> Interval | None:
+        result = self._finished(cell)
+        return interval([(result.end or {}).get("validation_loss", math.nan)]) if result else None
+
+    def subject(self, cell: Cell) -> str:
+        """Return the task of a cell, with its model if the study has several."""
+        problem = cell.problem
+        return problem.task if self._one_model else f"{problem.task}, {Path(problem.model).name}"
+
+    def untrained(self, task: str) -> dict[str, Interval]:
+        """Return scores and losses of the untrained model on a task's test rows, calibrated and as it is."""
+        ends = [
+            result.end
+            for result in self._found.values()
+            if result.end is not None and self.subject(result.cell) == task
+        ]
+        names = ("base_score", "base_loss", "calibrated_score", "calibrated_loss")
+        means = {name: interval([end[name] for end in ends if name in end]) for name in names}
+        return {name: mean for name, mean in means.items() if mean is not None}
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, in the study's order, as `subject` tells them."""
+        return list(dict.fromkeys(self.subject(cell) for cell in self.cells()))
+
+    def seeds(self, part: str) -> list[int]:
+        """Return the seeds of a part."""
+        return sorted({entry.cell.seed for entry in self.study.entries if entry.part == part})
+
+    def cells(self) -> list[Cell]:
+        """Return the cells of the study, each once; those whose rate is open, with the first rate tried."""
+        return study.distinct(self.study)
+
+    def finished(self) -> int:
+        """Return the number of finished cells of the study."""
+        return len(self._wanted()) - len(self.missing())
+
+    def missing(self) -> list[Missing]:
+        """Return the cells without results, each once."""
+        return [
+            Missing(part, cell, self._failed.get(name, "not run yet"))
+            for name, (part, cell) in self._wanted().items()
+            if self._finished(cell) is None
+        ]
+
+    def _trials(self) -> list[Cell]:
+        return study.trials(self.study, self._found, self._failed)
+
+    def _wanted(self) -> dict[str, tuple[str, Cell]]:
+        trials = ((cell.name, ("tuning", cell)) for cell in self._trials())
+        entries = (
+            ((cell or entry.cell).name, (entry.part, cell or entry.cell)) for entry, cell in self._entries
+        )
+        wanted = dict(trials)
+        for name, value in entries:
+            wanted.setdefault(name, value)
+        return wanted
+
+
+def find(groups: Iterable[Group], **fields: object) -> Group | None:
+    """Return the first group with finished cells whose method, task, topology or clients are these."""
+    for group in groups:
+        if group.results and all(trait(group.cell, name) == value for name, value in fields.items()):
+            return group
+    return None
+
+
+def trait(cell: Cell, name: str) -> object:
+    """Return a field of a cell, of its network or of its problem."""
+    for section in (cell, cell.network, cell.problem):
+        if name in type(section).model_fields:
+            return getattr(section, name)
+    raise KeyError(name)

@@ -1,0 +1,317 @@
+"""The comparison of the SeedFlood paper (arXiv 2602.18181) as a study, in four sizes.
+
+A preset says how large; the model and the tasks are the caller's. Learning rates are tuned for every method
+on validation rows, by three each and more where the best is at the edge, with the first seed on a ring; all
+other cells take the winner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from sflab.baselines import registry
+from sflab.experiments.cell import Cell, Network, Problem, Topology
+from sflab.studies.study import Entry, Study
+from sflab.studies.work import first_order
+
+SEEDFLOOD = "seedflood"
+
+PAPER_METHODS = (SEEDFLOOD, "dsgd", "dzsgd", "chocosgd", "dsgd-lora", "dzsgd-lora", "chocosgd-lora")
+"""The paper's own table."""
+
+RATE = 6e-6
+"""Learning rate per update around which SeedFlood's are tried: the best of a sweep with opt-mini-sst. The
+other zeroth-order grids (`registry`) were chosen for the same model and scale with it."""
+
+GRID = (1 / 3, 1.0, 3.0)
+"""Rates of SeedFlood that are tried, as multiples of the one in the middle."""
+
+MOST = 1.0
+"""Largest rate that is tried, which is a manifest's."""
+
+LORA_RANK = 8
+"""Rank of adapters, the paper's."""
+
+SEGMENT = 32
+"""Local steps between two rounds in which a client signs full segments."""
+
+
+class Preset(NamedTuple):
+    """Size of a study."""
+
+    clients: int
+    zeroth_steps: int
+    """Local steps of a client, for methods with two-point estimates."""
+    first_steps: int
+    """The same for methods with gradients."""
+    short_steps: int
+    """Local steps of zeroth-order cells outside the table of methods; gradients: in proportion."""
+    refresh: int
+    batch_size: int
+    rows: int
+    validation_rows: int
+    test_rows: int
+    min_words: int
+    evaluations: int
+    """Evaluations on validation rows in a run."""
+    methods: Sequence[str]
+    topologies: Sequence[Topology]
+    sizes: Sequence[int]
+    """Numbers of clients that are compared."""
+    sized_methods: Sequence[str]
+    hops: Sequence[int]
+    ranks: Sequence[int]
+    refreshes: Sequence[int]
+    dirichlets: Sequence[float]
+    sharded_methods: Sequence[str]
+    all_tasks: bool
+    """Whether the parts besides the table of methods are done for all tasks, not for the first alone."""
+    rank: int = 32
+    local_steps: int = 5
+    beyond: int = 4
+    """Rates beyond the edge of its grid that are tried for a method, at most."""
+    segments: int = 2
+    """Full segments that a client signs where bytes are counted."""
+    rate: float = RATE
+
+
+SMOKE = Preset(
+    clients=4,
+    zeroth_steps=6,
+    first_steps=4,
+    short_steps=4,
+    refresh=4,
+    batch_size=2,
+    rows=64,
+    validation_rows=12,
+    test_rows=24,
+    min_words=0,
+    evaluations=2,
+    methods=PAPER_METHODS,
+    topologies=("ring", "grid"),
+    sizes=(4, 8),
+    sized_methods=(SEEDFLOOD,),
+    hops=(1, 0),
+    ranks=(4, 8),
+    refreshes=(2, 4),
+    dirichlets=(1.0, 0.1),
+    sharded_methods=(SEEDFLOOD,),
+    all_tasks=True,
+    rank=8,
+    local_steps=2,
+    beyond=0,
+    segments=1,
+    rate=1e-3,
+)
+
+DEFAULT = Preset(
+    clients=16,
+    zeroth_steps=160,
+    first_steps=40,
+    short_steps=80,
+    refresh=80,
+    batch_size=4,
+    rows=1024,
+    validation_rows=200,
+    test_rows=400,
+    min_words=4,
+    evaluations=3,
+    methods=PAPER_METHODS,
+    topologies=("ring",),
+    sizes=(16, 32, 64, 128),
+    sized_methods=(SEEDFLOOD,),
+    hops=(1, 2, 4, 0),
+    ranks=(8, 32),
+    refreshes=(20, 80),
+    dirichlets=(1.0, 0.1),
+    sharded_methods=(SEEDFLOOD, "dsgd"),
+    all_tasks=False,
+)
+
+LONG = DEFAULT._replace(
+    zeroth_steps=320,
+    first_steps=80,
+    short_steps=320,
+    refresh=64,
+    validation_rows=500,
+    test_rows=1000,
+    evaluations=8,
+    methods=(SEEDFLOOD, *(name for name in registry.METHODS)),
+    topologies=("ring", "grid"),
+    sized_methods=(SEEDFLOOD, "dsgd", "dzsgd"),
+    hops=(1, 2, 4, 8, 0),
+    ranks=(8, 32, 64),
+    refreshes=(32, 64, 320),
+    sharded_methods=PAPER_METHODS,
+    all_tasks=True,
+)
+
+FULL = LONG._replace(
+    zeroth_steps=5000,
+    first_steps=500,
+    short_steps=5000,
+    refresh=1000,
+    min_words=0,
+    evaluations=10,
+    ranks=(32, 64),
+    refreshes=(1000, 5000),
+    rate=1e-7,
+)
+
+PRESETS = {"smoke": SMOKE, "default": DEFAULT, "long": LONG, "full": FULL}
+
+TOO_SMALL: dict[str, tuple[str, ...]] = {
+    "smoke": ("A study of this size shows that everything works. Its figures mean nothing.",)
+}
+"""Words that belong to a size."""
+
+FULL_MODELS = ("facebook/opt-125m", "facebook/opt-1.3b", "facebook/opt-2.7b")
+FULL_TASKS = ("sst2", "rte", "boolq", "wic", "multirc", "record")
+
+
+class Choice(NamedTuple):
+    """Subject of a study, and number of seeds."""
+
+    problems: Sequence[Problem]
+    """Models and tasks; the preset sets their numbers of rows."""
+    seeds: int = 3
+    rate: float = 0.0
+    """Learning rate per update around which SeedFlood's are tried; 0: the preset's."""
+
+
+def study(name: str, choice: Choice, command: str) -> Study:
+    """Describe the study of a preset."""
+    preset = PRESETS[name]
+    if choice.rate:
+        preset = preset._replace(rate=choice.rate)
+    rows = {field: getattr(preset, field) for field in ("rows", "validation_rows", "test_rows", "min_words")}
+    problems = [problem.model_copy(update=rows) for problem in choice.problems]
+    plan = _Plan(preset, problems, choice.seeds)
+    return Study(
+        title="SeedFlood beside its baselines",
+        command=command,
+        preset=name,
+        notes=(*TOO_SMALL.get(name, ()), *_notes(preset, choice.seeds)),
+        tunings=tuple(plan.tunings),
+        beyond=preset.beyond,
+        entries=tuple(plan.entries()),
+    )
+
+
+def rates(method: str, rate: float) -> list[float]:
+    """Return the learning rates that are tried for a method, ascending; see `RATE`."""
+    if method == SEEDFLOOD:
+        return [rate * factor for factor in GRID]
+    usual = registry.METHODS[method].rates
+    return list(usual) if first_order(method) else [min(one * rate / RATE, MOST) for one in usual]
+
+
+def centralised(method: str) -> bool:
+    """Return whether a method has one model, for which it is all the same who is whose neighbour."""
+    return method in registry.METHODS and registry.METHODS[method].centralised
+
+
+class _Plan:
+    """Cells of a preset, in the order in which they are of use."""
+
+    def __init__(self, preset: Preset, problems: Sequence[Problem], seeds: int) -> None:
+        self._preset, self._problems, self._seeds = preset, problems, seeds
+        self._numbers = {key: n for n, key in enumerate(product(range(len(problems)), preset.methods))}
+        self.tunings = [self._tuning(problems[number], method) for number, method in self._numbers]
+
+    def _tuning(self, problem: Problem, method: str) -> tuple[Cell, ...]:
+        cell = self._cell(problem, method, self._preset.zeroth_steps)
+        return tuple(
+            cell.model_copy(update={"learning_rate": rate}) for rate in rates(method, self._preset.rate)
+        )
+
+    def _cell(self, problem: Problem, method: str, steps: int, **changes: object) -> Cell:
+        """Return a cell on a ring with the first seed; `changes` are fields of cells, networks or
+        problems."""
+        preset = self._preset
+        if first_order(method):
+            steps = max(1, steps * preset.first_steps // preset.zeroth_steps)
+        network = {"clients": preset.clients} | {
+            k: v for k, v in changes.items() if k in Network.model_fields
+        }
+        of_problem = {k: v for k, v in changes.items() if k in Problem.model_fields}
+        lora = method in registry.METHODS and registry.METHODS[method].problem == "lora"
+        fields: dict[str, object] = {
+            "steps": steps,
+            "local_steps": preset.local_steps,
+            "batch_size": preset.batch_size,
+            "rank": LORA_RANK if lora else preset.rank,
+            "refresh": preset.refresh,
+        } | {k: v for k, v in changes.items() if k in Cell.model_fields}
+        between = fields["local_steps"]
+        assert isinstance(between, int)
+        every = max(1, steps // preset.evaluations // between) * between  # right after a communication
+        fields.setdefault("evaluate_every", every)
+        return Cell.model_validate(
+            {
+                "method": method,
+                "problem": problem.model_copy(update=of_problem),
+                "network": Network.model_validate(network),
+                **fields,
+            }
+        )
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield all entries, seed by seed within a part."""
+        preset = self._preset
+        others = self._problems if preset.all_tasks else self._problems[:1]
+        for topology, problem, method in product(preset.topologies, self._problems, preset.methods):
+            if topology != preset.topologies[0] and centralised(method):
+                continue
+            yield from self._seeded("methods", problem, method, preset.zeroth_steps, topology=topology)
+        for problem in others:
+            yield from self._bytes(problem)
+            yield from self._others(problem)
+
+    def _bytes(self, problem: Problem) -> Iterator[Entry]:
+        for between in (self._preset.local_steps, SEGMENT):
+            steps = self._preset.segments * SEGMENT // between * between
+            yield from self._seeded("bytes", problem, SEEDFLOOD, steps, local_steps=between)
+
+    def _others(self, problem: Problem) -> Iterator[Entry]:
+        preset, steps = self._preset, self._preset.short_steps
+        for method, clients in product(preset.sized_methods, preset.sizes):
+            times = preset.clients / clients if method == SEEDFLOOD else 1.0
+            yield from self._seeded("clients", problem, method, steps, times, clients=clients)
+        for hops in preset.hops:
+            yield from self._seeded("hops", problem, SEEDFLOOD, steps, hops=hops)
+        for rank, refresh in product(preset.ranks, preset.refreshes):
+            yield from self._seeded("ablation", problem, SEEDFLOOD, steps, rank=rank, refresh=refresh)
+        for method, dirichlet in product(preset.sharded_methods, (0.0, *preset.dirichlets)):
+            yield from self._seeded("shards", problem, method, steps, dirichlet=dirichlet)
+
+    def _seeded(
+        self, part: str, problem: Problem, method: str, steps: int, times: float = 1.0, **changes: object
+    ) -> Iterator[Entry]:
+        number = self._numbers[self._problems.index(problem), method]
+        for seed in range(self._seeds):
+            cell = self._cell(problem, method, steps, seed=seed, **changes)
+            yield Entry(part=part, cell=cell, tuning=number, times=times)
+
+
+def _notes(preset: Preset, seeds: int) -> tuple[str, ...]:
+    return (
+        f"{preset.rows:,} training rows are dealt out to {preset.clients} clients unless a figure says "
+        f"otherwise; "
+        f"{preset.validation_rows} rows of the training data validate, {preset.test_rows or 'all'} others "
+        f"test.",
+        f"A client makes {preset.zeroth_steps} steps with two-point estimates or {preset.first_steps} with "
+        f"gradients, on mini-batches of {preset.batch_size} rows, and communicates after every "
+        f"{preset.local_steps}. Parts besides the table of methods: {preset.short_steps} steps. The paper: "
+        f"5,000 "
+        "and 500 steps.",
+        "Learning rates are those of the trial with the least validation loss (first seed, ring), with other "
+        "topologies and shards, too. SeedFlood's are per update, and more clients make more updates in a "
+        "round: with other numbers of clients the rate per round stays, so that the rate per update is less "
+        "by as much as there are more clients. Those of methods that average are per local step of a client.",
+        f"Figures are means over {seeds} seeds with their 95 % t-interval."
+        if seeds > 1
+        else "One seed: nothing here says how much is chance.",
+    )

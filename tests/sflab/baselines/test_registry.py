@@ -1,0 +1,112 @@
+"""What every baseline keeps to, on a quadratic function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sflab.baselines import registry
+from sflab.baselines.registry import METHODS
+from sfnode.errors import Code, UserError
+from tests.sflab.baselines.quadratic import Quadratic, complete, made, run, setup, stored
+
+RATES = {"adamw": 0.03, "diloco": 0.003, "diloco-fp16": 0.003, "diloco-powersgd": 0.003, "gaia": 0.03}
+"""Where the usual one of these tests does not suit."""
+ZEROTH_ORDER_RATE = 0.008
+
+
+def rate(name: str) -> float:
+    return RATES.get(name, 0.1 if METHODS[name].first_order else ZEROTH_ORDER_RATE)
+
+
+@pytest.fixture(params=METHODS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_it_comes_near_the_minimum_of_the_mean_of_all_functions(name: str) -> None:
+    options = {"gamma": 0.1, "keep": 0.1} if "choco" in name else {}
+    method = made(name, learning_rate=rate(name), options=options)
+    run(method, 0, 300)
+    problem = method.problem
+    least = problem.evaluate(problem.centres.mean(0), "test").loss
+    begun = problem.evaluate(problem.start(), "test").loss
+    assert method.evaluate("test").loss < least + 0.05 * (begun - least)
+
+
+def test_it_goes_on_from_its_state_with_the_same_bits(name: str) -> None:
+    def new() -> registry.Method:
+        return made(name, learning_rate=rate(name), problem=Quadratic(4, noise=0.1))
+
+    whole, first, second = new(), new(), new()
+    losses = run(whole, 0, 9)
+    run(first, 0, 5)  # in the midst of a round
+    second.restore(stored(first.state()))
+    assert run(second, 5, 9) == losses[5:]
+    assert (second.traffic, second.example_forwards) == (whole.traffic, whole.example_forwards)
+    for key, wanted in whole.state().items():
+        got = second.state()[key]
+        assert torch.equal(got, wanted) if isinstance(wanted, torch.Tensor) else got == wanted, key
+
+
+def test_all_of_its_chance_comes_from_the_seed(name: str) -> None:
+    runs = [made(name, seed=seed, learning_rate=rate(name)) for seed in (7, 7, 8)]
+    same, again, other = [run(method, 0, 4) for method in runs]
+    assert same == again
+    if not METHODS[name].first_order:
+        assert same != other
+
+
+def test_its_example_forwards_are_three_a_gradient_and_two_an_estimate(name: str) -> None:
+    method = made(name, learning_rate=rate(name))
+    run(method, 0, 3)
+    assert method.example_forwards == 3 * 4 * Quadratic.batch_size * (3 if METHODS[name].first_order else 2)
+
+
+def test_who_has_no_link_neither_trains_nor_communicates(name: str) -> None:
+    method = made(name, 4, lambda number: [(0, 1), (1, 2)], learning_rate=rate(name))
+    run(method, 0, 4)
+    assert method.example_forwards % 3 == 0
+    assert not [edge for edge in method.traffic.sent if edge[0] == 3]
+    if not METHODS[name].centralised and "gaia" not in name:
+        assert not [edge for edge in method.traffic.sent if edge[1] == 3]
+
+
+def test_nobody_at_all_in_a_round_changes_nothing(name: str) -> None:
+    method = made(name, 4, lambda number: [])
+    before = method.x.clone()
+    run(method, 0, 2)
+    assert torch.equal(method.x, before)
+    assert not method.traffic.total
+
+
+def test_what_it_sends_never_goes_to_itself_and_centralised_methods_send_nothing(name: str) -> None:
+    method = made(name, learning_rate=rate(name))
+    run(method, 0, 4)
+    assert all(sender != receiver for sender, receiver in method.traffic.sent)
+    assert (method.traffic.total == 0) == METHODS[name].centralised
+
+
+def test_it_names_its_paper_and_a_grid_of_rates(name: str) -> None:
+    baseline = METHODS[name]
+    assert baseline.paper
+    assert baseline.sends
+    assert list(baseline.rates) == sorted(set(baseline.rates))
+    assert (baseline.problem == "lora") == name.endswith("-lora")
+
+
+def test_what_it_has_in_common_with_others_may_be_had_on_a_complete_graph(name: str) -> None:
+    """All clients agree once everybody has heard everything; Choco and Gaia send only a part."""
+    method = made(name, 4, complete(4), learning_rate=rate(name))
+    run(method, 0, 2)
+    if not name.startswith(("choco", "gaia")):
+        assert method.consensus() < 1e-11
+
+
+def test_a_method_or_an_option_that_there_is_not_is_an_error_that_says_what_there_is() -> None:
+    with pytest.raises(UserError, match="'adam'") as caught:
+        registry.make("adam", setup())
+    assert caught.value.code == Code.BAD_OPTION
+    with pytest.raises(UserError, match="'keeps'"):
+        registry.make("chocosgd", setup(options={"keeps": 0.1}))
+    assert made("chocosgd", options={"keep": 0.5}).setup.options == {"keep": 0.5, "gamma": 0.03}

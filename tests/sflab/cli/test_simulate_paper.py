@@ -1,0 +1,111 @@
+"""`sfnode simulate paper`, `report` and `sweep` as a user has them, with the built-in model and task."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sflab.experiments import results
+from sflab.studies import report
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+ALONE = ("--workers", "1", "--device", os.environ.get("SFNODE_DEVICE", "cpu"))
+
+ROWS = ("--rows", 16, "--validation-rows", 4, "--test-rows", 4)
+TINY = ("--clients", 2, "--steps", 2, "--batch-size", 1, *ROWS)
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """What a folder's cells have measured, but for the time."""
+    found = {}
+    for name, result in results.read_all(folder).items():
+        end = {key: value for key, value in (result.end or {}).items() if key != "seconds"}
+        found[name] = (end, result.points[:-1])
+    return found
+
+
+def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(sfnode: Run, tmp_path: Path) -> None:
+    command = ("simulate", "paper", "--smoke", "--seeds", 1, "--results", tmp_path / "paper", *ALONE)
+    ended = sfnode(*command)
+    assert ended.status == 0
+    assert ended.out == f"report: {tmp_path / 'paper' / report.PAGE} and {report.MARKDOWN}\n"
+    text = (tmp_path / "paper" / report.MARKDOWN).read_text()
+    assert "all cells of the study are finished" in text
+    assert "No cell for it is finished yet" not in text
+    first = contents(tmp_path / "paper")
+
+    chosen = sorted((tmp_path / "paper").glob("*.jsonl"))[:2]
+    for file in chosen:  # as if it had been killed before these were finished
+        file.unlink()
+    again = sfnode(*command)
+    assert again.status == 0
+    assert contents(tmp_path / "paper") == first
+    assert again.err.count(" left: ") == len(chosen)
+
+
+def test_a_dry_run_lists_cells_and_writes_nothing(sfnode: Run, tmp_path: Path) -> None:
+    ended = sfnode("simulate", "paper", "--dry-run", "--workers", 2, "--results", tmp_path / "paper")
+    assert ended.status == 0
+    *cells, last = ended.out.splitlines()
+    assert last.startswith(f"{len(cells)} cells, ")
+    assert "with 2 workers" in last
+    assert sum(int(line.split()[0].replace(",", "")) for line in cells) == int(
+        last.split()[2].replace(",", "")
+    )
+    assert not (tmp_path / "paper").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--smoke", "--long"), "SF010: --smoke and --long are two sizes"),
+        (("--task", "sst2", "--task", "rte", "--train", "a.tsv"), "SF010: 1 --train for 2 tasks"),
+        (("--task", "poetry"), "SF010: there is no preset 'poetry'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(
+    arguments: tuple[str, ...], complaint: str, sfnode: Run, tmp_path: Path
+) -> None:
+    ended = sfnode("simulate", "paper", *arguments, "--results", tmp_path / "paper")
+    assert ended.status == 1
+    assert complaint in ended.err
+    assert not (tmp_path / "paper").exists()
+
+
+def test_a_report_of_a_folder_without_a_study_is_refused(sfnode: Run, tmp_path: Path) -> None:
+    ended = sfnode("simulate", "report", tmp_path)
+    assert ended.status == 1
+    assert "SF075" in ended.err
+
+
+def test_a_sweep_runs_every_combination_and_lists_the_best_first(sfnode: Run, tmp_path: Path) -> None:
+    options = ("--results", tmp_path / "sweep", "--learning-rate", 1e-3, "--learning-rate", 1e-2, "--rank", 4)
+    command = ("simulate", "sweep", *TINY, *options, "--rank", 8, "--local-steps", 1, *ALONE)
+    ended = sfnode(*command, "--seeds", 2, "--json")
+    assert ended.status == 0
+    rows = json.loads(ended.out)
+    assert sorted((row["learning_rate"], row["rank"]) for row in rows) == [
+        (1e-3, 4),
+        (1e-3, 8),
+        (1e-2, 4),
+        (1e-2, 8),
+    ]
+    losses = [row["validation_loss"]["mean"] for row in rows]
+    assert losses == sorted(losses)
+    assert all(row["seeds"] == [0, 1] for row in rows)
+    table = sfnode(*command, "--seeds", 2)
+    assert len(table.out.splitlines()) == 1 + len(rows) + 2
+    assert table.err.count(" left: ") == 0  # all were finished
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf"])
+def test_a_rate_that_is_no_number_is_refused(rate: str, sfnode: Run, tmp_path: Path) -> None:
+    ended = sfnode("simulate", "paper", "--smoke", "--dry-run", "--learning-rate", rate)
+    assert ended.status == 1
+    assert "SF010: --learning-rate" in ended.err

@@ -1,0 +1,86 @@
+"""`sfnode simulate training` as a user has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sflab.cli.simulate_training import CELL, NETWORK, PROBLEM
+from sflab.experiments.cell import Cell, Network, Problem
+from sfnode.cli.main import main
+
+FEW = [
+    "--clients",
+    "3",
+    "--rows",
+    "30",
+    "--validation-rows",
+    "10",
+    "--test-rows",
+    "20",
+    "--steps",
+    "3",
+    "--rank",
+    "4",
+]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "training", *arguments])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_every_field_of_a_cell_has_an_option() -> None:
+    assert set(PROBLEM) == set(Problem.model_fields)
+    assert set(NETWORK) == set(Network.model_fields)
+    assert set(CELL) == set(Cell.model_fields) - {"problem", "network", "options"}
+
+
+def test_it_prints_the_end_beside_the_untrained_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log, results = str(tmp_path / "log"), str(tmp_path / "results")
+    status, said, _ = run(
+        capsys, *FEW, "--results", results, "--write-log", log, "--option", "segment_updates=32"
+    )
+    assert status == 0
+    assert "calibrated" in said
+    status, said, _ = run(capsys, *FEW, "--results", results, "--option", "segment_updates=32", "--json")
+    answer = json.loads(said)
+    assert answer["cell"]["options"] == {"segment_updates": 32.0}
+    assert answer["values"]["example_forwards"] == 2 * 3 * 3 * 4
+    assert Path(answer["results"]).exists()
+    status, said, _ = run(capsys, "--replay", log, "--json")
+    assert json.loads(said)["updates"] == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--method", "sorcery"], "SF010"),
+        (["--rank", "3"], "SF010: --rank"),
+        (["--loss", "1.5"], "SF010: --loss"),
+        (["--clients", "900"], "SF010"),
+        (["--option", "organised"], "NAME=NUMBER"),
+        (["--option", "speed=3"], "SF010"),
+        (["--device", "abacus"], "SF024"),
+        (["--replay", ".", "--write-log", "log"], "SF010: --replay"),
+        (["--method", "dsgd", "--write-log", "log"], "leave out --write-log"),
+        (["--speeds", "inf"], "SF010: --speeds"),
+        (["--dirichlet", "inf"], "SF010: --dirichlet"),
+        (["--option", "scalar_delta=nan"], "SF010: --option scalar_delta"),
+        (["--rows", "9" * 20], "SF010: --train-limit"),
+        (["--test-rows", "9" * 20], "SF010: --test-limit"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_number(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, said, complaint = run(capsys, *FEW, *arguments, "--results", str(tmp_path))
+    assert status != 0
+    assert hint in complaint
+    assert "Traceback" not in said + complaint

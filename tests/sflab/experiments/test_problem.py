@@ -1,0 +1,105 @@
+"""Rows of a cell: who trains on which, and that nobody trains on what is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sflab.experiments import problem
+from sflab.experiments.cell import Cell, Network, Place, Problem
+from sfnode.errors import Code, UserError
+from sfnode.tasks.dataset import load_rows
+from tests.engine.helpers import SHARED
+from tests.sflab.experiments.helpers import small
+
+
+def cell(dirichlet: float = 0.0, seed: int = 0, clients: int = 8) -> Cell:
+    return Cell(problem=Problem(dirichlet=dirichlet), network=Network(clients=clients), seed=seed)
+
+
+LABELS = np.arange(1000) % 4
+
+
+def skew(shards: list[list[int]]) -> float:
+    """The mean share of the most frequent class of a client."""
+    return float(np.mean([np.bincount(LABELS[shard]).max() / len(shard) for shard in shards]))
+
+
+@pytest.mark.parametrize("dirichlet", [0.0, 0.1, 1.0])
+def test_every_row_is_of_one_client_and_all_have_as_many(dirichlet: float) -> None:
+    shards = problem.shards(cell(dirichlet), LABELS)
+    assert sorted(row for shard in shards for row in shard) == list(range(1000))
+    assert {len(shard) for shard in shards} == {125}
+    assert shards == problem.shards(cell(dirichlet), LABELS)
+    assert shards != problem.shards(cell(dirichlet, seed=1), LABELS)
+
+
+def test_a_smaller_concentration_makes_shards_more_unequal() -> None:
+    even, mild, strong = (skew(problem.shards(cell(alpha), LABELS)) for alpha in (0.0, 1.0, 0.1))
+    assert even < 0.4 < mild < strong
+    assert strong > 0.6
+
+
+def test_gamma_numbers_have_the_mean_and_the_variance_of_their_distribution() -> None:
+    for shape in (0.3, 2.5):
+        draws = problem.Draws(7)
+        found = [draws.gamma(shape) for _ in range(4000)]
+        assert np.mean(found) == pytest.approx(shape, rel=0.1)
+        assert np.var(found) == pytest.approx(shape, rel=0.2)
+
+
+def test_a_client_needs_rows_for_a_mini_batch() -> None:
+    with pytest.raises(UserError) as refused:
+        problem.shards(cell(clients=300), LABELS)
+    assert refused.value.code is Code.BAD_OPTION
+
+
+def test_training_validation_and_test_rows_are_apart() -> None:
+    found = problem.load(small(), Place())
+    trained = [id(row) for shard in found.shards for row in shard]
+    assert len(set(trained)) == 96
+    train, test = found.manifest.data.train, found.manifest.data.test
+    assert (train, test) == ("builtin:reviews:train", "builtin:reviews:test")
+    texts = {which: [row["text"] for row in rows] for which, rows in found.held_out.items()}
+    mine = [row["text"] for shard in found.shards for row in shard]
+    assert len(texts["validation"]) == 32
+    assert len(texts["test"]) == 64
+    every = [row["text"] for row in load_rows(train, found.task, limit=128)]
+    assert sorted(mine + texts["validation"]) == sorted(every)
+
+
+def test_agnews_can_be_read_from_files_that_name_the_text_otherwise() -> None:
+    files = {part: SHARED / "data" / "agnews" / f"{part}.tsv" for part in ("train", "test")}
+    if not files["train"].exists():
+        pytest.skip("shared data are not here")
+    of = Problem(task="agnews", **{part: str(file) for part, file in files.items()})
+    found = problem.manifest_of(Cell(problem=of))
+    assert found.task.template == "{sentence} It was"
+    assert load_rows(str(files["test"]), found.task, limit=3)
+
+
+def test_the_run_of_a_cell_has_all_its_numbers(tmp_path: Path) -> None:
+    found = problem.manifest_of(small(options={"organised": 1.0, "subspace_epochs": 3.0, "scalar_bits": 8.0}))
+    numbers = found.training
+    assert (numbers.rank, numbers.batch_size, numbers.scalar_limit) == (4, 3, 127)
+    assert numbers.epoch_updates * 3 == 4 * 3  # a subspace lasts 3 local steps of 4 clients
+    assert found.organised.organiser
+
+
+def test_an_objective_is_the_loss_of_the_run_and_a_plain_one_leaves_names_as_they_were() -> None:
+    centred = Cell(problem=Problem(objective="centred"))
+    assert problem.manifest_of(centred).task.loss == "centred"
+    assert problem.manifest_of(Cell()).task.loss == "plain"
+    assert "objective" not in Cell().model_dump_json()
+    assert centred.name != Cell().name
+    assert Cell.model_validate_json(centred.model_dump_json()) == centred
+
+
+def test_clients_that_have_one_class_each_calibrate_by_rows_of_all() -> None:
+    cell = small(problem={"objective": "centred", "dirichlet": 0.01})
+    found = problem.load(cell, Place())
+    labels = problem.labels_of(found.task, found.public)
+    assert min(np.bincount(labels)) > 10
+    assert sorted(map(id, found.public)) == sorted(id(row) for shard in found.shards for row in shard)

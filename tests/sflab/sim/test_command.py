@@ -1,0 +1,115 @@
+"""`sfnode simulate network` as a user has it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sflab.sim import runner, soak
+from sflab.sim.scenarios import SCENARIOS
+from sfnode.cli.main import main
+from sfprotocol.events import Action, Event
+from sfprotocol.machine import Machine
+
+QUICK = ("--nodes", "5", "--seconds", "2")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", "network", *arguments])
+    return int(end.value.code or 0), *capsys.readouterr()
+
+
+def test_a_run_is_reported_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said, _ = run(capsys, "--scenario", "calm", *QUICK)
+    assert status == 0
+    assert "calm: 5 nodes, random, seed 0: ok" in said
+    assert "per delivery" in said
+
+
+def test_json_has_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said, _ = run(capsys, "--seed", "4", "--topology", "ring", "--json", *QUICK)
+    assert status == 0
+    (outcome,) = json.loads(said)
+    assert outcome["failure"] is None
+    assert outcome["command"] == (
+        "sfnode simulate network --scenario calm --seed 4 --nodes 5 --topology ring --seconds 2"
+    )
+
+
+def test_the_trace_goes_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run(capsys, "--trace", str(tmp_path / "trace"), *QUICK)
+    lines = (tmp_path / "trace").read_text().splitlines()
+    assert any("admits" in line and "Segment" in line for line in lines)
+
+
+def test_the_list_has_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said, _ = run(capsys, "--list")
+    assert status == 0
+    for scenario in SCENARIOS.values():
+        assert f"{scenario.name:<20} {scenario.says}" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--scenario", "doomsday"), "SF010: there is no scenario called doomsday"),
+        (("--topology", "torus"), "SF010: there is no topology called torus"),
+        (("--trace", "/nowhere/at/all"), "SF010: cannot write /nowhere/at/all"),
+    ],
+)
+def test_what_does_not_exist_is_said(
+    arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said, complained = run(capsys, *arguments)
+    assert (status, said) == (1, "")
+    assert complaint in complained
+
+
+def test_a_failure_has_its_story_and_its_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.Run, "judge", lambda self: 1 / 0)
+    status, said, _ = run(capsys, "--scenario", "calm", *QUICK)
+    assert status == 1
+    assert "FAILED" in said
+    assert "[exception] ZeroDivisionError" in said
+    assert "again with: sfnode simulate network --scenario calm --seed 0 --nodes 5" in said
+    assert "Summary known" in said
+
+
+def test_it_does_without_torch() -> None:
+    script = (
+        "import sys\nfrom sfnode.cli.main import main\n"
+        "try:\n    main(['simulate', 'network', '--nodes', '3', '--seconds', '0'])\n"
+        "finally:\n    print([m for m in ('torch', 'hivemind', 'asyncio.events') if m in sys.modules][:2])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "torch" not in ended.stdout.splitlines()[-1]
+    assert "hivemind" not in ended.stdout.splitlines()[-1]
+
+
+def test_a_soak_counts_its_runs_and_says_where_its_seeds_come_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert soak.main(["--seconds", "0.1", "--first", "5", "--scenario", "calm"]) == 0
+    said = capsys.readouterr().out
+    assert "--first 5" in said
+    assert "1 runs, " in said
+    assert "0 failures" in said
+
+
+def test_a_run_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(self: Machine, event: Event, now: float) -> list[Action]:
+        while True:
+            pass
+
+    monkeypatch.setattr(Machine, "handle", endless)
+    outcome = runner.simulate(SCENARIOS["calm"], 0, patience=0.2)
+    assert outcome.failure
+    assert outcome.failure.checker == "hang"
