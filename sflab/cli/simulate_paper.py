@@ -96,14 +96,10 @@ def paper(
     if dry_run:
         _list(plan, workers or cores())
         return DONE
-    from sflab.studies import costs, figures
     from sflab.studies import report as reports
 
-    figures.matplotlib()  # before hours of work, not after them
+    reports.matplotlib()  # before hours of work, not after them
     failed = run_study(plan, results, workers, ray, device)
-    for problem in problems[:1]:
-        effort = costs.LITTLE if size == "smoke" else costs.USUAL
-        costs.measure(problem.model, device, effort, results, lambda _: None)
     return _ended(reports.write(results), failed)
 
 
@@ -116,12 +112,12 @@ def report(folder: Path) -> int:
     return _ended(reports.write(folder), {})
 
 
-def _ended(page: Path, failed: dict[str, str]) -> int:
+def _ended(report: Path, failed: dict[str, str]) -> int:
     if failed:
         echo(
             f"{len(failed)} cells failed; the report names them. The same command tries them again.", err=True
         )
-    echo(f"report: {page} and {page.with_suffix('.md').name}")
+    echo(f"report: {report}")
     return FAILED if failed else DONE
 
 
@@ -165,19 +161,13 @@ def _problems(
 
 def _list(plan: Study, workers: int) -> None:
     from sflab.studies import study
-    from sflab.studies.wording import describe
-    from sflab.studies.work import estimate, total, work
 
-    parts = {cell.name: "tuning" for cell in study.trials(plan, {}, {})}
-    for entry in plan.entries:
-        parts.setdefault(entry.cell.name, entry.part)
     cells = study.distinct(plan)
     for cell in cells:
-        echo(f"{work(cell):10,}  {describe(cell)}")
-    seconds = estimate(cells, workers)
+        echo(f"{study.work(cell):10,}  {study.describe(cell)}")
+    seconds = study.estimate(cells, workers)
     echo(
-        f"{len(cells)} cells, {total(cells):,} example-forwards; about {duration(seconds)} with {workers} "
-        f"workers if the "
-        "model is as small as opt-mini-sst and rows are as short as sentences. Rates are the first that are "
-        "tried."
+        f"{len(cells)} cells, {study.total(cells):,} example-forwards; about {duration(seconds)} with "
+        f"{workers} workers if the model is as small as opt-mini-sst and rows are as short as sentences. "
+        "Rates are the first that are tried."
     )

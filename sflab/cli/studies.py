@@ -99,7 +99,7 @@ def run_study(
 
 def line(progress: Progress, seconds: float) -> str:
     """Say how far a study is, and how long it will take by the example-forwards that it has made."""
-    from sflab.studies.wording import describe, short
+    from sflab.studies.study import describe, short
 
     left = (progress.total - progress.done) * seconds / max(progress.fresh, 1)
     said = f"{progress.done / max(progress.total, 1):4.0%}, {duration(left)} left: {describe(progress.cell)}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,10 +166,6 @@ class Findings:
         """Names of the tasks, in the study's order, as `subject` tells them."""
         return list(dict.fromkeys(self.subject(cell) for cell in self.cells()))
 
-    def seeds(self, part: str) -> list[int]:
-        """Return the seeds of a part."""
-        return sorted({entry.cell.seed for entry in self.study.entries if entry.part == part})
-
     def cells(self) -> list[Cell]:
         """Return the cells of the study, each once; those whose rate is open, with the first rate tried."""
         return study.distinct(self.study)
@@ -198,19 +194,3 @@ class Findings:
         for name, value in entries:
             wanted.setdefault(name, value)
         return wanted
-
-
-def find(groups: Iterable[Group], **fields: object) -> Group | None:
-    """Return the first group with finished cells whose method, task, topology or clients are these."""
-    for group in groups:
-        if group.results and all(trait(group.cell, name) == value for name, value in fields.items()):
-            return group
-    return None
-
-
-def trait(cell: Cell, name: str) -> object:
-    """Return a field of a cell, of its network or of its problem."""
-    for section in (cell, cell.network, cell.problem):
-        if name in type(section).model_fields:
-            return getattr(section, name)
-    raise KeyError(name)

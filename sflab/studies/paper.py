@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from sflab.baselines import registry
 from sflab.experiments.cell import Cell, Network, Problem, Topology
-from sflab.studies.study import Entry, Study
-from sflab.studies.work import first_order
+from sflab.studies.study import Entry, Study, first_order
 
 SEEDFLOOD = "seedflood"
 

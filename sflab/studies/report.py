@@ -1,445 +1,161 @@
-"""The report of a study, finished or not: tables, figures, and where the results differ from the paper's.
+"""The report of a study, finished or not: tables, the paper's claims with a verdict each, and figures.
 
-Its words follow from the results alone, so that the same folder gives the same report. `document` writes it,
-`figures` draws, `comparisons` judges.
+All of it follows from the results alone: the same folder gives the same bytes. A claim is met or not by the
+means over seeds; whether the difference exceeds its noise is said beside it. Every table and figure of scores
+has those of the untrained model, as it is and with calibrated answers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sflab.baselines import registry
 from sflab.experiments import results
 from sflab.experiments.cell import Cell
-from sflab.studies import costs, document, figures
-from sflab.studies.comparisons import comparisons, label
-from sflab.studies.document import Block, Bullets, Figure, Heading, Paragraph, Table
-from sflab.studies.figures import Drawn
-from sflab.studies.findings import Findings, Group, Interval, find
-from sflab.studies.wording import describe, short
-from sflab.studies.work import total
+from sflab.studies.findings import Findings, Group, Interval, interval
+from sflab.studies.study import describe, short, total
+from sfnode.errors import Code, UserError
 from sfnode.store.disk_errors import disk_faults
 
-MARKDOWN, PAGE, FIGURES = "report.md", "report.html", "figures"
-
-CALIBRATION = (
-    "On opt-mini-sst, calibration alone, which subtracts the mean log-probability of each answer over "
-    "unlabelled "
-    "rows and trains nothing, takes SST-2 from 0.514 (loss 0.815) to 0.709 (0.601): as much as 1,920 "
-    "updates do. "
-    "A score on SST-2 that does not exceed the calibrated one shows that the label prior was removed, not "
-    "that "
-    "anything was learnt."
-)
-"""Measured outside the study, by the first token of each answer (docs/benchmarks.md)."""
+REPORT, FIGURES = "report.md", "figures"
 
 SHOWN_MISSING = 40
 """Missing cells that are named; of more, the number is said."""
 
 ABSENT = "-"
 
+CONTROLS = {"base": "untrained", "calibrated": "untrained, calibrated"}
+
 
 class Part(NamedTuple):
-    """A part of a study as the report shows it."""
+    """A part of a study: a table for each task, and a figure of the score by what differs."""
 
     name: str
     title: str
-    says: str
-    key: Callable[[Cell], str]
     axis: str
-    series: Callable[[Cell], str] = lambda cell: cell.method
+    of: Callable[[Cell], str]
+    line: str = "method"
+    """Name of what cells of one line of the figure have in common."""
+    of_line: Callable[[Cell], str] = lambda cell: cell.method
 
 
 PARTS = (
     Part(
+        "methods",
+        "Score by method and topology",
+        "method",
+        lambda cell: cell.method,
+        "topology",
+        lambda cell: cell.network.topology,
+    ),
+    Part(
         "clients",
         "More clients at the same number of rounds",
-        "Each client makes as many steps and rounds whatever their number. With SeedFlood more clients make "
-        "more updates, each at a rate that is less by as much: a round moves the model as far, with less "
-        "noise.",
-        lambda cell: str(cell.network.clients),
         "clients",
+        lambda cell: str(cell.network.clients),
     ),
     Part(
         "hops",
-        "Delayed flooding",
-        "An update travels so many links in a round of communication, and goes on from there in the next. "
-        "`all`: it "
-        "reaches everybody at once.",
+        "Delayed flooding: links that an update travels in a round",
+        "links",
         lambda cell: str(cell.network.hops or "all"),
-        "links that an update travels in a round",
     ),
     Part(
         "ablation",
-        "Rank and refresh of the subspace",
-        "The subspace of the given rank is replaced by a new one after so many local steps of a client.",
+        "Rank of the subspace, and local steps between two subspaces",
+        "local steps",
         lambda cell: f"{cell.refresh:,}",
-        "local steps between two subspaces",
+        "rank",
         lambda cell: f"rank {cell.rank}",
     ),
     Part(
         "shards",
-        "Clients with different data",
-        "The classes in a client's rows are drawn from a Dirichlet distribution of this concentration; "
-        "`IID`: rows "
-        "are dealt out evenly.",
+        "Clients with different data: Dirichlet concentration of their classes",
+        "concentration",
         lambda cell: f"{cell.problem.dirichlet:g}" if cell.problem.dirichlet else "IID",
-        "Dirichlet concentration",
     ),
 )
 
 
-class Report(NamedTuple):
-    """A report before it is written."""
-
-    title: str
-    blocks: list[Block]
-    figures: dict[str, Drawn]
-
-
 def write(folder: Path) -> Path:
-    """Write the report of a results folder, and return the page.
+    """Write the report of a results folder, `report.md` with `figures/*.svg`, and return the former.
 
     Raises UserError RESULTS_UNUSABLE, EXTRA_MISSING, DISK_FULL and DATA_DIR_UNUSABLE.
     """
-    made = make(Findings.load(folder), costs.load(folder))
+    findings = Findings.load(folder)
+    charts = list(_charts(findings))
     with disk_faults(folder / FIGURES):
         (folder / FIGURES).mkdir(exist_ok=True)
-    for name, drawn in made.figures.items():
-        results.replace(folder / FIGURES / f"{name}.svg", drawn.svg)
-        with disk_faults(folder / FIGURES):
-            (folder / FIGURES / f"{name}.png").write_bytes(drawn.png)
-    results.replace(folder / MARKDOWN, document.markdown(made.title, made.blocks))
-    results.replace(folder / PAGE, document.page(made.title, made.blocks))
-    return folder / PAGE
+    for chart in charts:
+        results.replace(folder / FIGURES / f"{chart.name}.svg", drawn(chart))
+    figures = (f"![{chart.title}](figures/{chart.name}.svg)" for chart in charts)
+    blocks = [*_summary(findings), *_tables(findings), *_claims(findings), *figures, *_missing(findings)]
+    results.replace(folder / REPORT, "\n\n".join(blocks) + "\n")
+    return folder / REPORT
 
 
-def make(findings: Findings, measured: costs.Costs | None) -> Report:
-    """Compose a report. Raises UserError EXTRA_MISSING."""
-    return _Composer(findings, measured).report()
+# -- tables --------------------------------------------------------------------------------------------
 
 
-class _Composer:
-    """Composes one report, and keeps its figures."""
-
-    def __init__(self, findings: Findings, measured: costs.Costs | None) -> None:
-        self._findings, self._costs = findings, measured
-        self._figures: dict[str, Drawn] = {}
-
-    def report(self) -> Report:
-        blocks = [
-            *self._summary(),
-            *self._untrained(),
-            *self._methods(),
-            *self._by_bytes(),
-            *self._consensus(),
-            *(block for part in PARTS for block in self._part(part)),
-            *self._cost(),
-            *self._tuning(),
-            *self._differences(),
-            *self._missing(),
-        ]
-        return Report(self._findings.study.title, blocks, self._figures)
-
-    # -- sections ------------------------------------------------------------------------------------
-
-    def _summary(self) -> Iterator[Block]:
-        findings = self._findings
-        cells = findings.cells()
-        models = list(dict.fromkeys(cell.problem.model for cell in cells))
-        yield Paragraph(
-            f"{findings.finished()} of {findings.finished() + len(findings.missing())} cells are finished; "
-            f"a cell is "
-            f"one simulated run of one method. Model: {', '.join(f'`{one}`' for one in models)}. Tasks: "
-            f"{', '.join(findings.tasks)}. Size of the study: {findings.study.preset or 'a sweep'}, "
-            f"{total(cells) / 1e6:.2f} "
-            f"million example-forwards. Command: `{findings.study.command}`."
-        )
-        if findings.missing():
-            yield Paragraph(
-                f"This report is partial: of {findings.finished() + len(findings.missing())} cells, "
-                f"{len(findings.missing())} "
-                "are missing (listed at its end). The same command goes on where it was.",
-                note=True,
-            )
-        if findings.study.notes:
-            yield Bullets(findings.study.notes)
-
-    def _untrained(self) -> Iterator[Block]:
-        yield Heading(2, "What the model scores untrained")
-        yield Paragraph(
-            "Every score below stands beside that of the untrained model, and beside the untrained model "
-            "with "
-            "calibrated answers: the mean log-probability of each answer over unlabelled rows is subtracted."
-        )
-        rows = [
-            [task, *(_number(self._findings.untrained(task).get(name)) for name in _CONTROLS)]
-            for task in self._findings.tasks
-        ]
-        columns = ["<task", "score", "loss", "score, calibrated", "loss, calibrated"]
-        yield Table(f"The untrained model on test rows. {self._made('methods')}", columns, rows)
-        yield from self._warning()
-
-    def _warning(self) -> Iterator[Block]:
-        """Yield the sentence that belongs to every figure of a score on SST-2 with opt-mini-sst."""
-        if any(_leans(cell) for cell in self._findings.cells()):
-            yield Paragraph(CALIBRATION, note=True)
-
-    def _methods(self) -> Iterator[Block]:
-        yield Heading(2, "Score by method and topology")
-        groups = self._findings.groups("methods")
-        yield Paragraph(
-            "The score of the average of all clients' models on test rows. Relative: divided by that of "
-            "DSGD on a ring "
-            f"with {_clients(groups)} clients."
-        )
-        yield from self._table("methods", groups)
-        if _any(groups):
-            yield self._figure(
-                "methods",
-                "scores",
-                figures.scores(self._findings, groups),
-                "Score by method and topology, beside the untrained model. Bars: 95 % t-intervals over "
-                "seeds.",
-            )
-            yield from self._warning()
-
-    def _by_bytes(self) -> Iterator[Block]:
-        yield Heading(2, "Score against bytes per edge")
-        groups = [
-            group for group in self._findings.groups("methods") if group.cell.network.topology == "ring"
-        ]
-        yield Paragraph(
-            "Bytes that went over a link in both directions together, on a ring, in the encoding of each "
-            "method; headers of "
-            "the transport are not counted. SeedFlood's are measured from the codec and the flood, with "
-            "signatures."
-        )
-        if not _any(groups):
-            yield _nothing()
-            return
-        yield self._figure(
-            "methods",
-            "bytes",
-            figures.score_by_bytes(self._findings, groups),
-            "Score against bytes per edge (logarithmic). Up and to the left is better.",
-        )
-        yield from self._warning()
-
-    def _consensus(self) -> Iterator[Block]:
-        yield Heading(2, "Consensus error by round")
-        groups = [
-            group
-            for group in self._findings.groups("methods")
-            if group.cell.network.topology == "ring" and group.cell.method in (*figures.ORDER[:7],)
-        ]
-        yield Paragraph(
-            "The mean over clients of the squared distance between their weights and the mean of all. At 0 "
-            "all have the "
-            "same model. A round of communication follows every "
-            f"{groups[0].cell.local_steps if groups else 'few'} local steps."
-        )
-        if not _any(groups):
-            yield _nothing()
-            return
-        yield self._figure(
-            "methods",
-            "consensus",
-            figures.curves(self._findings, groups, "consensus", "consensus error (log scale, with 0)"),
-            "Consensus error by local step, means over seeds, on a ring.",
-        )
-
-    def _part(self, part: Part) -> Iterator[Block]:
-        yield Heading(2, part.title)
-        yield Paragraph(part.says)
-        groups = self._findings.groups(part.name)
-        if not groups:
-            yield Paragraph("This study has no cells for it; `sfnode simulate paper --long` has.")
-            return
-        yield from self._table(part.name, groups, part)
-        if _any(groups):
-            drawn = figures.by_number(self._findings, groups, part.key, part.axis, part.series)
-            yield self._figure(
-                part.name, part.name, drawn, f"{part.title}: score on test rows by {part.axis}."
-            )
-            yield from self._warning()
-
-    def _cost(self) -> Iterator[Block]:
-        yield Heading(2, "What updates and steps cost")
-        found = self._costs
-        if found is None:
-            yield Paragraph("Not measured yet: that comes after the cells.")
-            return
-        yield Paragraph(
-            f"`{found.model}`, {found.parameters:,} parameters, {found.device}, {found.threads} thread(s). "
-            f"Two forward passes "
-            f"of a mini-batch take {_time(found.forwards_seconds)}, a step of SeedFlood "
-            f"{_time(found.step_seconds)}, one of "
-            f"MeZO in place {_time(found.mezo_step_seconds)}. Updates are added to the exact core and "
-            f"merged into the "
-            "weights once; MeZO's replay writes all parameters for each. Times are this machine's, and the "
-            "only "
-            "figures of this report that another run does not repeat."
-        )
-        rows = [
-            [
-                f"{count:,}",
-                _time(add),
-                _time(apply),
-                _time(replay),
-                ABSENT if replay is None else f"{replay / apply:,.0f}",
-            ]
-            for count, add, apply, replay in zip(
-                found.counts, found.add_seconds, found.apply_seconds, found.replay_seconds, strict=True
-            )
-        ]
-        columns = ["updates", "into the core", "into the weights, too", "MeZO's replay", "times as long"]
-        caption = f"Seconds to take in updates; {ABSENT}: not measured, more than {found.patience:g} s."
-        yield Table(f"{caption} {self._made('')}", columns, rows)
-        lines = {"SeedFlood": found.apply_seconds, "MeZO's replay": found.replay_seconds}
-        drawn = figures.costs(found.counts, lines, found.step_seconds)
-        yield self._figure("", "costs", drawn, "Seconds until so many updates are in the weights.")
-
-    def _tuning(self) -> Iterator[Block]:
-        yield Heading(2, "Learning rates that were tried")
-        tunings = self._findings.tunings()
-        if not tunings:
-            yield Paragraph("Rates are those that were given.")
-            return
-        rows = []
-        for one in tunings:
-            cell = one.trials[0][0]
-            tried = "; ".join(f"{trial.learning_rate:.2g}: {_number(loss)}" for trial, loss in one.trials)
-            best = f"{one.winner.learning_rate:.2g}" if one.winner else ABSENT
-            edge = "edge of the grid" if one.at_the_edge else ""
-            rows.append(
-                [label(cell.method), self._findings.subject(cell), tried, best, edge, _rate_of(cell.method)]
-            )
-        yield Paragraph(
-            "The rate with the least validation loss is taken. Where it is at the edge of its grid a better "
-            "one may lie "
-            "beyond, and the method is shown worse than it is."
-        )
-        columns = ["<method", "<task", "<rate: validation loss", "chosen", "<", "<rate of"]
-        yield Table(f"Tuning, on a ring. {self._made('', seeds=[0])}", columns, rows)
-
-    def _differences(self) -> Iterator[Block]:
-        yield Heading(2, "Where this differs from the paper, and why")
-        found = comparisons(self._findings)
-        rows = [[one.claim, str(one.verdict), one.found, one.why] for one in found]
-        yield Table(
-            "The paper's claims, judged by means over seeds. " + self._made("methods"),
-            ["<claim", "<verdict", "<found", "<to judge it by"],
-            rows,
-        )
-        yield Bullets(list(self._reasons()))
-
-    def _reasons(self) -> Iterator[str]:
-        cells = self._findings.cells()
-        models = ", ".join(dict.fromkeys(Path(cell.problem.model).name for cell in cells))
-        steps = max((cell.steps for cell in cells), default=0)
-        yield (
-            f"Model and length: the paper trains OPT-125M to 2.7B for 5,000 steps; here {models} for "
-            f"{steps:,} at most."
-        )
-        yield (
-            "Directions: one coordinate of a subspace for every layer, with a sign of its own, and bases "
-            "with entries +1 and "
-            "-1 that follow from integers, so that all clients agree to the bit on any hardware."
-        )
-        yield (
-            "Bytes: every segment is signed and chained here, which the paper's count of seeds and scalars "
-            "leaves out."
-        )
-        yield (
-            "Learning rates: a grid by factors of about three for each method. Baselines may gain more from "
-            "a finer search, and from rates tuned anew for each topology and number of clients."
-        )
-        yield (
-            "Scores here are no evidence for larger models: gains of a small model are partly its label "
-            "prior, and intervals "
-            "of few seeds are wide."
-        )
-
-    def _missing(self) -> Iterator[Block]:
-        yield Heading(2, "What is missing")
-        missing = self._findings.missing()
-        if not missing:
-            yield Paragraph("Nothing: all cells of the study are finished.")
-            return
-        counts = Counter(one.part for one in missing)
-        yield Paragraph(f"Cells by part: {', '.join(f'{part} {count}' for part, count in counts.items())}.")
-        shown = missing[:SHOWN_MISSING]
-        yield Bullets(
-            [f"{one.part}: {describe(one.cell)}: {short(one.reason)}" for one in shown]
-            + ([f"and {len(missing) - len(shown)} more"] if len(missing) > len(shown) else [])
-        )
-
-    # -- pieces --------------------------------------------------------------------------------------
-
-    def _table(self, name: str, groups: Sequence[Group], part: Part | None = None) -> Iterator[Block]:
-        for task in self._findings.tasks:
-            mine = [group for group in groups if self._findings.subject(group.cell) == task]
-            if not mine:
-                continue
-            problem = mine[0].cell.problem
-            about = {"task": problem.task, "model": problem.model}
-            anchor = find(self._findings.groups("methods"), method="dsgd", topology="ring", **about)
-            best = anchor.of("score") if anchor else None
-            first = ["<method", "<topology" if part is None else f"<{part.axis}"]
-            columns = [
-                *first,
-                "score",
-                "relative",
-                "loss",
-                "bytes per edge",
-                "consensus error",
-                "rate",
-                "seeds",
-            ]
-            rows = [*self._controls(task), *(_row(group, best, part) for group in mine)]
-            done = sum(len(group.results) for group in mine)
-            wanted = sum(group.wanted for group in mine)
-            partial = "" if done == wanted else f" Partial: {done} of {wanted} cells are finished."
-            yield Table(f"{task}.{partial} {self._made(name)}", columns, rows)
-
-    def _controls(self, task: str) -> Iterator[list[str]]:
-        found = self._findings.untrained(task)
-        for words, kind in (("untrained", "base"), ("untrained, calibrated", "calibrated")):
-            score, loss = found.get(f"{kind}_score"), found.get(f"{kind}_loss")
-            if score is not None:
-                yield [words, "", _number(score), "", _number(loss), "", "", "", ""]
-
-    def _figure(self, part: str, name: str, drawn: Drawn, caption: str) -> Figure:
-        self._figures[name] = drawn
-        return Figure(name, caption, f"{caption} {self._made(part)}", drawn.svg)
-
-    def _made(self, part: str, seeds: Sequence[int] | None = None) -> str:
-        """Say by which command, and with which seeds."""
-        chosen = self._findings.seeds(part) if seeds is None else seeds
-        said = f" Seeds: {', '.join(map(str, chosen))}." if chosen else ""
-        return f"Command: `{self._findings.study.command}`.{said}"
+def _summary(findings: Findings) -> Iterator[str]:
+    study, cells, missing = findings.study, findings.cells(), len(findings.missing())
+    models = ", ".join(dict.fromkeys(cell.problem.model for cell in cells))
+    yield f"# {study.title}"
+    yield (
+        f"`{study.command}`: {findings.finished()} of {findings.finished() + missing} cells are finished, "
+        f"{total(cells) / 1e6:.2f} million example-forwards. Model: {models}. Tasks: "
+        f"{', '.join(findings.tasks)}. Figures are means over seeds with 95 % t-intervals."
+    )
+    if missing:
+        yield f"This report is partial: {missing} cells are missing. The same command goes on where it was."
+    if study.notes:
+        yield "\n".join(f"- {note}" for note in study.notes)
 
 
-_CONTROLS = ("base_score", "base_loss", "calibrated_score", "calibrated_loss")
+def _tables(findings: Findings) -> Iterator[str]:
+    for part in PARTS:
+        groups = findings.groups(part.name)
+        if groups:
+            yield f"## {part.title}"
+        for task in findings.tasks:
+            mine = [group for group in groups if findings.subject(group.cell) == task]
+            if mine:
+                yield task
+                yield _table_of(findings, part, task, mine)
+    yield "## Learning rates that were tried"
+    yield _tuning(findings)
 
 
-def _row(group: Group, best: Interval | None, part: Part | None) -> list[str]:
-    cell, score = group.cell, group.of("score")
-    relative = ABSENT if score is None or best is None or not best.mean else f"{score.mean / best.mean:.3f}"
-    name = label(cell.method)
-    if part is not None and part.name == "ablation":
-        name += f", rank {cell.rank}"
-    size, error = group.of("bytes_per_edge"), group.of("consensus")
+def _table_of(findings: Findings, part: Part, task: str, groups: Sequence[Group]) -> str:
+    anchor = next(
+        (group for group in findings.groups("methods") if _is(findings, group, task, "dsgd")), groups[0]
+    )
+    best = anchor.of("score") if anchor.cell.method == "dsgd" else None
+    columns = (part.line, part.axis, "score", "of DSGD's", "loss", "bytes per edge", "consensus error")
+    rows = [[words, "", *_control(findings, task, kind)] for kind, words in CONTROLS.items()]
+    return table((*columns, "rate", "seeds"), [*rows, *(_row(part, group, best) for group in groups)])
+
+
+def _control(findings: Findings, task: str, kind: str) -> list[str]:
+    found = findings.untrained(task)
+    score, loss = (found.get(f"{kind}_{name}") for name in ("score", "loss"))
+    said = [ABSENT if one is None else f"{one.mean:.3f}" for one in (score, loss)]
+    return [said[0], "", said[1], "", "", "", ""]
+
+
+def _row(part: Part, group: Group, best: Interval | None) -> list[str]:
+    score, size, error = (group.of(name) for name in ("score", "bytes_per_edge", "consensus"))
     return [
-        name,
-        cell.network.topology if part is None else part.key(cell),
-        _interval(score),
-        relative,
-        _interval(group.of("loss")),
+        part.of_line(group.cell),
+        part.of(group.cell),
+        _shown(score),
+        ABSENT if score is None or not (best and best.mean) else f"{score.mean / best.mean:.3f}",
+        _shown(group.of("loss")),
         ABSENT if size is None else f"{size.mean:,.0f}",
         ABSENT if error is None else f"{error.mean:.3g}",
         f"{group.results[0].cell.learning_rate:.2g}" if group.results else ABSENT,
@@ -447,37 +163,304 @@ def _row(group: Group, best: Interval | None, part: Part | None) -> list[str]:
     ]
 
 
-def _interval(value: Interval | None) -> str:
+def _tuning(findings: Findings) -> str:
+    rows = []
+    for one in findings.tunings():
+        cell = one.trials[0][0]
+        tried = "; ".join(f"{trial.learning_rate:.2g}: {_shown(loss)}" for trial, loss in one.trials)
+        best = f"{one.winner.learning_rate:.2g}" if one.winner else ABSENT
+        edge = "at the edge" if one.at_the_edge else ""
+        rate_of = registry.METHODS[cell.method].rate if cell.method in registry.METHODS else registry.UPDATE
+        rows.append([cell.method, findings.subject(cell), tried, best, edge, rate_of])
+    return table(("method", "task", "rate: validation loss", "chosen", "", "rate of"), rows)
+
+
+def _missing(findings: Findings) -> Iterator[str]:
+    missing = findings.missing()
+    if missing:
+        lines = [f"- {one.part}: {describe(one.cell)}: {short(one.reason)}" for one in missing]
+        more = [f"- and {len(lines) - SHOWN_MISSING} more"] if len(lines) > SHOWN_MISSING else []
+        yield "## What is missing"
+        yield "\n".join(lines[:SHOWN_MISSING] + more)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
+
+
+def _shown(value: Interval | None) -> str:
     if value is None:
         return ABSENT
     return f"{value.mean:.3f}" if value.seeds == 1 else f"{value.mean:.3f} ± {value.half:.3f}"
 
 
-def _number(value: Interval | None) -> str:
-    return ABSENT if value is None else f"{value.mean:.3f}"
+def _is(findings: Findings, group: Group, task: str, method: str) -> bool:
+    ring = group.cell.network.topology == "ring"
+    return ring and group.cell.method == method and findings.subject(group.cell) == task
 
 
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ABSENT
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+# -- claims of the paper -------------------------------------------------------------------------------
+
+PAPER_UPDATES = 80_000
+"""Updates of the paper's longest run: 16 clients with 5,000 steps each."""
+
+PAPER_BYTES = 400_000
+"""Bytes per edge that the paper counts for them."""
+
+PAPER_GAP = -0.06
+"""Score of SeedFlood relative to DSGD in the paper, at worst (-4 % at best)."""
+
+RIVALS = ("dzsgd", "dzsgd-lora", "chocosgd-lora")
+"""Methods that SeedFlood does not fall below in the paper."""
+
+NOT_MEASURED = "its cells are not finished, or not in this study"
 
 
-def _rate_of(method: str) -> str:
-    return registry.METHODS[method].rate if method in registry.METHODS else registry.UPDATE
+class Claim(NamedTuple):
+    """A claim of the paper beside what was found."""
+
+    words: str
+    met: bool | None
+    """None: it was not measured."""
+    found: str = NOT_MEASURED
+
+    def __str__(self) -> str:
+        verdict = {True: "met", False: "not met", None: "not measured"}[self.met]
+        return f"{self.words}: {verdict}. {self.found}"
 
 
-def _any(groups: Sequence[Group]) -> bool:
-    return any(group.results for group in groups)
+def claims(findings: Findings) -> list[Claim]:
+    """Compare a study with the paper, claim by claim."""
+    found = []
+    for task in findings.tasks:
+        by_method = {
+            name: next((one for one in findings.groups("methods") if _is(findings, one, task, name)), None)
+            for name in ("seedflood", "dsgd", *RIVALS)
+        }
+        ours = by_method["seedflood"]
+        for rival in RIVALS:
+            words = f"{task}: SeedFlood scores at least as high as {rival} (ring)"
+            found.append(_not_below(words, ours, by_method[rival]))
+        found.append(_gap(task, ours, by_method["dsgd"]))
+        found += [*_bytes(findings, task), _clients(findings, task)]
+    return [*found, _consensus(findings)]
 
 
-def _nothing() -> Paragraph:
-    return Paragraph("No cell for it is finished yet.")
+def paired(one: Group, other: Group, name: str = "score") -> Interval | None:
+    """Return the mean difference of an end value between cells of the same seed, with its interval."""
+    others = dict(other.by_seed(name))
+    return interval([value - others[seed] for seed, value in one.by_seed(name) if seed in others])
 
 
-def _clients(groups: Sequence[Group]) -> int:
-    return groups[0].cell.network.clients if groups else 16
+def _claims(findings: Findings) -> Iterator[str]:
+    yield "## The paper's claims"
+    yield "\n".join(f"- {claim}" for claim in claims(findings))
 
 
-def _leans(cell: Cell) -> bool:
-    return cell.problem.task == "sst2" and Path(cell.problem.model).name == "opt-mini-sst"
+def _not_below(words: str, ours: Group | None, theirs: Group | None) -> Claim:
+    """Return whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
+    difference = paired(ours, theirs) if ours and theirs else None
+    if ours is None or theirs is None or difference is None:
+        return Claim(words, None)
+    return Claim(words, difference.mean >= 0, f"{_both(ours, theirs)}: {noise(difference)}")
+
+
+def _gap(task: str, ours: Group | None, theirs: Group | None) -> Claim:
+    words = f"{task}: SeedFlood stays within 6 % of DSGD (paper: -6 to -4 %)"
+    difference = paired(ours, theirs) if ours and theirs else None
+    one, other = (group.of("score") if group else None for group in (ours, theirs))
+    if difference is None or one is None or other is None or not other.mean:
+        return Claim(words, None)
+    gap = one.mean / other.mean - 1
+    return Claim(words, gap >= PAPER_GAP, f"{100 * gap:+.1f} %: {noise(difference)}")
+
+
+def _both(ours: Group, theirs: Group) -> str:
+    return f"{_shown(ours.of('score'))} against {_shown(theirs.of('score'))}"
+
+
+def noise(difference: Interval) -> str:
+    """Write a difference with its interval, and whether it exceeds what seeds make of it."""
+    if difference.seeds == 1:
+        return f"difference {difference.mean:+.3f}, one seed: nothing is known of the noise"
+    includes = "includes" if difference.low <= 0 <= difference.high else "does not include"
+    return (
+        f"difference {difference.mean:+.3f} ({difference.low:+.3f} to {difference.high:+.3f}); the 95 % "
+        f"interval over {difference.seeds} seeds {includes} 0"
+    )
+
+
+def _bytes(findings: Findings, task: str) -> Iterator[Claim]:
+    """Yield what an edge carries, both directions together, signatures included: the paper leaves them
+    out."""
+    words = f"{task}: an edge carries at most {PAPER_BYTES // 1000} KB for {PAPER_UPDATES:,} updates"
+    for group in findings.groups("bytes"):
+        cell, size = group.cell, group.of("bytes_per_edge")
+        if findings.subject(cell) != task:
+            continue
+        said = f"{words}, with one communication for {cell.local_steps} local steps"
+        if size is None:
+            yield Claim(said, None)
+            continue
+        each = size.mean / (cell.steps * cell.network.clients)
+        found = f"{each * PAPER_UPDATES / 1000:,.0f} KB, {each:.2f} bytes an update with signatures"
+        yield Claim(said, each * PAPER_UPDATES <= PAPER_BYTES, found)
+
+
+def _clients(findings: Findings, task: str) -> Claim:
+    groups = [
+        group
+        for group in findings.groups("clients")
+        if group.results and group.cell.method == "seedflood" and findings.subject(group.cell) == task
+    ]
+    groups.sort(key=lambda group: group.cell.network.clients)
+    if len(groups) < 2:
+        return Claim(f"{task}: many clients do not score below few at the same number of rounds", None)
+    few, many = groups[0], groups[-1]
+    numbers = f"{many.cell.network.clients} clients do not score below {few.cell.network.clients}"
+    return _not_below(f"{task}: {numbers} at the same number of rounds", many, few)
+
+
+def _consensus(findings: Findings) -> Claim:
+    words = "All clients of SeedFlood end with the same model where updates reach all in every round"
+    groups = [group for group in findings.groups("methods") if group.cell.method == "seedflood"]
+    errors = [value for group in groups for _, value in group.by_seed("consensus")]
+    if not errors:
+        return Claim(words, None)
+    return Claim(words, not any(errors), f"largest consensus error of {len(errors)} runs: {max(errors):g}")
+
+
+# -- figures -------------------------------------------------------------------------------------------
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#6A6A6A")
+"""Okabe and Ito (2008): people with any kind of colour vision tell them apart."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "sfnode", "font.size": 9, "legend.frameon": False}
+
+Points = Sequence[tuple[float, float, float]]
+"""Places, means, and half the widths of their intervals."""
+
+
+class Chart(NamedTuple):
+    """A figure: a panel for each task, in it points of some series."""
+
+    name: str
+    title: str
+    panels: Mapping[str, Mapping[str, Points]]
+    controls: Mapping[str, Mapping[str, float]]
+    """Scores of the untrained model by task, to be marked."""
+    x: str
+    y: str = "score on test rows"
+    ticks: Sequence[str] = ()
+    """Names of the places 0, 1, ...; without them the axis is of numbers."""
+    x_scale: str = "linear"
+    y_scale: str = "linear"
+
+
+def _charts(findings: Findings) -> Iterator[Chart]:
+    controls = {
+        task: {
+            words: value.mean
+            for kind, words in CONTROLS.items()
+            if (value := findings.untrained(task).get(f"{kind}_score"))
+        }
+        for task in findings.tasks
+    }
+    for part in PARTS:
+        groups = findings.groups(part.name)
+        ticks = list(dict.fromkeys(part.of(group.cell) for group in groups))
+
+        def place(group: Group, part: Part = part, ticks: list[str] = ticks) -> Points:
+            score = group.of("score")
+            return [(ticks.index(part.of(group.cell)), score.mean, score.half)] if score else []
+
+        panels = _panels(findings, groups, place, part.of_line)
+        yield Chart(part.name, part.title, panels, controls, part.axis, ticks=ticks)
+    ring = [group for group in findings.groups("methods") if group.cell.network.topology == "ring"]
+    panels = _panels(findings, ring, _by_bytes, lambda cell: cell.method)
+    yield Chart(
+        "bytes", "Score by bytes per edge, on a ring", panels, controls, "bytes per edge", x_scale="log"
+    )
+    panels = _panels(findings, ring, _consensus_curve, lambda cell: cell.method)
+    title = "Consensus error by local step, on a ring"
+    yield Chart("consensus", title, panels, {}, "local steps", "consensus error", y_scale="symlog")
+
+
+def _panels(
+    findings: Findings,
+    groups: Iterable[Group],
+    points: Callable[[Group], Points],
+    line: Callable[[Cell], str],
+) -> dict[str, dict[str, Points]]:
+    panels: dict[str, dict[str, Points]] = {}
+    for group in groups:
+        series = panels.setdefault(findings.subject(group.cell), {})
+        series[line(group.cell)] = sorted([*series.get(line(group.cell), ()), *points(group)])
+    return panels
+
+
+def _by_bytes(group: Group) -> Points:
+    score, size = group.of("score"), group.of("bytes_per_edge")
+    return [(size.mean, score.mean, score.half)] if score and size and size.mean > 0 else []
+
+
+def _consensus_curve(group: Group) -> Points:
+    return [(step, value, 0.0) for step, value in zip(*group.curve("consensus"), strict=True)]
+
+
+def matplotlib() -> Any:
+    """Return the library without its windows. Raises UserError EXTRA_MISSING."""
+    try:
+        import matplotlib as found
+    except ImportError as error:
+        raise UserError(
+            Code.EXTRA_MISSING,
+            "the report's figures cannot be drawn: matplotlib is not installed",
+            "Install it: pip install 'sfnode[lab]'; results are kept, "
+            "and `sfnode simulate report` writes the report then.",
+        ) from error
+    return found
+
+
+def drawn(chart: Chart) -> str:
+    """Draw a figure as SVG. Raises UserError EXTRA_MISSING."""
+    library = matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with library.rc_context(STYLE):
+        figure = Figure(figsize=(7.6, 3.8), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, max(1, len(chart.panels)), squeeze=False)[0]
+        for panel, task in zip(axes, chart.panels, strict=False):
+            _draw(panel, chart, task)
+        axes[0].set_ylabel(chart.y)
+        handles, names = axes[0].get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, names, loc="outside lower center", ncols=4)
+        svg = io.StringIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    text = svg.getvalue()
+    return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg ") :], flags=re.DOTALL)
+
+
+def _draw(panel: Any, chart: Chart, task: str) -> None:
+    for (words, value), dashes in zip(chart.controls.get(task, {}).items(), (":", "--"), strict=False):
+        panel.axhline(value, color="#555555", linestyle=dashes, linewidth=1.1, label=words)
+    for number, (name, points) in enumerate(chart.panels[task].items()):
+        xs, ys, halves = zip(*points, strict=True) if points else ((), (), ())
+        # the first eight differ in colour and marker, the next in how these go together
+        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+        colour = COLOURS[number % len(COLOURS)]
+        panel.errorbar(xs, ys, yerr=halves, label=name, capsize=2.5, color=colour, marker=marker)
+    if chart.ticks:
+        panel.set_xticks(range(len(chart.ticks)), chart.ticks, rotation=30 * (len(chart.ticks) > 5))
+    panel.set_xscale(chart.x_scale)
+    if chart.y_scale == "symlog":  # logarithmic, with a place for 0
+        positive = [y for points in chart.panels[task].values() for _, y, _ in points if y > 0]
+        panel.set_yscale("symlog", linthresh=10.0 ** math.floor(math.log10(min(positive, default=1.0))))
+    panel.set_xlabel(chart.x)
+    panel.set_title(task)

@@ -34,10 +34,10 @@ def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(sfnode: Run, tm
     command = ("simulate", "paper", "--smoke", "--seeds", 1, "--results", tmp_path / "paper", *ALONE)
     ended = sfnode(*command)
     assert ended.status == 0
-    assert ended.out == f"report: {tmp_path / 'paper' / report.PAGE} and {report.MARKDOWN}\n"
-    text = (tmp_path / "paper" / report.MARKDOWN).read_text()
-    assert "all cells of the study are finished" in text
-    assert "No cell for it is finished yet" not in text
+    assert ended.out == f"report: {tmp_path / 'paper' / report.REPORT}\n"
+    text = (tmp_path / "paper" / report.REPORT).read_text()
+    assert "What is missing" not in text
+    assert "not measured" not in text
     first = contents(tmp_path / "paper")
 
     chosen = sorted((tmp_path / "paper").glob("*.jsonl"))[:2]

@@ -12,7 +12,7 @@ from sflab.experiments import problem
 from sflab.experiments.cell import Cell, Place
 from sflab.experiments.methods import check
 from sflab.experiments.seedflood import SeedFlood
-from sflab.studies import work
+from sflab.studies import study
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models import bases
@@ -115,7 +115,7 @@ def test_an_update_of_a_group_costs_one_forward_of_its_mini_batch_and_is_one_upd
     assert (run.example_forwards, pairs.example_forwards) == (5 * rows, 2 * rows)
     assert [feed.made for feed in run.feeds] == [10] * cell.network.clients
     assert run.run.epoch_updates == 5 * pairs.run.epoch_updates
-    assert work.training_work(cell) == 5 * work.training_work(small(local_steps=1)) / 2
+    assert study.training_work(cell) == 5 * study.training_work(small(local_steps=1)) / 2
 
 
 def test_other_methods_have_no_groups() -> None:

@@ -11,7 +11,6 @@ from sflab.experiments import results
 from sflab.experiments.cell import Cell, Network
 from sflab.studies import study
 from sflab.studies.study import Entry, Progress, Study
-from sflab.studies.work import work
 from sflab.studies.workers import Here, Job
 from sfnode.errors import Code, UserError
 from tests.sflab.studies import synthetic
@@ -171,7 +170,7 @@ def test_progress_counts_example_forwards_and_not_cells(tmp_path: Path) -> None:
     large = BASE.model_copy(update={"network": Network(clients=256)})
     entries = tuple(Entry(part="", cell=cell) for cell in (BASE, large))
     seen = run(Study(title="", command="", entries=entries), tmp_path)
-    assert [one.done for one in seen] == [work(BASE), work(BASE) + work(large)]
+    assert [one.done for one in seen] == [study.work(BASE), study.work(BASE) + study.work(large)]
     assert seen[0].total == seen[1].done
     later = run(
         Study(
@@ -179,7 +178,7 @@ def test_progress_counts_example_forwards_and_not_cells(tmp_path: Path) -> None:
         ),
         tmp_path,
     )
-    assert [(one.done - one.fresh, one.fresh) for one in later] == [(seen[1].done, work(BASE))]
+    assert [(one.done - one.fresh, one.fresh) for one in later] == [(seen[1].done, study.work(BASE))]
 
 
 def test_a_study_is_described_in_its_folder(tmp_path: Path) -> None:

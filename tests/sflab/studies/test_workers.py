@@ -124,5 +124,5 @@ def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path: Path) -> N
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"SF078.*not installed\n.*sfnode\[ray\]"):
+    with pytest.raises(UserError, match=r"SF078.*not installed\n.*sfnode\[lab\]"):
         run(Ray(Job(synthetic.run, tmp_path), "local"), tmp_path, CELLS)
