@@ -1,7 +1,7 @@
-"""Certificates: what a member has contributed to an organised run, as its organiser signs it.
+"""Certificates: what a member has contributed to an organised run, as the decisions up to a position say.
 
-All of it follows from the decisions up to a position of the control feed, so that whoever has these comes to
-the same numbers. The signature is for those who have not. docs/publish.md has the rules (C1 to C6).
+Nothing is signed: all of it is read off the run's own log, which is signed, and whoever has the log comes to
+the same. That is how a certificate is checked.
 """
 
 from __future__ import annotations
@@ -9,109 +9,66 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple, Self
 
-import msgpack
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.publish.page import render
 from sfnode.schema.base import Answer
 from sfnode.schema.metrics import NO_WORTH
-from sfnode.schema.organising import Hex32, Hex64
+from sfnode.schema.organising import Hex32
 from sfnode.stats.leaderboard import standings
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import counting_of, kept_control, sound_control
-from sfprotocol import decisions, wire_codec
-from sfprotocol.control_feed import ControlFeed, valid_votes
+from sfprotocol import decisions
+from sfprotocol.control_feed import ControlFeed
 from sfprotocol.control_sync import ControlSync
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Seal
-from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Counters
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import Authority, Entry, RunParameters, Succession
-from sfprotocol.names import fault
-from sfprotocol.signing import Sign, signed_by
+from sfprotocol.messages import Entry, RunParameters
 from sfprotocol.worths import WORTH_ONE
 
-DOMAIN = b"sfnode-certificate"
-"""Beginning of what is signed: nothing else that an organiser's key signs begins so."""
-
 MAX_FILE = 64 * 1024
-"""Bytes of a file that is read: a drawing has 12,000, and the votes of 64 deputies take 9,000 more."""
+"""Bytes of a file that is read: a drawing has 12,000."""
 
 MARK = "sfnode-certificate"
 """Id of the element with the document in a drawing."""
 
-_TIME = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z$"
 
-
-def _name(text: str) -> str:
-    reason = fault(text)
-    if reason:
-        raise ValueError(reason)
-    return text
-
-
-Number = Annotated[int, Field(ge=0, lt=1 << 63)]
-
-
-class Statement(Answer):
-    """The part that is signed (rule C1)."""
+class Certificate(Answer):
+    """What the decisions up to a position say of a member."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     run_id: Hex32
-    run_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
+    run_name: str
     member: Hex32
     """Key of the member."""
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[str, Field(max_length=64)]
     """Name that the member gives itself; empty if none, or if it was left out."""
-    updates: Number
+    updates: int
     """Its updates that count."""
-    measured: Number
+    measured: int
     """Updates among them of which the worth was measured."""
-    worth: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+    worth: int
     """Nats of validation loss that these have taken off (SPEC O16), in units of 10^-9."""
-    first_epoch: Number
-    last_epoch: Number
+    first_epoch: int
+    last_epoch: int
     """Epochs, the first and the last, of which some of its updates count."""
-    seal: Number
+    seal: int
     """Epoch of the last seal."""
     digest: Hex32
     """Named digest in that seal (SPEC O10)."""
-    decisions: Number
+    decisions: Annotated[int, Field(ge=1)]
     """Number of decisions from which all this follows, from the first one on."""
     chain: Hex32
     """Chain hash of the control feed after them (SPEC O3)."""
-    organiser: Hex32
-    """Key that signs."""
-    term: Annotated[int, Field(ge=0, lt=1 << 32)]
-    """Number of successions that have led to that key."""
-    issued: Annotated[str, Field(pattern=_TIME)]
-    """Time by the organiser's clock, in UTC."""
-
-    def message(self) -> bytes:
-        """Return what is signed (rule C2)."""
-        fields = dict(sorted(self.model_dump().items()))
-        packed: bytes = msgpack.packb(fields, use_bin_type=True)
-        return DOMAIN + packed
-
-
-class Certificate(Answer):
-    """A statement with its signature (rule C3)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    statement: Statement
-    signature: Hex64
-    succession: Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=20_000)] = ""
-    """Encoded Succession (SPEC O4) that has named the key; empty in term 0, whose key the manifest names."""
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Self:
@@ -130,7 +87,7 @@ class Certificate(Answer):
                 source, f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
             ) from error
         if drawn and found.drawing() != data:
-            raise invalid(source, "what is drawn is not what was signed")
+            raise invalid(source, "what is drawn is not what its data say")
         return found
 
     def to_json(self) -> bytes:
@@ -139,17 +96,15 @@ class Certificate(Answer):
 
     def drawing(self) -> bytes:
         """Return the certificate as an SVG; the JSON is in it. The drawing of a version never changes."""
-        said = self.statement
         return render(
             "certificate.svg",
-            said=said,
+            said=self,
             document=json.dumps(self.model_dump(), separators=(",", ":"), ensure_ascii=False),
             mark=MARK,
-            who=said.name or f"{said.member[:8]}…{said.member[-8:]}",
-            worth=f"{said.worth / WORTH_ONE:+.6f}".replace("-", "−") if said.measured else "–",
+            who=self.name or f"{self.member[:8]}…{self.member[-8:]}",
+            worth=f"{self.worth / WORTH_ONE:+.6f}".replace("-", "−") if self.measured else "–",
             no_worth=NO_WORTH,
-            issued=said.issued[:10],
-            pattern=_pattern(bytes.fromhex(said.member)),
+            pattern=_pattern(bytes.fromhex(self.member)),
         ).encode()
 
 
@@ -169,11 +124,11 @@ def _pattern(key: bytes) -> list[_Spot]:
 
 
 def invalid(source: str, reason: str) -> UserError:
-    """Return the error for a certificate that proves nothing."""
+    """Return the error for a certificate that the run's log does not bear out."""
     return UserError(
         Code.CERTIFICATE_INVALID,
         f"{source} is no valid certificate: {reason}",
-        "Ask whoever has shown it for the file as the organiser has issued it.",
+        "Make one from the log: `sfnode certificate KEY`.",
     )
 
 
@@ -185,10 +140,9 @@ def control_of(run: RunParameters, update_log: UpdateLog) -> ControlFeed:
 
 
 def contribution(
-    manifest: Manifest, feed: ControlFeed, stop: int, member: bytes, *, name: str, issued: datetime
-) -> Statement:
-    """Return what the first `stop` decisions of a feed say of a member, for the key that signs after all of
-    them to sign.
+    manifest: Manifest, feed: ControlFeed, stop: int, member: bytes, *, name: str
+) -> Certificate:
+    """Return what the first `stop` decisions of a feed say of a member.
 
     Raises UserError BAD_OPTION if nothing of the member counts.
     """
@@ -202,7 +156,7 @@ def contribution(
             "`sfnode leaderboard` lists those of whom something does.",
         )
     epochs = _epochs(counting, member)
-    return Statement(
+    return Certificate(
         run_id=run.run_id.hex(),
         run_name=manifest.name,
         member=member.hex(),
@@ -216,9 +170,6 @@ def contribution(
         digest=_digest(entries, counting.sealed - 1).hex(),
         decisions=stop,
         chain=feed.chains[stop].hex(),
-        organiser=(feed.key or b"").hex(),
-        term=feed.term,
-        issued=f"{issued:%Y-%m-%dT%H:%M:%SZ}",
     )
 
 
@@ -236,69 +187,33 @@ def _digest(entries: Sequence[Entry], epoch: int) -> bytes:
     return next(one.digest for one in said if isinstance(one, Seal) and one.epoch == epoch)
 
 
-def issue(statement: Statement, sign: Sign, succession: Succession | None) -> Certificate:
-    """Sign a statement."""
-    named = wire_codec.encode(succession).hex() if succession else ""
-    return Certificate(statement=statement, signature=sign(statement.message()).hex(), succession=named)
+def check(
+    found: Certificate, manifest: Manifest, feed: ControlFeed, names: Mapping[bytes, str], source: str
+) -> None:
+    """Compute a certificate anew from the decisions in a log; `names` are those in the log, by key.
 
-
-def check(certificate: Certificate, manifest: Manifest, source: str) -> None:
-    """Check that the organiser of a run has signed a certificate (rules C4 and C5).
-
-    Raises UserError WRONG_RUN, RUN_IS_OPEN, CERTIFICATE_INVALID.
+    Raises UserError WRONG_RUN, UPDATES_LACKING if the log lacks some of the decisions, CERTIFICATE_INVALID.
     """
-    said, run = certificate.statement, manifest.parameters()
-    if said.run_id != run.run_id.hex():
+    run_id, member = manifest.run_id.hex(), bytes.fromhex(found.member)
+    if found.run_id != run_id:
         raise UserError(
             Code.WRONG_RUN,
-            f"{source} is about run {said.run_id[:16]}, and the manifest is of run {run.run_id.hex()[:16]}",
-            "Name the run's own manifest with --run, or the folder of one of its nodes with --data-dir.",
+            f"{source} is about run {found.run_id[:16]}, and the log here is of run {run_id[:16]}",
+            "Name the folder of one of its nodes with --data-dir, or take in its archive: `sfnode import`.",
         )
-    if run.organised is None:
+    if feed.stop < found.decisions:
         raise UserError(
-            Code.RUN_IS_OPEN,
-            "an open run has no organiser who could certify anything",
-            "Ask for the manifest of the organised run that the certificate is about.",
+            Code.UPDATES_LACKING,
+            f"{source} follows from {found.decisions} decisions, and the log here has {feed.stop}",
+            "Let the node run until it has the others, then ask again.",
         )
-    if said.organiser != _key(certificate, run.organised, source).hex():
-        raise invalid(source, "its key is not that of the run's organiser")
-    if not signed_by(bytes.fromhex(said.organiser), said.message(), bytes.fromhex(certificate.signature)):
-        raise invalid(source, "the signature does not verify: somebody has changed it, or nobody signed it")
-
-
-def _key(certificate: Certificate, authority: Authority, source: str) -> bytes:
-    """Return the key that organises the run in the certificate's term."""
-    if not certificate.statement.term:
-        return authority.organiser
+    name = names.get(member, "") if found.name else ""
     try:
-        found = wire_codec.decode(bytes.fromhex(certificate.succession))
-    except RemoteProtocolError as error:
-        raise invalid(source, f"the succession in it cannot be read: {error.reason}") from error
-    if not isinstance(found, Succession) or found.term != certificate.statement.term:
-        raise invalid(source, "the succession in it is not that of its term")
-    if len(valid_votes(authority, found)) < authority.votes:
-        raise invalid(source, "the succession in it lacks votes of the run's deputies")
-    return found.key
-
-
-def compare(certificate: Certificate, manifest: Manifest, feed: ControlFeed, source: str) -> bool:
-    """Compute a statement anew from the decisions in a log (rule C6); return whether they are all there.
-
-    Raises UserError CERTIFICATE_INVALID if it says something else.
-    """
-    said = certificate.statement
-    if feed.stop < said.decisions:
-        return False
-    if feed.chains[said.decisions].hex() != said.chain:
-        raise invalid(source, f"the first {said.decisions} decisions of the log here are others")
-    member, issued = bytes.fromhex(said.member), datetime.fromisoformat(said.issued)
-    try:
-        found = contribution(manifest, feed, said.decisions, member, name=said.name, issued=issued)
+        said = contribution(manifest, feed, found.decisions, member, name=name)
     except UserError as error:
         raise invalid(source, error.what) from error
-    ours, theirs = found.model_dump(), said.model_dump()
-    differing = [key for key in ours if key not in ("organiser", "term") and ours[key] != theirs[key]]
+    ours, theirs = said.model_dump(), found.model_dump()
+    differing = [key for key in ours if ours[key] != theirs[key]]
     if differing:
         told = ", ".join(f"{key} is {ours[key]} and not {theirs[key]}" for key in differing)
         raise invalid(source, f"by the log here {told}")
-    return True

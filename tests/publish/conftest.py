@@ -8,7 +8,7 @@ import pytest
 
 from sfprotocol.names import NAMELESS, Names
 from tests.cli.conftest import home, sfnode
-from tests.publish.runs import HOSTILE, manifest_of, write_organiser_key, write_run
+from tests.publish.runs import HOSTILE, manifest_of, write_run
 
 __all__ = ["home", "sfnode"]
 
@@ -18,8 +18,7 @@ EPOCHS = 3
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a node that does not run, and beside it the organiser's key."""
+    """The folder of a node that does not run."""
     path = tmp_path_factory.mktemp("published") / "node"
     write_run(path, manifest_of(), NAMES, updates=60, epochs=EPOCHS)
-    write_organiser_key(manifest_of(), path.parent / "keys")
     return path

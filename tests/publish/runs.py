@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Organised
 from sfnode.models.manifest_builder import default_manifest
@@ -17,7 +15,6 @@ from sfnode.organising.evaluation.health import published
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
-from sfnode.store.run_keys import organiser_key
 from sfprotocol import decisions, seeds, signing, wire_codec
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, named_digest
@@ -134,17 +131,3 @@ def write_run(
 
 def _worth(number: int, count: int, epochs: int) -> int:
     return round(WORTH_ONE * 0.4 * 2 * (count - 1.2 - number) / count**2 / epochs)
-
-
-def write_organiser_key(manifest: Manifest, keys_dir: Path, key: Ed25519PrivateKey | None = None) -> None:
-    """Write the organiser's key of the run as `sfnode init` does, or another one in its place."""
-    from cryptography.hazmat.primitives import serialization
-
-    keys_dir.mkdir(mode=0o700, exist_ok=True)
-    file = organiser_key(manifest.run_id, keys_dir)
-    file.write_bytes(
-        (key or signing_key("organiser")).private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    file.chmod(0o600)
