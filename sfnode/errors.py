@@ -13,8 +13,8 @@ from sfnode.printable import paragraph
 
 class Code(IntEnum):
     """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
-    that is organised, 8x experiments, loggers, published bases, archives, parents, audits, pages,
-    rewards; 9x rewards."""
+    that is organised, 8x experiments, loggers, published bases, archives, parents, pages, rewards;
+    9x rewards."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11
@@ -78,12 +78,10 @@ class Code(IntEnum):
     RAY_UNAVAILABLE = 77
     EXTRA_MISSING = 78
     LOGGER_UNUSABLE = 79
-    HARNESS_FAILED = 80
     BASES_MISSING = 81
     BASES_UNUSABLE = 82
     ARCHIVE_UNUSABLE = 83
     PARENT_DIFFERS = 84
-    SCALARS_REFUTED = 85
     WORK_SKIPPED = 86
     BAD_RUN_FILE = 87
     CERTIFICATE_INVALID = 88

@@ -126,10 +126,6 @@ class Settings(Section):
     in a private run those whom the owner approves."""
     validator: bool = True
     """Measure what members bring in an epoch, where the organiser has named this node a validator."""
-    audit: float = Field(default=0.0, ge=0, le=0.5)
-    """Share of the time for recomputing updates of others; 0: none."""
-    audit_revokes: bool = False
-    """Revoke origins whose scalars audits have refuted, as the organiser."""
     noise: float = Field(default=0.0, ge=0, le=1000)
     """Standard deviation of the noise on this node's scalars, in units of what one row can change."""
     noise_clip: float = Field(default=0.0, ge=0, le=1e9)

@@ -87,7 +87,7 @@ GROUPS = {
         f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
     ),
     "Network": "--host-maddrs --announce-maddrs --client-mode --auto-relay --trusted-relays --circuit-relay",
-    "History and audits": "--from-checkpoint --history --validator --audit --audit-revokes",
+    "History": "--from-checkpoint --history --validator",
     "Organising a run": "--organise --alone --admission --search --guard --renew-bases --keys-dir "
     "--passphrase-file",
     "Views and logs": "--dashboard --dashboard-token --dashboard-control --metrics --log-to --log-level "
@@ -241,18 +241,6 @@ GROUPS = {
     "--validator/--no-validator",
     help="Where the organiser names this node a validator: measure what members bring, on validation rows, "
     "within the limits and for a quarter of the time at most.",
-)
-@setting(
-    "--audit",
-    type=click.FloatRange(0, 0.5),
-    metavar="SHARE",
-    help="Spend this share of the time on recomputing updates of others, on the run's public rows; 0.05 is "
-    "plenty (docs/security.md).  [default: 0]",
-)
-@setting(
-    "--audit-revokes",
-    help="With --organise and --audit: revoke members whose scalars are not what the public rows give. Only "
-    "where all have agreed to train on these rows, in a number format that docs/security.md names.",
 )
 @setting(
     "--passphrase-file",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
+
+from sfnode.errors import Code, UserError
+
+LAB = "sflab"
+"""Package with the simulator and the benches, which is beside the product."""
 
 
 class Entry(NamedTuple):
@@ -33,13 +39,18 @@ class LazyGroup(click.Group):
         return self.load(name) if name in self._entries else None
 
     def load(self, name: str) -> click.Command:
-        """Return the command called `name`."""
+        """Return the command called `name`. Raises UserError EXTRA_MISSING if the lab is and it is one of it."""
         if name not in self.commands:
-            module, _, attribute = self._entries[name].where.partition(":")
-            command: click.Command = getattr(import_module(module), attribute)
+            command = _imported(name, self._entries[name].where)
             command.short_help = self._entries[name].help
             self.add_command(command, name)
         return self.commands[name]
+
+    def load_installed(self, names: Iterable[str]) -> Iterator[click.Command]:
+        """Yield these commands, without those that are not installed."""
+        for name in names:
+            with suppress(UserError):
+                yield self.load(name)
 
     def load_all(self) -> dict[str, click.Command]:
         """Return all commands, in the order of the entries."""
@@ -56,6 +67,21 @@ class LazyGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, context, incomplete)]
+
+
+def _imported(name: str, where: str) -> click.Command:
+    module, _, attribute = where.partition(":")
+    try:
+        command: click.Command = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != LAB:
+            raise
+        raise UserError(
+            Code.EXTRA_MISSING,
+            f"`sfnode {name}` belongs to the lab, the package {LAB}, which is not installed",
+            "Install it: pip install 'sfnode[lab]'.",
+        ) from error
+    return command
 
 
 def inner_commands(group: click.Group) -> Mapping[str, click.Command]:

@@ -49,7 +49,6 @@ COMMANDS = {
     "leave": Entry("sfnode.cli.leave:leave", "End a running node; nothing that is finished is lost."),
     "export": Entry("sfnode.cli.export:export", "Write the trained model to a folder."),
     "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
-    "audit": Entry("sfnode.cli.audit:audit", "Recompute updates of others on the run's rows."),
     "log": Entry("sfnode.cli.log:log", "Show what was decided in a run, and who brought what."),
     "checkout": Entry("sfnode.cli.checkout:checkout", "Recompute the state, or the model, of any seal."),
     "diff": Entry("sfnode.cli.diff:diff", "Show what has changed between two seals."),
@@ -65,7 +64,6 @@ COMMANDS = {
         "sfnode.cli.try_reward:try_reward", "Score a base model's answers before a reward run."
     ),
     "bases": Entry("sfnode.cli.bases:bases", "Make bases to publish for a run."),
-    "lm-eval": Entry("sfnode.cli.lm_eval:lm_eval", "Run the EleutherAI harness on a model."),
     "bench": Entry("sflab.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
     "simulate": Entry("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
@@ -115,7 +113,7 @@ def cli(context: click.Context, config: Path | None) -> None:
     from sfnode.cli.config_file import read_config
 
     assert isinstance(cli, LazyGroup)
-    others = (cli.load(name) for name in COMMANDS if name != command)
+    others = cli.load_installed(name for name in COMMANDS if name != command)
     context.default_map = {command: read_config(file, cli.load(command), others)}
 
 

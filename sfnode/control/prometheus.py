@@ -225,7 +225,7 @@ METRICS: Sequence[Described] = (
     _of_machine("sfnode_memory_bytes", lambda machine: machine.memory,
                 "Resident memory of the node and its network daemon."),
     _of_device("sfnode_device_updates_total", lambda device: device.updates,
-               "Updates that a device has measured since the start, audits included."),
+               "Updates that a device has measured since the start."),
     _of_device("sfnode_device_update_seconds", lambda device: device.seconds,
                "Time in which a device measures an update, averaged; absent before the first one."),
     _of_device("sfnode_device_failed", lambda device: device.problem is not None,

@@ -242,7 +242,7 @@ class Trainer:
         return StepResult(scalars, loss, len(found) - len(losses))
 
     def recompute(self, seeds: Sequence[int], epoch: int) -> StepResult:
-        """Measure updates as `step` does, with exactly the updates applied that there are: to audit them.
+        """Measure updates as `step` does, with exactly the updates applied that there are (SPEC U10).
 
         Raises as `estimate` does, and BASES_MISSING.
         """

@@ -1,7 +1,7 @@
 """States of texts at a model's cut, computed once for each: nothing below it changes with what is trained.
 
 A text goes through the part below the cut (`cuts`) when it is first asked for. From then on it is rows of
-numbers, from which everything is answered: mini-batches, searches, evaluations, audits. They are kept by the
+numbers, from which everything is answered: mini-batches, searches, evaluations. They are kept by the
 text's tokens, which say all that the model sees of it: row, template, truncation and tokenizer.
 """
 

@@ -14,7 +14,6 @@ from functools import partial
 from sfnode.loggers.record import Logger
 from sfnode.logging import log
 from sfnode.node import clock, startup
-from sfnode.node.audits import Auditing
 from sfnode.node.checkpoints import Checkpoints
 from sfnode.node.clock import ClockCheck
 from sfnode.node.driver import Driver
@@ -110,7 +109,6 @@ class RunningNode:
         trains = self.settings.role == "trainer"
         self.validating = Validating(self) if organised and trains else None
         """The validator, which measures where the organiser has named this node."""
-        self.auditing = Auditing(self) if self.settings.audit else None
         self.privacy = Privacy(self) if self.settings.noise else None
         self.exports = Exports(self) if self.settings.export_every else None
         self.sampling = Sampling(self) if self.settings.samples and trains else None
@@ -231,7 +229,6 @@ class RunningNode:
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
             *((self.validating.run,) if self.validating else ()),
-            *((self.auditing.run,) if self.auditing else ()),
             *((self.privacy.run,) if self.privacy else ()),
             *((self.exports.run,) if self.exports else ()),
             *((self.sampling.run,) if self.sampling else ()),

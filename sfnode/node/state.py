@@ -73,11 +73,9 @@ def describe(node: RunningNode) -> Status:
         alarms=[
             *_of_this_node(node),
             *(reports.alarms(node.organising, now, machine.own) if reports else []),
-            *(node.auditing.alarms if node.auditing else []),
         ],
         organised=reports.run(machine.own, node.organising, now) if reports else None,
         validator=node.validating.status() if node.validating else None,
-        audits=node.auditing.status() if node.auditing else None,
         privacy=node.privacy.status() if node.privacy else None,
         doing=DoingStatus(what=asked.what, seconds=now - asked.since) if asked else None,
         seconds_left=node.views.progress().seconds_left,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sfnode.limits import Limits
-from sfnode.schema.audits import AuditStatus
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import Drift
 from sfnode.schema.node_state import NodeState, Wait
@@ -59,7 +58,7 @@ class DeviceStatus(Answer):
     name: str
     """`cuda:1`; with a number where several have the same name."""
     updates: int
-    """Updates that it has measured since the start, audits included."""
+    """Updates that it has measured since the start."""
     seconds: float | None
     """Time of an update, averaged over the last steps; None before the first one."""
     problem: str | None
@@ -215,8 +214,6 @@ class Status(Answer):
     """None in an open run."""
     validator: ValidatorStatus | None = None
     """None unless the organiser has named this node a validator."""
-    audits: AuditStatus | None = None
-    """None for a node that audits nobody."""
     privacy: PrivacyStatus | None = None
     """None for a node without noise."""
     doing: DoingStatus | None = None

@@ -13,7 +13,6 @@ from sfnode.doctor.findings import Examination, Finding
 from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
-from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus
 from sfnode.schema.evaluation import (
     Evaluation,
     LayerDrift,
@@ -71,7 +70,6 @@ SECTIONS = {
         AlarmStatus,
         RunStatus,
         organising.ValidatorStatus,
-        AuditStatus,
         DeviceStatus,
         MachineStatus,
         GpuStatus,
@@ -80,7 +78,6 @@ SECTIONS = {
     ),
     "limit --json": (Limits,),
     "verify --json": (VerifyResult, SealsResult),
-    "audit --json": (AuditResult, AuditedOrigin),
     "log --json": (
         history.HistoryResult,
         history.ParentSeal,

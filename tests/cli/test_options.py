@@ -116,9 +116,7 @@ def test_of_several_devices_in_the_file_a_command_that_computes_on_one_takes_the
 ) -> None:
     config('device = "cuda:1, cpu"\n')
     assert {received(command)["device"] for command in ("join", "doctor", "bench")} == {"cuda:1,cpu"}
-    assert {received(*command.split())["device"] for command in ("eval", "export model", "audit")} == {
-        "cuda:1"
-    }
+    assert {received(*command.split())["device"] for command in ("eval", "export model")} == {"cuda:1"}
 
 
 def test_a_file_can_be_named_by_flag_or_variable(
@@ -200,8 +198,6 @@ def _example(option: click.Option) -> tuple[str, object]:
         "dashboard_token": ('"a word that nobody guesses"', "a word that nobody guesses"),
         "verbalizer": ('"0=no,1=yes"', {"0": "no", "1": "yes"}),
         "target_modules": ('"q_proj, fc1"', ("q_proj", "fc1")),
-        "audit": ("0.05", 0.05),
-        "tolerance": ("0.1", 0.1),
         "seal": ("3", 3),
     }
     if option.name in special:

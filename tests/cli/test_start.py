@@ -47,7 +47,6 @@ COMMANDS = (
     "leave",
     "export",
     "verify",
-    "audit",
     "log",
     "checkout",
     "diff",
@@ -59,7 +58,6 @@ COMMANDS = (
     "bench",
     "try-reward",
     "eval",
-    "lm-eval",
     "doctor",
     "simulate",
 )
@@ -199,6 +197,23 @@ def test_python_m_sfnode_is_the_same_command() -> None:
         [sys.executable, "-m", "sfnode", "--version"], capture_output=True, text=True, check=True
     )
     assert ended.stdout == f"sfnode, version {sfnode.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["bench", "simulate"])
+def test_a_command_of_the_lab_says_so_where_it_is_not_installed(
+    name: str, sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [one for one in sys.modules if one.startswith("sflab")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "sflab", None)
+    monkeypatch.setattr(cli, "commands", {})
+    ended = sfnode(name)
+    assert (ended.status, ended.out) == (1, "")
+    assert f"SF078: `sfnode {name}` belongs to the lab" in ended.err
+    assert "pip install 'sfnode[lab]'" in ended.err
+    config = tmp_path / "config.toml"
+    config.write_text("dtype = 'float32'\nnothing = 3\n")
+    assert "SF010" in sfnode("--config", config, "status").err, "the others read the configuration"
 
 
 def test_the_options_of_join_are_listed_in_groups_and_each_in_one_of_them(sfnode: Run) -> None:

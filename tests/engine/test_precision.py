@@ -290,7 +290,7 @@ def test_a_base_that_is_stored_in_bfloat16_is_exported_in_bfloat16(tmp_path: Pat
 
 
 def test_a_node_measures_with_the_epsilon_of_its_own_format(tmp_path: Path) -> None:
-    """Also an auditor, who recomputes what others have said."""
+    """Also who recomputes what others have said."""
     run = manifest("opt", epsilon=1e-3, epsilons={"bfloat16": 0.0625}, scalar_delta=1e-3)
     rows, numbers = data_file(tmp_path), run.training
     for dtype, epsilon in (("float32", 1e-3), ("bfloat16", 0.0625), ("float16", 1e-3), ("int8", 1e-3)):

@@ -107,7 +107,7 @@ def test_scalars_are_those_of_rewards_of_the_prompts_that_seeds_draw(tmp_path: P
 
 @pytest.mark.parametrize("family", ["opt", "gpt2", "gemma2"])
 def test_a_measurement_can_be_repeated_by_others(tmp_path: Path, family: str) -> None:
-    """As audits do: by another trainer with the same updates, which has applied them in another way."""
+    """By another trainer with the same updates, which has applied them in another way."""
     one, other = (started(tmp_path, family=family) for _ in range(2))
     batch = updates(20, (0,))
     one.apply(batch)

@@ -79,7 +79,7 @@ async def test_two_nodes_learn_from_rewards_and_end_with_the_same_weights(
     tmp_path: Path, run: Manifest
 ) -> None:
     swarm = Swarm(tmp_path, run)
-    nodes = await complete(swarm, audit=0.5)
+    nodes = await complete(swarm)
     for node in nodes:
         await node.until(lambda: nodes[0].digest == nodes[1].digest)
     now = await nodes[0].client.evaluate()

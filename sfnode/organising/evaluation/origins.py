@@ -25,7 +25,7 @@ for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
               it from a useless one, which takes hundreds of updates where they say little; who teaches a
               wrong label differs from the others long before.
     against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
-              e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings (as in `audits`). By Ville's inequality
+              e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings. By Ville's inequality
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
               average it only grows where the drift is below -d / 2: useless work is skipped, never revoked.
 
