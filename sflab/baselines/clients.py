@@ -6,23 +6,175 @@ A method says how a client takes a local step and what is exchanged in a round. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from sflab.baselines import vectors
-from sflab.baselines.method import Traffic
-from sflab.baselines.setup import Setup
 from sfnode.schema.evaluation import Evaluation
+
+# The setup of a baseline: the problem, the clients, who is linked with whom, and its numbers.
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Circumstances of one run of one method."""
+
+    problem: VectorProblem
+    clients: int
+    edges: Callable[[int], Sequence[tuple[int, int]]]
+    """Undirected links of communication round n. A client without any is away: it neither trains nor
+    communicates in that round (unless it is the only client there is)."""
+    seed: int
+    """All chance of the method follows from it."""
+    learning_rate: float
+    epsilon: float = 1e-3
+    """Distance of the two points of a zeroth-order estimate, in units of a normal vector, as MeZO's."""
+    rank: int = 8
+    """Rank of the factors that PowerSGD sends."""
+    local_steps: int = 5
+    """Local steps between two rounds of communication."""
+    options: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that only this method has (`registry`)."""
+
+    def round(self, step: int) -> int:
+        """Return the round of communication that local step `step` belongs to."""
+        return step // self.local_steps
+
+    def links(self, number: int) -> list[tuple[int, int]]:
+        """Return the links of round `number`, each once, the lower client first, in order."""
+        return sorted({(min(link), max(link)) for link in self.edges(number) if link[0] != link[1]})
+
+    def present(self, number: int) -> list[int]:
+        """Return the clients that take part in round `number`."""
+        if self.clients == 1:
+            return [0]
+        return sorted({client for link in self.links(number) for client in link})
+
+
+# The interface of a decentralised training method: N clients that step and communicate in lock step.
+#
+# Whoever drives a method calls `step` for every local step, and `communicate` after every few of them; this
+# module knows neither models nor networks.
+
+
+Edge = tuple[int, int]
+"""Sender and receiver, numbers of clients; the number of clients itself stands for a server."""
+
+
+@dataclass
+class Traffic:
+    """Bytes that were sent over each edge, as the method encodes them, without headers of the transport."""
+
+    sent: Counter[Edge] = field(default_factory=Counter)
+
+    def add(self, edge: Edge, size: int) -> None:
+        """Count a message of `size` bytes."""
+        self.sent[edge] += size
+
+    @property
+    def total(self) -> int:
+        """Bytes over all edges."""
+        return self.sent.total()
+
+    @property
+    def per_edge(self) -> float:
+        """Mean over the links that were used, of the bytes in both directions together."""
+        links = {frozenset(edge) for edge in self.sent}
+        return self.total / len(links) if links else 0.0
+
+
+class Method(Protocol):
+    """Interface of a method in the midst of its run."""
+
+    traffic: Traffic
+    example_forwards: int
+    """Example-forwards so far: a forward of one example counts 1 and its backward 2, evaluations nothing."""
+
+    def step(self, number: int) -> float:
+        """Take local step `number`, counted from 0, of every client; return their mini-batches' mean loss.
+
+        What the step draws follows from the seed and its number alone.
+        """
+        ...
+
+    def communicate(self, number: int) -> None:
+        """Exchange what the method exchanges after local step `number`."""
+        ...
+
+    def consensus(self) -> float:
+        """Return the consensus error: the mean of ||x_i - mean x||^2 over clients."""
+        ...
+
+    def evaluate(self, which: str) -> Evaluation:
+        """Measure the average of all clients' models on the `validation` or the `test` rows."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Return all that a restart needs to go on with the same numbers (tensors, integers, strings).
+
+        The tensors are those in use: store or copy them before the next step.
+        """
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        ...
+
+
+# The problem that a baseline minimises: a function of one vector, with mini-batches that clients draw.
+#
+# Methods know nothing else of models and data. `model_problem` makes a language model such a function.
+
+
+class Part(NamedTuple):
+    """A parameter of the model: a run of entries of the vector."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+
+class VectorProblem(Protocol):
+    """Interface of a function of a vector of `size` float32 entries."""
+
+    size: int
+    batch_size: int
+    """Examples of a mini-batch."""
+    parts: Sequence[Part]
+    """The vector's parts in order, together `size` entries."""
+
+    def start(self) -> Tensor:
+        """Return the vector that every client begins with, (P,) float32: a copy, on the problem's device."""
+        ...
+
+    def loss(self, x: Tensor, client: int, step: int) -> float:
+        """Return the mean loss of the mini-batch that a client draws in this step out of its shard."""
+        ...
+
+    def gradient(self, x: Tensor, client: int, step: int) -> tuple[float, Tensor]:
+        """Return that loss and its gradient, (P,) float32, which is valid until the next call."""
+        ...
+
+    def evaluate(self, x: Tensor, which: str) -> Evaluation:
+        """Measure the model of this vector on the `validation` or the `test` rows."""
+        ...
+
 
 FORWARDS_PER_GRADIENT = 3
 """Example-forwards of a gradient: a backward pass costs about twice its forward pass."""
 
 
 class Clients:
-    """Base of all methods (`method.Method`)."""
+    """Base of all methods (`Method`)."""
 
     def __init__(self, setup: Setup, models: int | None = None) -> None:
         """Give every client, or `models` of them, a copy of the start."""

@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sflab.baselines import encodings, vectors
-from sflab.baselines.adamw import AdamW
-from sflab.baselines.clients import Clients
-from sflab.baselines.problem import Part
-from sflab.baselines.setup import Setup
+from sflab.baselines import vectors
+from sflab.baselines.centralised import AdamW
+from sflab.baselines.clients import Clients, Part, Setup
 
 
 class DiLoCo(Clients):
@@ -55,7 +53,7 @@ class DiLoCo(Clients):
 
     def average(self, present: Sequence[int]) -> Tensor:
         """Return the mean (P,) of the pseudo-gradients in those rows of x, and count what it costs."""
-        encodings.count_all_reduce(self.traffic, present, self.problem.size, encodings.FLOAT)
+        vectors.count_all_reduce(self.traffic, present, self.problem.size, vectors.FLOAT)
         return vectors.mean(self.x, present)
 
     def _count_fetching(self, present: Sequence[int]) -> None:
@@ -64,7 +62,7 @@ class DiLoCo(Clients):
         peers = [client for client in present if not self._behind[client]]
         for client in present:
             if self._behind[client] and peers:
-                self.traffic.add((peers[0], client), encodings.dense(self.problem.size))
+                self.traffic.add((peers[0], client), vectors.dense(self.problem.size))
         self._behind.fill_(True)
         self._behind[list(present)] = False
 
@@ -81,7 +79,7 @@ class HalfDiLoCo(DiLoCo):
         """Return the mean of the rounded pseudo-gradients, rounded again."""
         for client in present:
             _round_to_half(self.x[client])
-        encodings.count_all_reduce(self.traffic, present, self.problem.size, encodings.HALF)
+        vectors.count_all_reduce(self.traffic, present, self.problem.size, vectors.HALF)
         mean = vectors.mean(self.x, present)
         _round_to_half(mean)
         return mean
@@ -119,8 +117,8 @@ class PowerSgdDiLoCo(DiLoCo):
         rest = self.problem.size - factored
         left = sum(shape[0] * self.setup.rank for _, shape in self._matrices())
         right = sum(q.numel() for q in self._factors)
-        encodings.count_all_reduce(self.traffic, present, left, encodings.FLOAT)
-        encodings.count_all_reduce(self.traffic, present, right + rest, encodings.FLOAT)
+        vectors.count_all_reduce(self.traffic, present, left, vectors.FLOAT)
+        vectors.count_all_reduce(self.traffic, present, right + rest, vectors.FLOAT)
         return mean
 
     def tensors(self) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sflab.baselines import vectors
-from sflab.baselines.problem import Part
+from sflab.baselines.clients import Part
 from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError

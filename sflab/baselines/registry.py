@@ -11,14 +11,10 @@ from functools import partial
 from typing import Literal
 
 from sflab.baselines.centralised import CentralAdamW, CentralSgd, Mezo
-from sflab.baselines.chocosgd import ChocoSgd
-from sflab.baselines.clients import two_point_step
+from sflab.baselines.clients import Method, Setup, two_point_step
 from sflab.baselines.diloco import DiLoCo, HalfDiLoCo, PowerSgdDiLoCo
-from sflab.baselines.dsgd import Dsgd
-from sflab.baselines.gaia import Gaia
-from sflab.baselines.method import Method
+from sflab.baselines.gossip import ChocoSgd, Dsgd, Gaia
 from sflab.baselines.seed_servers import DeComFl, FedKSeed
-from sflab.baselines.setup import Setup
 from sfnode.errors import Code, UserError
 
 LOCAL = "a local step of a client; clients are averaged"

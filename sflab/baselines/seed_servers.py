@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sflab.baselines import encodings, vectors
-from sflab.baselines.clients import Clients
-from sflab.baselines.setup import Setup
+from sflab.baselines import vectors
+from sflab.baselines.clients import Clients, Setup
 from sfprotocol.seeds import stream
 
 
@@ -77,8 +76,8 @@ class FedKSeed(SeedServer):
         server = self.setup.clients
         for client in present:
             steps = int(self._steps[client])
-            self.traffic.add((server, client), encodings.FLOAT * self._candidates)
-            self.traffic.add((client, server), (encodings.SEED + encodings.FLOAT) * steps)
+            self.traffic.add((server, client), vectors.FLOAT * self._candidates)
+            self.traffic.add((client, server), (vectors.SEED + vectors.FLOAT) * steps)
         self._own.zero_()
         self._steps.zero_()
 
@@ -122,8 +121,8 @@ class DeComFl(SeedServer):
         steps = len(self._pending)
         for client in present:
             missed = before - int(self._known[client])
-            self.traffic.add((server, client), (encodings.SEED + encodings.FLOAT) * (missed + steps))
-            self.traffic.add((client, server), encodings.FLOAT * steps)
+            self.traffic.add((server, client), (vectors.SEED + vectors.FLOAT) * (missed + steps))
+            self.traffic.add((client, server), vectors.FLOAT * steps)
         self._known[list(present)] = len(self.scalars)
         self._pending.clear()
 

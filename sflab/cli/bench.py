@@ -1,14 +1,15 @@
-"""`sfnode bench`: what this machine can do with a model. `sflab.bench` measures, `bench_output` prints."""
+"""`sfnode bench`: what this machine can do with a model. `sflab.bench` measures."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.table import Table
 
-from sflab.cli import bench_output
 from sfnode.cli.options import (
     devices_option,
     dtype_option,
@@ -20,6 +21,7 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.manifest import Manifest
+from sfnode.schema.results import BatchResult, BenchResult, TogetherResult
 from sfnode.tasks.presets import DEFAULT_MODEL
 
 BATCHES = (1, 4, 16)
@@ -109,10 +111,150 @@ def bench(
     if as_json:
         echo(result.model_dump_json(indent=2))
     else:
-        bench_output.show(result, Console())
+        show(result, Console())
 
 
 def _say(what: str) -> None:
     """Print progress as plain lines at a terminal; a moving bar would take time from what is timed."""
     if sys.stderr.isatty():
         echo(what, err=True)
+
+
+# Formats the results of `sfnode bench` for 80 columns.
+
+
+GB = 1e9
+
+BUSY_CORES = 0.25
+"""Cores in use by other programs from which figures are said to be disturbed; a quiet desktop uses less."""
+
+
+def show(result: BenchResult, console: Console) -> None:
+    """Print the whole result."""
+    console.print(heading(result), highlight=False)
+    console.print(_times(result), _memory(result))
+    if any(batch.mezo_matrices_ratio is not None for batch in result.batches):
+        console.print(_mezo(result))
+    console.print(_incoming(result), highlight=False)
+    if result.together:
+        console.print(together(result.together))
+    if result.fits:
+        console.print(_fits(result))
+
+
+def heading(result: BenchResult) -> str:
+    """Format what was measured, and where."""
+    queries = f"{result.queries} mini-batches" if result.queries > 1 else "one mini-batch"
+    if result.group:
+        queries += f" for {result.group} updates"
+    threads = f"{result.threads} threads" if result.threads > 1 else "one thread"
+    return (
+        f"{result.model}: {_count(result.parameters)} parameters, {_count(result.trained_parameters)} "
+        f"trained in {result.matrices} matrices\n"
+        f"{result.dtype} on {result.device} ({result.device_name}), {threads}, rank "
+        f"{result.rank}, {queries} a step\n"
+        f"medians of {result.repetitions} turns\n{_disturbed(result)}"
+    )
+
+
+def _disturbed(result: BenchResult) -> str:
+    """Return a warning if other programs took part of what was measured; "" if not."""
+    if result.busy_cores < BUSY_CORES or result.device != "cpu":
+        return ""
+    busy = f"The machine is busy: other programs use {result.busy_cores:.1f} cores"
+    if result.threads == 1:
+        return f"{busy}. Times are seconds of one core, without theirs.\n"
+    return f"{busy}. Times and ratios are rough: measure again when it is idle.\n"
+
+
+def _times(result: BenchResult) -> Table:
+    table = _table("Time of a step", "batch", "forwards", "step", "ratio", "tokens/s", "updates/h")
+    for batch in result.batches:
+        table.add_row(
+            str(batch.batch),
+            _seconds(batch.forwards_seconds),
+            _seconds(batch.step_seconds),
+            f"{batch.step_ratio:.2f}",
+            f"{batch.tokens_per_second:,.0f}",
+            f"{batch.updates_per_hour:,.0f}",
+        )
+    return table
+
+
+def _memory(result: BenchResult) -> Table:
+    table = _table("Memory at its peak", "batch", "inference, as many rows", "training", "ratio")
+    for batch in result.batches:
+        ratio = "" if batch.memory_ratio is None else f"{batch.memory_ratio:.2f}"
+        table.add_row(
+            str(batch.batch), _bytes(batch.inference_peak_bytes), _bytes(batch.training_peak_bytes), ratio
+        )
+    return table
+
+
+def _mezo(result: BenchResult) -> Table:
+    table = _table("MeZO's step in place", "batch", "same matrices", "by our step", "all", "by our step")
+    for batch in result.batches:
+        table.add_row(str(batch.batch), *_mezo_cells(batch))
+    return table
+
+
+def _mezo_cells(batch: BatchResult) -> list[str]:
+    pairs = (
+        (batch.mezo_matrices_seconds, batch.mezo_matrices_ratio),
+        (batch.mezo_all_seconds, batch.mezo_all_ratio),
+    )
+    cells = []
+    for seconds, ratio in pairs:
+        cells += ["", ""] if seconds is None or ratio is None else [_seconds(seconds), f"{ratio:.1f}"]
+    return cells
+
+
+def _incoming(result: BenchResult) -> Table:
+    shares = [f"share, batch {batch.batch}" for batch in result.batches]
+    table = _table("Taking in others' updates", "updates a step", "core", "weights, at times", *shares)
+    for incoming in result.incoming:
+        table.add_row(
+            f"{incoming.updates:,}",
+            _seconds(incoming.add_seconds),
+            _seconds(incoming.fold_seconds),
+            *(f"{share:.2%}" for share in incoming.shares.values()),
+        )
+    return table
+
+
+def together(results: Sequence[TogetherResult]) -> Table:
+    """Format what several devices do together, beside each alone."""
+    table = _table("Devices together", "batch", "devices", "threads each", "updates/h", "together / this")
+    for one in results:
+        table.add_row(
+            *(str(one.batch), one.devices, str(one.threads), f"{one.updates_per_hour:,.0f}"),
+            f"{one.ratio:.2f}",
+        )
+    return table
+
+
+def _fits(result: BenchResult) -> Table:
+    title = f"Largest model for the {_bytes(result.free_bytes)} that are free"
+    table = _table(title, "weights", "bytes a parameter", "parameters")
+    for fit in result.fits:
+        table.add_row(fit.dtype, f"{fit.bytes_per_parameter:g}", _count(fit.parameters))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.1f} ms" if value < 10 else f"{value:.1f} s"
+
+
+def _bytes(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / GB:.2f} GB"
+
+
+def _count(value: int) -> str:
+    return f"{value / 1e9:.2f} B" if value >= GB else f"{value / 1e6:.1f} M"

@@ -2,19 +2,148 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
 import click
 
+from sfnode.cli.exit import DONE, FAILED
 from sfnode.cli.lazy_group import Entry, LazyGroup
+from sfnode.cli.options import option
+from sfnode.cli.output import echo
+from sfnode.errors import Code, UserError
+
+if TYPE_CHECKING:
+    from sflab.sim.runner import Outcome
+    from sflab.sim.scenario import Scenario
+
 
 COMMANDS = {
-    "network": Entry("sflab.cli.simulate_network:network", "Nodes, faults and attacks on a virtual clock."),
+    "network": Entry("sflab.cli.simulate:network", "Nodes, faults and attacks on a virtual clock."),
     "training": Entry("sflab.cli.simulate_training:training", "Train many virtual clients in one process."),
-    "sweep": Entry("sflab.cli.simulate_sweep:sweep", "Train with every combination of some numbers."),
-    "paper": Entry("sflab.cli.simulate_paper:paper", "Compare the methods of the SeedFlood paper."),
-    "report": Entry("sflab.cli.simulate_paper:report", "Write the report of a results folder."),
+    "sweep": Entry("sflab.cli.studies:sweep", "Train with every combination of some numbers."),
+    "paper": Entry("sflab.cli.studies:paper", "Compare the methods of the SeedFlood paper."),
+    "report": Entry("sflab.cli.studies:report", "Write the report of a results folder."),
 }
 
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
 def simulate() -> None:
     """Try the protocol on simulated networks, and training on virtual clients. Nothing is sent."""
+
+
+# `sfnode simulate network`: what a network of nodes does under faults and attacks, on a virtual clock.
+#
+# Every run follows from one integer, so whatever fails can be seen again.
+
+
+ALL = "all"
+
+
+@click.command
+@option("--scenario", default="calm", show_default=True, metavar="NAME", help="Which, or `all`; see --list.")
+@option("--seed", type=click.IntRange(0), default=0, show_default=True, help="All chance follows from it.")
+@option("--nodes", type=click.IntRange(2), metavar="COUNT", help="Honest nodes.  [default: the scenario's]")
+@option("--topology", metavar="NAME", help="Who is whose neighbour.  [default: the scenario's]")
+@option("--seconds", type=click.FloatRange(0), help="How long faults last.  [default: the scenario's]")
+@option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write everything that happens, one line each.",
+)
+@option("--json", "as_json", is_flag=True, help="Print JSON for programs: a list of runs.")
+@option("--list", "listing", is_flag=True, help="List scenarios and topologies, and do nothing.")
+def network(
+    scenario: str,
+    seed: int,
+    nodes: int | None,
+    topology: str | None,
+    seconds: float | None,
+    trace: Path | None,
+    as_json: bool,
+    listing: bool,
+) -> int:
+    """Run a network of nodes with simulated links, disks and clocks, and check all that is promised.
+
+    The nodes run the very protocol of real ones. While faults last nothing may be lost, doubled or forged;
+    when they are over, all nodes must become equal in bounded time. Exit status 1 if anything of that fails.
+    """
+    from sflab.sim.runner import simulate as run
+    from sflab.sim.scenarios import SCENARIOS
+
+    if listing:
+        _list()
+        return DONE
+    chosen = list(SCENARIOS.values()) if scenario == ALL else [_find(scenario)]
+    _check_topology(topology)
+    outcomes: list[Outcome] = []
+    with _opened(trace) as file:
+        for one in chosen:
+            outcomes.append(run(one, seed, nodes=nodes, topology=topology, seconds=seconds, trace_file=file))
+            if not as_json:
+                _show(outcomes[-1], brief=scenario == ALL, first=len(outcomes) == 1)
+    if as_json:
+        echo(json.dumps([outcome.as_dict() for outcome in outcomes], indent=2))
+    return FAILED if any(outcome.failure for outcome in outcomes) else DONE
+
+
+def _show(outcome: Outcome, *, brief: bool, first: bool) -> None:
+    from sflab.sim import report
+
+    if not brief:
+        echo("\n".join(report.lines(outcome)))
+        return
+    if first:
+        echo(report.HEADING)
+    echo(report.line(outcome))
+    if outcome.failure:
+        echo("\n".join(report.lines(outcome)))
+
+
+def _list() -> None:
+    from sflab.sim import report
+    from sflab.sim.scenarios import SCENARIOS
+    from sflab.sim.world.topology import names
+
+    echo("\n".join(report.listing(SCENARIOS.values())))
+    echo(f"\ntopologies: {', '.join(names())}")
+
+
+def _find(name: str) -> Scenario:
+    from sflab.sim.scenarios import SCENARIOS
+
+    if name not in SCENARIOS:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"there is no scenario called {name}",
+            f"There are: {', '.join(SCENARIOS)}; or {ALL}.",
+        )
+    return SCENARIOS[name]
+
+
+def _check_topology(name: str | None) -> None:
+    from sflab.sim.world.topology import names
+
+    if name is not None and name not in names():
+        raise UserError(
+            Code.BAD_OPTION, f"there is no topology called {name}", f"There are: {', '.join(names())}."
+        )
+
+
+@contextmanager
+def _opened(trace: Path | None) -> Iterator[TextIO | None]:
+    if trace is None:
+        yield None
+        return
+    try:
+        file = trace.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            Code.BAD_OPTION, f"cannot write {trace}: {error.strerror}", "Name another file with --trace."
+        ) from error
+    with file:
+        yield file

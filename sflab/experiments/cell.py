@@ -78,7 +78,7 @@ class Cell(Section):
     """One training run to simulate. Rates are per update, as everywhere in sfnode."""
 
     method: str = "seedflood"
-    """Name in `sflab.experiments.methods`."""
+    """Name in `sflab.experiments.runner`."""
     problem: Problem = Problem()
     network: Network = Network()
     seed: int = Field(default=0, ge=0, lt=1 << 32)

@@ -10,12 +10,77 @@ in a segment.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sflab.baselines.method import Traffic
-from sflab.experiments.network import Conditions
+from sflab.baselines.clients import Traffic
+from sflab.experiments import cell
+from sflab.sim.world.topology import TOPOLOGIES
+from sfprotocol.seeds import derive_key, stream
+
+# The network of a cell: who is linked with whom in which round, who is away, how fast everybody is.
+#
+# Everything follows from the cell's seed and the number of the round. This module knows neither methods nor
+# messages; what travels over the links is `flooding`'s and the baselines' own concern.
+
+
+Pair = tuple[int, int]
+
+
+class Conditions:
+    """A cell's network, round by round."""
+
+    def __init__(self, network: cell.Network, seed: int) -> None:
+        self.network = network
+        self._seed = seed
+        self._fixed = None if network.topology == "changing" else self._pairs(0)
+
+    def links(self, number: int) -> list[Pair]:
+        """Return the links of round `number`, those of clients that are away among them."""
+        return self._pairs(number) if self._fixed is None else self._fixed
+
+    def edges(self, number: int) -> list[Pair]:
+        """Return the links of round `number` between clients that are there."""
+        there = self.present(number)
+        return [(a, b) for a, b in self.links(number) if there[a] and there[b]]
+
+    def present(self, number: int) -> NDArray[np.bool_]:
+        """Return which clients are there in round `number`, (clients,)."""
+        return self._chances("churn", number, self.network.clients) >= self.network.churn
+
+    def lost(self, number: int, count: int) -> NDArray[np.bool_]:
+        """Return which of `count` transmissions of round `number` are lost, (count,)."""
+        if not self.network.loss:
+            return np.zeros(count, np.bool_)
+        return self._chances("loss", number, count) < self.network.loss
+
+    def steps_by(self, number: int) -> NDArray[np.int64]:
+        """Return how many steps each client makes, (clients,), while the slowest one makes its step
+        `number`; speeds lie evenly between those of the slowest and the fastest client."""
+        speeds = np.linspace(1.0, self.network.speeds, self.network.clients)
+        made: NDArray[np.int64] = np.floor((number + 1) * speeds).astype(np.int64)
+        return made - np.floor(number * speeds).astype(np.int64)
+
+    def _chances(self, what: str, number: int, count: int) -> NDArray[np.float64]:
+        """Return uniform numbers from 0 to 1, (count,)."""
+        key = derive_key(
+            b"sfnode simulated ", what.encode(), *(n.to_bytes(8, "big") for n in (self._seed, number))
+        )
+        return (stream(key, 0, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def _pairs(self, number: int) -> list[Pair]:
+        clients, topology = self.network.clients, self.network.topology
+        if topology == "complete":
+            return list(combinations(range(clients), 2))
+        names = [str(client) for client in range(clients)]
+        draw = TOPOLOGIES["random" if topology == "changing" else topology]
+        pairs = draw(names, Random(f"{self._seed}/{topology}/{number}"))
+        found = {(min(a, b), max(a, b)): None for a, b in ((int(a), int(b)) for a, b in pairs)}
+        return [pair for pair in found if pair[0] != pair[1]]
+
 
 Size = Callable[[int, int, int], int]
 """Bytes in which steps `first .. stop - 1` of an origin travel: size(origin, first, stop)."""

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sflab.baselines.method import Traffic
+from sflab.baselines.clients import Traffic
 from sflab.experiments.cell import Network
-from sflab.experiments.flooding import Flood
-from sflab.experiments.network import Conditions
+from sflab.experiments.flooding import Conditions, Flood
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest

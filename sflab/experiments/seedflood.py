@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sflab.baselines.method import Traffic
+from sflab.baselines.clients import Traffic
 from sflab.experiments import attacks
 from sflab.experiments.cell import Cell
 from sflab.experiments.feeds import ClientFeed
-from sflab.experiments.flooding import Flood
+from sflab.experiments.flooding import Conditions, Flood
 from sflab.experiments.keeper import Keeper, Named
-from sflab.experiments.network import Conditions
 from sflab.experiments.problem import LoadedProblem, client_key, organiser_key
 from sflab.experiments.replicas import Moves, Query, Replicas
 from sfnode.engine import making_bases, slopes

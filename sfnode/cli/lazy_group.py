@@ -39,7 +39,7 @@ class LazyGroup(click.Group):
         return self.load(name) if name in self._entries else None
 
     def load(self, name: str) -> click.Command:
-        """Return the command called `name`. Raises UserError EXTRA_MISSING if the lab is and it is one of it."""
+        """Return the command called `name`. Raises UserError EXTRA_MISSING where its package is missing."""
         if name not in self.commands:
             command = _imported(name, self._entries[name].where)
             command.short_help = self._entries[name].help

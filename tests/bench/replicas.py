@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from sflab.bench import together
+from sflab.bench import runner
 from sflab.bench.subject import SubjectSpec, load_subject
-from sflab.cli import bench_output
+from sflab.cli import bench
 from sfnode.engine.replicas import divide
 
 SPREAD = 0.25
@@ -59,8 +59,8 @@ def main(
     spec = SubjectSpec(source=model, device=devices)
     torch.set_num_threads(threads)
     with load_subject(spec) as subject:
-        found = together.measure(spec, subject, [batch], queries, repetitions)
-    Console().print(bench_output.together(found))
+        found = runner.measure_together(spec, subject, [batch], queries, repetitions)
+    Console().print(bench.together(found))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sflab.baselines.method import Traffic
+from sflab.baselines.clients import Traffic
 from sflab.experiments.cell import Network
 from sflab.experiments.feeds import ClientFeed
-from sflab.experiments.flooding import Flood
-from sflab.experiments.network import Conditions
+from sflab.experiments.flooding import Conditions, Flood
 from sflab.sim.runner import Run
 from sflab.sim.scenarios import SCENARIOS
 from sflab.sim.world.world import RUN

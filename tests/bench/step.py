@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from sflab.bench.runner import Plan, run_benchmark
-from sflab.cli import bench_output
+from sflab.cli import bench
 from sfnode.manifest.training import Training
 from sfnode.schema.results import BatchResult, BenchResult
 from tests.bench.subjects import MINI, wanted
@@ -71,7 +71,7 @@ def main(names: Sequence[str], sizes: Sequence[int], repetitions: int) -> None:
     for name in names:
         plan = Plan(sizes, 1, True, repetitions, torch.get_num_threads())
         result = run_benchmark(wanted(name), plan, lambda what: None)
-        bench_output.show(result, Console())
+        bench.show(result, Console())
         missed += misses(result)
     print("\n".join(missed) or "everything within its limits")
     sys.exit(bool(missed))

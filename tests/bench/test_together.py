@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from sflab.bench.subject import SubjectSpec, check_room, load_subject
-from sflab.cli import bench_output
+from sflab.cli import bench
 from sfnode.errors import Code, UserError
 from sfnode.resources import memory, together
 
@@ -26,7 +26,7 @@ def two_threads() -> Iterator[None]:
 def test_several_devices_are_measured_together_and_each_alone() -> None:
     spec = SubjectSpec(device="cpu,cpu", dtype="float32")
     with load_subject(spec) as subject:
-        found = together.measure(spec, subject, [2], queries=1, repetitions=1)
+        found = together.measure_together(spec, subject, [2], queries=1, repetitions=1)
     assert torch.get_num_threads() == 2
     assert [(one.devices, one.threads) for one in found] == [
         ("cpu 1,cpu 2", 1),
@@ -38,7 +38,7 @@ def test_several_devices_are_measured_together_and_each_alone() -> None:
     for one in others:
         assert one.ratio == pytest.approx(whole.updates_per_hour / one.updates_per_hour)  # of a single turn
     shown = StringIO()
-    Console(file=shown, width=80).print(bench_output.together(found))
+    Console(file=shown, width=80).print(bench.together(found))
     assert "cpu 1,cpu 2" in shown.getvalue()
     assert "1.00" in shown.getvalue()
 

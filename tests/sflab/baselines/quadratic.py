@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from sflab.baselines import registry, vectors
-from sflab.baselines.method import Method
-from sflab.baselines.problem import Part
-from sflab.baselines.setup import Setup
+from sflab.baselines.clients import Method, Part, Setup
 from sfnode.schema.evaluation import Evaluation
 
 Edges = Callable[[int], Sequence[tuple[int, int]]]

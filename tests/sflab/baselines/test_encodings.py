@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sflab.baselines import encodings
-from sflab.baselines.method import Traffic
+from sflab.baselines import vectors
+from sflab.baselines.clients import Traffic
 from sfnode.models import shapes
 
 ROUNDS = 100
@@ -16,13 +16,11 @@ ADAPTERS = OPT.num_hidden_layers * 2 * 8 * (OPT.hidden_size + OPT.hidden_size)
 
 def test_the_papers_totals_are_those_of_one_direction_of_an_edge() -> None:
     assert (PARAMETERS, ADAPTERS) == (1_315_758_080, 1_572_864)
-    assert ROUNDS * encodings.dense(PARAMETERS) / 1e9 == pytest.approx(526.3, abs=0.05)
-    assert ROUNDS * encodings.sparse(encodings.kept(PARAMETERS, 0.01)) / 1e9 == pytest.approx(
-        15.79, abs=0.005
-    )
-    assert ROUNDS * encodings.dense(ADAPTERS) / 1e6 == pytest.approx(629.1, abs=0.05)
-    assert ROUNDS * encodings.sparse(encodings.kept(ADAPTERS, 0.01)) / 1e6 == pytest.approx(18.87, abs=0.005)
-    assert 16 * 5000 * encodings.SEEDFLOOD_UPDATE == 400_000
+    assert ROUNDS * vectors.dense(PARAMETERS) / 1e9 == pytest.approx(526.3, abs=0.05)
+    assert ROUNDS * vectors.sparse(vectors.kept(PARAMETERS, 0.01)) / 1e9 == pytest.approx(15.79, abs=0.005)
+    assert ROUNDS * vectors.dense(ADAPTERS) / 1e6 == pytest.approx(629.1, abs=0.05)
+    assert ROUNDS * vectors.sparse(vectors.kept(ADAPTERS, 0.01)) / 1e6 == pytest.approx(18.87, abs=0.005)
+    assert 16 * 5000 * vectors.SEEDFLOOD_UPDATE == 400_000
 
 
 def test_bytes_per_edge_are_those_of_both_directions() -> None:
@@ -34,4 +32,4 @@ def test_bytes_per_edge_are_those_of_both_directions() -> None:
 
 
 def test_a_share_is_at_least_one_entry() -> None:
-    assert [encodings.kept(68, share) for share in (0.001, 0.01, 0.5, 1.0)] == [1, 1, 34, 68]
+    assert [vectors.kept(68, share) for share in (0.001, 0.01, 0.5, 1.0)] == [1, 1, 34, 68]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sflab.baselines.mezo import MezoStep, mezo_step
+from sflab.baselines.centralised import MezoStep, mezo_step
 
 
 def setting() -> tuple[list[Tensor], list[Tensor]]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sflab.baselines import vectors
+from sflab.baselines.clients import Part
 from sflab.baselines.diloco import power_average, worth_factoring
-from sflab.baselines.problem import Part
 from tests.sflab.baselines.quadratic import Quadratic, made, run
 
 

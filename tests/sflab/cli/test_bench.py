@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sflab.cli.bench_output import heading
+from sflab.cli.bench import heading
 from sfnode.models.files import EMBEDDED
 from sfnode.schema.results import BatchResult, BenchResult
 from tests.cli.helpers import Ended

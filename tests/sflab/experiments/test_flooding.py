@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sflab.baselines.method import Traffic
+from sflab.baselines.clients import Traffic
 from sflab.experiments.cell import Network
-from sflab.experiments.flooding import Flood
-from sflab.experiments.network import Conditions
+from sflab.experiments.flooding import Conditions, Flood
 from tests.bench.rounds import compare
 
 

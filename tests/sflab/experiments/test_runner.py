@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sflab.baselines import registry
-from sflab.experiments import methods, problem, runner
+from sflab.experiments import problem, runner
 from sflab.experiments.cell import Cell, Place
 from sflab.experiments.runner import finished, run_cell
 from sflab.experiments.seedflood import OPTIONS
@@ -139,7 +139,7 @@ def test_files_that_are_of_something_else_are_refused(tmp_path: Path) -> None:
 def test_methods_and_options_that_there_are_not_are_refused() -> None:
     for cell in (small(method="sorcery"), small(options={"segment_update": 3.0})):
         with pytest.raises(UserError) as refused:
-            methods.make(cell, Place())
+            runner.make(cell, Place())
         assert refused.value.code is Code.BAD_OPTION
 
 
@@ -172,9 +172,9 @@ def test_scores_of_the_untrained_model_that_are_none_are_refused(text: str, tmp_
 
 def test_every_option_has_a_range() -> None:
     of_baselines = {option for one in registry.METHODS.values() for option in one.options}
-    assert methods.RANGES.keys() == OPTIONS | of_baselines
+    assert runner.RANGES.keys() == OPTIONS | of_baselines
     for name, one in registry.METHODS.items():
-        methods.check(small(method=name, options=dict(one.options)))
+        runner.check(small(method=name, options=dict(one.options)))
 
 
 @pytest.mark.parametrize(
@@ -190,5 +190,5 @@ def test_every_option_has_a_range() -> None:
 )
 def test_values_that_options_cannot_have_are_refused(method: str, option: str, value: float) -> None:
     with pytest.raises(UserError) as refused:
-        methods.check(small(method=method, options={option: value}))
+        runner.check(small(method=method, options={option: value}))
     assert refused.value.code is Code.BAD_OPTION

@@ -10,7 +10,7 @@ import torch
 
 from sflab.experiments import problem
 from sflab.experiments.cell import Cell, Place
-from sflab.experiments.methods import check
+from sflab.experiments.runner import check
 from sflab.experiments.seedflood import SeedFlood
 from sflab.studies import study
 from sfnode.engine.trainer import Trainer
