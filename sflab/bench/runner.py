@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 import sfnode
-from sflab.bench import measure, memory
+from sflab.bench import measure
 from sflab.bench.measure import WARM_UPS, Case, undisturbed
 from sflab.bench.subject import Subject, SubjectSpec, load_subject
 from sfnode.engine.mini_batches import MiniBatches
@@ -27,6 +27,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.node.training.step_scheduler import batches_of
+from sfnode.resources import memory
 from sfnode.resources.policy import spare_cores
 from sfnode.resources.sensors import Sensors
 from sfnode.schema.results import BatchResult, BenchResult, FitResult, IncomingResult, TogetherResult

@@ -9,7 +9,7 @@ import click
 
 from sfnode.cli.output import echo
 from sfnode.errors import UserError
-from sfnode.tasks import reward_numbers, verifier_sources
+from sfnode.tasks import reward_numbers, verifying
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
@@ -172,7 +172,7 @@ def _ask_rewards() -> dict[str, Any]:
 def _usable_verifier(source: str) -> str:
     """Return the name of a verifier that can be read."""
     try:
-        verifier_sources.load(source)
+        verifying.load(source)
     except UserError as error:
         raise click.UsageError(f"{error.what}. {error.fix}") from error
     return source

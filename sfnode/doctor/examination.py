@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sfnode
 from sfnode.daemon_thread import in_daemon_thread
-from sfnode.doctor import clock, compute, disk, network, ports
-from sfnode.doctor.context import Case
-from sfnode.doctor.findings import Examination, Finding, Subject, note, number, ok, problem
+from sfnode.doctor import compute, disk, network
+from sfnode.doctor.findings import Case, Examination, Finding, Subject, note, number, ok, problem
 from sfnode.doctor.peers import Visit, visit
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -163,9 +162,9 @@ class Examiner:
     async def _clock(self) -> list[Finding]:
         if self._case.ntp:
             with suppress(OSError):
-                ahead = await clock.ntp_ahead(*self._case.ntp)
-                return [clock.judge(ahead, f"the time server {self._case.ntp[0]}")]
-        return [clock.judge_by_peers([seen.clock_ahead for seen in await self._visits() if seen.answers])]
+                ahead = await network.ntp_ahead(*self._case.ntp)
+                return [network.judge(ahead, f"the time server {self._case.ntp[0]}")]
+        return [network.judge_by_peers([seen.clock_ahead for seen in await self._visits() if seen.answers])]
 
     async def _disk(self) -> list[Finding]:
         manifest = await self._manifest()
@@ -187,9 +186,9 @@ class Examiner:
 
     async def _ports(self) -> list[Finding]:
         listen = await in_daemon_thread(
-            lambda: ports.look_at_ports(self._case.host_maddrs, self._case.data_dir)
+            lambda: network.look_at_ports(self._case.host_maddrs, self._case.data_dir)
         )
-        return [*listen, ports.look_at_ipv6()]
+        return [*listen, network.look_at_ipv6()]
 
     async def _daemon(self) -> list[Finding]:
         try:
@@ -206,7 +205,7 @@ class Examiner:
         return [one.model_copy(update={"verdict": "note"}) if _dispensable(one) else one for one in found]
 
     async def _reach(self) -> list[Finding]:
-        public = ports.public_ipv4()
+        public = network.public_ipv4()
         if public:
             what = f"this machine has the public address {public}: others reach it, unless firewalls refuse"
             return [ok(Subject.REACH, what)]

@@ -6,18 +6,34 @@ Starts two libp2p daemons at most: a caller that only dials, and a host that is 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
+import socket
+import statistics
+import struct
 import tempfile
+import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import psutil
+
+from sfnode.daemon_thread import in_daemon_thread
+from sfnode.doctor.findings import Finding, Subject, note, ok, problem
+from sfnode.errors import UserError
+from sfnode.store.data_folder import holder
 from sfnode.transport.base import PeerRecord, TransportError, peer_of
+from sfnode.transport.libp2p.daemon_process import port_is_free
+from sfnode.transport.libp2p.reachability import TcpEndpoint, resolve
 from sfnode.transport.libp2p.settings import HivemindSettings
+from sfnode.transport.roster import CLOCK_WRONG
 
 if TYPE_CHECKING:
     from sfnode.transport.libp2p.transport import HivemindTransport
+
 
 ENTRY_LIFE = 30.0
 """Lifetime of our entry in the DHT, in seconds."""
@@ -72,3 +88,176 @@ async def through_relay(caller: HivemindTransport, host: HivemindTransport, rela
             if relayed:
                 return peer_of(relay)
         await asyncio.sleep(RELAY_POLL)
+
+
+# Examines whether the node can listen on its addresses, and which public addresses this machine has.
+#
+# Asks only the operating system; nothing is sent.
+
+
+_PORT = re.compile(r"/(?:tcp|udp)/(\d+)")
+
+_SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses for documentation: the route to them is the default route, and nothing is sent there."""
+
+
+def look_at_ports(host_maddrs: Sequence[str], data_dir: Path) -> list[Finding]:
+    """Examine each address of --host-maddrs."""
+    return [_listen(maddr, data_dir) for maddr in host_maddrs]
+
+
+def _listen(maddr: str, data_dir: Path) -> Finding:
+    try:
+        if port_is_free(maddr):
+            return ok(Subject.LISTEN, f"{maddr} can be listened on")
+    except UserError as error:
+        return problem(Subject.LISTEN, error.what, error.fix)
+    port = int(_PORT.findall(maddr)[0])
+    holders = _holders(port)
+    if ours(holders, data_dir):
+        return ok(Subject.LISTEN, f"{maddr} is in use by the node that runs in {data_dir}")
+    return problem(
+        Subject.LISTEN,
+        f"{maddr} is in use by {_named(holders)}",
+        "Stop that program, or choose another port with --host-maddrs (0 is any free one).",
+    )
+
+
+def ours(holders: Sequence[psutil.Process], data_dir: Path) -> bool:
+    """Return whether the running node of this folder, or its daemon, is among these processes."""
+    node = holder(data_dir)
+    with suppress(psutil.Error):
+        return any(node in (one.pid, *(parent.pid for parent in one.parents())) for one in holders)
+    return False
+
+
+def _holders(port: int) -> list[psutil.Process]:
+    """Return the processes that listen on a port, as far as this user may see them."""
+    found = []
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("inet"):
+            listens = connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM
+            if connection.laddr and connection.laddr.port == port and listens and connection.pid:
+                with suppress(psutil.Error):
+                    found.append(psutil.Process(connection.pid))
+    return found
+
+
+def _named(holders: Sequence[psutil.Process]) -> str:
+    names = set()
+    for process in holders:
+        with suppress(psutil.Error):
+            names.add(f"{process.name()} (process {process.pid})")
+    return " and ".join(sorted(names)) or "a program of another user"
+
+
+def own_address(family: socket.AddressFamily) -> str | None:
+    """Return the address from which this machine would send; None without a route."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((_SOMEWHERE[family], 9))
+        return str(probe.getsockname()[0])
+    return None
+
+
+def look_at_ipv6() -> Finding:
+    """Examine whether this machine has a public IPv6 address."""
+    address = own_address(socket.AF_INET6)
+    if address and ip_address(address.partition("%")[0]).is_global:
+        return ok(Subject.IPV6, f"this machine has the public IPv6 address {address}")
+    return note(
+        Subject.IPV6,
+        "this machine has no public IPv6 address",
+        "Nothing needs to be done: IPv4 is enough. With IPv6 a node at home can often be reached directly.",
+    )
+
+
+def public_ipv4() -> str | None:
+    """Return this machine's own IPv4 address if it is public."""
+    address = own_address(socket.AF_INET)
+    return address if address and ip_address(address).is_global else None
+
+
+# Examines this machine's clock: compares it with time servers and with peers' clocks.
+#
+# Training itself needs no clock. The roster in the DHT does: entries carry the time at which they expire,
+# and a node whose clock is minutes off writes entries that are expired already, or are refused.
+
+
+INEXACT = 3.0
+"""Seconds from which a clock is worth a note: other programs on hivemind's DHT refuse such a peer."""
+
+NTP_PORT = 123
+NTP_DEADLINE = 2.5
+"""Seconds for one packet there and back; where UDP is blocked no answer comes."""
+
+_NTP_EPOCH = 2_208_988_800
+"""Seconds from 1900, where NTP counts from, to 1970."""
+
+_CLIENT = b"\x23" + bytes(47)
+"""An otherwise empty NTP packet of version 4, mode client (RFC 4330)."""
+
+_SERVER_MODE = 4
+
+
+async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:
+    """Return the seconds by which a time server is ahead of this clock. Raises OSError or TimeoutError."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[float] = loop.create_future()
+    async with asyncio.timeout(NTP_DEADLINE):
+        address, *_ = await in_daemon_thread(lambda: resolve(TcpEndpoint("dns", host, port)))
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Asker(answer), remote_addr=address)
+        try:
+            return await answer
+        finally:
+            transport.close()
+
+
+class _Asker(asyncio.DatagramProtocol):
+    """Sends one request; `answer` becomes the server's time minus the mean of our times before and after."""
+
+    def __init__(self, answer: asyncio.Future[float]) -> None:
+        self._answer = answer
+        self._asked = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._asked = time.time()
+        cast(asyncio.DatagramTransport, transport).sendto(_CLIENT)  # uvloop's class does not inherit from it
+
+    def datagram_received(self, data: bytes, _: object) -> None:
+        if len(data) < 48 or data[0] & 7 != _SERVER_MODE or data[1] == 0 or self._answer.done():
+            return  # not an answer of a server that knows the time (stratum 0 refuses)
+        whole, part = struct.unpack("!II", data[40:48])
+        there = whole - _NTP_EPOCH + part / 2**32
+        self._answer.set_result(there - (self._asked + time.time()) / 2)
+
+    def error_received(self, error: Exception) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
+
+
+def judge_by_peers(ahead: Sequence[float]) -> Finding:
+    """Judge this clock by those of peers, each of which is `ahead` of ours by so many seconds."""
+    if ahead:
+        those = "a peer's clock" if len(ahead) == 1 else f"the clocks of {len(ahead)} peers"
+        return judge(statistics.median(ahead), those)
+    return note(
+        Subject.CLOCK,
+        "there is nothing to compare the clock with: neither a time server nor a peer answers",
+        "Make sure that the system sets its clock by the network; `timedatectl` shows it on most systems.",
+    )
+
+
+def judge(ahead: float, by: str) -> Finding:
+    """Judge this clock by another, described by `by`, that is `ahead` of ours by so many seconds."""
+    way = "behind" if ahead > 0 else "ahead of"
+    what = f"this clock is {_span(abs(ahead))} {way} {by}"
+    if abs(ahead) < INEXACT:
+        return ok(Subject.CLOCK, what)
+    fix = "Let the system set its clock by the network (on most: `timedatectl set-ntp true`)."
+    if abs(ahead) < CLOCK_WRONG:
+        return note(Subject.CLOCK, what, fix)
+    return problem(Subject.CLOCK, what + ", so that others cannot find this node through the DHT", fix)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

@@ -24,13 +24,13 @@ from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import (
     chat,
     dataset,
-    library,
     presets,
     prompts,
     proposals,
     reward_numbers,
+    row_files,
     templates,
-    verifier_sources,
+    verifying,
 )
 
 HUB_TASK = "sst2"
@@ -275,7 +275,7 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
         fields = {"kind": "reward", "answer_tokens": tokens, "max_tokens": room}
     own = {key: given[key] for key in TASK_FIELDS if key in given}
     if isinstance(own.get("verifier"), str):  # else it is what such a name stands for
-        own["verifier"] = verifier_sources.load(own["verifier"])
+        own["verifier"] = verifying.load(own["verifier"])
     task = Task(**fields | own)
     if task.labelled and "loss" not in given and not _trains_head(task, given, home):
         task = task.model_copy(update={"loss": DEFAULT_LOSS})
@@ -390,7 +390,7 @@ def _try_data(manifest: Manifest) -> None:
     Data on the hub are left to the nodes, which need them anyway, if this machine can read such.
     """
     prompts.render_row(manifest.task, prompts.example(manifest.task))
-    library.require(manifest.data.train, manifest.data.test, manifest.data.validation)
+    row_files.require(manifest.data.train, manifest.data.test, manifest.data.validation)
     if _is_local(manifest.data.train):
         dataset.training_rows(manifest.data, manifest.task)
     for source in filter(_is_local, (manifest.data.test, manifest.data.validation)):

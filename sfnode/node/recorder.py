@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import sfnode
-from sfnode.loggers.record import Kind, Logger, Record
+from sfnode.loggers.background import Kind, Logger, Record
 from sfnode.node.startup import in_thread
 from sfprotocol.decisions import FACTOR_ONE
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from sfnode.loggers.record import Logger
+from sfnode.loggers.background import Logger
 from sfnode.logging import log
 from sfnode.node import clock, startup
 from sfnode.node.checkpoints import Checkpoints

@@ -31,7 +31,7 @@ from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
-from sfnode.tasks import library, public_files, verifying
+from sfnode.tasks import public_files, row_files, verifying
 from sfnode.transport.base import Transport
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.frontier import Frontier
@@ -113,7 +113,7 @@ def check_data(settings: Settings, manifest: Manifest, data_dir: DataDir) -> Non
     Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
     """
     data = manifest.data
-    library.require("" if settings.data else data.train, data.validation if settings.organise else "")
+    row_files.require("" if settings.data else data.train, data.validation if settings.organise else "")
     shared = "train" in data.digests
     file = settings.data or (data.train if is_file(data.train) and not shared else None)
     if file or not data.train:

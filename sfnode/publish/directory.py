@@ -16,8 +16,7 @@ from typing import NamedTuple
 from sfnode.dashboard.snapshot import Words
 from sfnode.errors import UserError
 from sfnode.peers.contacts import FETCH_DEADLINE, MAX_FILE, download
-from sfnode.publish.chart import SPARK, Chart, chart
-from sfnode.publish.page import gain, moment, render, verdict_of
+from sfnode.publish.page import SPARK, Chart, chart, gain, moment, render, verdict_of
 from sfnode.publish.run_file import NAME, RunFile, bad_run_file
 from sfprotocol.invitation import is_url
 

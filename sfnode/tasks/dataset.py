@@ -24,7 +24,7 @@ from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task
 from sfnode.printable import paragraph
 from sfnode.sizes import size_text
-from sfnode.tasks import library, prompts, public_files, row_files, sums, synthetic
+from sfnode.tasks import prompts, public_files, row_files, sums, synthetic
 from sfnode.tasks.row_files import Placed, malformed
 from sfprotocol.model_listing import MAX_DATA
 from sfprotocol.seeds import derive_key, stream
@@ -237,7 +237,7 @@ def _hub(source: str, rest: str) -> Iterator[Placed]:
         raise UserError(
             Code.DATA_NOT_FOUND, f"{source} is not of the form hf:NAME[:CONFIG]:SPLIT", row_files.FORMS
         )
-    datasets = library.datasets(source)
+    datasets = row_files.datasets(source)
     # told so, the library looks into its cache at once; it would ask a hub that is silent for 24 s first
     datasets.config.HF_HUB_OFFLINE = hub.unreachable() is not None
     try:

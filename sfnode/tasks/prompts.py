@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sfnode.manifest.task import Task, composed
-from sfnode.tasks import templates, values, verifying
+from sfnode.tasks import row_files, templates, verifying
 
 Row = Mapping[str, Any]
 
@@ -185,7 +185,7 @@ def _value_problem(task: Task, row: Row) -> str | None:
         return f"{task.messages_field!r} {wrong}" if wrong else None
     plain = (*_worded(task), *_answered(task), *((task.label_field,) if task.labelled else ()))
     for name in fields(task):
-        wrong = values.problem(row[name], nested=name not in plain)
+        wrong = row_files.problem(row[name], nested=name not in plain)
         if wrong:
             return f"{name!r} {wrong}"
     return None
@@ -252,7 +252,7 @@ def _chat_problem(messages: object) -> str | None:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 return f"has a message {number} without a text as its {key}"
-            if wrong := values.problem(message[key]):
+            if wrong := row_files.problem(message[key]):
                 return f"has a message {number} whose {key} {wrong}"
     if not any(message["role"] == ASSISTANT for message in messages[1:]):
         return "has no answer of the assistant's"

@@ -9,14 +9,98 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.tasks import library
 from sfprotocol.model_listing import MAX_DATA
+
+# Values of a row that can be read: text, numbers and booleans.
+#
+# A file may hold more than a prompt can say: lists, dates, numbers that are none, bytes, halves of
+# characters.
+
+
+KINDS: dict[type, str] = {
+    bytes: "bytes that are no text in UTF-8",
+    dict: "an object",
+    list: "a list",
+}
+"""Names of what is no value of a prompt, for people; others have the name of their type."""
+
+
+def problem(value: object, *, nested: bool = False) -> str | None:
+    """Return why a value is none that can be read, or None if it is one.
+
+    One is text that has a UTF-8 encoding, as every tokenizer needs it, a boolean, a finite number, or a list
+    of such numbers; if `nested`, also a list or an object of those, and nothing at all.
+    """
+    if isinstance(value, str):
+        return _text_problem(value)
+    if isinstance(value, int | Decimal):  # those of Parquet are all finite
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"is no number: {value}"
+    if nested and value is None:
+        return None
+    if isinstance(value, list) and (nested or (value and all(map(_is_number, value)))):
+        return next((wrong for one in value if (wrong := problem(one, nested=nested))), None)
+    if nested and isinstance(value, dict):
+        return next((wrong for one in value.values() if (wrong := problem(one, nested=True))), None)
+    kind = next((KINDS[one] for one in KINDS if isinstance(value, one)), f"a {type(value).__name__}")
+    return f"is {kind}, where a text, a number or a boolean is wanted"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text_problem(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        return f"has one half of a surrogate pair ({half}), which no tokenizer can encode"
+    return None
+
+
+# The library that reads data sets of the hub and Parquet files: 0.2 GB, installed only where it is wanted.
+#
+# All other data need nothing but sfnode. The library is loaded only when it is asked for, which takes a
+# second.
+
+
+EXTRA = "datasets"
+"""Name of the library, and of the extra that brings it."""
+
+HUB, PARQUET = "hf:", ".parquet"
+"""Beginning of the name of rows on the hub, and ending of that of a file."""
+
+
+def require(*sources: str) -> None:
+    """Raise UserError EXTRA_MISSING if one of these sources of rows needs the library, and it is not here."""
+    for source in sources:
+        if (source.startswith(HUB) or source.lower().endswith(PARQUET)) and find_spec(EXTRA) is None:
+            raise UserError(
+                Code.EXTRA_MISSING,
+                f"{source} is read with the library `datasets`, which is not installed",
+                "Install it beside sfnode: `pip install 'sfnode[datasets]'`, or so with `uv tool install "
+                "--force` or `pipx install --force`. Data in .tsv, .csv and .jsonl files do without.",
+            )
+
+
+def datasets(source: str) -> Any:
+    """Return the library, for this source of rows. Raises UserError EXTRA_MISSING."""
+    require(source)
+    import datasets as library  # type: ignore[import-untyped]
+
+    return library
+
 
 Row = dict[str, Any]
 
@@ -147,7 +231,7 @@ def _object(place: str, line: str) -> Placed:
 
 
 def _parquet(path: Path) -> Iterator[Placed]:
-    library.require(str(path))
+    require(str(path))
     from pyarrow import parquet  # type: ignore[import-untyped]
 
     try:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from sflab.bench import runner
 from sflab.bench.subject import SubjectSpec, check_room, load_subject
 from sflab.cli import bench
 from sfnode.errors import Code, UserError
-from sfnode.resources import memory, together
+from sfnode.resources import memory
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def two_threads() -> Iterator[None]:
 def test_several_devices_are_measured_together_and_each_alone() -> None:
     spec = SubjectSpec(device="cpu,cpu", dtype="float32")
     with load_subject(spec) as subject:
-        found = together.measure_together(spec, subject, [2], queries=1, repetitions=1)
+        found = runner.measure_together(spec, subject, [2], queries=1, repetitions=1)
     assert torch.get_num_threads() == 2
     assert [(one.devices, one.threads) for one in found] == [
         ("cpu 1,cpu 2", 1),

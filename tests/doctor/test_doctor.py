@@ -17,12 +17,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from sfnode.doctor import clock, compute, network, peers, ports
+from sfnode.doctor import compute, network, peers
 from sfnode.doctor import examination as examine
-from sfnode.doctor.context import Case
 from sfnode.doctor.disk import look_at_disk
-from sfnode.doctor.findings import Examination, Finding, Subject, number
-from sfnode.doctor.ports import look_at_ports
+from sfnode.doctor.findings import Case, Examination, Finding, Subject, number
+from sfnode.doctor.network import look_at_ports
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.store.data_folder import open_data_dir
@@ -153,7 +152,7 @@ async def test_a_dead_peer_is_no_problem_while_another_one_answers(
 @pytest.fixture
 def behind_nat(monkeypatch: pytest.MonkeyPatch) -> None:
     """As most machines are."""
-    monkeypatch.setattr(ports, "public_ipv4", lambda: None)
+    monkeypatch.setattr(network, "public_ipv4", lambda: None)
 
 
 @pytest.mark.usefixtures("behind_nat")
@@ -188,7 +187,7 @@ async def test_a_clock_that_is_wrong_by_minutes_is_a_problem(
     time_server: TimeServer, ahead: float, verdict: str
 ) -> None:
     host, port = await time_server(ahead)
-    finding = clock.judge(await clock.ntp_ahead(host, port), host)
+    finding = network.judge(await network.ntp_ahead(host, port), host)
     assert finding.verdict == verdict
     if ahead:
         assert ("behind" if ahead > 0 else "ahead of") in finding.what
@@ -197,15 +196,15 @@ async def test_a_clock_that_is_wrong_by_minutes_is_a_problem(
 async def test_a_time_server_that_does_not_know_the_time_is_not_believed(
     time_server: TimeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "NTP_DEADLINE", 0.2)
+    monkeypatch.setattr(network, "NTP_DEADLINE", 0.2)
     with pytest.raises(TimeoutError):
-        await clock.ntp_ahead(*await time_server(600, stratum=0))
+        await network.ntp_ahead(*await time_server(600, stratum=0))
 
 
 def test_without_a_time_server_the_peers_clocks_count() -> None:
-    assert clock.judge_by_peers([300.0, 301.0, 0.0]).verdict == "problem"
-    assert clock.judge_by_peers([0.1, 0.2, 900.0]).verdict == "ok"
-    assert clock.judge_by_peers([]).verdict == "note"
+    assert network.judge_by_peers([300.0, 301.0, 0.0]).verdict == "problem"
+    assert network.judge_by_peers([0.1, 0.2, 900.0]).verdict == "ok"
+    assert network.judge_by_peers([]).verdict == "note"
 
 
 # -- the disk ------------------------------------------------------------------------------------------
@@ -385,7 +384,7 @@ async def test_a_check_that_hangs_or_fails_does_not_take_the_others_with_it(
         return 0.0
 
     monkeypatch.setattr(compute, "look_at_memory", fail)
-    monkeypatch.setattr(clock, "ntp_ahead", hang)
+    monkeypatch.setattr(network, "ntp_ahead", hang)
     monkeypatch.setattr(examine, "DEADLINE", 3.0)
     result = await examined(case, ntp=("127.0.0.1", 1))
     words = " ".join(one.what for one in about(result, Subject.UNFINISHED))

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from sfnode.loggers.background import LONGEST_NAME, MAX_WAITING, Background
-from sfnode.loggers.record import Record
+from sfnode.loggers.background import LONGEST_NAME, MAX_WAITING, Background, Record
 
 
 def record(step: int) -> Record:

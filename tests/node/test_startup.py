@@ -26,7 +26,7 @@ from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
-from sfnode.tasks import library
+from sfnode.tasks import row_files
 from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.messages import Feed
 from tests.node.helpers import Swarm, eventually, feed_of, manifest, record
@@ -94,7 +94,7 @@ def test_a_run_id_may_be_shortened(wanted: str) -> None:
 def test_a_trainer_that_could_not_read_the_runs_data_hears_so_before_it_downloads_anything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data_dir: DataDir
 ) -> None:
-    monkeypatch.setattr(library, "find_spec", lambda _name: None)
+    monkeypatch.setattr(row_files, "find_spec", lambda _name: None)
     run = manifest()
     hub = run.model_copy(update={"data": run.data.model_copy(update={"train": "hf:nobody/set:train"})})
     with pytest.raises(UserError) as refused:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sfnode.publish.chart import NARROW, WIDE, chart, figure
+from sfnode.publish.page import NARROW, WIDE, chart, figure
 from sfnode.publish.run_file import Point
 
 

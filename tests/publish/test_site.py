@@ -17,7 +17,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.peers import contacts
 from sfnode.publish import site as sites
-from sfnode.publish.chart import figure
+from sfnode.publish.page import figure
 from sfnode.publish.run_file import RunFile
 from sfnode.publish.site import remove_partial, write
 from sfnode.schema.results import InviteResult

@@ -8,7 +8,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
-from sfnode.tasks import library
+from sfnode.tasks import row_files
 from sfnode.tasks.dataset import load_rows
 
 TASK = Task(kind="text", template="{text}")
@@ -17,7 +17,7 @@ TASK = Task(kind="text", template="{text}")
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be a machine without the library."""
-    monkeypatch.setattr(library, "find_spec", lambda _name: None)
+    monkeypatch.setattr(row_files, "find_spec", lambda _name: None)
 
 
 @pytest.mark.parametrize("source", ["hf:nobody/set:train", "rows.parquet"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.tasks.verifier_sources import MAX_BYTES, load
+from sfnode.tasks.verifying import MAX_BYTES, load
 from sfnode.verifiers.presets import PRESETS
 
 SUM = """

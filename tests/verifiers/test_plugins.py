@@ -12,7 +12,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.tasks import verifying
-from sfnode.tasks.verifier_sources import load
+from sfnode.tasks.verifying import load
 from sfnode.verifiers import plugins
 from sfnode.verifiers.plugins import Name, allow, is_plugin, require
 from sfnode.verifiers.scoring import score, texts
