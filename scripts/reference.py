@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from sfnode.cli.lazy_group import inner_commands
+from sfnode.cli.groups import inner_commands
 from sfnode.cli.main import cli
 from sfnode.cli.options import long_name
 from sfnode.defaults import variable

@@ -26,7 +26,7 @@ from sfnode.manifest.task import Task
 from sfnode.models import targets
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks import metrics
+from sfnode.tasks import calibration
 from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.prompts import Row
 from sfnode.tasks.shard import Shard
@@ -111,7 +111,7 @@ class ModelProblem:
         """Measure the model of x (P,) on the held-out rows of that name."""
         self._place(x)
         tokenizer, rows = self._loaded.tokenizer, self._held_out[which]
-        return metrics.measure(self._task, tokenizer, rows, self._public, self.score, EVALUATION_BATCH)
+        return calibration.measure(self._task, tokenizer, rows, self._public, self.score, EVALUATION_BATCH)
 
     def score(self, encoded: Encoded) -> Scored:
         """Score a batch with the model of the vector that was asked about last."""

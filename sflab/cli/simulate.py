@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from sfnode.cli.exit import DONE, FAILED
-from sfnode.cli.lazy_group import Entry, LazyGroup
+from sfnode.cli.groups import Entry, LazyGroup
 from sfnode.cli.options import option
 from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError

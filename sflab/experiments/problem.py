@@ -30,9 +30,9 @@ from sfnode.models import bases, manifest_builder
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
+from sfnode.tasks.calibration import CALIBRATION_ROWS, measure
 from sfnode.tasks.dataset import Row
 from sfnode.tasks.encoding import Encoded, Scored
-from sfnode.tasks.metrics import CALIBRATION_ROWS, measure
 from sfprotocol.seeds import derive_key, stream
 
 UNIT = 2.0**-53

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sfnode.cli.lazy_group import inner_commands
+from sfnode.cli.groups import inner_commands
 from sfnode.cli.options import long_name
 from sfnode.errors import Code, UserError
 

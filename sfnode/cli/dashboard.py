@@ -1,9 +1,9 @@
-"""`sfnode dashboard`: show a running node in a browser. `sfnode join --dashboard` does the same."""
+"""`sfnode dashboard` and `top`: watch a running node in a browser, or in the terminal. So does `join --dashboard`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,36 @@ import click
 from sfnode.cli.data_folder import awaited_folder, watched_node
 from sfnode.cli.options import data_dir_option, option, parse_listen_address
 from sfnode.cli.output import echo
+
+# `sfnode top`: watch a running node in the terminal.
+
+
+@click.command
+@data_dir_option
+@option("--once", is_flag=True, help="Print one frame and end, as without a terminal or on a dumb one.")
+def top(data_dir: Path, once: bool) -> None:
+    """Watch the node that runs in this folder: curves, progress, neighbours, contributions. Press q to quit.
+
+    While no node runs there, it waits for one.
+    """
+    import asyncio
+
+    from rich.console import Console
+
+    from sfnode.dashboard.top import Top, can_be_kept_up_to_date
+    from sfnode.dashboard.top import once as one_frame
+
+    client, console = watched_node(data_dir, checked=False), Console()
+    if once or not can_be_kept_up_to_date():
+        asyncio.run(one_frame(client, console))
+        return
+
+    async def watch() -> None:
+        await Top(client, data_dir, console).run()
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(watch())
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,7 +119,7 @@ def dashboard(data_dir: Path, listen: tuple[str, int], dashboard_token: str, das
     awaited_folder(data_dir)
     import asyncio
 
-    from sfnode.cli.event_loop import run
+    from sfnode.cli.progress import run
 
     async def serve() -> None:
         async with shown(data_dir, listen, dashboard_token, dashboard_control):

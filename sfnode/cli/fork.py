@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from sfnode.cli.data_folder import opened_run
+from sfnode.cli.folders import known_folders
 from sfnode.cli.init import (
     check_bases,
     init,
@@ -30,13 +31,16 @@ from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
 from sfnode.cli.succession import keys_dir_option
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
 from sfnode.manifest.model import Parent
 from sfnode.printable import command
+from sfnode.store.data_folder import Layout
 from sfprotocol.decisions import RATE_ONE
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
     from sfprotocol.counting import Counting
+
 
 MODEL, RUN = "model", "run.toml"
 """Names of what is written."""
@@ -228,3 +232,41 @@ def _differs(what: str) -> UserError:
         f"the run does not start where its manifest says: {what}",
         "Do not trust where it says that it comes from; ask whoever made it.",
     )
+
+
+# The runs from which a run has come: each began with a state of the one before (`sfnode fork`).
+
+
+class Ancestor(NamedTuple):
+    """A run that another has started from."""
+
+    seal: Parent
+    """The state that the other began with."""
+    run: Manifest | None
+    """None if no data folder of this user has it."""
+    folder: Path | None
+
+    def __str__(self) -> str:
+        return f"{self.seal}{f' ({self.run.name})' if self.run else ''}"
+
+
+def ancestors(manifest: Manifest) -> list[Ancestor]:
+    """Return the runs from which a run has come, the last one first, as far as this user's folders tell."""
+    here = dict(_runs())
+    found: list[Ancestor] = []
+    said = manifest.model.parent
+    while said:  # ids are hashes that commit to the parent's: no chain leads back to itself
+        run, folder = here.get(said.run_id, (None, None))
+        found.append(Ancestor(said, run, folder))
+        said = run.model.parent if run else None
+    return found
+
+
+def _runs() -> Iterator[tuple[str, tuple[Manifest, Path]]]:
+    for folder in known_folders():
+        try:
+            if (file := Layout(folder).manifest).exists():
+                run = Manifest.from_toml(file)
+                yield run.run_id.hex(), (run, folder)
+        except (OSError, UserError):  # of another version, or of another user
+            continue

@@ -15,13 +15,11 @@ import click
 from pydantic import ValidationError
 
 import sfnode
-from sfnode.cli import event_loop
+from sfnode.cli import progress
 from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
-from sfnode.cli.grouped import GroupedCommand
-from sfnode.cli.limit import LIMITS
-from sfnode.cli.limit_options import limit_options, reason, take_limits
+from sfnode.cli.groups import GroupedCommand
 from sfnode.cli.options import (
     asked_link,
     data_dir_option,
@@ -40,6 +38,7 @@ from sfnode.cli.options import (
     verifier_option,
 )
 from sfnode.cli.output import echo
+from sfnode.cli.owner import LIMITS, limit_options, reason, take_limits
 from sfnode.cli.passphrases import asked
 from sfnode.cli.progress import Narration, follow
 from sfnode.errors import Code, UserError
@@ -425,7 +424,7 @@ def _run(
             return await _live(settings, narration, passphrase)
 
     try:
-        sequel = event_loop.run(live(), uvloop.run)
+        sequel = progress.run(live(), uvloop.run)
     except UserError as error:
         narration.rest()
         may_ask = passphrase is None and settings.passphrase_file is None and sys.stdin.isatty()

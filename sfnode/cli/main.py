@@ -16,7 +16,7 @@ import click
 
 import sfnode
 from sfnode.cli.exit import DONE, interrupted, show, show_usage
-from sfnode.cli.lazy_group import Entry, LazyGroup
+from sfnode.cli.groups import Entry, LazyGroup
 from sfnode.cli.options import DEFAULT_CONFIG, config_file
 from sfnode.cli.output import begin
 from sfnode.defaults import variable
@@ -30,35 +30,33 @@ COMMANDS = {
     "init": Entry("sfnode.cli.init:init", "Write the manifest of a new run."),
     "join": Entry("sfnode.cli.join:join", "Run a node: join a run, or start one."),
     "invite": Entry("sfnode.cli.invite:invite", "Print the link with which others join."),
-    "upgrade-check": Entry(
-        "sfnode.cli.upgrade_check:upgrade_check", "Say whether this sfnode can join a run."
-    ),
+    "upgrade-check": Entry("sfnode.cli.invite:upgrade_check", "Say whether this sfnode can join a run."),
     "completion": Entry(
-        "sfnode.cli.completion:completion", "Print the script that completes commands in your shell."
+        "sfnode.cli.groups:completion", "Print the script that completes commands in your shell."
     ),
     "peer-id": Entry(
-        "sfnode.cli.peer_id:peer_id_command", "Print a folder's peer id, even before its node runs."
+        "sfnode.cli.invite:peer_id_command", "Print a folder's peer id, even before its node runs."
     ),
     "swarm": Entry("sfnode.cli.swarm:swarm", "Run a local swarm and compare its nodes."),
     "organise": Entry("sfnode.cli.organise:organise", "See and decide what counts in an organised run."),
     "status": Entry("sfnode.cli.status:status", "Show what a running node is doing."),
-    "pause": Entry("sfnode.cli.pause:pause", "Have a running node compute nothing for a while."),
-    "resume": Entry("sfnode.cli.pause:resume", "End a pause."),
-    "limit": Entry("sfnode.cli.limit:limit", "Show or change the limits of a running node."),
-    "finish": Entry("sfnode.cli.leave:finish", "Have a running node complete its step, then leave."),
-    "leave": Entry("sfnode.cli.leave:leave", "End a running node; nothing that is finished is lost."),
+    "pause": Entry("sfnode.cli.owner:pause", "Have a running node compute nothing for a while."),
+    "resume": Entry("sfnode.cli.owner:resume", "End a pause."),
+    "limit": Entry("sfnode.cli.owner:limit", "Show or change the limits of a running node."),
+    "finish": Entry("sfnode.cli.owner:finish", "Have a running node complete its step, then leave."),
+    "leave": Entry("sfnode.cli.owner:leave", "End a running node; nothing that is finished is lost."),
     "export": Entry("sfnode.cli.export:export", "Write the trained model to a folder."),
     "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
-    "log": Entry("sfnode.cli.log:log", "Show what was decided in a run, and who brought what."),
-    "checkout": Entry("sfnode.cli.checkout:checkout", "Recompute the state, or the model, of any seal."),
-    "diff": Entry("sfnode.cli.diff:diff", "Show what has changed between two seals."),
+    "log": Entry("sfnode.cli.history:log", "Show what was decided in a run, and who brought what."),
+    "checkout": Entry("sfnode.cli.history:checkout", "Recompute the state, or the model, of any seal."),
+    "diff": Entry("sfnode.cli.history:diff", "Show what has changed between two seals."),
     "leaderboard": Entry(
         "sfnode.cli.leaderboard:leaderboard", "Show what each member has brought, and its worth."
     ),
-    "bisect": Entry("sfnode.cli.bisect:bisect", "Find what made the model worse, and whose work it was."),
+    "bisect": Entry("sfnode.cli.history:bisect", "Find what made the model worse, and whose work it was."),
     "fork": Entry("sfnode.cli.fork:fork", "Start a new run from a seal of another."),
-    "archive": Entry("sfnode.cli.archive:archive", "Write a run to one file that verifies itself."),
-    "import": Entry("sfnode.cli.archive:import_", "Take in the archive of a run, verified."),
+    "archive": Entry("sfnode.cli.export:archive", "Write a run to one file that verifies itself."),
+    "import": Entry("sfnode.cli.export:import_", "Take in the archive of a run, verified."),
     "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
     "try-reward": Entry(
         "sfnode.cli.try_reward:try_reward", "Score a base model's answers before a reward run."
@@ -75,8 +73,8 @@ COMMANDS = {
     "verify-certificate": Entry(
         "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
     ),
-    "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
-    "list": Entry("sfnode.cli.list:list_", "List the runs on this machine."),
+    "top": Entry("sfnode.cli.dashboard:top", "Watch a running node in the terminal."),
+    "list": Entry("sfnode.cli.status:list_", "List the runs on this machine."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }
 

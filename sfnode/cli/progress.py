@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -35,6 +37,7 @@ from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema.status import Status
+
 
 FOLLOW_INTERVAL = 0.25
 """Seconds between two looks at a node that is starting."""
@@ -272,3 +275,33 @@ def doing(now: Status) -> tuple[str, str]:
         case NodeState.TRAINING:
             return "", "training"
     return "", ""
+
+
+# Runs coroutines of commands so that signals end them as Ctrl-C does.
+
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T], runner: Callable[..., T] = asyncio.run) -> T:
+    """Await `work` in an event loop of its own, made by `runner` (`asyncio.run` or `uvloop.run`).
+
+    Raises click.Abort if a signal ends it.
+    """
+    try:
+        return runner(_interruptible(work))
+    except asyncio.CancelledError:
+        raise click.Abort from None
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`; SIGTERM and SIGHUP cancel it, as Ctrl-C does, until `work` handles them itself.
+
+    A signal that the parent process ignored (as nohup does) stays ignored. asyncio itself handles Ctrl-C.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, task.cancel)
+    return await work

@@ -13,7 +13,7 @@ from sfnode.cli.data_folder import opened_run
 from sfnode.cli.exit import warn
 from sfnode.cli.options import data_dir_option, option
 from sfnode.cli.output import echo
-from sfnode.cli.pause import parse_duration
+from sfnode.cli.owner import parse_duration
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import count
 from sfnode.errors import Code, UserError

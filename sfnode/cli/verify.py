@@ -79,7 +79,7 @@ def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
         from sfnode.cli.fork import check_parent
 
         return check_parent(manifest, data_dir, parent)
-    from sfnode.cli.lineage import ancestors
+    from sfnode.cli.fork import ancestors
 
     found = ancestors(manifest)
     lines = [f"forked from {one}, not checked" for one in found]

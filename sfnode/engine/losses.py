@@ -20,7 +20,7 @@ from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks import metrics
+from sfnode.tasks import calibration
 from sfnode.tasks.encoding import (
     Encoded,
     Forward,
@@ -77,9 +77,11 @@ class Priors:
         """Return that of the weights as they are, moved by `perturb`. Raises as `of`."""
         task, tokenizer = self._task, self._loaded.tokenizer
         if task.prior and not self._rows.some_if_any():
-            return metrics.from_manifest(task)
+            return calibration.from_manifest(task)
         rows = self._rows.some() if task.labelled else []
-        return metrics.prior(task, tokenizer, rows, scorer(self._loaded, go_on, perturb), EVALUATION_BATCH)
+        return calibration.prior(
+            task, tokenizer, rows, scorer(self._loaded, go_on, perturb), EVALUATION_BATCH
+        )
 
 
 class Losses:
@@ -135,7 +137,7 @@ class Losses:
         if self._task.loss != CENTRED:
             prior = None
         elif of == BASE and self._task.prior:
-            prior = metrics.from_manifest(self._task)
+            prior = calibration.from_manifest(self._task)
         else:
             prior = self._priors.of(of)
         return samples.answer(self._loaded, self._task, rows, scorer(self._loaded), prior)

@@ -19,7 +19,7 @@ from sfnode.models.files import licence_of
 from sfnode.printable import command, printable
 from sfnode.schema.metrics import NO_WORTH, metric_of, trained_by
 from sfnode.schema.provenance import Contributor, Provenance
-from sfnode.tasks.metrics import CALIBRATION_ROWS
+from sfnode.tasks.calibration import CALIBRATION_ROWS
 from sfnode.tasks.shard import CENTRED
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.training import Training
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
-from sfnode.tasks import dataset, metrics
+from sfnode.tasks import calibration, dataset
 from sfprotocol.seeds import feed_key, update_seeds
 
 FORWARDS = 342
@@ -269,8 +269,8 @@ def prior_of(trainer: Trainer) -> tuple[tuple[int, ...], int]:
     """
     rows = dataset.select(trainer.run_rows.training(), PRIOR_ROWS)
     task, loaded = trainer.manifest.task, trainer.loaded
-    found = metrics.prior(task, loaded.tokenizer, rows, scorer(loaded), EVALUATION_BATCH)
-    return metrics.for_manifest(found), len(rows)
+    found = calibration.prior(task, loaded.tokenizer, rows, scorer(loaded), EVALUATION_BATCH)
+    return calibration.for_manifest(found), len(rows)
 
 
 def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:

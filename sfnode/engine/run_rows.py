@@ -8,7 +8,7 @@ from pathlib import Path
 from sfnode.engine.objective import Held
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.tasks import dataset, metrics
+from sfnode.tasks import calibration, dataset
 
 
 class RunRows:
@@ -20,7 +20,7 @@ class RunRows:
         """`folder` has files of the run's data; `public` are its training rows, if they were read already."""
         self._manifest = manifest
         self.folder = folder
-        self._public = None if public is None else dataset.select(list(public), metrics.CALIBRATION_ROWS)
+        self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
         self._held_out: dict[tuple[dataset.HeldOut, int], Held] = {}
 
     def held_out(self, which: dataset.HeldOut, limit: int = 0) -> Held:
@@ -41,7 +41,7 @@ class RunRows:
     def some(self) -> list[dataset.Row]:
         """Return up to CALIBRATION_ROWS of them. Raises UserError as `training`."""
         if self._public is None:
-            self._public = dataset.select(self.training(), metrics.CALIBRATION_ROWS)
+            self._public = dataset.select(self.training(), calibration.CALIBRATION_ROWS)
         return self._public
 
     def training_if_any(self) -> list[dataset.Row]:

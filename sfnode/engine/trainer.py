@@ -43,7 +43,7 @@ from sfnode.models import bases as published_bases
 from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows, LayeredDrift, PassAt, ProbeEvaluation
 from sfnode.schema.provenance import Provenance
-from sfnode.tasks import dataset, metrics, verifying
+from sfnode.tasks import calibration, dataset, verifying
 from sfnode.tasks.encoding import Prior
 from sfprotocol.decisions import RATE_ONE, Bases
 from sfprotocol.seeds import I64
@@ -289,7 +289,7 @@ class Trainer:
     def named_prior(self) -> dict[str, float]:
         """Return the prior of the model as of now by answer, with 0 for the likeliest. Raises as `prior`
         does."""
-        parts = (part / PRIOR_ONE for part in metrics.for_manifest(self.prior()))
+        parts = (part / PRIOR_ONE for part in calibration.for_manifest(self.prior()))
         return dict(zip(self.manifest.task.verbalizer.values(), parts, strict=True))
 
     def base_prior(self, go_on: GoOn = always) -> Prior:

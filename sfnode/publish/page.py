@@ -21,9 +21,9 @@ from sfnode.dashboard.formatting import count, percent
 from sfnode.dashboard.quality import UNJUDGED, beside, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command
+from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams, thinned
 from sfnode.publish.run_file import NAME, Point, RunFile
-from sfnode.publish.site import Downloads
 from sfnode.schema.metrics import metric_of
 from sfnode.sizes import size_text, span
 from sfprotocol.worths import WORTH_ONE

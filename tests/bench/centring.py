@@ -21,7 +21,7 @@ from torch import Tensor
 from sflab.baselines.model_problem import ModelProblem
 from sflab.experiments import problem
 from sflab.experiments.cell import Cell, Network, Place, Problem
-from sfnode.tasks import metrics, prompts
+from sfnode.tasks import calibration, prompts
 from sfnode.tasks.encoding import Encoded, Prior, encode, unlabelled
 from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import balanced_rows, batch_rows, update_seeds
@@ -63,7 +63,7 @@ class Probe:
     def prior(self) -> Prior:
         """The base model's prior."""
         tokenizer = self.loaded.loaded.tokenizer
-        return metrics.prior(self.task, tokenizer, self.loaded.public, self.loaded.score, 32)
+        return calibration.prior(self.task, tokenizer, self.loaded.public, self.loaded.score, 32)
 
     def gradient(
         self, rows: Sequence[Row], references: Sequence[Row] = (), prior: Prior | None = None

@@ -38,7 +38,7 @@ from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task
 from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks import dataset, encoding, metrics, presets
+from sfnode.tasks import calibration, dataset, encoding, presets
 from sfnode.tasks.prompts import Row
 from tests.bench import lora, topics
 from tests.bench.texts import Texts, mean_loss
@@ -101,8 +101,8 @@ def untrained(model: Path, of: Subject) -> Iterator[Figure]:
     def score(encoded: encoding.Encoded) -> encoding.Scored:
         return forward.score_in_passes(loaded, encoded)
 
-    public = of.train[: metrics.CALIBRATION_ROWS]
-    prior = metrics.prior(of.words, loaded.tokenizer, public, score, EVALUATION_BATCH)
+    public = of.train[: calibration.CALIBRATION_ROWS]
+    prior = calibration.prior(of.words, loaded.tokenizer, public, score, EVALUATION_BATCH)
     found = list(encoding.scored_batches(of.words, loaded.tokenizer, of.test, score, EVALUATION_BATCH))
     for name, subtracted, forwards in (("untrained", None, 0), ("untrained, calibrated", prior, len(public))):
         yield of_evaluation(name, encoding.measure(of.words, found, subtracted), forwards)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import BashComplete
 
-from sfnode.cli.completion import PROGRAM, SHELLS, VARIABLE
+from sfnode.cli.groups import PROGRAM, SHELLS, VARIABLE
 from sfnode.cli.main import cli
 from tests.cli.helpers import Ended
 

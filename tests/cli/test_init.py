@@ -25,7 +25,7 @@ from sfnode.models import bases, loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
-from sfnode.tasks import metrics, public_files
+from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS, task_of
 from sfnode.verifiers import plugins
 from tests.cli.helpers import Ended
@@ -83,7 +83,7 @@ def default_manifest() -> Manifest:
 def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little, and try numbers out only where a test asks for it."""
     monkeypatch.setattr(pilot, "SLOPES", FEW)
-    monkeypatch.setattr(metrics, "CALIBRATION_ROWS", FEW)
+    monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
     monkeypatch.setattr(reward_trial, "UPDATES", FEW)
     monkeypatch.setenv("SFNODE_CALIBRATE", "false")
 

@@ -13,7 +13,7 @@ import click
 import pytest
 
 import sfnode
-from sfnode.cli.grouped import REST
+from sfnode.cli.groups import REST
 from sfnode.cli.join import GROUPS
 from sfnode.cli.main import cli
 from sfnode.store.data_folder import open_data_dir

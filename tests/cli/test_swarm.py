@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from sfnode.cli.swarm_output import closing_table, measurement_line, progress_line, progress_table, verdict
+from sfnode.cli.swarm import closing_table, measurement_line, progress_line, progress_table, verdict
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.swarm import local_swarm

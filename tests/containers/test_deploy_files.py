@@ -13,7 +13,7 @@ import click
 import pytest
 import yaml
 
-from sfnode.cli.lazy_group import LazyGroup
+from sfnode.cli.groups import LazyGroup
 from sfnode.cli.main import cli
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
+from sfnode.tasks.calibration import prior
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
-from sfnode.tasks.metrics import prior
 from sfnode.tasks.presets import preset
 from sfnode.tasks.prompts import Row
 from tests.engine.helpers import ROWS, SHARED, TASK

@@ -16,8 +16,8 @@ from sfnode.models import loader
 from sfnode.models.loader import LoadedModel
 from sfnode.models.manifest_builder import build
 from sfnode.tasks import dataset
+from sfnode.tasks.calibration import prior
 from sfnode.tasks.encoding import evaluate
-from sfnode.tasks.metrics import prior
 from tests.sflab.baselines.quadratic import made, ring, run
 
 RUN = build({"loss": "plain"})

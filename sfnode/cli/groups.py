@@ -1,4 +1,4 @@
-"""A click group that imports a command when it is run: help and completion need only names."""
+"""Groups of commands that are imported when they run, options listed in groups, and completion of all of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from sfnode.errors import Code, UserError
+
+# A click group that imports a command when it is run: help and completion need only names.
+
 
 LAB = "sflab"
 """Package with the simulator and the benches, which is beside the product."""
@@ -87,3 +90,58 @@ def _imported(name: str, where: str) -> click.Command:
 def inner_commands(group: click.Group) -> Mapping[str, click.Command]:
     """Return the commands of a group by name, imported if need be."""
     return group.load_all() if isinstance(group, LazyGroup) else group.commands
+
+
+# A click command whose help lists its options in groups, each under a heading.
+
+
+REST = "Other options"
+"""Heading of the options that no group names."""
+
+
+class GroupedCommand(click.Command):
+    """A command with `groups`: flags by the heading under which its help lists them, in this order."""
+
+    def __init__(self, *arguments: Any, groups: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.groups = {heading: flags.split() for heading, flags in groups.items()}
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        headings = {flag: heading for heading, flags in self.groups.items() for flag in flags}
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self.groups, REST)}
+        for parameter in self.get_params(context):
+            if row := parameter.get_help_record(context):
+                rows[headings.get(parameter.opts[0], REST)].append(row)
+        for heading, found in rows.items():
+            if found:
+                with formatter.section(heading):
+                    formatter.write_dl(found)
+
+
+# `sfnode completion`: a script with which a shell completes commands, options and their values.
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+PROGRAM = "sfnode"
+VARIABLE = "_SFNODE_COMPLETE"
+"""The variable with which the script asks for completions; click derives it from the program's name."""
+
+
+@click.command
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that lets SHELL complete commands, options and their values.
+
+    \b
+    bash:  sfnode completion bash > ~/.local/share/bash-completion/completions/sfnode
+    zsh:   sfnode completion zsh > ~/.zfunc/_sfnode    (with ~/.zfunc in $fpath)
+    fish:  sfnode completion fish > ~/.config/fish/completions/sfnode.fish
+
+    Open a new shell then.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(context.find_root().command, {}, PROGRAM, VARIABLE)
+    click.echo(script.source_template % script.source_vars())

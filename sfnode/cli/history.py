@@ -1,0 +1,335 @@
+"""Commands about the past of a run: `sfnode log`, `checkout`, `diff` and `bisect`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sfnode.cli.data_folder import opened_run
+from sfnode.cli.export import check_form, format_options
+from sfnode.cli.options import (
+    as_of_now_option,
+    data_dir_option,
+    device_option,
+    dtype_option,
+    epoch_argument,
+    json_option,
+    model_option,
+    option,
+)
+from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
+from sfnode.dashboard.formatting import beside, count
+from sfnode.errors import Code, UserError
+from sfnode.printable import called, command
+from sfnode.schema.metrics import measured
+from sfnode.sizes import part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfnode.engine.trainer import Trainer
+    from sfnode.manifest import Manifest
+    from sfnode.node.time_travel import Loss, Past
+    from sfnode.schema.history import BisectResult, DiffResult, EpochEntry, HistoryEntry, HistoryResult
+    from sfnode.store.log import UpdateLog
+    from sfprotocol.seeds import I64
+
+
+# `sfnode log`: the history of a run by a node's log, or its updates, for programs that recompute it.
+
+
+SHOWN = 4
+"""Origins of an epoch that are shown: those that have brought most."""
+
+DIGITS = 8
+"""Hex digits of their keys."""
+
+
+@click.command("log")
+@option("--updates", is_flag=True, help="Print the updates that count instead, as JSON lines (docs/json.md).")
+@data_dir_option
+@as_of_now_option
+@json_option
+def log(updates: bool, data_dir: Path, as_of_now: bool, as_json: bool) -> None:
+    """Show what was decided in the run of a node's folder, and what became of each epoch, oldest first.
+
+    Of an open run, in which nobody decides, its epochs. Nothing is verified (see `sfnode verify`).
+    --as-of-now is for --updates, which are otherwise those that count by the last seal.
+    """
+    if as_of_now and not updates:
+        raise UserError(
+            Code.BAD_OPTION, "--as-of-now: a history is always that of now", "Leave it out, or add --updates."
+        )
+    with opened_run(data_dir) as (manifest, update_log):
+        if updates:
+            _print_updates(manifest, update_log, as_of_now)
+            return
+        from sfnode.node.time_travel import history
+
+        found = history(manifest, update_log)
+    if as_json:
+        echo(found.model_dump_json(indent=2))
+        return
+    echo("\n".join([*_begins(manifest), *_lines(found)]))
+
+
+def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -> None:
+    from sfnode.cli.trained_model import counted
+    from sfnode.schema.results import UpdateLine
+    from sfnode.store.replay import weighed
+
+    for update in weighed(update_log, counted(manifest, update_log, as_of_now=as_of_now)):
+        line = UpdateLine(
+            origin=update.feed.origin.hex(),
+            incarnation=update.feed.incarnation,
+            step=update.step,
+            epoch=update.epoch,
+            seed=str(update.seed),
+            scalar=update.scalar,
+            weight=update.weight,
+        )
+        echo(line.model_dump_json())
+
+
+def _begins(manifest: Manifest) -> Iterator[str]:
+    """Yield from which runs this one has come, the oldest first."""
+    from sfnode.cli.fork import ancestors
+
+    for one in reversed(ancestors(manifest)):
+        more = (
+            f"; `{command('sfnode', 'log', '--data-dir', one.folder)}` has what came before"
+            if one.folder
+            else ""
+        )
+        yield f"{'':6}  {'begins':<10}  with {one}, core digest {one.seal.digest[:DIGITS]}{more}"
+
+
+def _lines(found: HistoryResult) -> Iterator[str]:
+    for entry in found.entries:
+        yield from entry_lines(entry)
+    counts = f"{part_of(found.counted, found.budget)} updates count"
+    if found.sealed is None:
+        yield f"run {found.run_name} ({found.run_id[:16]}), open: {counts}"
+    else:
+        others = "others do not count" if found.complete else "are not judged yet"
+        seals = f"{found.sealed} seal{'' if found.sealed == 1 else 's'}, {counts}, {count(found.waiting)}"
+        complete = "complete, " if found.complete else ""
+        yield f"run {found.run_name} ({found.run_id[:16]}): {complete}{seals} {others}"
+
+
+def entry_lines(entry: HistoryEntry) -> Iterator[str]:
+    """Yield what to print of a part of a history."""
+    number = "" if entry.position is None else str(entry.position)
+    yield f"{number:>6}  {entry.kind:<10}  {entry.text}{_figures(entry.epoch) if entry.epoch else ''}"
+    if entry.epoch and entry.epoch.origins:
+        yield f"{'':20}{_who(entry.epoch)}"
+
+
+def _figures(epoch: EpochEntry) -> str:
+    said = [] if epoch.factor is None else [f"factor {epoch.factor:.4g}"]
+    said.append(f"rate {epoch.rate:.3g}")
+    if epoch.digest:
+        said.append(f"digest {epoch.digest[:DIGITS]}")
+    if one := epoch.evaluation:
+        said.append(f"{measured(one)}{beside(one)}")
+    return "; " + ", ".join(said)
+
+
+def _who(epoch: EpochEntry) -> str:
+    shown = [f"{called(one.origin[:DIGITS], one.name)} {count(one.updates)}" for one in epoch.origins[:SHOWN]]
+    others = epoch.origins[SHOWN:]
+    if others:
+        shown.append(f"{len(others)} others {count(sum(one.updates for one in others))}")
+    return ", ".join(shown)
+
+
+# `sfnode checkout`: the state of a run as one of its seals has it.
+
+
+@click.command
+@epoch_argument("epoch")
+@option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write the model to this new folder, as `sfnode export` does.",
+)
+@format_options
+@data_dir_option
+@model_option
+@device_option
+@json_option
+def checkout(
+    epoch: int,
+    out: Path | None,
+    form: str,
+    lora_rank: int | None,
+    dtype: str,
+    data_dir: Path,
+    model: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Recompute the state that the seal of EPOCH has made, and print its digests; needs no model.
+
+    It is the state by the decisions up to that seal: what was taken back later still counts in it, and
+    nothing of it ever changes. With --out the model is written, too.
+    """
+    if out:
+        from sfnode.cli.trained_model import check
+
+        check_form(check(data_dir, device), out, form, lora_rank)
+    with opened_run(data_dir) as (manifest, update_log), waiting("replaying the log"):
+        from sfnode.node.time_travel import Past
+
+        state = Past(manifest, update_log, data_dir).result(epoch)
+    if out:
+        from sfnode.cli.trained_model import load, write
+
+        written = write(load(data_dir, model, device, dtype, epoch=epoch), out, form, lora_rank)
+        echo(written, err=as_json)
+    if as_json:
+        echo(state.model_dump_json(indent=2))
+    else:
+        echo(f"seal         of epoch {epoch}: {state.updates} updates count")
+        echo(f"named digest {state.named_digest}\ncore digest  {state.core_digest}")
+
+
+# `sfnode diff`: what has changed between two seals of a run.
+
+
+@click.command
+@epoch_argument("a")
+@epoch_argument("b")
+@data_dir_option
+@json_option
+def diff(a: int, b: int, data_dir: Path, as_json: bool) -> None:
+    """Show what has changed from the seal of epoch A to that of epoch B; needs no model.
+
+    Updates by origin, what was decided between the two, and the change of each matrix: its Frobenius norm and
+    the root mean square of what its weights have changed by.
+    """
+    with opened_run(data_dir) as (manifest, update_log), waiting("replaying the log"):
+        from sfnode.node import comparison
+        from sfnode.node.time_travel import Past
+        from sfnode.store.data_folder import Layout
+
+        past = Past(manifest, update_log, data_dir)
+        found = comparison.diff(past, a, b, Layout(data_dir).bases)
+    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_diff_lines(found)))
+
+
+def _diff_lines(found: DiffResult) -> Iterator[str]:
+    for state in (found.before, found.after):
+        yield f"epoch {state.epoch}: {state.updates} updates count, core digest {state.core_digest}"
+    for one in found.evaluations:
+        yield f"epoch {one.epoch}: {measured(one)}{beside(one)}"
+    yield "updates:"
+    for origin in found.origins:
+        yield f"  {called(origin.origin[: 2 * DIGITS], origin.name)}  {origin.updates:+}"
+    yield "decisions:"
+    for entry in found.entries:
+        yield from entry_lines(entry)
+    yield f"weights: changed by {found.norm:.4g} in all"
+    width = max(len(layer.name) for layer in found.layers)
+    for layer in found.layers:
+        yield f"  {layer.name:<{width}}  {layer.norm:.4g} ({layer.per_weight:.3g} a weight)"
+
+
+# `sfnode bisect`: which epoch, and who in it, has made a run's model worse.
+
+
+BASE_MODEL = "base"
+"""Stands for the base model in place of an epoch."""
+
+EPOCH_DIGITS = 5
+"""Most digits of an epoch."""
+
+
+def parse_good(_context: Any, _parameter: Any, value: str | None) -> int | None:
+    """Return an epoch, or what stands for the base model."""
+    from sfnode.node.time_travel import BASE
+
+    if value is None or value == BASE_MODEL:
+        return None if value is None else BASE
+    if not (value.isdecimal() and len(value) <= EPOCH_DIGITS):
+        raise click.BadParameter(f"name a sealed epoch, or {BASE_MODEL} for the base model")
+    return int(value)
+
+
+@click.command
+@click.argument("good", required=False, callback=parse_good, metavar="[GOOD")
+@click.argument("bad", type=click.IntRange(0), required=False, metavar="[BAD]]")
+@data_dir_option
+@model_option
+@device_option
+@dtype_option
+@json_option
+def bisect(
+    good: int | None,
+    bad: int | None,
+    data_dir: Path,
+    model: Path | None,
+    device: str,
+    dtype: str,
+    as_json: bool,
+) -> None:
+    """Find the epoch between the seals of GOOD and BAD that has raised the loss, and whose work did.
+
+    Measures the loss on the run's validation rows: of a few seals all, of many by halves; then of that
+    epoch's without what each origin has brought in it. GOOD is by default the best seal that the organiser
+    has evaluated (it may be `base`, the base model), BAD the last one. Prints the commands that take back
+    what did harm.
+    """
+    with opened_run(data_dir) as (manifest, update_log):
+        from sfnode.cli.trained_model import base_model
+        from sfnode.node import time_travel
+        from sfnode.store.data_folder import Layout
+
+        layout = Layout(data_dir)
+        past = time_travel.Past(manifest, update_log, data_dir)
+        last = past.latest.sealed - 1 if bad is None else bad
+        first = _best(past, last) if good is None else good
+        with base_model(manifest, layout, model, device, dtype) as trainer:
+            trainer.use_bases(past.latest.bases)
+            trainer.begin(past.cores(past.counted(first)))  # what lies between is a line of few subspaces
+            with waiting(f"measuring from {first} to {last}"):
+                found = time_travel.bisect(
+                    past, first, last, _measure(trainer), lambda said: echo(said, err=True)
+                )
+    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_bisect_lines(found)))
+
+
+def _measure(trainer: Trainer) -> Loss:
+    def loss(cores: Mapping[int, I64]) -> float:
+        return trainer.evaluate_towards(cores, 1.0, rows="validation").loss
+
+    return loss
+
+
+def _best(past: Past, before: int) -> int:
+    """Return the evaluated seal before this one with the least published loss; that of the base model if
+    there is none."""
+    from sfnode.node.time_travel import BASE
+    from sfnode.organising.reporting.chronicle import chronicle
+
+    entries = (entry.epoch for entry in chronicle(past.run, past.entries) if entry.epoch)
+    known = {one.epoch: one.evaluation.loss for one in entries if one.evaluation and one.epoch < before}
+    return min(known, key=lambda epoch: known[epoch], default=BASE)
+
+
+def _bisect_lines(found: BisectResult) -> Iterator[str]:
+    if found.epoch is None:
+        yield f"The loss has not risen: {found.before:.4f} before, {found.after:.4f} after."
+        return
+    yield f"epoch {found.epoch} has raised the loss from {found.before:.4f} to {found.after:.4f}"
+    for one in found.origins:
+        yield f"  without the {one.updates} updates of {called(one.origin, one.name)}: {one.loss:.4f}"
+    if not found.origins:
+        yield "  no few origins account for half of that: the epoch as a whole, or its rate, did harm"
+    yield "To take it back, on the organiser's node:"
+    yield from (f"  {command}" for command in found.undo)

@@ -1,0 +1,67 @@
+"""The prior of a model over a task's answers, and with it the control beside which a learning figure stands.
+
+A base model that leans towards one answer gains by losing that leaning alone, which needs neither labels nor
+training (contextual calibration, Zhao et al. 2021, arXiv 2102.09690, with unlabelled rows in place of inputs
+without content). This module knows scores; it knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest.task import PRIOR_ONE, Task
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, unlabelled
+from sfnode.tasks.prompts import Row
+
+CALIBRATION_ROWS = 512
+"""Unlabelled rows that a prior is measured on: its standard error is then below 0.1 nats where scores vary by
+2 from row to row, against leanings of half a nat or more that matter."""
+
+
+def from_manifest(task: Task) -> Prior:
+    """Return the prior that the manifest has, (K,) float64."""
+    found: Prior = np.array(task.prior, np.float64) / PRIOR_ONE
+    return found
+
+
+def for_manifest(prior: Prior) -> tuple[int, ...]:
+    """Return a prior as the manifest has it, to the nearest 2^-16 nats; the largest part is 0, since what all
+    answers have in common changes nothing."""
+    return tuple(round(float(part)) for part in PRIOR_ONE * (prior - prior.max()))
+
+
+def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, batch_size: int) -> Prior:
+    """Return the mean score of each answer over `rows`, (K,) float64; their labels are not looked at.
+
+    The mean of the log-probabilities as they are and the mean of those that are normalised over the K answers
+    differ by the same number for every answer, which changes neither a probability nor a choice. Raises
+    UserError BAD_OPTION for a task whose answers are not the same in every row, or without rows.
+    """
+    if not task.labelled or not rows:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"no prior over the answers can be measured: a task of kind {task.kind} has no fixed answers"
+            if rows or not task.labelled
+            else "no prior over the answers can be measured without rows",
+            "Calibrate a classification, on rows of its data, with labels or without.",
+        )
+    scores = [
+        encoded.scores(forward(encoded).log_probs).double().cpu()
+        for encoded in batches(task, tokenizer, unlabelled(task, rows), batch_size)
+    ]
+    mean: Prior = torch.cat(scores).mean(0).numpy()
+    return mean
+
+
+def measure(
+    task: Task, tokenizer: Any, rows: Sequence[Row], public: Sequence[Row], forward: Forward, batch_size: int
+) -> Evaluation:
+    """Measure a model on `rows` as the task's loss asks: a centred one less its prior over `public` rows."""
+    leaning = prior(task, tokenizer, public, forward, batch_size) if task.loss == "centred" else None
+    return evaluate(task, tokenizer, rows, forward, batch_size, leaning)
