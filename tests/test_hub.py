@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from huggingface_hub import constants
 
-from sfnode import hub, hub_upload
+from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.models import files
 
@@ -335,9 +335,9 @@ def export(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["ann/new", "owls/new"])
 def test_an_export_is_uploaded_whole_and_private(name: str, writable: Writable, export: Path) -> None:
-    hub_upload.check(name, public=False)
+    hub.check(name, public=False)
     assert name not in writable.private
-    address = hub_upload.push(export, name, public=False)
+    address = hub.push(export, name, public=False)
     assert address == f"http://127.0.0.1:{writable.server_port}/{name} (private)"
     assert writable.private[name]
     assert writable.files == {file.name: file.read_bytes() for file in export.iterdir()}
@@ -345,9 +345,9 @@ def test_an_export_is_uploaded_whole_and_private(name: str, writable: Writable, 
 
 def test_it_is_public_if_that_is_said(writable: Writable, export: Path) -> None:
     with pytest.raises(UserError, match="SF010: ann/taken is on the hub already, where everybody sees it"):
-        hub_upload.check("ann/taken", public=False)
-    hub_upload.check("ann/taken", public=True)
-    assert hub_upload.push(export, "ann/new", public=True).endswith("/ann/new (public)")
+        hub.check("ann/taken", public=False)
+    hub.check("ann/taken", public=True)
+    assert hub.push(export, "ann/new", public=True).endswith("/ann/new (public)")
 
 
 @pytest.mark.parametrize(
@@ -374,14 +374,14 @@ def test_what_the_hub_would_refuse_is_refused_first(
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
     writable.role = role
     with pytest.raises(UserError) as refused:
-        hub_upload.check(name, public=False)
+        hub.check(name, public=False)
     assert refused.value.code is code
     assert says in refused.value.what
 
 
 def test_a_hub_that_is_silent_is_said_at_once() -> None:
     with pytest.raises(UserError, match="SF029: nothing can be uploaded to the hub: it does not answer"):
-        hub_upload.check("ann/new", public=False)
+        hub.check("ann/new", public=False)
 
 
 def test_an_upload_that_fails_leaves_the_export_and_the_command_that_goes_on(
@@ -389,7 +389,7 @@ def test_an_upload_that_fails_leaves_the_export_and_the_command_that_goes_on(
 ) -> None:
     writable.broken = True
     with pytest.raises(UserError) as failed:
-        hub_upload.push(export, "ann/new", public=False)
+        hub.push(export, "ann/new", public=False)
     assert failed.value.code is Code.UPLOAD_FAILED
     assert failed.value.fix.endswith(f"The export is complete: `hf upload ann/new {export}` puts it there.")
     assert len(list(export.iterdir())) == 2

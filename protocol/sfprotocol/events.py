@@ -359,7 +359,6 @@ class Counters:
 
     admitted: int = 0
     segments: int = 0
-    duplicates: int = 0
     gaps: int = 0
     unnamed: int = 0
     """Segments whose key names no feed that we know, or several feeds."""
@@ -375,8 +374,6 @@ class Counters:
     cards: int = 0
     """Cards of others that were news."""
     incarnations: int = 0
-    rollbacks: int = 0
-    """Feeds of which another history was here than the one that was named."""
     decisions: int = 0
     """Decisions, successions and forks of the control feed that were news."""
     findings: int = 0

@@ -496,7 +496,6 @@ class Machine:
         if segment.stop > state.cut:
             return self._forks.show(link, feed, now)
         if segment.stop <= state.next:
-            self.counters.duplicates += 1
             return self._on_duplicate(link, state, segment, now)
         self.counters.gaps += 1
         return self._pulls.ask(link, [feed], now)

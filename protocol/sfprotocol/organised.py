@@ -96,7 +96,6 @@ class Organised:
         self._links = links
         self._pulls = pulls
         self._own = own
-        self._counters = counters
         self.control = ControlSync(frontier, links, counters, kept=kept, sign=sign)
         self._petitions = Petitions(frontier.run.run_id, links)
         self.findings = Findings(frontier.run.run_id, links, own, counters, sign_own)
@@ -515,7 +514,6 @@ class Organised:
             link.outbox.dirty.pop(feed, None)
             link.outbox.serving.pop(feed, None)
         self._frontier.go_back(*self._frontier.base(feed))
-        self._counters.rollbacks += 1
         for link in self._links.values():
             self._pulls.heard_of(link, feed, link.has.get(feed, 0), now)
         return [Recounted(feed, before), *self._own.overtaken(feed)]

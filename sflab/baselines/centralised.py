@@ -7,7 +7,7 @@ one client it is the ordinary method. Nothing is sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -95,13 +95,6 @@ def _add_noise(parameters: Sequence[Tensor], seed: int, scale: float) -> None:
     for parameter in parameters:
         z = torch.randn(parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype)
         parameter.add_(z, alpha=scale)
-
-
-def replay(parameters: Sequence[Tensor], history: Iterable[tuple[int, float]], learning_rate: float) -> None:
-    """Apply past steps, (seed, gradient) each, in place: every one writes all parameters once."""
-    with torch.no_grad():
-        for seed, gradient in history:
-            _add_noise(parameters, seed, -learning_rate * gradient)
 
 
 class Centralised(Clients):

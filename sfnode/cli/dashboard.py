@@ -1,4 +1,4 @@
-"""`sfnode dashboard` and `top`: watch a running node in a browser, or in the terminal. So does `join --dashboard`."""
+"""`sfnode dashboard`, and `join --dashboard`: watch a node in a browser; `sfnode top`: in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sfnode export`, `archive` and `import`: the model as a folder that other programs read; a run as one file."""
+"""`sfnode export`, `archive` and `import`: the model as a folder for other programs; a run as one file."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ def export(
         raise click.UsageError("--public is for --push-to-hub")
     check_form(check(data_dir, device), out, form, lora_rank)
     if hub_name is not None:
-        from sfnode import hub_upload
+        from sfnode import hub
 
-        hub_upload.check(hub_name, public=public)
+        hub.check(hub_name, public=public)
     epoch = best_epoch(data_dir) if seal == "best" else None if seal == "last" else int(seal)
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now, epoch=epoch)
     echo(write(trained, out, form, lora_rank))
     if hub_name is not None:
-        echo(f"uploaded it: {hub_upload.push(out, hub_name, public=public)}")
+        echo(f"uploaded it: {hub.push(out, hub_name, public=public)}")
 
 
 # `sfnode archive` and `sfnode import`: a run in one file, and a file into a run.

@@ -1,4 +1,4 @@
-"""Groups of commands that are imported when they run, options listed in groups, and completion of all of them."""
+"""Groups of commands that are imported when they run, options listed in groups, completion of both."""
 
 from __future__ import annotations
 

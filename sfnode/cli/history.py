@@ -214,12 +214,12 @@ def diff(a: int, b: int, data_dir: Path, as_json: bool) -> None:
     the root mean square of what its weights have changed by.
     """
     with opened_run(data_dir) as (manifest, update_log), waiting("replaying the log"):
-        from sfnode.node import comparison
+        from sfnode.node import time_travel
         from sfnode.node.time_travel import Past
         from sfnode.store.data_folder import Layout
 
         past = Past(manifest, update_log, data_dir)
-        found = comparison.diff(past, a, b, Layout(data_dir).bases)
+        found = time_travel.diff(past, a, b, Layout(data_dir).bases)
     echo(found.model_dump_json(indent=2) if as_json else "\n".join(_diff_lines(found)))
 
 

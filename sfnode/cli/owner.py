@@ -1,4 +1,4 @@
-"""What its owner tells a running node: `sfnode pause`, `resume`, `limit`, `finish` and `leave`; its limits as options."""
+"""What its owner tells a running node: `sfnode pause`, `resume`, `limit`, `finish`, `leave`; its limits."""
 
 from __future__ import annotations
 

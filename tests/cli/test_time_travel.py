@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode import hub_upload
+from sfnode import hub
 from sfnode.cli.folders import note
 from sfnode.cli.trained_model import load
 from sfnode.engine.trainer import Trainer
@@ -219,8 +219,8 @@ def test_an_export_is_uploaded_once_it_is_complete(
         )
         return f"https://hub/{name} (private)"
 
-    monkeypatch.setattr(hub_upload, "check", check)
-    monkeypatch.setattr(hub_upload, "push", push)
+    monkeypatch.setattr(hub, "check", check)
+    monkeypatch.setattr(hub, "push", push)
     ended = sfnode("export", "out", "--push-to-hub", "ann/reviews", "--data-dir", folder)
     assert ended.out.splitlines()[1:] == ["uploaded it: https://hub/ann/reviews (private)"]
     assert seen == [("ann/reviews", False, False), ("ann/reviews", False, True)]

@@ -11,7 +11,7 @@ import pytest
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models.manifest_builder import build
-from sfnode.node import comparison
+from sfnode.node import time_travel
 from sfnode.node.time_travel import BASE, Past, bisect, history
 from sfnode.store import archive, checkpoint
 from sfnode.store.checkpoint import compute, plan
@@ -187,7 +187,7 @@ def test_a_difference_has_updates_decisions_and_the_change_of_every_matrix(folde
         epoch(folder, 5, 1)
     folder.decide(Announce("after"))
     seen = past(folder)
-    found = comparison.diff(seen, 0, 2, folder.layout.bases)
+    found = time_travel.diff(seen, 0, 2, folder.layout.bases)
     assert [(one.origin, one.updates) for one in found.origins] == [(A, 10), (B, 2)]
     assert [one.epoch for one in found.evaluations] == [0]
     assert [(entry.kind, entry.epoch and entry.epoch.epoch) for entry in found.entries] == [
@@ -196,7 +196,7 @@ def test_a_difference_has_updates_decisions_and_the_change_of_every_matrix(folde
     ]
     assert [layer.name for layer in found.layers] == ["a", "b"]
     assert all(layer.per_weight == pytest.approx(layer.norm / np.sqrt(32)) for layer in found.layers)
-    back = comparison.diff(seen, 2, 0, folder.layout.bases)
+    back = time_travel.diff(seen, 2, 0, folder.layout.bases)
     assert [layer.norm for layer in back.layers] == [layer.norm for layer in found.layers]
     assert [(one.origin, one.updates) for one in back.origins] == [(B, -2), (A, -10)]
 
@@ -206,10 +206,10 @@ def test_the_norm_is_that_of_the_matrix_itself(folder: Folder) -> None:
     for _ in range(3):
         epoch(folder, 5, 3)
     seen = past(folder)
-    found = comparison.diff(seen, 0, 2, folder.layout.bases)
+    found = time_travel.diff(seen, 0, 2, folder.layout.bases)
     before, after = (seen.cores(seen.counted(number)) for number in (0, 2))
     assert sorted(after) == [0, 1]
-    space = comparison.subspace_of(seen, folder.layout.bases)
+    space = time_travel.subspace_of(seen, folder.layout.bases)
     scale = RUN.training.scalar_delta / RATE_ONE
     for number, layer in enumerate(found.layers):
         whole = np.zeros(

@@ -87,8 +87,6 @@ class Peering:
         """Take a started transport, the roster's `topic` (the run id), the record to announce, and a function
         that stores addresses durably and is called on another thread. `rostered` as for `PeerManager`."""
         self.manager = PeerManager(transport.peer, book, random, _now(), rostered=rostered)
-        self.restarts = 0
-        """Number of times that the transport has been restarted."""
         self.roster: list[PeerRecord] = []
         """Result of the last search."""
         self._transport = transport
@@ -242,7 +240,6 @@ class Peering:
         while not await self._restarted():
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_PAUSE_MOST)
-        self.restarts += 1
         self._tell(Restarted())
 
     async def _restarted(self) -> bool:
