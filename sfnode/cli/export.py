@@ -169,7 +169,7 @@ def import_(file: Path, data_dir: Path, as_json: bool) -> None:
     Both together are then in the folder; of forks the organiser's decisions choose, as among peers. Nothing
     is written before all of the archive is found sound.
     """
-    from sfnode.node.exchange import take_in
+    from sfnode.history.exchange import take_in
 
     with waiting("verifying and taking in the archive"):
         result = take_in(file, data_dir)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sfnode.engine.trainer import Trainer
+    from sfnode.history.time_travel import Loss, Past
     from sfnode.manifest import Manifest
-    from sfnode.node.time_travel import Loss, Past
     from sfnode.schema.history import BisectResult, DiffResult, EpochEntry, HistoryEntry, HistoryResult
     from sfnode.store.log import UpdateLog
     from sfprotocol.seeds import I64
@@ -68,7 +68,7 @@ def log(updates: bool, data_dir: Path, as_of_now: bool, as_json: bool) -> None:
         if updates:
             _print_updates(manifest, update_log, as_of_now)
             return
-        from sfnode.node.time_travel import history
+        from sfnode.history.time_travel import history
 
         found = history(manifest, update_log)
     if as_json:
@@ -184,7 +184,7 @@ def checkout(
 
         check_form(check(data_dir, device), out, form, lora_rank)
     with opened_run(data_dir) as (manifest, update_log), waiting("replaying the log"):
-        from sfnode.node.time_travel import Past
+        from sfnode.history.time_travel import Past
 
         state = Past(manifest, update_log, data_dir).result(epoch)
     if out:
@@ -214,8 +214,8 @@ def diff(a: int, b: int, data_dir: Path, as_json: bool) -> None:
     the root mean square of what its weights have changed by.
     """
     with opened_run(data_dir) as (manifest, update_log), waiting("replaying the log"):
-        from sfnode.node import time_travel
-        from sfnode.node.time_travel import Past
+        from sfnode.history import time_travel
+        from sfnode.history.time_travel import Past
         from sfnode.store.data_folder import Layout
 
         past = Past(manifest, update_log, data_dir)
@@ -252,7 +252,7 @@ EPOCH_DIGITS = 5
 
 def parse_good(_context: Any, _parameter: Any, value: str | None) -> int | None:
     """Return an epoch, or what stands for the base model."""
-    from sfnode.node.time_travel import BASE
+    from sfnode.history.time_travel import BASE
 
     if value is None or value == BASE_MODEL:
         return None if value is None else BASE
@@ -287,7 +287,7 @@ def bisect(
     """
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.cli.trained_model import base_model
-        from sfnode.node import time_travel
+        from sfnode.history import time_travel
         from sfnode.store.data_folder import Layout
 
         layout = Layout(data_dir)
@@ -314,7 +314,7 @@ def _measure(trainer: Trainer) -> Loss:
 def _best(past: Past, before: int) -> int:
     """Return the evaluated seal before this one with the least published loss; that of the base model if
     there is none."""
-    from sfnode.node.time_travel import BASE
+    from sfnode.history.time_travel import BASE
     from sfnode.organising.reporting.chronicle import chronicle
 
     entries = (entry.epoch for entry in chronicle(past.run, past.entries) if entry.epoch)

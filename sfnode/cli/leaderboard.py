@@ -134,7 +134,7 @@ def _remeasured(
     dtype: str,
 ) -> LeaderboardResult:
     from sfnode.cli.trained_model import base_model
-    from sfnode.node import remeasuring
+    from sfnode.history import remeasuring
     from sfnode.store.data_folder import Layout
     from sfnode.store.replay import counting_of
 

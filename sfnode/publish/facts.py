@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sfnode.history.time_travel import Past
 from sfnode.manifest import Manifest
 from sfnode.manifest.sources import public_name
 from sfnode.node.startup import settled
-from sfnode.node.time_travel import Past
 from sfnode.organising.evaluation import health
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, Point, PublishedSeal, Quality

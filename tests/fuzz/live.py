@@ -34,11 +34,11 @@ import pytest
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import UserError
+from sfnode.history.exchange import take_in
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Organised
 from sfnode.manifest.data import Data
 from sfnode.node import checkpoints, organising, validating
-from sfnode.node.exchange import take_in
 from sfnode.organising import checkpoints as organised_checkpoints
 from sfnode.organising import organiser
 from sfnode.peers import address_book

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sfnode.errors import Code, UserError
+from sfnode.history.exchange import exchange, take_in
 from sfnode.models import bases
-from sfnode.node.exchange import exchange, take_in
 from sfnode.store import archive, checkpoint
 from sfnode.store.checkpoint import compute, plan
 from sfnode.store.data_folder import open_data_dir
@@ -241,7 +241,7 @@ def test_a_fault_on_the_way_leaves_nothing_behind(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "identity.pem").write_text("key")
     before = files(tmp_path)
-    monkeypatch.setattr("sfnode.node.exchange.exchange", full)
+    monkeypatch.setattr("sfnode.history.exchange.exchange", full)
     for name in ("new", "mine"):
         with pytest.raises(UserError, match="no room"):
             take_in(file, tmp_path / name)

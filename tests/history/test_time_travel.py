@@ -10,9 +10,9 @@ import pytest
 
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
+from sfnode.history import time_travel
+from sfnode.history.time_travel import BASE, Past, bisect, history
 from sfnode.models.manifest_builder import build
-from sfnode.node import time_travel
-from sfnode.node.time_travel import BASE, Past, bisect, history
 from sfnode.store import archive, checkpoint
 from sfnode.store.checkpoint import compute, plan
 from sfnode.store.verification import verify_log
