@@ -24,7 +24,7 @@ from sfnode.manifest.training import Training
 from sfnode.printable import command
 from sfnode.tasks import reward_numbers
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
-from sfnode.verifiers.presets import PRESETS as VERIFIERS
+from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""

@@ -11,7 +11,7 @@ from sfnode.cli.output import echo
 from sfnode.errors import UserError
 from sfnode.tasks import reward_numbers, verifying
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
-from sfnode.verifiers.presets import PRESETS as VERIFIERS
+from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
 

@@ -30,7 +30,9 @@ COMMANDS = {
     "init": Entry("sfnode.cli.init:init", "Write the manifest of a new run."),
     "join": Entry("sfnode.cli.join:join", "Run a node: join a run, or start one."),
     "invite": Entry("sfnode.cli.invite:invite", "Print the link with which others join."),
-    "upgrade-check": Entry("sfnode.cli.invite:upgrade_check", "Say whether this sfnode can join a run."),
+    "upgrade-check": Entry(
+        "sfnode.cli.upgrade_check:upgrade_check", "Say whether this sfnode can join a run."
+    ),
     "completion": Entry(
         "sfnode.cli.groups:completion", "Print the script that completes commands in your shell."
     ),
@@ -74,7 +76,7 @@ COMMANDS = {
         "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
     ),
     "top": Entry("sfnode.cli.dashboard:top", "Watch a running node in the terminal."),
-    "list": Entry("sfnode.cli.status:list_", "List the runs on this machine."),
+    "list": Entry("sfnode.cli.list:list_", "List the runs on this machine."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }
 

@@ -1,23 +1,20 @@
-"""What its owner tells a running node: `sfnode pause`, `resume`, `limit`, `finish`, `leave`; its limits."""
+"""What its owner tells a running node: `sfnode pause`, `resume`, `limit`, `finish`, `leave`."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
-from pydantic import ValidationError
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.options import data_dir_option, json_option, option
+from sfnode.cli.options import data_dir_option, json_option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.errors import Code, UserError
-from sfnode.limits import Limits
 from sfnode.schema.unchecked import plain
 from sfnode.store.data_folder import holder
 
@@ -156,43 +153,3 @@ def _wait_until_gone(data_dir: Path, deadline: float | None) -> None:
                 f"See what it logs, or kill process {process}: its update log is on disk.",
             )
         time.sleep(_POLL)
-
-
-# The options --limit-NAME of `sfnode join`, one for every limit.
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class LimitValue(click.ParamType):  # type: ignore[type-arg] # generic since click 8.2 only
-    """The value of one limit, as `Limits` reads it."""
-
-    def __init__(self, field: str) -> None:
-        self.name = field
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        try:
-            return getattr(Limits.model_validate({self.name: value}), self.name)
-        except ValidationError as error:
-            self.fail(reason(error), parameter, context)
-
-
-def limit_options(function: F) -> F:
-    """Add --limit-NAME for every limit; `take_limits` collects their values."""
-    function = option("--limit-mains", is_flag=True, help="Compute on mains power only.")(function)
-    for field, (metavar, text) in reversed(LIMITS.items()):
-        flag = "--limit-" + field.replace("_", "-")
-        function = option(flag, type=LimitValue(field), metavar=metavar, help=text)(function)
-    return function
-
-
-def take_limits(fields: dict[str, Any]) -> Limits:
-    """Take the values of --threads and of `limit_options` out of a command's parameters."""
-    given = {name: fields.pop(f"limit_{name}") for name in (*LIMITS, "mains")}
-    given["threads"] = fields.pop("threads") or None
-    return Limits().changed(given)
-
-
-def reason(error: ValidationError) -> str:
-    """Return what is wrong with a value, in pydantic's words or ours."""
-    return error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")

@@ -1,26 +1,22 @@
-"""`sfnode status` and `list`: what a running node is doing; the runs on this machine."""
+"""`sfnode status`: what a running node is doing."""
 
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.folders import known_folders
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.owner import limit_lines
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats
-from sfnode.errors import UserError
 from sfnode.schema.metrics import drift_in_words, trained_by
 from sfnode.schema.unchecked import plain
 from sfnode.sizes import pace, part_of, size_text, span
-from sfnode.store.data_folder import Layout, holder
 
 if TYPE_CHECKING:
     from sfnode.schema import FeedStatus, Status
@@ -123,63 +119,3 @@ def _run_lines(run: RunStatus) -> list[str]:
     if run.behind:
         lines.append(f"behind   {run.behind} updates that the organiser has named are not here yet")
     return lines
-
-
-# `sfnode list`: the runs on this machine.
-
-
-HEADS = ("folder", "run", "run id", "state", "own updates")
-
-
-@click.command("list")
-@json_option
-def list_(as_json: bool) -> None:
-    """List the runs on this machine: folder, name, run id, whether a node runs there, updates that it made.
-
-    Looks into the default folder, those of --profile, and those in which `sfnode join` was run by this user.
-    """
-    found = [_described(folder) for folder in known_folders() if Layout(folder).manifest.exists()]
-    if as_json:
-        echo(json.dumps(found, indent=2, ensure_ascii=False))
-        return
-    if not found:
-        echo("No run on this machine yet: `sfnode join LINK` joins one, `sfnode swarm` shows one.")
-        return
-    rows = [HEADS, *(tuple(_words(value) for value in run.values()) for run in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    for row in rows:
-        echo("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _described(folder: Path) -> dict[str, Any]:
-    """Return what there is to say about the run in `folder`; its node is asked if one runs."""
-    run: dict[str, Any] = {"folder": str(folder), "run_name": None, "run_id": None}
-    if holder(folder) is not None:
-        try:
-            status = running_node(folder).status()
-        except UserError:  # it starts or ends at this moment, or hangs
-            return run | _kept(folder) | {"state": "not answering"}
-        more = {"run_name": status.run_name, "run_id": status.run_id, "state": status.state}
-        return run | more | {"contributed": status.contributed}
-    return run | {"state": "not running"} | _kept(folder)
-
-
-def _kept(folder: Path) -> dict[str, Any]:
-    """Return what the files in `folder` say about its run."""
-    from sfnode.node.startup import contributed
-    from sfnode.store.log import UpdateLog
-
-    layout = Layout(folder)
-    kept: dict[str, Any] = {"contributed": None}
-    try:
-        kept["run_name"] = str(tomllib.loads(layout.manifest.read_text("utf-8")).get("name", ""))
-        with UpdateLog.open(layout.log, read_only=True) as log:
-            kept |= {"run_id": log.run_id.hex(), "contributed": contributed(layout, log)}
-    except (OSError, ValueError, UserError):  # it says so when it is used
-        pass
-    return kept
-
-
-def _words(value: object) -> str:
-    text = "?" if value is None else str(value)
-    return text[:16] if len(text) == 64 and "/" not in text else text

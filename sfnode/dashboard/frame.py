@@ -6,24 +6,37 @@ and control characters in it are replaced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from textwrap import wrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from sfnode.dashboard import formatting, tables
-from sfnode.dashboard.formatting import bar, braille, count, limits_in_words, percent, smooth, spark
+from sfnode.dashboard import formatting
+from sfnode.dashboard.formatting import (
+    bar,
+    braille,
+    count,
+    delay,
+    limits_in_words,
+    nats,
+    percent,
+    printable,
+    short,
+    smooth,
+    spark,
+)
 from sfnode.dashboard.quality import Quality, quality
-from sfnode.dashboard.snapshot import Mood, Now, alarms, contributed, doing, together
+from sfnode.dashboard.snapshot import Mood, Now, agreement, alarms, contributed, doing, together
 from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
 from sfnode.sizes import pace, part_of, size_text, span
 
 if TYPE_CHECKING:
-    from sfnode.schema import Curves, Origins, OwnStanding
+    from sfnode.schema import Curves, Origin, Origins, OwnStanding, SwarmNode
     from sfnode.schema.organising import EpochEvaluation
+
 
 CHART_LINES = 5
 """Lines of the charts on a terminal of 24 lines; a taller one gives half of its lines to them."""
@@ -145,8 +158,8 @@ def _title(now: Now, width: int) -> Text:
     title.append(s.state, "bold")
     title.append(f" · up {span(s.uptime)}")
     room = width - title.cell_len - 3
-    if s.origin and room >= tables.KEY_DIGITS:
-        title.append(f" · {tables.named(ourselves.name, s.origin, room)}")
+    if s.origin and room >= KEY_DIGITS:
+        title.append(f" · {named(ourselves.name, s.origin, room)}")
     return title.append(" " * max(0, width - title.cell_len))
 
 
@@ -295,11 +308,11 @@ def _limits(now: Now, width: int) -> list[Text]:
 def _table(shown: Shown, width: int, room: int) -> list[Text]:
     """Draw the neighbours or the origins; where there is room, both."""
     if shown.origins is None:
-        return tables.peers(shown.now, width, room)
+        return peers(shown.now, width, room)
     if width < WIDE or shown.only_origins:
-        return tables.origins(shown.origins, width, room)
+        return origins(shown.origins, width, room)
     half = (width - GAP) // 2
-    return _beside(tables.peers(shown.now, half, room), tables.origins(shown.origins, half, room), half)
+    return _beside(peers(shown.now, half, room), origins(shown.origins, half, room), half)
 
 
 def _beside(left: Sequence[Text], right: Sequence[Text], half: int) -> list[Text]:
@@ -321,3 +334,121 @@ def _foot(shown: Shown) -> Text:
         return Text("  ".join(keys), "dim").append(f"   {shown.note}", "not dim yellow")
     words = f"{others} more known   {size_text(s.bytes_sent)} out, {size_text(s.bytes_received)} in"
     return Text(f"{'  '.join(keys)}   {words}", "dim")
+
+
+# Draws the tables of `sfnode top`: neighbours, or contributions of origins. Pure, like `frame`.
+#
+# Anybody may choose any name, so beside each stands the beginning of the key, which nobody can choose.
+
+
+T = TypeVar("T")
+
+KEY_DIGITS = 8
+"""Hex digits of an origin's key that are shown: enough to tell all origins of a run apart."""
+
+ORIGIN_ROWS = 50
+"""Origins asked for at a time: as many as a tall terminal has lines for."""
+
+WORTH_DIGITS = 9
+"""Characters of a worth that are shown: sign, point and six digits behind it."""
+
+ROOMY = 100
+"""Columns from which on bytes stand beside names; below, names need the room."""
+
+FLEXIBLE = 0
+"""Width of a column that takes what the others leave it, within the bounds below."""
+
+MIN_FLEXIBLE, MAX_FLEXIBLE = 14, 44
+"""Widths of a shortened name with a key, and of the longest name with a key."""
+
+
+class Column(NamedTuple):
+    """A column of a table; `number` aligns it to the right."""
+
+    name: str
+    width: int
+    number: bool = False
+
+
+def named(name: str | None, origin: str, width: int = 80) -> str:
+    """Return `name 1a2b3c4d`, of which the key is never cut off, or the key alone."""
+    name, room = printable(name or ""), max(0, width - KEY_DIGITS - 1)
+    if cell_len(name) > room:
+        name = set_cell_size(name, room - 1) + "…" if room > 1 else ""
+    return f"{name} {origin[:KEY_DIGITS]}".strip()
+
+
+def peers(now: Now, width: int, room: int) -> list[Text]:
+    """Draw the neighbours, as many as there is room for."""
+    traffic = [Column("out", 8, True), Column("in", 8, True)] if width >= ROOMY else []
+    columns = _columns(
+        width,
+        Column("peer", FLEXIBLE),
+        Column("role", 8),
+        Column("latency", 8, True),
+        *traffic,
+        Column("lag", 8, True),
+        Column("state", 15),
+    )
+
+    def line(node: SwarmNode) -> Text:
+        words = agreement(node, now.known)
+        bytes_moved = [size_text(node.bytes_sent), size_text(node.bytes_received)][: len(traffic)]
+        numbers = [delay(node.latency), *bytes_moved, count(node.lag)]
+        who = named(node.name, node.origin, columns[0].width) if node.origin else short(node.peer)
+        row = _cells(columns, [who, node.role, *numbers, words.text])
+        return Text(row, "red" if words.mood is Mood.BAD else "")
+
+    return _grid(columns, now.near, line, room, len(now.near))
+
+
+def origins(page: Origins, width: int, room: int) -> list[Text]:
+    """Draw the origins with the greatest worth, or most updates, counted in the log."""
+    worth = [Column("worth", 11, True)] if any(one.worth is not None for one in page.origins) else []
+    columns = _columns(
+        width,
+        Column("rank", 6, True),
+        Column("origin", FLEXIBLE),
+        Column("updates", 10, True),
+        Column("share", 7, True),
+        *worth,
+        Column("team", 14),
+    )
+
+    def line(origin: Origin) -> Text:
+        words = named(origin.name, origin.origin, columns[1].width)
+        cells = [count(origin.rank), words, count(origin.updates), percent(origin.share)]
+        cells += ["" if origin.worth is None else nats(origin.worth)[:WORTH_DIGITS]] * len(worth)
+        cells.append(origin.team or "")
+        return Text(_cells(columns, cells), "bold" if origin.own else "")
+
+    return _grid(columns, page.origins, line, room, page.total)
+
+
+def _columns(width: int, *columns: Column) -> list[Column]:
+    """Give the flexible column the width that the others leave."""
+    room = width - sum(column.width + 2 for column in columns)
+    wide = max(MIN_FLEXIBLE, min(MAX_FLEXIBLE, room))
+    return [column if column.width else column._replace(width=wide) for column in columns]
+
+
+def _cells(columns: Sequence[Column], cells: Sequence[str]) -> str:
+    return "".join(_cell(column, cell) for column, cell in zip(columns, cells, strict=True)).rstrip()
+
+
+def _cell(column: Column, text: str) -> str:
+    text = printable(text)
+    text = set_cell_size(text, min(cell_len(text), column.width))
+    room = " " * (column.width - cell_len(text))
+    return f"{room}{text}  " if column.number else f"{text}{room}  "
+
+
+def _grid(
+    columns: Sequence[Column], rows: Sequence[T], line: Callable[[T], Text], room: int, total: int
+) -> list[Text]:
+    if room < 2:
+        return []
+    shown = rows[: room - 1] if total < room else rows[: room - 2]
+    lines = [Text(_cells(columns, [column.name for column in columns]), "bold underline")]
+    lines += [line(row) for row in shown]
+    return lines if len(shown) == total else [*lines, Text(f"and {count(total - len(shown))} more", "dim")]

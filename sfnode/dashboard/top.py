@@ -22,9 +22,8 @@ from rich.console import Console
 from rich.text import Text
 
 from sfnode.control.client import Client
-from sfnode.dashboard.frame import WIDE, Shown, absent, ascii_only, frame
+from sfnode.dashboard.frame import ORIGIN_ROWS, WIDE, Shown, absent, ascii_only, frame
 from sfnode.dashboard.snapshot import look_at_all, measure
-from sfnode.dashboard.tables import ORIGIN_ROWS
 from sfnode.errors import UserError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.data import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.verifiers.presets import PRESETS as VERIFIERS
+from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 DEFAULT_MODEL = "builtin:tiny"
 """The base model that ships with the package."""

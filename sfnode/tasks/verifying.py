@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
-from sfnode.verifiers.presets import PRESETS
+from sfnode.verifiers.specs import PRESETS
 
 if TYPE_CHECKING:
     from sfnode.verifiers.specs import Verifier

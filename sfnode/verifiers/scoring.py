@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple, assert_never
 
-from sfnode.verifiers import arithmetic, patterns, plugins, python_source, schemas
+from sfnode.verifiers import arithmetic, patterns, plugins, schemas
 from sfnode.verifiers.base import MAX_ANSWER, WHITE_SPACE
 from sfnode.verifiers.specs import (
     Boxed,
@@ -184,7 +184,7 @@ def _countdown(text: str, row: Row, spec: Countdown) -> float:
 
 
 def _defines(text: str, spec: Code) -> bool:
-    found = python_source.parse(text)
+    found = plugins.parse(text)
     if found is None or not found.modules <= set(spec.imports):
         return False
     return all(found.functions.get(name) == names for name, names in spec.functions.items())

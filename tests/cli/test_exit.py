@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.cli import output as ends
+from sfnode.cli import exit as ends
 from tests.cli.fake_node import ANSWERS, fake_node
 from tests.cli.helpers import Ended
 

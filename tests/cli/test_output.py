@@ -23,7 +23,7 @@ Run = Callable[..., Ended]
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
-OWN_TEXT = {"completion.py": "a script of click's", "invite.py": "a drawing with colours"}
+OWN_TEXT = {"groups.py": "a script of click's", "invite.py": "a drawing with colours"}
 """Modules that print without looking, and what."""
 
 

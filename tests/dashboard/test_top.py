@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from sfnode import sizes
-from sfnode.dashboard import formatting, tables
-from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
+from sfnode.dashboard import formatting
+from sfnode.dashboard.frame import Shown, absent, ascii_only, frame, named
 from sfnode.dashboard.snapshot import Mood, Words, agreement, doing, look_at_all, measure, together
 from sfnode.dashboard.top import can_be_kept_up_to_date
 from sfnode.limits import Limits
@@ -271,10 +271,10 @@ def it_lists_contributions_and_obeys_no_name(seen: Shown, page: Origins) -> None
 
 
 def test_a_name_is_cut_off_before_the_key_beside_it() -> None:
-    assert tables.named("Ada", "1a2b3c4d5e6f") == "Ada 1a2b3c4d"
-    assert tables.named("", "1a2b3c4d5e6f") == "1a2b3c4d"
-    assert tables.named("x" * 32, "1a2b3c4d5e6f", 20) == "x" * 10 + "… 1a2b3c4d"
-    assert cell_len(tables.named("北" * 10, "1a2b3c4d5e6f", 20)) <= 20
+    assert named("Ada", "1a2b3c4d5e6f") == "Ada 1a2b3c4d"
+    assert named("", "1a2b3c4d5e6f") == "1a2b3c4d"
+    assert named("x" * 32, "1a2b3c4d5e6f", 20) == "x" * 10 + "… 1a2b3c4d"
+    assert cell_len(named("北" * 10, "1a2b3c4d5e6f", 20)) <= 20
 
 
 def test_a_terminal_that_cannot_move_its_cursor_is_not_kept_up_to_date(

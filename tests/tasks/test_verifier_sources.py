@@ -8,7 +8,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.tasks.verifying import MAX_BYTES, load
-from sfnode.verifiers.presets import PRESETS
+from sfnode.verifiers.specs import PRESETS
 
 SUM = """
 kind = "sum"

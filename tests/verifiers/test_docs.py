@@ -9,9 +9,8 @@ from typing import get_args
 
 import pytest
 
-from sfnode.verifiers.presets import PRESETS
 from sfnode.verifiers.schemas import Schema
-from sfnode.verifiers.specs import VERSION, Verifier
+from sfnode.verifiers.specs import PRESETS, VERSION, Verifier
 
 TEXT = (Path(__file__).parents[2] / "docs" / "verifiers.md").read_text(encoding="utf-8")
 SECTIONS = dict(part.split("\n", 1) for part in re.split(r"^### ", TEXT, flags=re.MULTILINE)[1:])

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.verifiers.presets import PRESETS
 from sfnode.verifiers.scoring import columns, problem, score, texts
-from sfnode.verifiers.specs import read
+from sfnode.verifiers.specs import PRESETS, read
 from tests.bench.verifiers import MARKER, NUMBER, Subject, answers, subjects
 from tests.fuzz.effort import EFFORT, TIMES
 

@@ -12,8 +12,7 @@ import tomli_w
 
 from sfnode.errors import Code, UserError
 from sfnode.verifiers import patterns
-from sfnode.verifiers.presets import PRESETS
-from sfnode.verifiers.specs import read
+from sfnode.verifiers.specs import PRESETS, read
 
 LENGTH = {"kind": "length", "most": 9}
 SCHEMA = {
