@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 from pydantic import ValidationError
 
-from sfnode.cli.limit import LIMITS
+from sfnode.cli.owner import LIMITS
 from sfnode.cli.options import option
 from sfnode.limits import Limits
 
