@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import sfnode.cli
-from sfnode.cli import doctor, invite
+from sfnode.cli import doctor, upgrade_check
 from sfnode.doctor.findings import Examination, Finding
 from sfnode.peers.compatibility import Compatibility, PeerVersion
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
@@ -40,7 +40,7 @@ def test_a_hostile_goodbye_is_shown_as_visible_characters(
     async def ask(*_: Any) -> Compatibility:
         return Compatibility(None, (PeerVersion(ADDRESS, None, said),))
 
-    monkeypatch.setattr(invite, "_ask", ask)
+    monkeypatch.setattr(upgrade_check, "_ask", ask)
     ended = sfnode("upgrade-check", "--peers", ADDRESS, *["--json"] * as_json)
     assert is_visible(ended.out + ended.err)
     assert "it said: \\u001b]0;mine\\u0007" in ended.out
