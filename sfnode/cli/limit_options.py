@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import click
 from pydantic import ValidationError
 
-from sfnode.cli.owner import LIMITS
 from sfnode.cli.options import option
+from sfnode.cli.owner import LIMITS
 from sfnode.limits import Limits
 
 F = TypeVar("F", bound=Callable[..., Any])
