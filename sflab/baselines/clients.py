@@ -67,7 +67,7 @@ Edge = tuple[int, int]
 
 
 @dataclass
-class Traffic:
+class EdgeTraffic:
     """Bytes that were sent over each edge, as the method encodes them, without headers of the transport."""
 
     sent: Counter[Edge] = field(default_factory=Counter)
@@ -91,7 +91,7 @@ class Traffic:
 class Method(Protocol):
     """Interface of a method in the midst of its run."""
 
-    traffic: Traffic
+    traffic: EdgeTraffic
     example_forwards: int
     """Example-forwards so far: a forward of one example counts 1 and its backward 2, evaluations nothing."""
 
@@ -131,7 +131,7 @@ class Method(Protocol):
 # Methods know nothing else of models and data. `model_problem` makes a language model such a function.
 
 
-class Part(NamedTuple):
+class VectorPart(NamedTuple):
     """A parameter of the model: a run of entries of the vector."""
 
     name: str
@@ -149,7 +149,7 @@ class VectorProblem(Protocol):
     size: int
     batch_size: int
     """Examples of a mini-batch."""
-    parts: Sequence[Part]
+    parts: Sequence[VectorPart]
     """The vector's parts in order, together `size` entries."""
 
     def start(self) -> Tensor:
@@ -180,7 +180,7 @@ class Clients:
         """Give every client, or `models` of them, a copy of the start."""
         self.setup = setup
         self.problem = setup.problem
-        self.traffic = Traffic()
+        self.traffic = EdgeTraffic()
         self.example_forwards = 0
         start = self.problem.start()
         self.x = start.repeat(setup.clients if models is None else models, 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sflab.baselines import vectors
 from sflab.baselines.centralised import AdamW
-from sflab.baselines.clients import Clients, Part, Setup
+from sflab.baselines.clients import Clients, Setup, VectorPart
 
 
 class DiLoCo(Clients):
@@ -139,7 +139,7 @@ LEAST_SAVING = 0.5
 """Share of the numbers that factors must save: hivemind's min_compression_ratio."""
 
 
-def worth_factoring(part: Part, rank: int) -> bool:
+def worth_factoring(part: VectorPart, rank: int) -> bool:
     """Return whether PowerSGD sends a part as factors."""
     if len(part.shape) < 2:
         return False

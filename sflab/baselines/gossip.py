@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sflab.baselines import vectors
 from sflab.baselines.clients import Clients, LocalStep, Setup, gradient_step
-from sflab.baselines.vectors import Kept
+from sflab.baselines.vectors import KeptEntries
 
 # Decentralised SGD: local steps, then averaging with neighbours (Lian et al. 2017; local steps: Koloskova et
 # al. 2020). With a two-point estimate for the gradient it is the SeedFlood paper's DZSGD.
@@ -126,10 +126,10 @@ class Gaia(Clients):
         """Return the vectors and what is not sent yet."""
         return super().tensors() | {"unsent": self.unsent}
 
-    def _significant(self, client: int, threshold: float) -> Kept:
+    def _significant(self, client: int, threshold: float) -> KeptEntries:
         """Take a client's significant updates from what it has not sent."""
         unsent = self.unsent[client]
         indices = (unsent.abs() > threshold * self.x[client].abs()).nonzero().flatten()
-        found = Kept(indices, unsent[indices])
+        found = KeptEntries(indices, unsent[indices])
         unsent[indices] = 0
         return found

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sflab.baselines import vectors
-from sflab.baselines.clients import Part
+from sflab.baselines.clients import VectorPart
 from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
@@ -79,8 +79,8 @@ class ModelProblem:
             )
         named = _adapters(loaded, rank, seed) if trained == "lora" else _parameters(loaded, trained)
         self._parameters = list(named.values())
-        self.parts: Sequence[Part] = tuple(
-            Part(name, tuple(parameter.shape)) for name, parameter in named.items()
+        self.parts: Sequence[VectorPart] = tuple(
+            VectorPart(name, tuple(parameter.shape)) for name, parameter in named.items()
         )
         self.size = sum(part.size for part in self.parts)
         self._start = torch.cat([parameter.detach().flatten() for parameter in self._parameters])

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sflab.baselines.clients import Traffic
+from sflab.baselines.clients import EdgeTraffic
 from sfprotocol.seeds import derive_key
 
 BLOCK = 1 << 16
 """Entries of all vectors that are mixed at a time: 32 MiB of working memory for 128 clients."""
 
 
-class Kept(NamedTuple):
+class KeptEntries(NamedTuple):
     """Some entries of a vector."""
 
     indices: Tensor
@@ -72,10 +72,10 @@ def spread(x: Tensor) -> float:
     return float(sum((row - middle).double().square().sum() for row in x)) / len(x)
 
 
-def largest(vector: Tensor, count: int) -> Kept:
+def largest(vector: Tensor, count: int) -> KeptEntries:
     """Return the `count` entries of a vector (P,) that are largest in size."""
     indices = vector.abs().topk(count, sorted=False).indices
-    return Kept(indices, vector[indices])
+    return KeptEntries(indices, vector[indices])
 
 
 # Bytes of what the methods send, by the encoding that each would use; headers are not counted.
@@ -116,7 +116,7 @@ def kept(entries: int, share: float) -> int:
     return max(1, round(share * entries))
 
 
-def count_all_reduce(traffic: Traffic, peers: Sequence[int], entries: int, entry: int) -> None:
+def count_all_reduce(traffic: EdgeTraffic, peers: Sequence[int], entries: int, entry: int) -> None:
     """Count an all-reduce of `entries` numbers of `entry` bytes, done as hivemind does it (butterfly).
 
     The vector is cut into as many parts as there are peers; each peer averages one: it gets that part from

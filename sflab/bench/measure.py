@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from sflab.baselines.centralised import mezo_step
-from sflab.bench.subject import Subject
+from sflab.bench.subject import BenchSubject
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.forward import score
@@ -54,7 +54,7 @@ PAST_UPDATES = 64
 """Updates that are applied before memory is measured."""
 
 
-class Case(NamedTuple):
+class BenchCase(NamedTuple):
     """A trainer and the mini-batches of one step."""
 
     trainer: Trainer
@@ -98,16 +98,16 @@ class Incoming(NamedTuple):
         return cost / (step_seconds + cost)
 
 
-def case(subject: Subject, trainer: Trainer, size: int, queries: int) -> Case:
+def case(subject: BenchSubject, trainer: Trainer, size: int, queries: int) -> BenchCase:
     """Make a step of `queries` mini-batches of `size` rows, with the updates that share one."""
     together = subject.manifest.training.batch_updates
     seeds = update_seeds(1, 0, queries * together).tolist()
     batches = [subject.mini_batch([seed], size) for seed in seeds[::together]]
     each = [batch for batch in batches for _ in range(together)]
-    return Case(trainer, seeds, each, subject.mini_batch(seeds[::together], size))
+    return BenchCase(trainer, seeds, each, subject.mini_batch(seeds[::together], size))
 
 
-def candidates(found: Case, *, mezo: bool) -> dict[str, Callable[[int], object]]:
+def candidates(found: BenchCase, *, mezo: bool) -> dict[str, Callable[[int], object]]:
     """Return what is timed, by name, as functions of the turn's number."""
     loaded = found.trainer.loaded
     actions: dict[str, Callable[[int], object]] = {
@@ -138,7 +138,9 @@ def ratio(taken: Mapping[str, list[float]], name: str, by: str) -> float:
     return statistics.median(one / other for one, other in zip(taken[name], taken[by], strict=True))
 
 
-def incoming(subject: Subject, found: Case, counts: Sequence[int], repetitions: int) -> list[Incoming]:
+def incoming(
+    subject: BenchSubject, found: BenchCase, counts: Sequence[int], repetitions: int
+) -> list[Incoming]:
     """Measure the cost of applying these numbers of others' updates with every step.
 
     They are added to the core at once, between two steps. They are merged into the weights at long intervals,
@@ -158,7 +160,7 @@ def incoming(subject: Subject, found: Case, counts: Sequence[int], repetitions: 
     return [Incoming(count, statistics.median(taken[1:]), merge) for count, taken in adding.items()]
 
 
-def inference_peak(subject: Subject, size: int, queries: int) -> int | None:
+def inference_peak(subject: BenchSubject, size: int, queries: int) -> int | None:
     """Return the peak of memory in bytes of a plain forward pass with as many rows as a step."""
     seeds, numbers = update_seeds(1, 0, queries).tolist(), subject.manifest.training
     rows = subject.mini_batch(seeds, size, times=numbers.points * numbers.batch_updates)
@@ -175,12 +177,12 @@ def keeping_peak(trainer: Trainer) -> int | None:
     return memory.peak(keep, trainer.loaded.device)
 
 
-def step_peak(found: Case) -> int | None:
+def step_peak(found: BenchCase) -> int | None:
     """Return the peak of memory in bytes of a step."""
     return memory.peak(lambda: step(found, 0), found.trainer.loaded.device)
 
 
-def step(found: Case, turn: int) -> object:
+def step(found: BenchCase, turn: int) -> object:
     """Take our step: directions from seeds, and the estimates along them."""
     trainer, group = found.trainer, found.trainer.manifest.training.group
     directions = trainer.space.directions([seed ^ turn for seed in found.seeds], 0)
@@ -241,7 +243,7 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def _mezo(found: Case, parameters: Sequence[Tensor]) -> Callable[[int], object]:
+def _mezo(found: BenchCase, parameters: Sequence[Tensor]) -> Callable[[int], object]:
     """Return a function that takes a step of MeZO for each query, on these parameters."""
     loaded, epsilon = replace(found.trainer.loaded, kept=None), found.trainer.epsilon
 

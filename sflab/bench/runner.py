@@ -19,8 +19,8 @@ import torch
 
 import sfnode
 from sflab.bench import measure
-from sflab.bench.measure import WARM_UPS, Case, undisturbed
-from sflab.bench.subject import Subject, SubjectSpec, load_subject
+from sflab.bench.measure import WARM_UPS, BenchCase, undisturbed
+from sflab.bench.subject import BenchSubject, SubjectSpec, load_subject
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.replicas import ReplicatedTrainer
 from sfnode.engine.trainer import Trainer
@@ -41,7 +41,7 @@ from sfprotocol.seeds import update_seeds
 
 
 def measure_together(
-    spec: SubjectSpec, subject: Subject, sizes: Sequence[int], queries: int, repetitions: int
+    spec: SubjectSpec, subject: BenchSubject, sizes: Sequence[int], queries: int, repetitions: int
 ) -> list[TogetherResult]:
     """Measure steps with mini-batches of these sizes, so many at a time. Raises UserError MODEL_*, DEVICE."""
     together = subject.manifest.training.batch_updates
@@ -59,7 +59,7 @@ def measure_together(
 
 
 def _of_size(
-    trainer: ReplicatedTrainer, subject: Subject, size: int, queries: int, threads: int, repetitions: int
+    trainer: ReplicatedTrainer, subject: BenchSubject, size: int, queries: int, threads: int, repetitions: int
 ) -> list[TogetherResult]:
     numbers = subject.manifest.training
     seeds = update_seeds(1, 0, queries * numbers.batch_updates * batches_of(len(trainer.devices))).tolist()
@@ -126,7 +126,7 @@ INCOMING = (16, 128, 1024, 8192)
 """Updates of others that arrive during one step: from a few nodes' to thousands'."""
 
 
-class Plan(NamedTuple):
+class BenchPlan(NamedTuple):
     """Choice of what to measure."""
 
     batches: Sequence[int]
@@ -144,7 +144,7 @@ class Peaks(NamedTuple):
     training: int | None
 
 
-def run_benchmark(spec: SubjectSpec, plan: Plan, say: Callable[[str], None]) -> BenchResult:
+def run_benchmark(spec: SubjectSpec, plan: BenchPlan, say: Callable[[str], None]) -> BenchResult:
     """Take all measurements; `say` is called with what is being done. Raises UserError."""
     say("loading the model")
     sensors = Sensors(*spec.devices)
@@ -159,7 +159,7 @@ def run_benchmark(spec: SubjectSpec, plan: Plan, say: Callable[[str], None]) -> 
         return result.model_copy(update={"together": found})
 
 
-def _measured(subject: Subject, plan: Plan, busy: float, say: Callable[[str], None]) -> BenchResult:
+def _measured(subject: BenchSubject, plan: BenchPlan, busy: float, say: Callable[[str], None]) -> BenchResult:
     sizes = sorted(set(plan.batches))
     inference = []
     for size in sizes:
@@ -188,7 +188,7 @@ def _measured(subject: Subject, plan: Plan, busy: float, say: Callable[[str], No
     return _result(subject, plan, batches, incoming, busy)
 
 
-def _batch(found: Case, size: int, peaks: Peaks, subject: Subject, plan: Plan) -> BatchResult:
+def _batch(found: BenchCase, size: int, peaks: Peaks, subject: BenchSubject, plan: BenchPlan) -> BatchResult:
     actions = measure.candidates(found, mezo=plan.mezo)
     taken = measure.times(actions, plan.repetitions, subject.device)
     median = {name: statistics.median(turns) for name, turns in taken.items()}
@@ -213,8 +213,8 @@ def _batch(found: Case, size: int, peaks: Peaks, subject: Subject, plan: Plan) -
 
 
 def _result(
-    subject: Subject,
-    plan: Plan,
+    subject: BenchSubject,
+    plan: BenchPlan,
     batches: list[BatchResult],
     incoming: list[IncomingResult],
     busy: float,

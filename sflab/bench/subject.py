@@ -73,7 +73,7 @@ class SubjectSpec(NamedTuple):
         return tuple(self.device.split(","))
 
 
-class Subject(NamedTuple):
+class BenchSubject(NamedTuple):
     """A model and the data for it."""
 
     name: str
@@ -98,7 +98,7 @@ class Subject(NamedTuple):
 
 
 @contextmanager
-def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
+def load_subject(wanted: SubjectSpec) -> Iterator[BenchSubject]:
     """Load the subject. Raises UserError BAD_OPTION, MODEL_*, DATA_*, DEVICE or OUT_OF_MEMORY."""
     device, *_ = (usable_device(name) for name in wanted.devices)
     with tempfile.TemporaryDirectory(prefix="sfnode-bench-") as scratch:
@@ -121,7 +121,7 @@ def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
             loaded = dataclasses.replace(loaded, tokenizer=numbers)
         rows = _rows(wanted, manifest, settings)
         with _settled():
-            yield Subject(named, manifest, loaded, rows, device, dtype, parameters, before)
+            yield BenchSubject(named, manifest, loaded, rows, device, dtype, parameters, before)
 
 
 @contextmanager

@@ -102,11 +102,11 @@ def bench(
     a model that was made from a shape is removed at the end.
     """
     manifest = Manifest.from_toml(run) if run else None
-    from sflab.bench.runner import Plan, run_benchmark
+    from sflab.bench.runner import BenchPlan, run_benchmark
     from sflab.bench.subject import SubjectSpec
 
     spec = SubjectSpec(model or "", manifest, tokens, device, dtype, rank, group, run.parent if run else None)
-    plan = Plan(batches, queries or 1, compare == "mezo", repetitions, threads)
+    plan = BenchPlan(batches, queries or 1, compare == "mezo", repetitions, threads)
     result = run_benchmark(spec, plan, _say)
     if as_json:
         echo(result.model_dump_json(indent=2))

@@ -62,11 +62,11 @@ CELL = {
 
 def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
     """Return an option for every field of a cell but `options`; those in `several` may be repeated."""
-    from sflab.experiments.cell import Cell, Network, Problem
+    from sflab.experiments.cell import Cell, CellNetwork, Problem
 
     fields = [
         (model.model_fields[name], name, text)
-        for model, texts in ((Problem, PROBLEM), (Network, NETWORK), (Cell, CELL))
+        for model, texts in ((Problem, PROBLEM), (CellNetwork, NETWORK), (Cell, CELL))
         for name, text in texts.items()
     ]
 
@@ -197,12 +197,12 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
     """Return the cell that options by name describe. Raises UserError BAD_OPTION."""
     from pydantic import ValidationError
 
-    from sflab.experiments.cell import Cell, Network, Problem
+    from sflab.experiments.cell import Cell, CellNetwork, Problem
 
     try:
         return Cell(
             problem=Problem(**{name: fields[name] for name in PROBLEM}),
-            network=Network(**{name: fields[name] for name in NETWORK}),
+            network=CellNetwork(**{name: fields[name] for name in NETWORK}),
             options=options,
             **{name: fields[name] for name in CELL},
         )

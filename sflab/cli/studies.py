@@ -26,7 +26,7 @@ from sfnode.tasks.presets import DEFAULT_MODEL
 if TYPE_CHECKING:
     from sflab.experiments.cell import Cell, Problem
     from sflab.studies.findings import Group, Interval
-    from sflab.studies.study import Progress, Study
+    from sflab.studies.study import Study, StudyProgress
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,15 +86,15 @@ def run_study(
     Raises UserError RESULTS_UNUSABLE, EXTRA_MISSING, RAY_UNAVAILABLE.
     """
     from sflab.studies import study
-    from sflab.studies.workers import Here, Job, Pool, Processes, Ray, run_here
+    from sflab.studies.workers import CellJob, Here, Pool, Processes, Ray, run_here
 
-    job = Job(run_here, results, device)
+    job = CellJob(run_here, results, device)
     count = workers or cores()
     pool: Pool = Ray(job, ray) if ray else Here(job) if count == 1 else Processes(job, count)
     began = time.monotonic()
     with waiting(f"{len(study.distinct(plan))} cells", time_left=True) as advance:
 
-        def told(progress: Progress) -> None:
+        def told(progress: StudyProgress) -> None:
             advance(progress.done, progress.total)
             if progress.failure or not sys.stderr.isatty():
                 echo(line(progress, time.monotonic() - began), err=True)
@@ -106,7 +106,7 @@ def run_study(
             raise SystemExit(INTERRUPTED) from None
 
 
-def line(progress: Progress, seconds: float) -> str:
+def line(progress: StudyProgress, seconds: float) -> str:
     """Say how far a study is, and how long it will take by the example-forwards that it has made."""
     from sflab.studies.study import describe, short
 
@@ -334,7 +334,7 @@ def sweep(
         for point in grid
         for number in range(seeds)
     ]
-    entries = tuple(study.Entry(part="sweep", cell=cell) for cell in cells)
+    entries = tuple(study.StudyEntry(part="sweep", cell=cell) for cell in cells)
     plan = study.Study(title="Sweep", command=typed(), entries=entries)
     failed = run_study(plan, results, workers, ray, device)
     groups = _ordered(results)
@@ -347,13 +347,13 @@ def sweep(
 
 def _ordered(results: Path) -> list[Group]:
     """Return the groups of cells, the least validation loss first; those without results last."""
-    from sflab.studies.findings import Findings
+    from sflab.studies.findings import StudyFindings
 
     def loss(group: Group) -> float:
         found = group.of("validation_loss") or group.of("loss")
         return found.mean if found else float("inf")
 
-    return sorted(Findings.load(results).groups("sweep"), key=loss)
+    return sorted(StudyFindings.load(results).groups("sweep"), key=loss)
 
 
 def _lines(groups: Sequence[Group]) -> list[str]:

@@ -50,7 +50,7 @@ class Problem(Section):
     that the names of older results hold."""
 
 
-class Network(Section):
+class CellNetwork(Section):
     """Neighbours of each client, and what goes wrong between them. Shares are probabilities in a round."""
 
     topology: Topology = "ring"
@@ -80,7 +80,7 @@ class Cell(Section):
     method: str = "seedflood"
     """Name in `sflab.experiments.runner`."""
     problem: Problem = Problem()
-    network: Network = Network()
+    network: CellNetwork = CellNetwork()
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     """All chance follows from it: shards, mini-batches, directions, topologies, losses."""
     steps: int = Field(default=100, ge=1)

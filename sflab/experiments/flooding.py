@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from sflab.baselines.clients import Traffic
+from sflab.baselines.clients import EdgeTraffic
 from sflab.experiments import cell
 from sflab.sim.world.topology import TOPOLOGIES
 from sfprotocol.seeds import derive_key, stream
@@ -33,7 +33,7 @@ Pair = tuple[int, int]
 class Conditions:
     """A cell's network, round by round."""
 
-    def __init__(self, network: cell.Network, seed: int) -> None:
+    def __init__(self, network: cell.CellNetwork, seed: int) -> None:
         self.network = network
         self._seed = seed
         self._fixed = None if network.topology == "changing" else self._pairs(0)
@@ -92,7 +92,7 @@ CHUNK = 1 << 22
 class Flood:
     """State of the flood: how much every client has of every origin."""
 
-    def __init__(self, conditions: Conditions, origins: int, size: Size, traffic: Traffic) -> None:
+    def __init__(self, conditions: Conditions, origins: int, size: Size, traffic: EdgeTraffic) -> None:
         """`origins` may be more than the clients: of those that are none, somebody has what `round` is
         told."""
         self.known = np.zeros((conditions.network.clients, origins), np.int64)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sflab.baselines.clients import Traffic
-from sflab.experiments.cell import Network
+from sflab.baselines.clients import EdgeTraffic
+from sflab.experiments.cell import CellNetwork
 from sflab.experiments.flooding import Conditions, Flood
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
@@ -63,7 +63,7 @@ class _LoggedFeed(NamedTuple):
         return [one for one in self.segments if first <= one.first and one.stop <= stop]
 
 
-def replay(folder: Path, network: Network, seed: int) -> Replayed:
+def replay(folder: Path, network: CellNetwork, seed: int) -> Replayed:
     """Flood the updates of a data folder; `network` with a client for each feed at least, else as many are
     taken.
 
@@ -99,14 +99,14 @@ class _Replay:
         manifest: Manifest,
         feeds: list[_LoggedFeed],
         control: Kept,
-        network: Network,
+        network: CellNetwork,
         seed: int,
     ) -> None:
         self._manifest = manifest
         self._run: RunParameters = manifest.parameters()
         self._feeds = feeds
         self._entries, self._authority = control.entries, control.authority
-        self._traffic = Traffic()
+        self._traffic = EdgeTraffic()
         self._flood = Flood(Conditions(network, seed), len(feeds) + 1, self._size, self._traffic)
         for number, one in enumerate(feeds):
             self._flood.known[number, number] = one.segments[-1].stop if one.segments else 0

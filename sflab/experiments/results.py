@@ -35,7 +35,7 @@ END = frozenset(
 """Values that every finished cell has."""
 
 
-class Point(NamedTuple):
+class CellPoint(NamedTuple):
     """Measurement of a cell at one of its local steps."""
 
     kind: str
@@ -43,11 +43,11 @@ class Point(NamedTuple):
     values: Mapping[str, float]
 
 
-class Result(NamedTuple):
+class CellResult(NamedTuple):
     """Knowledge of a cell so far."""
 
     cell: Cell
-    points: tuple[Point, ...]
+    points: tuple[CellPoint, ...]
     end: Mapping[str, float] | None
     """End values; None while the cell is not finished."""
 
@@ -65,7 +65,7 @@ def path_of(cell: Cell, folder: Path) -> Path:
     return folder / f"{cell.name}.jsonl"
 
 
-def read(file: Path) -> Result | None:
+def read(file: Path) -> CellResult | None:
     """Read the results of a cell; None if it has none yet, or if they are none."""
     try:
         return parse(file.read_bytes())
@@ -73,7 +73,7 @@ def read(file: Path) -> Result | None:
         return None
 
 
-def parse(written: bytes) -> Result | None:
+def parse(written: bytes) -> CellResult | None:
     """Return what a file of results says; None if there is no whole line in it yet.
 
     What follows a line that is none, because a kill or the disk tore it, is ignored. Raises ValueError for a
@@ -88,10 +88,10 @@ def parse(written: bytes) -> Result | None:
         raise ValueError("it does not begin with the description of a cell") from error
     points = tuple(_points(others))
     finished = points and points[-1].kind == "end" and points[-1].values.keys() >= END
-    return Result(cell, points, points[-1].values if finished else None)
+    return CellResult(cell, points, points[-1].values if finished else None)
 
 
-def read_all(folder: Path) -> dict[str, Result]:
+def read_all(folder: Path) -> dict[str, CellResult]:
     """Read the results of all cells in a folder, by the names of the cells."""
     found = (read(file) for file in sorted(folder.glob("*.jsonl")))
     return {result.cell.name: result for result in found if result is not None}
@@ -132,11 +132,11 @@ def replace(file: Path, text: str) -> None:
         partial.replace(file)
 
 
-def _points(lines: Iterable[bytes]) -> Iterator[Point]:
+def _points(lines: Iterable[bytes]) -> Iterator[CellPoint]:
     for line in lines:
         try:
             one = json.loads(line)
-            point = Point(str(one["kind"]), int(one["step"]), dict(one["values"]))
+            point = CellPoint(str(one["kind"]), int(one["step"]), dict(one["values"]))
         except (ValueError, LookupError, TypeError):
             return
         if not all(isinstance(value, int | float) for value in point.values.values()):

@@ -28,7 +28,7 @@ from sflab.experiments.problem import LoadedProblem
 from sflab.experiments.seedflood import OPTIONS, SeedFlood
 from sfnode import __version__
 from sfnode.errors import Code, UserError
-from sfnode.loggers.background import Logger, Record
+from sfnode.loggers.background import LoggedRecord, Logger
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 
@@ -304,7 +304,7 @@ class _Run:
     def _record(self, kind: Any, values: Mapping[str, float]) -> None:
         self._write({"kind": kind, "step": self.done, "values": values})
         for logger in self._loggers:
-            logger.record(Record(kind, self.done, values))
+            logger.record(LoggedRecord(kind, self.done, values))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sflab.baselines.clients import Traffic
+from sflab.baselines.clients import EdgeTraffic
 from sflab.experiments import attacks
 from sflab.experiments.cell import Cell
 from sflab.experiments.feeds import ClientFeed
@@ -89,7 +89,7 @@ class SeedFlood:
     def __init__(self, cell: Cell, problem: LoadedProblem, log: Path | None = None) -> None:
         """`log`: the empty folder that the node at client 0 is to have its log in. An organised run has one
         in any case, in a temporary folder unless it is named."""
-        self.traffic = Traffic()
+        self.traffic = EdgeTraffic()
         self.example_forwards = 0
         """Forwards of one example so far."""
         self.run = problem.manifest.parameters()

@@ -1,6 +1,6 @@
 """Findings of a study so far: groups of cells that differ in nothing but the seed, and their means.
 
-Everything that the report says and draws is asked of a `Findings`; it knows results, and no words or figures.
+Everything that the report says and draws is asked of `StudyFindings`, which knows neither words nor figures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sflab.experiments import results
 from sflab.experiments.cell import Cell
-from sflab.experiments.results import Result
+from sflab.experiments.results import CellResult
 from sflab.studies import study
 from sflab.studies.study import Study
 
@@ -56,7 +56,7 @@ class Group(NamedTuple):
 
     cell: Cell
     """Any of them; its learning rate is that of the winner, if there is one yet."""
-    results: tuple[Result, ...]
+    results: tuple[CellResult, ...]
     """Seeds that are finished."""
     wanted: int
     """Number of cells that the study has."""
@@ -100,17 +100,17 @@ class Tuning(NamedTuple):
         return self.winner is not None and self.winner.learning_rate in (min(rates), max(rates))
 
 
-class Findings:
+class StudyFindings:
     """The results of a study, finished or not."""
 
-    def __init__(self, plan: Study, found: Mapping[str, Result], failed: Mapping[str, str]) -> None:
+    def __init__(self, plan: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]) -> None:
         self.study = plan
         self._found, self._failed = found, failed
         self._entries = study.resolved(plan, found, failed)
         self._one_model = len({cell.problem.model for cell in self.cells()}) == 1
 
     @classmethod
-    def load(cls, folder: Path) -> Findings:
+    def load(cls, folder: Path) -> StudyFindings:
         """Read a results folder. Raises UserError RESULTS_UNUSABLE."""
         return cls(Study.load(folder), results.read_all(folder), results.failures(folder))
 
@@ -127,7 +127,7 @@ class Findings:
         found = (self._finished(cell) for cell in cells)
         return Group(cells[0], tuple(result for result in found if result is not None), len(cells))
 
-    def _finished(self, cell: Cell) -> Result | None:
+    def _finished(self, cell: Cell) -> CellResult | None:
         result = self._found.get(cell.name)
         return result if result is not None and result.end is not None else None
 

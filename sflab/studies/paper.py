@@ -12,8 +12,8 @@ from itertools import product
 from typing import NamedTuple
 
 from sflab.baselines import registry
-from sflab.experiments.cell import Cell, Network, Problem, Topology
-from sflab.studies.study import Entry, Study, first_order
+from sflab.experiments.cell import Cell, CellNetwork, Problem, Topology
+from sflab.studies.study import Study, StudyEntry, first_order
 
 SEEDFLOOD = "seedflood"
 
@@ -37,7 +37,7 @@ SEGMENT = 32
 """Local steps between two rounds in which a client signs full segments."""
 
 
-class Preset(NamedTuple):
+class StudySize(NamedTuple):
     """Size of a study."""
 
     clients: int
@@ -76,7 +76,7 @@ class Preset(NamedTuple):
     rate: float = RATE
 
 
-SMOKE = Preset(
+SMOKE = StudySize(
     clients=4,
     zeroth_steps=6,
     first_steps=4,
@@ -105,7 +105,7 @@ SMOKE = Preset(
     rate=1e-3,
 )
 
-DEFAULT = Preset(
+DEFAULT = StudySize(
     clients=16,
     zeroth_steps=160,
     first_steps=40,
@@ -215,7 +215,7 @@ def centralised(method: str) -> bool:
 class _Plan:
     """Cells of a preset, in the order in which they are of use."""
 
-    def __init__(self, preset: Preset, problems: Sequence[Problem], seeds: int) -> None:
+    def __init__(self, preset: StudySize, problems: Sequence[Problem], seeds: int) -> None:
         self._preset, self._problems, self._seeds = preset, problems, seeds
         self._numbers = {key: n for n, key in enumerate(product(range(len(problems)), preset.methods))}
         self.tunings = [self._tuning(problems[number], method) for number, method in self._numbers]
@@ -233,7 +233,7 @@ class _Plan:
         if first_order(method):
             steps = max(1, steps * preset.first_steps // preset.zeroth_steps)
         network = {"clients": preset.clients} | {
-            k: v for k, v in changes.items() if k in Network.model_fields
+            k: v for k, v in changes.items() if k in CellNetwork.model_fields
         }
         of_problem = {k: v for k, v in changes.items() if k in Problem.model_fields}
         lora = method in registry.METHODS and registry.METHODS[method].problem == "lora"
@@ -252,12 +252,12 @@ class _Plan:
             {
                 "method": method,
                 "problem": problem.model_copy(update=of_problem),
-                "network": Network.model_validate(network),
+                "network": CellNetwork.model_validate(network),
                 **fields,
             }
         )
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[StudyEntry]:
         """Yield all entries, seed by seed within a part."""
         preset = self._preset
         others = self._problems if preset.all_tasks else self._problems[:1]
@@ -269,12 +269,12 @@ class _Plan:
             yield from self._bytes(problem)
             yield from self._others(problem)
 
-    def _bytes(self, problem: Problem) -> Iterator[Entry]:
+    def _bytes(self, problem: Problem) -> Iterator[StudyEntry]:
         for between in (self._preset.local_steps, SEGMENT):
             steps = self._preset.segments * SEGMENT // between * between
             yield from self._seeded("bytes", problem, SEEDFLOOD, steps, local_steps=between)
 
-    def _others(self, problem: Problem) -> Iterator[Entry]:
+    def _others(self, problem: Problem) -> Iterator[StudyEntry]:
         preset, steps = self._preset, self._preset.short_steps
         for method, clients in product(preset.sized_methods, preset.sizes):
             times = preset.clients / clients if method == SEEDFLOOD else 1.0
@@ -288,14 +288,14 @@ class _Plan:
 
     def _seeded(
         self, part: str, problem: Problem, method: str, steps: int, times: float = 1.0, **changes: object
-    ) -> Iterator[Entry]:
+    ) -> Iterator[StudyEntry]:
         number = self._numbers[self._problems.index(problem), method]
         for seed in range(self._seeds):
             cell = self._cell(problem, method, steps, seed=seed, **changes)
-            yield Entry(part=part, cell=cell, tuning=number, times=times)
+            yield StudyEntry(part=part, cell=cell, tuning=number, times=times)
 
 
-def _notes(preset: Preset, seeds: int) -> tuple[str, ...]:
+def _notes(preset: StudySize, seeds: int) -> tuple[str, ...]:
     return (
         f"{preset.rows:,} training rows are dealt out to {preset.clients} clients unless a figure says "
         f"otherwise; "

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sflab.baselines import registry
 from sflab.experiments import results
 from sflab.experiments.cell import Cell
-from sflab.studies.findings import Findings, Group, Interval, interval
+from sflab.studies.findings import Group, Interval, StudyFindings, interval
 from sflab.studies.study import describe, short, total
 from sfnode.errors import Code, UserError
 from sfnode.store.disk_errors import disk_faults
@@ -32,7 +32,7 @@ ABSENT = "-"
 CONTROLS = {"base": "untrained", "calibrated": "untrained, calibrated"}
 
 
-class Part(NamedTuple):
+class StudyPart(NamedTuple):
     """A part of a study: a table for each task, and a figure of the score by what differs."""
 
     name: str
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part(
+    StudyPart(
         "methods",
         "Score by method and topology",
         "method",
@@ -53,19 +53,19 @@ PARTS = (
         "topology",
         lambda cell: cell.network.topology,
     ),
-    Part(
+    StudyPart(
         "clients",
         "More clients at the same number of rounds",
         "clients",
         lambda cell: str(cell.network.clients),
     ),
-    Part(
+    StudyPart(
         "hops",
         "Delayed flooding: links that an update travels in a round",
         "links",
         lambda cell: str(cell.network.hops or "all"),
     ),
-    Part(
+    StudyPart(
         "ablation",
         "Rank of the subspace, and local steps between two subspaces",
         "local steps",
@@ -73,7 +73,7 @@ PARTS = (
         "rank",
         lambda cell: f"rank {cell.rank}",
     ),
-    Part(
+    StudyPart(
         "shards",
         "Clients with different data: Dirichlet concentration of their classes",
         "concentration",
@@ -87,7 +87,7 @@ def write(folder: Path) -> Path:
 
     Raises UserError RESULTS_UNUSABLE, EXTRA_MISSING, DISK_FULL and DATA_DIR_UNUSABLE.
     """
-    findings = Findings.load(folder)
+    findings = StudyFindings.load(folder)
     charts = list(_charts(findings))
     with disk_faults(folder / FIGURES):
         (folder / FIGURES).mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ def write(folder: Path) -> Path:
 # -- tables --------------------------------------------------------------------------------------------
 
 
-def _summary(findings: Findings) -> Iterator[str]:
+def _summary(findings: StudyFindings) -> Iterator[str]:
     study, cells, missing = findings.study, findings.cells(), len(findings.missing())
     models = ", ".join(dict.fromkeys(cell.problem.model for cell in cells))
     yield f"# {study.title}"
@@ -117,7 +117,7 @@ def _summary(findings: Findings) -> Iterator[str]:
         yield "\n".join(f"- {note}" for note in study.notes)
 
 
-def _tables(findings: Findings) -> Iterator[str]:
+def _tables(findings: StudyFindings) -> Iterator[str]:
     for part in PARTS:
         groups = findings.groups(part.name)
         if groups:
@@ -131,7 +131,7 @@ def _tables(findings: Findings) -> Iterator[str]:
     yield _tuning(findings)
 
 
-def _table_of(findings: Findings, part: Part, task: str, groups: Sequence[Group]) -> str:
+def _table_of(findings: StudyFindings, part: StudyPart, task: str, groups: Sequence[Group]) -> str:
     anchor = next(
         (group for group in findings.groups("methods") if _is(findings, group, task, "dsgd")), groups[0]
     )
@@ -141,14 +141,14 @@ def _table_of(findings: Findings, part: Part, task: str, groups: Sequence[Group]
     return table((*columns, "rate", "seeds"), [*rows, *(_row(part, group, best) for group in groups)])
 
 
-def _control(findings: Findings, task: str, kind: str) -> list[str]:
+def _control(findings: StudyFindings, task: str, kind: str) -> list[str]:
     found = findings.untrained(task)
     score, loss = (found.get(f"{kind}_{name}") for name in ("score", "loss"))
     said = [ABSENT if one is None else f"{one.mean:.3f}" for one in (score, loss)]
     return [said[0], "", said[1], "", "", "", ""]
 
 
-def _row(part: Part, group: Group, best: Interval | None) -> list[str]:
+def _row(part: StudyPart, group: Group, best: Interval | None) -> list[str]:
     score, size, error = (group.of(name) for name in ("score", "bytes_per_edge", "consensus"))
     return [
         part.of_line(group.cell),
@@ -163,7 +163,7 @@ def _row(part: Part, group: Group, best: Interval | None) -> list[str]:
     ]
 
 
-def _tuning(findings: Findings) -> str:
+def _tuning(findings: StudyFindings) -> str:
     rows = []
     for one in findings.tunings():
         cell = one.trials[0][0]
@@ -175,7 +175,7 @@ def _tuning(findings: Findings) -> str:
     return table(("method", "task", "rate: validation loss", "chosen", "", "rate of"), rows)
 
 
-def _missing(findings: Findings) -> Iterator[str]:
+def _missing(findings: StudyFindings) -> Iterator[str]:
     missing = findings.missing()
     if missing:
         lines = [f"- {one.part}: {describe(one.cell)}: {short(one.reason)}" for one in missing]
@@ -195,7 +195,7 @@ def _shown(value: Interval | None) -> str:
     return f"{value.mean:.3f}" if value.seeds == 1 else f"{value.mean:.3f} ± {value.half:.3f}"
 
 
-def _is(findings: Findings, group: Group, task: str, method: str) -> bool:
+def _is(findings: StudyFindings, group: Group, task: str, method: str) -> bool:
     ring = group.cell.network.topology == "ring"
     return ring and group.cell.method == method and findings.subject(group.cell) == task
 
@@ -217,7 +217,7 @@ RIVALS = ("dzsgd", "dzsgd-lora", "chocosgd-lora")
 NOT_MEASURED = "its cells are not finished, or not in this study"
 
 
-class Claim(NamedTuple):
+class PaperClaim(NamedTuple):
     """A claim of the paper beside what was found."""
 
     words: str
@@ -230,7 +230,7 @@ class Claim(NamedTuple):
         return f"{self.words}: {verdict}. {self.found}"
 
 
-def claims(findings: Findings) -> list[Claim]:
+def claims(findings: StudyFindings) -> list[PaperClaim]:
     """Compare a study with the paper, claim by claim."""
     found = []
     for task in findings.tasks:
@@ -253,27 +253,27 @@ def paired(one: Group, other: Group, name: str = "score") -> Interval | None:
     return interval([value - others[seed] for seed, value in one.by_seed(name) if seed in others])
 
 
-def _claims(findings: Findings) -> Iterator[str]:
+def _claims(findings: StudyFindings) -> Iterator[str]:
     yield "## The paper's claims"
     yield "\n".join(f"- {claim}" for claim in claims(findings))
 
 
-def _not_below(words: str, ours: Group | None, theirs: Group | None) -> Claim:
+def _not_below(words: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
     """Return whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
     difference = paired(ours, theirs) if ours and theirs else None
     if ours is None or theirs is None or difference is None:
-        return Claim(words, None)
-    return Claim(words, difference.mean >= 0, f"{_both(ours, theirs)}: {noise(difference)}")
+        return PaperClaim(words, None)
+    return PaperClaim(words, difference.mean >= 0, f"{_both(ours, theirs)}: {noise(difference)}")
 
 
-def _gap(task: str, ours: Group | None, theirs: Group | None) -> Claim:
+def _gap(task: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
     words = f"{task}: SeedFlood stays within 6 % of DSGD (paper: -6 to -4 %)"
     difference = paired(ours, theirs) if ours and theirs else None
     one, other = (group.of("score") if group else None for group in (ours, theirs))
     if difference is None or one is None or other is None or not other.mean:
-        return Claim(words, None)
+        return PaperClaim(words, None)
     gap = one.mean / other.mean - 1
-    return Claim(words, gap >= PAPER_GAP, f"{100 * gap:+.1f} %: {noise(difference)}")
+    return PaperClaim(words, gap >= PAPER_GAP, f"{100 * gap:+.1f} %: {noise(difference)}")
 
 
 def _both(ours: Group, theirs: Group) -> str:
@@ -291,7 +291,7 @@ def noise(difference: Interval) -> str:
     )
 
 
-def _bytes(findings: Findings, task: str) -> Iterator[Claim]:
+def _bytes(findings: StudyFindings, task: str) -> Iterator[PaperClaim]:
     """Yield what an edge carries, both directions together, signatures included: the paper leaves them
     out."""
     words = f"{task}: an edge carries at most {PAPER_BYTES // 1000} KB for {PAPER_UPDATES:,} updates"
@@ -301,14 +301,14 @@ def _bytes(findings: Findings, task: str) -> Iterator[Claim]:
             continue
         said = f"{words}, with one communication for {cell.local_steps} local steps"
         if size is None:
-            yield Claim(said, None)
+            yield PaperClaim(said, None)
             continue
         each = size.mean / (cell.steps * cell.network.clients)
         found = f"{each * PAPER_UPDATES / 1000:,.0f} KB, {each:.2f} bytes an update with signatures"
-        yield Claim(said, each * PAPER_UPDATES <= PAPER_BYTES, found)
+        yield PaperClaim(said, each * PAPER_UPDATES <= PAPER_BYTES, found)
 
 
-def _clients(findings: Findings, task: str) -> Claim:
+def _clients(findings: StudyFindings, task: str) -> PaperClaim:
     groups = [
         group
         for group in findings.groups("clients")
@@ -316,19 +316,21 @@ def _clients(findings: Findings, task: str) -> Claim:
     ]
     groups.sort(key=lambda group: group.cell.network.clients)
     if len(groups) < 2:
-        return Claim(f"{task}: many clients do not score below few at the same number of rounds", None)
+        return PaperClaim(f"{task}: many clients do not score below few at the same number of rounds", None)
     few, many = groups[0], groups[-1]
     numbers = f"{many.cell.network.clients} clients do not score below {few.cell.network.clients}"
     return _not_below(f"{task}: {numbers} at the same number of rounds", many, few)
 
 
-def _consensus(findings: Findings) -> Claim:
+def _consensus(findings: StudyFindings) -> PaperClaim:
     words = "All clients of SeedFlood end with the same model where updates reach all in every round"
     groups = [group for group in findings.groups("methods") if group.cell.method == "seedflood"]
     errors = [value for group in groups for _, value in group.by_seed("consensus")]
     if not errors:
-        return Claim(words, None)
-    return Claim(words, not any(errors), f"largest consensus error of {len(errors)} runs: {max(errors):g}")
+        return PaperClaim(words, None)
+    return PaperClaim(
+        words, not any(errors), f"largest consensus error of {len(errors)} runs: {max(errors):g}"
+    )
 
 
 # -- figures -------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ Points = Sequence[tuple[float, float, float]]
 """Places, means, and half the widths of their intervals."""
 
 
-class Chart(NamedTuple):
+class StudyFigure(NamedTuple):
     """A figure: a panel for each task, in it points of some series."""
 
     name: str
@@ -360,7 +362,7 @@ class Chart(NamedTuple):
     y_scale: str = "linear"
 
 
-def _charts(findings: Findings) -> Iterator[Chart]:
+def _charts(findings: StudyFindings) -> Iterator[StudyFigure]:
     controls = {
         task: {
             words: value.mean
@@ -373,24 +375,24 @@ def _charts(findings: Findings) -> Iterator[Chart]:
         groups = findings.groups(part.name)
         ticks = list(dict.fromkeys(part.of(group.cell) for group in groups))
 
-        def place(group: Group, part: Part = part, ticks: list[str] = ticks) -> Points:
+        def place(group: Group, part: StudyPart = part, ticks: list[str] = ticks) -> Points:
             score = group.of("score")
             return [(ticks.index(part.of(group.cell)), score.mean, score.half)] if score else []
 
         panels = _panels(findings, groups, place, part.of_line)
-        yield Chart(part.name, part.title, panels, controls, part.axis, ticks=ticks)
+        yield StudyFigure(part.name, part.title, panels, controls, part.axis, ticks=ticks)
     ring = [group for group in findings.groups("methods") if group.cell.network.topology == "ring"]
     panels = _panels(findings, ring, _by_bytes, lambda cell: cell.method)
-    yield Chart(
+    yield StudyFigure(
         "bytes", "Score by bytes per edge, on a ring", panels, controls, "bytes per edge", x_scale="log"
     )
     panels = _panels(findings, ring, _consensus_curve, lambda cell: cell.method)
     title = "Consensus error by local step, on a ring"
-    yield Chart("consensus", title, panels, {}, "local steps", "consensus error", y_scale="symlog")
+    yield StudyFigure("consensus", title, panels, {}, "local steps", "consensus error", y_scale="symlog")
 
 
 def _panels(
-    findings: Findings,
+    findings: StudyFindings,
     groups: Iterable[Group],
     points: Callable[[Group], Points],
     line: Callable[[Cell], str],
@@ -425,7 +427,7 @@ def matplotlib() -> Any:
     return found
 
 
-def drawn(chart: Chart) -> str:
+def drawn(chart: StudyFigure) -> str:
     """Draw a figure as SVG. Raises UserError EXTRA_MISSING."""
     library = matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -447,7 +449,7 @@ def drawn(chart: Chart) -> str:
     return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg ") :], flags=re.DOTALL)
 
 
-def _draw(panel: Any, chart: Chart, task: str) -> None:
+def _draw(panel: Any, chart: StudyFigure, task: str) -> None:
     for (words, value), dashes in zip(chart.controls.get(task, {}).items(), (":", "--"), strict=False):
         panel.axhline(value, color="#555555", linestyle=dashes, linewidth=1.1, label=words)
     for number, (name, points) in enumerate(chart.panels[task].items()):

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from sflab.baselines import registry
 from sflab.experiments import results
 from sflab.experiments.cell import Cell
-from sflab.experiments.results import Result
+from sflab.experiments.results import CellResult
 from sflab.studies.workers import Pool, run_cells
 from sfnode.errors import Code, UserError
 from sfnode.manifest.section import Section
@@ -27,7 +27,7 @@ PLAN = "study.json"
 """File of the results folder that describes the study."""
 
 
-class Entry(Section):
+class StudyEntry(Section):
     """A cell of a study, and the part of the report that it belongs to."""
 
     part: str
@@ -54,7 +54,7 @@ class Study(Section):
     tunings: tuple[tuple[Cell, ...], ...] = ()
     beyond: int = Field(default=0, ge=0)
     """Rates beyond the edge of its grid that are tried for a tuning, at most."""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[StudyEntry, ...] = ()
 
     def save(self, folder: Path) -> None:
         """Describe the study in its results folder. Raises UserError RESULTS_UNUSABLE, and as
@@ -91,7 +91,7 @@ def unusable(folder: Path, reason: str) -> UserError:
     )
 
 
-class Progress(NamedTuple):
+class StudyProgress(NamedTuple):
     """Progress of a study. Work is counted in example-forwards."""
 
     done: int
@@ -104,13 +104,13 @@ class Progress(NamedTuple):
     """Reason of its failure; empty if it did not fail."""
 
 
-def tried(study: Study, found: Mapping[str, Result], failed: Mapping[str, str]) -> list[list[Cell]]:
+def tried(study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]) -> list[list[Cell]]:
     """Return the trials of each tuning by ascending rate, with those that the results so far ask for."""
     return [_tried(tuning, found, failed, study.beyond) for tuning in study.tunings]
 
 
 def _tried(
-    tuning: Iterable[Cell], found: Mapping[str, Result], failed: Mapping[str, str], most: int
+    tuning: Iterable[Cell], found: Mapping[str, CellResult], failed: Mapping[str, str], most: int
 ) -> list[Cell]:
     cells = sorted(tuning, key=lambda cell: cell.learning_rate)
     for _ in range(most if len(cells) > 1 else 0):
@@ -128,27 +128,27 @@ def _beyond(inner: Cell, edge: Cell) -> Cell:
     return edge.model_copy(update={"learning_rate": float(f"{rate:.4g}")})
 
 
-def trials(study: Study, found: Mapping[str, Result], failed: Mapping[str, str]) -> list[Cell]:
+def trials(study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]) -> list[Cell]:
     """Return the cells of the first stage, each once, as far as they are known from the results so far."""
     return _once(cell for tuning in tried(study, found, failed) for cell in tuning)
 
 
 def resolved(
-    study: Study, found: Mapping[str, Result], failed: Mapping[str, str]
-) -> list[tuple[Entry, Cell | None]]:
+    study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]
+) -> list[tuple[StudyEntry, Cell | None]]:
     """Return the entries with the cells that they come to; None where the tuning has not ended."""
     winners = [winner(tuning, found, failed) for tuning in tried(study, found, failed)]
     return [(entry, _cell(entry, winners)) for entry in study.entries]
 
 
-def _cell(entry: Entry, winners: list[Cell | None]) -> Cell | None:
+def _cell(entry: StudyEntry, winners: list[Cell | None]) -> Cell | None:
     if entry.tuning is None:
         return entry.cell
     best = winners[entry.tuning]
     return best and entry.at(best.learning_rate)
 
 
-def winner(tuning: Iterable[Cell], found: Mapping[str, Result], failed: Mapping[str, str]) -> Cell | None:
+def winner(tuning: Iterable[Cell], found: Mapping[str, CellResult], failed: Mapping[str, str]) -> Cell | None:
     """Return the trial with the least validation loss, of equal ones that with the smallest rate.
 
     None unless all of them have ended and one of them with a finite loss. A trial that failed has lost.
@@ -166,7 +166,7 @@ def winner(tuning: Iterable[Cell], found: Mapping[str, Result], failed: Mapping[
 
 
 def run(
-    study: Study, folder: Path, pool: Pool, advance: Callable[[Progress], None] = lambda _: None
+    study: Study, folder: Path, pool: Pool, advance: Callable[[StudyProgress], None] = lambda _: None
 ) -> dict[str, str]:
     """Run what is not finished of a study; return why cells failed, by their names.
 
@@ -215,7 +215,7 @@ def _stage(cells: list[Cell], folder: Path, pool: Pool, count: _Counter) -> None
 class _Counter:
     """Counts the work of a study, each cell once."""
 
-    def __init__(self, study: Study, advance: Callable[[Progress], None]) -> None:
+    def __init__(self, study: Study, advance: Callable[[StudyProgress], None]) -> None:
         self._advance = advance
         self._sure = {cell.name for cell in distinct(study)}
         self._total = total_work(study)
@@ -231,7 +231,7 @@ class _Counter:
     def ended(self, cell: Cell, failure: str) -> None:
         self._fresh += work(cell)
         done = self._before + self._fresh
-        self._advance(Progress(done, max(self._total, done), self._fresh, cell, failure))
+        self._advance(StudyProgress(done, max(self._total, done), self._fresh, cell, failure))
 
 
 def total_work(study: Study) -> int:

@@ -34,7 +34,7 @@ LOCAL = "local"
 """Address of a Ray that is started for the study alone, on this machine."""
 
 
-class Job(NamedTuple):
+class CellJob(NamedTuple):
     """Ways of running cells."""
 
     run: Callable[[Cell, Path, str, int], object]
@@ -44,7 +44,7 @@ class Job(NamedTuple):
     threads: int = 1
 
 
-class Outcome(NamedTuple):
+class CellOutcome(NamedTuple):
     """Outcome of a cell."""
 
     text: str
@@ -59,7 +59,7 @@ class Pool(Protocol):
     size: int
     """Cells to give it at a time."""
 
-    def submit(self, cell: Cell) -> Future[Outcome]:
+    def submit(self, cell: Cell) -> Future[CellOutcome]:
         """Begin a cell."""
         ...
 
@@ -72,7 +72,7 @@ class Pool(Protocol):
 
 def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, str, str], None]) -> None:
     """Run cells; `ended` is called with each one, its results if they are not in the folder, its failure."""
-    waiting, running = deque(cells), dict[Future[Outcome], Cell]()
+    waiting, running = deque(cells), dict[Future[CellOutcome], Cell]()
     while waiting or running:
         while waiting and len(running) < pool.size:
             cell = waiting.popleft()
@@ -96,11 +96,11 @@ class Here:
 
     size = 1
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: CellJob) -> None:
         self._job = job
 
-    def submit(self, cell: Cell) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
+    def submit(self, cell: Cell) -> Future[CellOutcome]:
+        future: Future[CellOutcome] = Future()
         future.set_result(_attempt(self._job, cell))
         return future
 
@@ -117,13 +117,13 @@ class Processes:
     Each is an executor of its own, because an executor is lost as a whole when one of its processes dies.
     """
 
-    def __init__(self, job: Job, count: int) -> None:
+    def __init__(self, job: CellJob, count: int) -> None:
         self.size = count
         self._job = job
         self._free: list[_Worker] = []
-        self._busy: dict[Future[Outcome], _Worker] = {}
+        self._busy: dict[Future[CellOutcome], _Worker] = {}
 
-    def submit(self, cell: Cell) -> Future[Outcome]:
+    def submit(self, cell: Cell) -> Future[CellOutcome]:
         for future in [one for one in self._busy if one.done()]:
             worker = self._busy.pop(future)
             if isinstance(future.exception(), BrokenExecutor):
@@ -171,13 +171,13 @@ class Ray:
 
     size = sys.maxsize
 
-    def __init__(self, job: Job, address: str) -> None:
+    def __init__(self, job: CellJob, address: str) -> None:
         self._job = job
         self._address = address
         self._remote: Any = None
 
-    def submit(self, cell: Cell) -> Future[Outcome]:
-        future: Future[Outcome] = self._remote.remote(self._job, cell, os.getcwd()).future()
+    def submit(self, cell: Cell) -> Future[CellOutcome]:
+        future: Future[CellOutcome] = self._remote.remote(self._job, cell, os.getcwd()).future()
         return future
 
     def __enter__(self) -> Self:
@@ -220,27 +220,27 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host, int(port)), RAY_PATIENCE).close()
 
 
-def _outcome(future: Future[Outcome]) -> Outcome:
+def _outcome(future: Future[CellOutcome]) -> CellOutcome:
     error = future.exception()
     if error is None:
         return future.result()
     if isinstance(error, BrokenExecutor):
-        return Outcome("", "its worker process has died (killed, or out of memory)")
-    return Outcome("", f"its worker was lost: {str(error).strip() or type(error).__name__}")
+        return CellOutcome("", "its worker process has died (killed, or out of memory)")
+    return CellOutcome("", f"its worker was lost: {str(error).strip() or type(error).__name__}")
 
 
-def _attempt(job: Job, cell: Cell) -> Outcome:
+def _attempt(job: CellJob, cell: Cell) -> CellOutcome:
     """Run a cell. Errors become text: not all of them can be sent from process to process."""
     try:
         job.run(cell, job.folder, job.device, job.threads)
     except UserError as error:
-        return Outcome("", str(error))
+        return CellOutcome("", str(error))
     except Exception:
-        return Outcome("", traceback.format_exc().strip())
-    return Outcome("", "")
+        return CellOutcome("", traceback.format_exc().strip())
+    return CellOutcome("", "")
 
 
-def _attempt_elsewhere(job: Job, cell: Cell, current: str) -> Outcome:
+def _attempt_elsewhere(job: CellJob, cell: Cell, current: str) -> CellOutcome:
     """Run a cell in a folder that nobody else sees; names of files are relative to `current`, if there."""
     if os.path.isdir(current):
         os.chdir(current)
@@ -249,7 +249,7 @@ def _attempt_elsewhere(job: Job, cell: Cell, current: str) -> Outcome:
         outcome = _attempt(job._replace(folder=folder), cell)
         if outcome.failure:
             return outcome
-        return Outcome(results.path_of(cell, folder).read_text(encoding="utf-8"), "")
+        return CellOutcome(results.path_of(cell, folder).read_text(encoding="utf-8"), "")
 
 
 def _begin(parent: int) -> None:

@@ -73,14 +73,14 @@ def doctor(link: str | None, as_json: bool, **fields: Any) -> int:
 
     from sfnode.cli.progress import run
     from sfnode.doctor.examination import examine
-    from sfnode.doctor.findings import Case
+    from sfnode.doctor.findings import CheckedCase
     from sfnode.peers.invitations import read_link
 
     if link:
         fields["peers"] = (*read_link(link).addresses, *fields["peers"])
     if sys.stderr.isatty():
         echo("examining (about 15 s) ...", err=True)
-    result = run(examine(Case(**fields)), uvloop.run)
+    result = run(examine(CheckedCase(**fields)), uvloop.run)
     if as_json:
         echo(result.model_dump_json(indent=2))
     else:

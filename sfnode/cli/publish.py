@@ -20,7 +20,7 @@ from sfnode.errors import Code, UserError
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
-    from sfnode.publish.site import Site
+    from sfnode.publish.site import PublishedFolder
 
 LEAST_EVERY = 10.0
 """Seconds between two publications: one of a long run takes longer."""
@@ -124,11 +124,11 @@ def publish(
     are those that it remembers.
     """
     from sfnode.publish.run_file import NAME
-    from sfnode.publish.site import Site, remove_partial
+    from sfnode.publish.site import PublishedFolder, remove_partial
 
     _check_title(title)
     remove_partial(folder)
-    site = Site(folder, data_dir, title=title, hidden=hide, url=url, export=export)
+    site = PublishedFolder(folder, data_dir, title=title, hidden=hide, url=url, export=export)
     contacts = url and f"{url}{NAME}"
     said = ""
     while True:
@@ -156,7 +156,7 @@ def _check_title(title: str) -> None:
 
 
 def _publish(
-    site: Site, folder: Path, data_dir: Path, link: str, contacts: str, samples: bool, said: str
+    site: PublishedFolder, folder: Path, data_dir: Path, link: str, contacts: str, samples: bool, said: str
 ) -> str:
     """Publish once, and tell so; return the warnings, which are not repeated while they stay the same."""
     from sfnode.manifest.sources import names_folders

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sfnode.doctor.findings import Case, Finding, Subject, note, ok, problem
+from sfnode.doctor.findings import CheckedCase, CheckFinding, Subject, note, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.printable import command
@@ -44,7 +44,7 @@ class Size(NamedTuple):
     """Whether all are counted, and not only those that the run trains."""
 
 
-def look_at_memory() -> Finding:
+def look_at_memory() -> CheckFinding:
     """Examine the machine's memory, whatever the model."""
     import torch
 
@@ -64,7 +64,7 @@ def look_at_memory() -> Finding:
     return ok(Subject.MEMORY, what) if free >= SCANT else note(Subject.MEMORY, what, fix)
 
 
-def look_at_devices(names: Sequence[str]) -> list[Finding]:
+def look_at_devices(names: Sequence[str]) -> list[CheckFinding]:
     """Examine the chosen devices; also whether there are GPUs besides."""
     import torch
 
@@ -76,7 +76,7 @@ def look_at_devices(names: Sequence[str]) -> list[Finding]:
     return found
 
 
-def look_at_device(name: str) -> Finding:
+def look_at_device(name: str) -> CheckFinding:
     """Examine a device; if it is a CPU, also whether there is an unused GPU."""
     import torch
 
@@ -126,7 +126,7 @@ def _driver() -> str:
         return ""
 
 
-def look_at_fit(case: Case, manifest: Manifest | None) -> list[Finding]:
+def look_at_fit(case: CheckedCase, manifest: Manifest | None) -> list[CheckFinding]:
     """Examine whether the model, once for each replica, fits into the devices' memory; nothing if no model is
     known."""
     try:
@@ -139,7 +139,7 @@ def look_at_fit(case: Case, manifest: Manifest | None) -> list[Finding]:
     return [finding for finding in found if finding]
 
 
-def _fit_on(case: Case, size: Size, name: str) -> Finding | None:
+def _fit_on(case: CheckedCase, size: Size, name: str) -> CheckFinding | None:
     import torch
 
     from sfnode.models.loader import named_dtype
@@ -155,7 +155,7 @@ def _fit_on(case: Case, size: Size, name: str) -> Finding | None:
     return _fit(size, named_dtype(case.dtype, device), free, name, case.devices.count(name))
 
 
-def _fit(size: Size, dtype: str, free: int, device: str, replicas: int = 1) -> Finding:
+def _fit(size: Size, dtype: str, free: int, device: str, replicas: int = 1) -> CheckFinding:
     from sfnode.resources import memory
 
     weights = memory.weights(size.parameters, dtype) * replicas
@@ -226,7 +226,7 @@ def _stored(place: Path) -> int:
     return sum(math.prod(tensor.shape) for tensor in files.stored_tensors(place).values())
 
 
-def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
+def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:
     """Load model and data as a node would, and time steps; None if that takes long and was not asked for."""
     from sfnode.models import shapes
 
@@ -248,7 +248,7 @@ def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
     return ok(Subject.SPEED, f"about {per_hour:,.0f} updates an hour on {case.device}, if nothing else runs")
 
 
-def _mismatch(case: Case, manifest: Manifest) -> Finding | None:
+def _mismatch(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     """Examine whether model and tokenizer go together, where the model is here; its weights are not read."""
     from sfnode.models import loader, shapes
 
@@ -261,11 +261,11 @@ def _mismatch(case: Case, manifest: Manifest) -> Finding | None:
     return None
 
 
-def _not_starting(error: UserError) -> Finding:
+def _not_starting(error: UserError) -> CheckFinding:
     return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
 
 
-def _at_hand(case: Case, manifest: Manifest) -> bool:
+def _at_hand(case: CheckedCase, manifest: Manifest) -> bool:
     """Return whether the model is on this machine and small."""
     from sfnode.models import files
 
@@ -276,7 +276,7 @@ def _at_hand(case: Case, manifest: Manifest) -> bool:
     return place is not None and files.weight_bytes(place) <= AT_HAND
 
 
-def _updates_per_hour(case: Case, manifest: Manifest) -> float:
+def _updates_per_hour(case: CheckedCase, manifest: Manifest) -> float:
     """Raises UserError MODEL_*, DATA_* or DEVICE."""
     from sfnode.engine.replicas import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of

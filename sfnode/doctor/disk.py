@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sfnode.doctor.findings import Finding, Subject, milliseconds, note, ok, problem
+from sfnode.doctor.findings import CheckFinding, Subject, milliseconds, note, ok, problem
 from sfnode.manifest import Manifest
 from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store.data_folder import holder
@@ -31,7 +31,7 @@ SLOW_SYNC = 0.1
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def look_at_disk(data_dir: Path, manifest: Manifest | None) -> list[Finding]:
+def look_at_disk(data_dir: Path, manifest: Manifest | None) -> list[CheckFinding]:
     """Examine both subjects of the data folder's disk."""
     folder = _existing(data_dir)
     return [_space(folder, manifest), _folder(data_dir, folder)]
@@ -43,7 +43,7 @@ def _existing(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.is_dir())
 
 
-def _space(folder: Path, manifest: Manifest | None) -> Finding:
+def _space(folder: Path, manifest: Manifest | None) -> CheckFinding:
     updates = manifest.training.update_budget if manifest else 0
     needed, free = SPARE_BYTES + updates * LOG_BYTES_PER_UPDATE, shutil.disk_usage(folder).free
     if free >= needed:
@@ -56,7 +56,7 @@ def _space(folder: Path, manifest: Manifest | None) -> Finding:
     )
 
 
-def _folder(data_dir: Path, folder: Path) -> Finding:
+def _folder(data_dir: Path, folder: Path) -> CheckFinding:
     if data_dir.exists() and not data_dir.is_dir():
         return _unusable(f"{data_dir} is not a folder")
     try:
@@ -74,7 +74,7 @@ def _folder(data_dir: Path, folder: Path) -> Finding:
     return _usable(data_dir, seconds)
 
 
-def _usable(data_dir: Path, seconds: float) -> Finding:
+def _usable(data_dir: Path, seconds: float) -> CheckFinding:
     if (process := holder(data_dir)) is not None:
         return note(
             Subject.DATA_FOLDER,
@@ -113,5 +113,5 @@ def _write(descriptor: int, folder: Path) -> float:
     return seconds
 
 
-def _unusable(what: str, fix: str = "Correct that, or name another folder with --data-dir.") -> Finding:
+def _unusable(what: str, fix: str = "Correct that, or name another folder with --data-dir.") -> CheckFinding:
     return problem(Subject.DATA_FOLDER, what, fix)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sfnode
 from sfnode.daemon_thread import in_daemon_thread
 from sfnode.doctor import compute, disk, network
-from sfnode.doctor.findings import Case, Examination, Finding, Subject, note, number, ok, problem
+from sfnode.doctor.findings import CheckedCase, CheckFinding, Examination, Subject, note, number, ok, problem
 from sfnode.doctor.peers import Visit, visit
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sfnode.transport.libp2p.transport import HivemindTransport
 
 T = TypeVar("T")
-Check = Callable[[], Awaitable[list[Finding]]]
+Check = Callable[[], Awaitable[list[CheckFinding]]]
 
 DEADLINE = 12.0
 """Seconds for a check once the libraries are loaded: most dead peers take four; a peer that is slow at every
@@ -55,16 +55,16 @@ ABOUT_PEERS = frozenset(
 class Examiner:
     """One examination: its checks, and what they share."""
 
-    def __init__(self, case: Case, stack: AsyncExitStack) -> None:
+    def __init__(self, case: CheckedCase, stack: AsyncExitStack) -> None:
         self._case = case
         self._stack = stack
         self._local: Manifest | None = None
-        self._run_finding: Finding | None = None
+        self._run_finding: CheckFinding | None = None
         self._shared: dict[str, asyncio.Task[Any]] = {}
         self._read_run()
         self._peers = case.peers or self._remembered()
 
-    async def findings(self) -> list[Finding]:
+    async def findings(self) -> list[CheckFinding]:
         """Run all checks and return their findings, sorted by number."""
         checks: dict[str, Check] = {
             "clock": self._clock,
@@ -141,7 +141,7 @@ class Examiner:
     async def _answering(self) -> list[str]:
         return [seen.address for seen in await self._visits() if seen.answers]
 
-    async def _finished(self, name: str, check: Check) -> list[Finding]:
+    async def _finished(self, name: str, check: Check) -> list[CheckFinding]:
         await self._libraries()
         long = name == "speed" and self._case.measure
         deadline = MEASURE_DEADLINE if long else DEADLINE
@@ -159,52 +159,52 @@ class Examiner:
 
     # -- the checks --------------------------------------------------------------------------------
 
-    async def _clock(self) -> list[Finding]:
+    async def _clock(self) -> list[CheckFinding]:
         if self._case.ntp:
             with suppress(OSError):
                 ahead = await network.ntp_ahead(*self._case.ntp)
                 return [network.judge(ahead, f"the time server {self._case.ntp[0]}")]
         return [network.judge_by_peers([seen.clock_ahead for seen in await self._visits() if seen.answers])]
 
-    async def _disk(self) -> list[Finding]:
+    async def _disk(self) -> list[CheckFinding]:
         manifest = await self._manifest()
         return await in_daemon_thread(lambda: disk.look_at_disk(self._case.data_dir, manifest))
 
-    async def _memory(self) -> list[Finding]:
+    async def _memory(self) -> list[CheckFinding]:
         return [await in_daemon_thread(compute.look_at_memory)]
 
-    async def _device(self) -> list[Finding]:
+    async def _device(self) -> list[CheckFinding]:
         return await in_daemon_thread(lambda: compute.look_at_devices(self._case.devices))
 
-    async def _fit(self) -> list[Finding]:
+    async def _fit(self) -> list[CheckFinding]:
         manifest = await self._manifest()
         return await in_daemon_thread(lambda: compute.look_at_fit(self._case, manifest))
 
-    async def _speed(self) -> list[Finding]:
+    async def _speed(self) -> list[CheckFinding]:
         manifest = await self._manifest()
         return _those(await in_daemon_thread(lambda: compute.look_at_speed(self._case, manifest)))
 
-    async def _ports(self) -> list[Finding]:
+    async def _ports(self) -> list[CheckFinding]:
         listen = await in_daemon_thread(
             lambda: network.look_at_ports(self._case.host_maddrs, self._case.data_dir)
         )
         return [*listen, network.look_at_ipv6()]
 
-    async def _daemon(self) -> list[Finding]:
+    async def _daemon(self) -> list[CheckFinding]:
         try:
             await self._caller()
         except UserError as error:
             return [problem(Subject.NETWORK_DAEMON, error.what, error.fix)]
         return [ok(Subject.NETWORK_DAEMON, "the libp2p daemon starts")]
 
-    async def _peers_found(self) -> list[Finding]:
+    async def _peers_found(self) -> list[CheckFinding]:
         found = [seen.finding for seen in await self._visits() if seen.finding]
         found = [one for one in found if one.number != number(Subject.NETWORK_DAEMON)]
         if not any(one.verdict == "ok" for one in found):
             return found
         return [one.model_copy(update={"verdict": "note"}) if _dispensable(one) else one for one in found]
 
-    async def _reach(self) -> list[Finding]:
+    async def _reach(self) -> list[CheckFinding]:
         public = network.public_ipv4()
         if public:
             what = f"this machine has the public address {public}: others reach it, unless firewalls refuse"
@@ -232,7 +232,7 @@ class Examiner:
         except (TimeoutError, TransportError, UserError):
             return None
 
-    async def _dht(self) -> list[Finding]:
+    async def _dht(self) -> list[CheckFinding]:
         peers = await self._answering()
         if not peers:
             return []
@@ -253,7 +253,7 @@ class Examiner:
             )
         ]
 
-    async def _run(self) -> list[Finding]:
+    async def _run(self) -> list[CheckFinding]:
         if self._run_finding:
             return [self._run_finding]
         manifest = await self._manifest()
@@ -277,11 +277,11 @@ class Examiner:
         ]
 
 
-def _those(finding: Finding | None) -> list[Finding]:
+def _those(finding: CheckFinding | None) -> list[CheckFinding]:
     return [finding] if finding else []
 
 
-def _dispensable(finding: Finding) -> bool:
+def _dispensable(finding: CheckFinding) -> bool:
     return finding.number in ABOUT_PEERS
 
 
@@ -292,7 +292,7 @@ def _load_libraries() -> None:
     import sfnode.transport.libp2p.transport  # noqa: F401
 
 
-async def examine(case: Case) -> Examination:
+async def examine(case: CheckedCase) -> Examination:
     """Run all checks, which takes about 15 s at most unless steps of a large model are measured."""
     begin = time.perf_counter()
     async with AsyncExitStack() as stack:

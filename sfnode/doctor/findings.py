@@ -41,7 +41,7 @@ class Subject(IntEnum):
     UNFINISHED = 90
 
 
-class Finding(BaseModel):
+class CheckFinding(BaseModel):
     """A finding. ok: as it should be; note: worth knowing; problem: a node would not work well, or at all."""
 
     model_config = ConfigDict(frozen=True)
@@ -64,7 +64,7 @@ class Examination(BaseModel):
     seconds: float
     """Duration of the examination."""
     problems: int
-    findings: list[Finding]
+    findings: list[CheckFinding]
 
 
 def number(subject: Subject) -> str:
@@ -72,10 +72,10 @@ def number(subject: Subject) -> str:
     return f"SD{subject:03d}"
 
 
-def found(subject: Subject, verdict: Verdict, what: str, fix: str | None = None) -> Finding:
+def found(subject: Subject, verdict: Verdict, what: str, fix: str | None = None) -> CheckFinding:
     """Return a finding; everything but `ok` must name a fix."""
     assert verdict == "ok" or fix, f"{subject.name} names no fix"
-    return Finding(
+    return CheckFinding(
         number=number(subject),
         subject=subject.name.lower().replace("_", "-"),
         verdict=verdict,
@@ -84,15 +84,15 @@ def found(subject: Subject, verdict: Verdict, what: str, fix: str | None = None)
     )
 
 
-def ok(subject: Subject, what: str) -> Finding:
+def ok(subject: Subject, what: str) -> CheckFinding:
     return found(subject, "ok", what)
 
 
-def note(subject: Subject, what: str, fix: str) -> Finding:
+def note(subject: Subject, what: str, fix: str) -> CheckFinding:
     return found(subject, "note", what, fix)
 
 
-def problem(subject: Subject, what: str, fix: str) -> Finding:
+def problem(subject: Subject, what: str, fix: str) -> CheckFinding:
     return found(subject, "problem", what, fix)
 
 
@@ -107,7 +107,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class CheckedCase:
     """The options of `sfnode join`, and how to examine."""
 
     data_dir: Path

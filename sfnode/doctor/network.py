@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 import psutil
 
 from sfnode.daemon_thread import in_daemon_thread
-from sfnode.doctor.findings import Finding, Subject, note, ok, problem
+from sfnode.doctor.findings import CheckFinding, Subject, note, ok, problem
 from sfnode.errors import UserError
 from sfnode.store.data_folder import holder
 from sfnode.transport.base import PeerRecord, TransportError, peer_of
@@ -101,12 +101,12 @@ _SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses for documentation: the route to them is the default route, and nothing is sent there."""
 
 
-def look_at_ports(host_maddrs: Sequence[str], data_dir: Path) -> list[Finding]:
+def look_at_ports(host_maddrs: Sequence[str], data_dir: Path) -> list[CheckFinding]:
     """Examine each address of --host-maddrs."""
     return [_listen(maddr, data_dir) for maddr in host_maddrs]
 
 
-def _listen(maddr: str, data_dir: Path) -> Finding:
+def _listen(maddr: str, data_dir: Path) -> CheckFinding:
     try:
         if port_is_free(maddr):
             return ok(Subject.LISTEN, f"{maddr} can be listened on")
@@ -159,7 +159,7 @@ def own_address(family: socket.AddressFamily) -> str | None:
     return None
 
 
-def look_at_ipv6() -> Finding:
+def look_at_ipv6() -> CheckFinding:
     """Examine whether this machine has a public IPv6 address."""
     address = own_address(socket.AF_INET6)
     if address and ip_address(address.partition("%")[0]).is_global:
@@ -235,7 +235,7 @@ class _Asker(asyncio.DatagramProtocol):
             self._answer.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
 
 
-def judge_by_peers(ahead: Sequence[float]) -> Finding:
+def judge_by_peers(ahead: Sequence[float]) -> CheckFinding:
     """Judge this clock by those of peers, each of which is `ahead` of ours by so many seconds."""
     if ahead:
         those = "a peer's clock" if len(ahead) == 1 else f"the clocks of {len(ahead)} peers"
@@ -247,7 +247,7 @@ def judge_by_peers(ahead: Sequence[float]) -> Finding:
     )
 
 
-def judge(ahead: float, by: str) -> Finding:
+def judge(ahead: float, by: str) -> CheckFinding:
     """Judge this clock by another, described by `by`, that is `ahead` of ours by so many seconds."""
     way = "behind" if ahead > 0 else "ahead of"
     what = f"this clock is {_span(abs(ahead))} {way} {by}"

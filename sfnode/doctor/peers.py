@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.daemon_thread import in_daemon_thread
-from sfnode.doctor.findings import Finding, Subject, milliseconds, note, ok, problem
+from sfnode.doctor.findings import CheckFinding, Subject, milliseconds, note, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.peers.compatibility import ask_manifest
@@ -54,7 +54,7 @@ _ABOUT = {
 class StepFailed(Exception):  # noqa: N818 (caught by `visit`)
     """The failure of a step, as a finding."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: CheckFinding) -> None:
         super().__init__(finding.what)
         self.finding = finding
 
@@ -64,7 +64,7 @@ class Visit:
     """Facts learnt about one peer."""
 
     address: str
-    finding: Finding | None = None
+    finding: CheckFinding | None = None
     answers: bool = False
     """Whether it can be reached and speaks libp2p."""
     clock_ahead: float = 0.0
@@ -148,7 +148,7 @@ async def _connect(address: str, addresses: Sequence[SocketAddress]) -> None:
         raise StepFailed(_no_tcp(address, error)) from error
 
 
-def _no_tcp(address: str, error: OSError) -> Finding:
+def _no_tcp(address: str, error: OSError) -> CheckFinding:
     if isinstance(error, ConnectionRefusedError):
         why = "the machine is there, but nothing listens on that port, or a firewall refuses connections"
         fix = (
@@ -172,7 +172,7 @@ async def _shake_hands(address: str, transport: HivemindTransport) -> float:
         raise StepFailed(_no_handshake(address, error)) from error
 
 
-def _no_handshake(address: str, error: Exception) -> Finding:
+def _no_handshake(address: str, error: Exception) -> CheckFinding:
     if other := _OTHER_KEY.search(str(error.__cause__)):
         return problem(
             Subject.PEER_HANDSHAKE,
@@ -201,7 +201,7 @@ async def _ask(address: str, transport: HivemindTransport) -> Manifest:
     return Manifest.from_canonical(manifest, address).current(address)
 
 
-def _no_node(address: str) -> Finding:
+def _no_node(address: str) -> CheckFinding:
     return note(
         Subject.PEER,
         f"{address} is a peer of Hivemind's DHT and no node: it leads to nodes of a run, and relays nothing",
@@ -209,7 +209,7 @@ def _no_node(address: str) -> Finding:
     )
 
 
-def _no_manifest(address: str, why: str) -> Finding:
+def _no_manifest(address: str, why: str) -> CheckFinding:
     return problem(
         Subject.PEER_MANIFEST,
         f"{address} speaks libp2p and does not say which run it serves: {why}",

@@ -38,7 +38,7 @@ class Measures(Protocol):
     ) -> tuple[Sequence[Share], int]: ...
 
 
-class _Asked(NamedTuple):
+class _AskedFigure(NamedTuple):
     """An epoch whose figures are measured anew, and its states."""
 
     worth: Worth
@@ -95,7 +95,9 @@ def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
     return found
 
 
-def _asked(manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]) -> Iterator[_Asked]:
+def _asked(
+    manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]
+) -> Iterator[_AskedFigure]:
     """Yield the epochs whose figures were told before their seals, with the states that were measured.
 
     What was left out of a step then is what the evidence of that moment said, and what the seal skipped for
@@ -116,7 +118,7 @@ def _asked(manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Wo
                 before, whole = named(counting, epoch - 1), named(counting, epoch)
                 gone = {counting.feed(number) for number in left}
                 step = {f: before.get(f, NOTHING) if f in gone else one for f, one in whole.items()}
-                yield _Asked(wanted[epoch], counting, before, step, whole)
+                yield _AskedFigure(wanted[epoch], counting, before, step, whole)
         counting.apply(recorded)
         origins.take(recorded.decision)
 

@@ -25,7 +25,7 @@ Kind = Literal["step", "epoch", "evaluation", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LoggedRecord:
     """Numbers that were measured together."""
 
     kind: Kind
@@ -42,7 +42,7 @@ class Logger(Protocol):
         """Begin a run, once, with its name and all that its numbers follow from."""
         ...
 
-    def record(self, record: Record) -> None:
+    def record(self, record: LoggedRecord) -> None:
         """Take a record. Must not block for long, and raises nothing for what goes wrong elsewhere."""
         ...
 
@@ -61,7 +61,7 @@ LONGEST_NAME = 128
 """Characters of a run's name that are passed on."""
 
 
-class Background:
+class BackgroundLogger:
     """Loggers in a thread beside: takes records at once, drops them when too many wait. Does nothing without
     loggers."""
 
@@ -82,7 +82,7 @@ class Background:
         shown = printable(name)[:LONGEST_NAME]
         self._take(lambda writer: writer.begin(shown, settings))
 
-    def record(self, record: Record) -> None:
+    def record(self, record: LoggedRecord) -> None:
         self._take(lambda writer: writer.record(record))
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class _Writer:
         self._begin = lambda: self._logger.begin(name, settings)
         self._begun()
 
-    def record(self, record: Record) -> None:
+    def record(self, record: LoggedRecord) -> None:
         self._begun()
         self._logger.record(record)
 

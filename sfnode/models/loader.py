@@ -31,7 +31,7 @@ from sfnode.manifest.task import Task
 from sfnode.models import examination, files, vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
 from sfnode.models.cuts import cut_of
-from sfnode.models.examination import Part
+from sfnode.models.examination import ModelPart
 from sfnode.models.files import BUILTIN, check_digest, digest, resolve
 from sfnode.models.kept_states import KeptStates, StateFolder
 from sfnode.models.perturbation import Perturber
@@ -153,7 +153,7 @@ def load(
 
 def tokenizer_of(folder: Path) -> Any:
     """Load the tokenizer in a model's folder. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE."""
-    examination.require_sound(folder, Part.TOKENIZER)
+    examination.require_sound(folder, ModelPart.TOKENIZER)
     return read_tokenizer(folder)
 
 
@@ -309,7 +309,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _examine(folder: Path, labels: int) -> None:
-    examination.require_sound(folder, Part.CLASSIFIER if labels else Part.LANGUAGE_MODEL)
+    examination.require_sound(folder, ModelPart.CLASSIFIER if labels else ModelPart.LANGUAGE_MODEL)
 
 
 def read_skeleton(folder: Path, labels: int) -> PretrainedModel:

@@ -16,7 +16,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.models import bases as files
-from sfnode.modelshare.download import ModelDownload, Progress, Request, put_in_place
+from sfnode.modelshare.download import DownloadProgress, ModelDownload, Request, put_in_place
 from sfnode.modelshare.sharing import Listed, Sharing, one_file
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.sizes import size_text
@@ -71,7 +71,7 @@ class BasesShare:
         """Reasons for which files are not here, by digest."""
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> DownloadProgress | None:
         """Progress of the download from peers; None while there is none."""
         return self._download.progress if self._download else None
 

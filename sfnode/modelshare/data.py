@@ -15,7 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import DataRole
-from sfnode.modelshare.download import ModelDownload, Progress, Request, put_in_place
+from sfnode.modelshare.download import DownloadProgress, ModelDownload, Request, put_in_place
 from sfnode.modelshare.sharing import Sharing, one_file
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.settings import Settings
@@ -61,7 +61,7 @@ class DataShare:
         self._download: ModelDownload | None = None
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> DownloadProgress | None:
         """Progress of the download from peers; None while there is none."""
         return self._download.progress if self._download else None
 

@@ -62,7 +62,7 @@ Request = Callable[[str, bytes], Awaitable[bytes]]
 """`Transport.request`: from an address and an encoded request to the encoded reply."""
 
 
-class Progress(NamedTuple):
+class DownloadProgress(NamedTuple):
     """Progress of a download."""
 
     done: int
@@ -151,10 +151,10 @@ class ModelDownload:
         self._reported_at = clock()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> DownloadProgress:
         """Progress of this download."""
         givers = sum(source.gave for source in self._sources.values())
-        return Progress(self._done, self._total, givers)
+        return DownloadProgress(self._done, self._total, givers)
 
     async def run(self, listing: bytes | None = None) -> bytes:
         """Fill the folder and return the encoded listing. `listing` is that of an earlier attempt, if any.

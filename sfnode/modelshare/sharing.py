@@ -20,7 +20,7 @@ from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.models import files as model_folder
 from sfnode.models.pieces import list_model, read_piece
-from sfnode.modelshare.download import ModelDownload, Progress
+from sfnode.modelshare.download import DownloadProgress, ModelDownload
 from sfnode.peers.selection import address_range
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.settings import Settings
@@ -103,7 +103,7 @@ class Sharing:
         return self._settings.role == "trainer" if chosen is None else chosen
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> DownloadProgress | None:
         """Progress of the download from peers; None while there is none."""
         return self._download.progress if self._download else None
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import sfnode
-from sfnode.loggers.background import Kind, Logger, Record
+from sfnode.loggers.background import Kind, LoggedRecord, Logger
 from sfnode.node.startup import in_thread
 from sfprotocol.decisions import FACTOR_ONE
 
@@ -83,7 +83,7 @@ class Recorder:
         if drift := evaluation.drift:
             values |= {"drift_distance": drift.distance}
             values |= {} if drift.kl is None else {"drift_kl": drift.kl}
-        self._logger.record(Record("evaluation", evaluation.known, values))
+        self._logger.record(LoggedRecord("evaluation", evaluation.known, values))
 
     def _look(self) -> None:
         status = self._node.status()
@@ -113,7 +113,7 @@ class Recorder:
         return found[known[-1] :] if known else found
 
     def _record(self, kind: Kind, values: Mapping[str, float]) -> None:
-        self._logger.record(Record(kind, self._node.machine.frontier.known, values))
+        self._logger.record(LoggedRecord(kind, self._node.machine.frontier.known, values))
 
 
 def _which(base: bool, calibrated: bool) -> str:

@@ -17,7 +17,7 @@ from sfnode.node.samples import kept
 from sfnode.node.startup import remembered_peers
 from sfnode.peers import contacts
 from sfnode.peers.invitations import check_same_run, compose, invite, reach, read_link
-from sfnode.publish.page import Sample
+from sfnode.publish.page import PageSample
 from sfnode.schema.results import Reach
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
@@ -25,7 +25,7 @@ from sfnode.store.log import UpdateLog
 T = TypeVar("T")
 
 
-class Contact(NamedTuple):
+class PageContact(NamedTuple):
     """Ways by which others come to the run at the moment."""
 
     link: str = ""
@@ -34,13 +34,13 @@ class Contact(NamedTuple):
     """Networks from which they can; None without a link."""
 
 
-class Told(NamedTuple):
+class NodeAnswers(NamedTuple):
     """Answers of a node."""
 
-    contact: Contact = Contact()
+    contact: PageContact = PageContact()
     running: bool = False
     updates_per_hour: float | None = None
-    samples: Sequence[Sample] = ()
+    samples: Sequence[PageSample] = ()
 
 
 def ask(
@@ -51,7 +51,7 @@ def ask(
     link: str = "",
     contacts_url: str = "",
     samples: bool = True,
-) -> Told:
+) -> NodeAnswers:
     """Ask the node of a folder.
 
     `link` is published instead of its own one, which a private run keeps for itself; it will name
@@ -63,15 +63,15 @@ def ask(
     if link:
         said = read_link(link)
         check_same_run(said, manifest.run_id.hex())
-        contact = Contact(link.strip(), said.addresses, reach(said))
+        contact = PageContact(link.strip(), said.addresses, reach(said))
     elif manifest.organised.private:
-        contact = Contact()
+        contact = PageContact()
     else:
         contact = _contact(node, manifest, update_log)
     if contact.link and contacts_url:
         contact = contact._replace(link=contacts.naming(contact.link, contacts_url))
     rate = progress.updates_per_second if progress else None
-    return Told(
+    return NodeAnswers(
         contact=contact,
         running=progress is not None,
         updates_per_hour=None if rate is None else 3600 * rate,
@@ -79,19 +79,19 @@ def ask(
     )
 
 
-def _samples(node: SyncClient, data_dir: Path) -> Sequence[Sample]:
+def _samples(node: SyncClient, data_dir: Path) -> Sequence[PageSample]:
     """Return the answers that a node has recorded last, beside those of the base model."""
     found = _answer(node.samples) or kept(Layout(data_dir).samples)
     if not found.moments:
         return ()
     last = found.moments[-1]
     return [
-        Sample(row.text, row.right, row.base, answer, last.epoch, row.base_score, score)
+        PageSample(row.text, row.right, row.base, answer, last.epoch, row.base_score, score)
         for row, answer, score in zip(found.rows, last.answers, last.scores, strict=False)
     ]
 
 
-def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> Contact:
+def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> PageContact:
     try:
         found = _answer(node.invitation)
         if found is None:
@@ -100,8 +100,8 @@ def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> Con
     except UserError as error:
         if error.code != Code.NO_ADDRESS:
             raise
-        return Contact()
-    return Contact(found.link, found.addresses, found.reach)
+        return PageContact()
+    return PageContact(found.link, found.addresses, found.reach)
 
 
 def _answer(question: Callable[[], T]) -> T | None:

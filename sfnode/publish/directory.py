@@ -27,7 +27,7 @@ MAX_REASON = 200
 """Characters of the reason why a run cannot be read."""
 
 
-class Entry(NamedTuple):
+class ListedRun(NamedTuple):
     """A run in a directory."""
 
     run: RunFile
@@ -68,7 +68,7 @@ def read(source: str) -> RunFile:
 
 def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[str, list[Unread]]:
     """Return the page of these runs, those updated last first, and which of them cannot be read."""
-    found: dict[str, Entry] = {}
+    found: dict[str, ListedRun] = {}
     unread = []
     for source in sources:
         try:
@@ -89,13 +89,13 @@ def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[s
     return page, unread
 
 
-def _entry(run: RunFile, source: str) -> Entry:
+def _entry(run: RunFile, source: str) -> ListedRun:
     """Return an entry; a page that is somewhere else than where its file came from is not believed."""
     page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
     quality = run.quality
     latest = quality.latest if quality else None
     base = quality.base.value if quality and quality.base else None
-    return Entry(
+    return ListedRun(
         run=run,
         page=page,
         verdict=verdict_of(run),

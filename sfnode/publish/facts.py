@@ -16,7 +16,7 @@ from sfnode.manifest.sources import public_name
 from sfnode.node.startup import settled
 from sfnode.organising.evaluation import health
 from sfnode.organising.guard import Guard
-from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, Point, PublishedSeal, Quality
+from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, CurvePoint, PublishedSeal, RunQuality
 from sfnode.schema.metrics import task_of
 from sfnode.stats.contributions import Contributions
 from sfnode.stats.leaderboard import standings
@@ -33,7 +33,7 @@ ANNOUNCEMENTS = 8
 FOREVER = float("inf")
 
 
-class Member(NamedTuple):
+class PageMember(NamedTuple):
     """An origin of which something counts."""
 
     key: str
@@ -45,7 +45,7 @@ class Member(NamedTuple):
     """Units of 10^-9 nats; None where nobody's was measured."""
 
 
-class Team(NamedTuple):
+class PageTeam(NamedTuple):
     """The members that name one team."""
 
     team: str
@@ -70,9 +70,9 @@ class Facts(NamedTuple):
     complete: bool
     seal: PublishedSeal | None
     digest: str | None
-    quality: Quality | None
-    curve: tuple[Point, ...]
-    members: list[Member]
+    quality: RunQuality | None
+    curve: tuple[CurvePoint, ...]
+    members: list[PageMember]
     """Those with the greatest worth first, then most updates."""
     announcements: list[Announcement]
     unmatched: list[str]
@@ -95,7 +95,7 @@ def gather(
     return facts._replace(members=members, unmatched=unmatched)
 
 
-def _shown(member: Member, hidden: Iterable[str]) -> Member:
+def _shown(member: PageMember, hidden: Iterable[str]) -> PageMember:
     if any(member.key.startswith(key) for key in hidden):
         return member._replace(key="", name="", team="")
     return member
@@ -144,8 +144,8 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
     )
 
 
-def _member(origin: bytes, names: Mapping[bytes, Names], updates: int, worth: int | None) -> Member:
-    return Member(origin.hex(), *names.get(origin, NAMELESS), updates, worth)
+def _member(origin: bytes, names: Mapping[bytes, Names], updates: int, worth: int | None) -> PageMember:
+    return PageMember(origin.hex(), *names.get(origin, NAMELESS), updates, worth)
 
 
 def _seal(past: Past, known: Digests) -> PublishedSeal | None:
@@ -164,9 +164,9 @@ def _seal(past: Past, known: Digests) -> PublishedSeal | None:
     return known[epoch]
 
 
-def _quality(said: Sequence[Decision]) -> Quality:
+def _quality(said: Sequence[Decision]) -> RunQuality:
     verdict = health.verdict(said)
-    return Quality(
+    return RunQuality(
         verdict=verdict.health,
         latest=verdict.latest,
         base=verdict.base,
@@ -175,20 +175,20 @@ def _quality(said: Sequence[Decision]) -> Quality:
     )
 
 
-def _curve(said: Iterable[Decision]) -> tuple[Point, ...]:
+def _curve(said: Iterable[Decision]) -> tuple[CurvePoint, ...]:
     """Return the evaluations of seals that were not taken back, of the metric that is measured now."""
     guard = Guard()
     for decision in said:
         guard.take(decision)
     latest = {one.epoch: one.said for one in guard.results}
     points = [
-        Point(epoch=epoch, value=one.value, low=one.low, high=one.high)
+        CurvePoint(epoch=epoch, value=one.value, low=one.low, high=one.high)
         for epoch, one in sorted(latest.items())
     ]
     return tuple(thinned(points, MAX_CURVE))
 
 
-def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
+def thinned(points: Sequence[CurvePoint], most: int) -> Sequence[CurvePoint]:
     """Return evenly spread ones of these, the first and the last among them."""
     if len(points) <= most:
         return points
@@ -205,14 +205,14 @@ def _announcements(said: Iterable[Decision]) -> list[Announcement]:
     return found
 
 
-def teams(members: Iterable[Member]) -> list[Team]:
+def teams(members: Iterable[PageMember]) -> list[PageTeam]:
     """Return the teams that members have named, those with the greatest worth first, then most updates."""
-    found: dict[str, Team] = {}
+    found: dict[str, PageTeam] = {}
     for one in members:
         if one.team:
-            known = found.get(one.team, Team(one.team, 0, 0, None if one.worth is None else 0))
+            known = found.get(one.team, PageTeam(one.team, 0, 0, None if one.worth is None else 0))
             worth = None if known.worth is None else known.worth + (one.worth or 0)
-            found[one.team] = Team(one.team, known.members + 1, known.updates + one.updates, worth)
+            found[one.team] = PageTeam(one.team, known.members + 1, known.updates + one.updates, worth)
     return sorted(found.values(), key=lambda team: (-(team.worth or 0), -team.updates, team.team))
 
 

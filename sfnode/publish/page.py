@@ -22,8 +22,8 @@ from sfnode.dashboard.quality import UNJUDGED, beside, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command
 from sfnode.publish.downloads import Downloads
-from sfnode.publish.facts import Facts, Member, teams, thinned
-from sfnode.publish.run_file import NAME, Point, RunFile
+from sfnode.publish.facts import Facts, PageMember, teams, thinned
+from sfnode.publish.run_file import NAME, CurvePoint, RunFile
 from sfnode.schema.metrics import metric_of
 from sfnode.sizes import size_text, span
 from sfprotocol.worths import WORTH_ONE
@@ -98,7 +98,7 @@ def figure(metric: str, value: float) -> str:
     return f"{100 * value:.1f} %" if metric_of(metric).is_share else f"{value:.3g}"
 
 
-def chart(points: Sequence[Point], base: float | None, metric: str, box: Box) -> Chart | None:
+def chart(points: Sequence[CurvePoint], base: float | None, metric: str, box: Box) -> Chart | None:
     """Draw the curve over sealed epochs; None if there is no finite value."""
     shown = thinned([one for one in points if math.isfinite(one.value)], box.points)
     if not shown:
@@ -140,7 +140,7 @@ def _finite(value: float, instead: float) -> float:
     return value if math.isfinite(value) else instead
 
 
-def _title(metric: str, one: Point) -> str:
+def _title(metric: str, one: CurvePoint) -> str:
     values = [figure(metric, value) for value in (one.value, one.low, one.high)]
     return f"epoch {one.epoch}: {values[0]} (95 % interval {values[1]} to {values[2]})"
 
@@ -180,7 +180,7 @@ DIGITS = 3
 """Significant digits of the greatest worth."""
 
 
-class Sample(NamedTuple):
+class PageSample(NamedTuple):
     """A test row, and how the base model and a later one have answered it."""
 
     text: str
@@ -233,7 +233,7 @@ def run_page(
     facts: Facts,
     *,
     downloads: Downloads | None,
-    samples: Sequence[Sample],
+    samples: Sequence[PageSample],
     by_running_node: bool,
     has_manifest: bool,
 ) -> str:
@@ -325,7 +325,7 @@ def _left(run: RunFile) -> str:
     return span((run.budget - run.updates) * 3600 / run.updates_per_hour)
 
 
-def _by_updates(one: Member) -> tuple[int, int, str]:
+def _by_updates(one: PageMember) -> tuple[int, int, str]:
     return -one.updates, -(one.worth or 0), one.key
 
 

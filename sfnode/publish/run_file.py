@@ -70,7 +70,7 @@ class PublishedSeal(Answer):
     """Digest of the cores, computed from the log (SPEC D5): equal digests, equal models."""
 
 
-class Quality(Answer):
+class RunQuality(Answer):
     """Results of the organiser on the validation rows."""
 
     verdict: RunHealth
@@ -81,7 +81,7 @@ class Quality(Answer):
     """The base model less its prior over the answers."""
 
 
-class Point(Answer):
+class CurvePoint(Answer):
     """A sealed epoch on the curve."""
 
     epoch: Count
@@ -90,7 +90,7 @@ class Point(Answer):
     high: float
 
 
-class Moment(Answer):
+class ProgressMoment(Answer):
     """Progress of the run at an earlier publication."""
 
     at: Annotated[int, Field(ge=0, lt=1 << 40)]
@@ -142,12 +142,12 @@ class RunFile(Answer):
     """None in an open run, and before the first seal."""
     digest: Hex32 | None
     """State digest of an open run; None in an organised one, whose seal tells more."""
-    quality: Quality | None
+    quality: RunQuality | None
     """None in an open run, where nobody measures for all."""
-    curve: Annotated[tuple[Point, ...], Field(max_length=MAX_CURVE)] = ()
+    curve: Annotated[tuple[CurvePoint, ...], Field(max_length=MAX_CURVE)] = ()
     """Sealed evaluations, the oldest first."""
     sizes: Sizes
-    progress: Annotated[tuple[Moment, ...], Field(max_length=MAX_PROGRESS)] = ()
+    progress: Annotated[tuple[ProgressMoment, ...], Field(max_length=MAX_PROGRESS)] = ()
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Self:
@@ -184,20 +184,20 @@ def earlier(folder: Path, run_id: bytes) -> RunFile | None:
     return found if found.run_id == run_id.hex() else None
 
 
-def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[Moment, ...]:
+def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[ProgressMoment, ...]:
     """Return the earlier moments and this one; every second of the older half goes when they are too many."""
     moments = [one for one in (before.progress if before else []) if one.at < int(now.timestamp())]
     if len(moments) >= MAX_PROGRESS:
         half = len(moments) // 2
         moments = moments[:half:2] + moments[half:]
-    return (*moments, Moment(at=int(now.timestamp()), updates=updates))
+    return (*moments, ProgressMoment(at=int(now.timestamp()), updates=updates))
 
 
 DAY, LEAST_SPAN = 86_400, 300
 """Seconds over which a rate is taken where there are moments so old, and for which it has to be known."""
 
 
-def hourly(moments: Sequence[Moment]) -> float | None:
+def hourly(moments: Sequence[ProgressMoment]) -> float | None:
     """Return the updates in an hour over the last day, or since the first moment; None if that is too
     short."""
     last = moments[-1]

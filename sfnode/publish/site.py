@@ -17,7 +17,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sources import names_folders
 from sfnode.models.files import BUILTIN, EMBEDDED, licence_of
 from sfnode.publish import downloads, run_file
-from sfnode.publish.asking import Told
+from sfnode.publish.asking import NodeAnswers
 from sfnode.publish.facts import Digests, Facts, data_in_words, gather, model_in_words, task_in_words
 from sfnode.publish.page import run_page
 from sfnode.publish.run_file import NAME, RunFile, Sizes
@@ -39,7 +39,7 @@ class Published(NamedTuple):
     """Keys that were to be hidden and of which there is nothing."""
 
 
-class Site:
+class PublishedFolder:
     """One page, published again and again."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Site:
         self,
         manifest: Manifest,
         update_log: UpdateLog,
-        told: Told,
+        told: NodeAnswers,
         now: datetime,
     ) -> Published:
         """Write the page as the log is now.
@@ -106,7 +106,7 @@ class Site:
             )
 
     def _run(
-        self, manifest: Manifest, update_log: UpdateLog, facts: Facts, told: Told, now: datetime
+        self, manifest: Manifest, update_log: UpdateLog, facts: Facts, told: NodeAnswers, now: datetime
     ) -> RunFile:
         moments = run_file.progress(run_file.earlier(self._folder, manifest.run_id), now, facts.updates)
         hourly = run_file.hourly(moments)

@@ -39,7 +39,7 @@ class Example(NamedTuple):
     """Indices of the correct candidates."""
 
 
-class _Cache:
+class _TokenCache:
     """The examples that one tokenizer has encoded, and its lock."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Cache:
         self.lock = Lock()
 
 
-_caches: WeakKeyDictionary[Any, _Cache] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[Any, _TokenCache] = WeakKeyDictionary()
 _making = Lock()
 
 
@@ -71,9 +71,9 @@ def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
     return found
 
 
-def _cache_of(tokenizer: Any) -> _Cache:
+def _cache_of(tokenizer: Any) -> _TokenCache:
     with _making:
-        return _caches.setdefault(tokenizer, _Cache())
+        return _caches.setdefault(tokenizer, _TokenCache())
 
 
 def _tokenise(tokenizer: Any, words: RowText, max_tokens: int) -> Example:

@@ -13,7 +13,7 @@ from sfnode.verifiers import arithmetic, patterns, plugins, schemas
 from sfnode.verifiers.base import MAX_ANSWER, WHITE_SPACE
 from sfnode.verifiers.specs import (
     Boxed,
-    Code,
+    CodeVerifier,
     Countdown,
     Exact,
     Extract,
@@ -23,7 +23,7 @@ from sfnode.verifiers.specs import (
     Numeric,
     Plugin,
     Regex,
-    Sum,
+    SumVerifier,
     Verifier,
     leaves,
 )
@@ -53,7 +53,7 @@ def score(verifier: Verifier, answer: str, row: Row) -> float:
             return _json(text, row, verifier)
         case Countdown():
             return _countdown(text, row, verifier)
-        case Code():
+        case CodeVerifier():
             return float(_defines(text, verifier))
         case Length():
             return float(verifier.least <= len(text) <= verifier.most)
@@ -64,7 +64,7 @@ def score(verifier: Verifier, answer: str, row: Row) -> float:
             return 0.0 if part is None else score(verifier.then, part, row)
         case Plugin():
             return plugins.score(verifier.name, text, {name: _value(row, name) for name in row})
-        case Sum():
+        case SumVerifier():
             total = math.fsum(term.weight * score(term.verifier, text, row) for term in verifier.terms)
             return min(total, 1.0)
     assert_never(verifier)
@@ -183,7 +183,7 @@ def _countdown(text: str, row: Row, spec: Countdown) -> float:
     return 1.0 if right else spec.well_formed
 
 
-def _defines(text: str, spec: Code) -> bool:
+def _defines(text: str, spec: CodeVerifier) -> bool:
     found = plugins.parse(text)
     if found is None or not found.modules <= set(spec.imports):
         return False

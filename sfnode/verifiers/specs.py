@@ -38,13 +38,13 @@ Marker = Annotated[str, Field(max_length=MAX_MARKER)]
 GivenMarker = Annotated[str, Field(min_length=1, max_length=MAX_MARKER)]
 
 
-class Kind(Table):
+class VerifierKind(Table):
     """A kind of verifier."""
 
     cost: ClassVar[int] = 1
 
 
-class Exact(Kind):
+class Exact(VerifierKind):
     """The answer is the row's value, to the character."""
 
     kind: Literal["exact"] = "exact"
@@ -54,7 +54,7 @@ class Exact(Kind):
     ignore_case: bool = False
 
 
-class Numeric(Kind):
+class Numeric(VerifierKind):
     """The first, last or only number of the answer is the last of the row's value."""
 
     kind: Literal["numeric"] = "numeric"
@@ -65,7 +65,7 @@ class Numeric(Kind):
     """Share of the row's number; the larger of the two tolerances counts."""
 
 
-class Regex(Kind):
+class Regex(VerifierKind):
     """A part of the answer, or the whole of it, matches a regular expression of RE2's syntax.
 
     Reading one raises UserError EXTRA_MISSING where RE2 is not installed.
@@ -83,7 +83,7 @@ class Regex(Kind):
         return value
 
 
-class Json(Kind):
+class Json(VerifierKind):
     """The answer is JSON that satisfies a schema, and agrees with the row's value if there is a column."""
 
     cost: ClassVar[int] = 2
@@ -92,7 +92,7 @@ class Json(Kind):
     column: str = Field(default="", max_length=MAX_NAME)
 
 
-class Countdown(Kind):
+class Countdown(VerifierKind):
     """The answer is an arithmetic expression that makes the row's target of the row's numbers."""
 
     kind: Literal["countdown"] = "countdown"
@@ -104,7 +104,7 @@ class Countdown(Kind):
     """Score of any other expression that can be read."""
 
 
-class Code(Kind):
+class CodeVerifier(VerifierKind):
     """The answer is Python that defines the functions and imports only these packages. It is never run."""
 
     cost: ClassVar[int] = 3
@@ -115,7 +115,7 @@ class Code(Kind):
     """Top-level packages."""
 
 
-class Length(Kind):
+class Length(VerifierKind):
     """The answer has a number of characters between the two bounds, both included."""
 
     kind: Literal["length"] = "length"
@@ -129,7 +129,7 @@ class Length(Kind):
         return self
 
 
-class Format(Kind):
+class Format(VerifierKind):
     """The answer has the markers, in this order and apart from each other."""
 
     kind: Literal["format"] = "format"
@@ -144,14 +144,14 @@ class Format(Kind):
         return self
 
 
-class Boxed(Kind):
+class Boxed(VerifierKind):
     r"""The content of the last balanced \boxed{} of the answer is scored by another verifier."""
 
     kind: Literal["boxed"] = "boxed"
     then: Verifier
 
 
-class Extract(Kind):
+class Extract(VerifierKind):
     """The part between two markers of the answer is scored by another verifier."""
 
     kind: Literal["extract"] = "extract"
@@ -169,7 +169,7 @@ class Term(Table):
     verifier: Verifier
 
 
-class Sum(Kind):
+class SumVerifier(VerifierKind):
     """The weighted mean of other scores."""
 
     cost: ClassVar[int] = 0
@@ -177,14 +177,14 @@ class Sum(Kind):
     terms: Annotated[tuple[Term, ...], Field(min_length=1, max_length=MAX_LISTED, strict=False)]
 
     @model_validator(mode="after")
-    def _whole(self) -> Sum:
+    def _whole(self) -> SumVerifier:
         total = math.fsum(term.weight for term in self.terms)
         if abs(total - 1) > 1e-9:
             raise ValueError(f"the weights of a sum add up to 1, and not to {total:g}")
         return self
 
 
-class Plugin(Kind):
+class Plugin(VerifierKind):
     """A function of a Python file that is not in the manifest scores the answer, where it may (`plugins`).
 
     Nothing is known of its time, and nothing here runs it.
@@ -202,11 +202,22 @@ class Plugin(Kind):
 
 
 Verifier: TypeAlias = Annotated[
-    Exact | Numeric | Regex | Json | Countdown | Code | Length | Format | Boxed | Extract | Sum | Plugin,
+    Exact
+    | Numeric
+    | Regex
+    | Json
+    | Countdown
+    | CodeVerifier
+    | Length
+    | Format
+    | Boxed
+    | Extract
+    | SumVerifier
+    | Plugin,
     Field(discriminator="kind"),
 ]
 
-for _model in (Boxed, Extract, Term, Sum):
+for _model in (Boxed, Extract, Term, SumVerifier):
     _model.model_rebuild()
 
 _READER: TypeAdapter[Any] = TypeAdapter(Verifier)
@@ -244,7 +255,7 @@ def within(verifier: Verifier) -> tuple[Verifier, ...]:
     match verifier:
         case Boxed() | Extract():
             return (verifier.then,)
-        case Sum():
+        case SumVerifier():
             return tuple(term.verifier for term in verifier.terms)
     return ()
 

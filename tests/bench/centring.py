@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sflab.baselines.model_problem import ModelProblem
 from sflab.experiments import problem
-from sflab.experiments.cell import Cell, Network, Place, Problem
+from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
 from sfnode.tasks import calibration, prompts
 from sfnode.tasks.encoding import Encoded, Prior, encode, unlabelled
 from sfnode.tasks.prompts import Row
@@ -50,7 +50,7 @@ class Probe:
         train, test = (str(SHARED / "data" / path) for path in FILES[name])
         model = str(SHARED / "models" / "opt-mini-sst")
         of = Problem(model=model, task=name, train=train, test=test, objective="centred", test_rows=40)
-        cell = Cell(problem=of, network=Network(clients=1), seed=seed)
+        cell = Cell(problem=of, network=CellNetwork(clients=1), seed=seed)
         self.loaded = problem.load(cell, Place())
         self.task, self.rows = self.loaded.task, self.loaded.shards[0]
         self.of = ModelProblem(

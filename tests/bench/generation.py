@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from sflab.bench.subject import Subject, load_subject
+from sflab.bench.subject import BenchSubject, load_subject
 from sfnode.engine import generation
 from sfnode.engine.generation import Plan, Row, generate
 from sfprotocol.seeds import stream, update_seeds
@@ -51,7 +51,7 @@ EPSILON = 1e-3
 Contestant = Callable[[], None]
 
 
-def contestants(subject: Subject, rows: int, tokens: int) -> dict[str, Contestant]:
+def contestants(subject: BenchSubject, rows: int, tokens: int) -> dict[str, Contestant]:
     """Who takes turns, by name."""
     loaded = subject.loaded
     vocabulary = loaded.model.config.vocab_size
@@ -81,7 +81,7 @@ def contestants(subject: Subject, rows: int, tokens: int) -> dict[str, Contestan
     }
 
 
-def queued(subject: Subject, places: int) -> dict[str, Contestant]:
+def queued(subject: BenchSubject, places: int) -> dict[str, Contestant]:
     """Two ways to write many rows of unequal lengths a few at a time."""
     loaded, rows = subject.loaded, QUEUE * places
     vocabulary = loaded.model.config.vocab_size

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.publish.asking import Told
+from sfnode.publish.asking import NodeAnswers
 from sfnode.publish.run_file import utc_now
-from sfnode.publish.site import Site
+from sfnode.publish.site import PublishedFolder
 from sfprotocol.names import Names
 from tests.publish.helpers import link_to
 from tests.publish.runs import manifest_of, write_run
@@ -54,11 +54,11 @@ def main() -> int:
 
 def publish(folder: Path, page: Path) -> int:
     """Publish twice; print the costs."""
-    site, worst = Site(page, folder), 0.0
+    site, worst = PublishedFolder(page, folder), 0.0
     for time_of in ("first", "again"):
         profile, began = cProfile.Profile(), time.process_time()
         with opened_run(folder) as (manifest, update_log):
-            told = Told()._replace(contact=Told().contact._replace(link=link_to(manifest)))
+            told = NodeAnswers()._replace(contact=NodeAnswers().contact._replace(link=link_to(manifest)))
             published = site.publish(manifest, update_log, told, utc_now())
         seconds = time.process_time() - began
         worst = max(worst, seconds)
@@ -67,7 +67,7 @@ def publish(folder: Path, page: Path) -> int:
         if time_of == "first":
             profile.enable()
             with opened_run(folder) as (manifest, update_log):
-                Site(page, folder).publish(manifest, update_log, told, utc_now())
+                PublishedFolder(page, folder).publish(manifest, update_log, told, utc_now())
             profile.disable()
             _print_parts(pstats.Stats(profile))
     files = {path.name: path.stat().st_size for path in page.iterdir()}

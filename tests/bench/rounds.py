@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sflab.baselines.clients import Traffic
-from sflab.experiments.cell import Network
+from sflab.baselines.clients import EdgeTraffic
+from sflab.experiments.cell import CellNetwork
 from sflab.experiments.feeds import ClientFeed
 from sflab.experiments.flooding import Conditions, Flood
 from sflab.sim.runner import Run
@@ -43,7 +43,7 @@ class Bytes(NamedTuple):
 
 def compare(topology: str, clients: int, rounds: int) -> Bytes:
     """Flood the same number of updates in both ways, over the same links."""
-    conditions = Conditions(Network(topology=topology, clients=clients), 3)  # type: ignore[arg-type]
+    conditions = Conditions(CellNetwork(topology=topology, clients=clients), 3)  # type: ignore[arg-type]
     run = Run(SCENARIOS["calm"], 3, nodes=clients, topology="line", seconds=0)
     world = run.world
     names = [f"n{number:0{len(str(clients - 1))}}" for number in range(clients)]
@@ -67,9 +67,9 @@ def _in_rounds(conditions: Conditions, run: Run, rounds: int) -> int:
     return flooded(conditions, run.world.run, rounds).total
 
 
-def flooded(conditions: Conditions, run: RunParameters, rounds: int, segment_updates: int = 0) -> Traffic:
+def flooded(conditions: Conditions, run: RunParameters, rounds: int, segment_updates: int = 0) -> EdgeTraffic:
     """Return the traffic of so many rounds, with UPDATES of each client in each."""
-    clients, traffic = conditions.network.clients, Traffic()
+    clients, traffic = conditions.network.clients, EdgeTraffic()
     secrets = [number.to_bytes(32, "big") for number in range(1, clients + 1)]
     feeds = [ClientFeed(run, Ed25519PrivateKey.from_private_bytes(one), segment_updates) for one in secrets]
     flood = Flood(conditions, clients, lambda origin, *steps: feeds[origin].size(*steps), traffic)
@@ -91,7 +91,7 @@ def main() -> None:
         print(f"{topology:10} {clients:8} {found.rounds:12,} {found.machines:12,} {found.ratio:6.2f}")
     print("\nbytes per edge of 16 clients with 5,000 updates each, as the codec writes them:")
     for segment_updates in (0, 32):
-        sent = flooded(Conditions(Network(clients=16), 3), RUN, 1000, segment_updates).per_edge
+        sent = flooded(Conditions(CellNetwork(clients=16), 3), RUN, 1000, segment_updates).per_edge
         print(f"segments of {segment_updates or UPDATES:2} updates: {sent:12,.0f}")
 
 

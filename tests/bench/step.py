@@ -17,7 +17,7 @@ import click
 import torch
 from rich.console import Console
 
-from sflab.bench.runner import Plan, run_benchmark
+from sflab.bench.runner import BenchPlan, run_benchmark
 from sflab.cli import bench
 from sfnode.manifest.training import Training
 from sfnode.schema.results import BatchResult, BenchResult
@@ -69,7 +69,7 @@ def _batch_misses(name: str, batch: BatchResult) -> Iterator[str]:
 def main(names: Sequence[str], sizes: Sequence[int], repetitions: int) -> None:
     missed = []
     for name in names:
-        plan = Plan(sizes, 1, True, repetitions, torch.get_num_threads())
+        plan = BenchPlan(sizes, 1, True, repetitions, torch.get_num_threads())
         result = run_benchmark(wanted(name), plan, lambda what: None)
         bench.show(result, Console())
         missed += misses(result)

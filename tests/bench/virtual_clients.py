@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from sflab.experiments import problem
-from sflab.experiments.cell import Cell, Network, Place, Problem
+from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
 from sflab.experiments.seedflood import SeedFlood
 from sfnode.engine import forward
 from sfnode.engine.estimator import points
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
     }
     of = Problem(**(given or usual), rows=8 * clients, validation_rows=0, test_rows=50)  # type: ignore[arg-type]
     for text, local_steps in (("equal", 1), ("apart", 1000)):
-        cell = Cell(problem=of, network=Network(clients=clients), local_steps=local_steps, steps=1000)
+        cell = Cell(problem=of, network=CellNetwork(clients=clients), local_steps=local_steps, steps=1000)
         run = SeedFlood(cell, problem.load(cell, Place()))
         reference(run), step(run, 0, communicate=local_steps == 1)
         pairs = [(reference(run), step(run, n, communicate=local_steps == 1)) for n in range(1, 1 + REPEATS)]

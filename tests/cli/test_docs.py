@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from sfnode.cli.init_questions import KINDS
-from sfnode.doctor.findings import Examination, Finding
+from sfnode.doctor.findings import CheckFinding, Examination
 from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
@@ -106,7 +106,7 @@ SECTIONS = {
     "organise hand-over": (organising.SuccessionFile, organising.DeputyVote),
     "upgrade-check --json": (UpgradeResult, PeerProtocol),
     "swarm --json": (SwarmResult, NodeResult),
-    "doctor --json": (Examination, Finding),
+    "doctor --json": (Examination, CheckFinding),
     "GET /views/progress": (views.Progress,),
     "GET /views/curves": (views.Curves, NodeEvaluation),
     "GET /views/swarm": (views.Swarm, views.SwarmNode, views.SwarmEdge),

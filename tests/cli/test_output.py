@@ -12,7 +12,7 @@ import pytest
 
 import sfnode.cli
 from sfnode.cli import doctor, upgrade_check
-from sfnode.doctor.findings import Examination, Finding
+from sfnode.doctor.findings import CheckFinding, Examination
 from sfnode.peers.compatibility import Compatibility, PeerVersion
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
 from tests.cli.helpers import Ended
@@ -62,7 +62,7 @@ def test_what_a_node_says_of_others_is_shown_as_visible_characters(
 
 
 def test_findings_are_coloured_and_what_they_quote_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    one = Finding(number="D01", subject="peer", verdict="problem", what=HOSTILE, fix=HOSTILE)
+    one = CheckFinding(number="D01", subject="peer", verdict="problem", what=HOSTILE, fix=HOSTILE)
     doctor._print(Examination.model_construct(findings=[one], problems=1, seconds=1.0))
     assert is_visible(capsys.readouterr().out)
 

@@ -20,7 +20,7 @@ import pytest
 from sfnode.doctor import compute, network, peers
 from sfnode.doctor import examination as examine
 from sfnode.doctor.disk import look_at_disk
-from sfnode.doctor.findings import Case, Examination, Finding, Subject, number
+from sfnode.doctor.findings import CheckedCase, CheckFinding, Examination, Subject, number
 from sfnode.doctor.network import look_at_ports
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
@@ -46,20 +46,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
-    return Case(data_dir=tmp_path / "node", device="cpu", dtype="auto", host_maddrs=("/ip4/127.0.0.1/tcp/0",))
+def case(tmp_path: Path) -> CheckedCase:
+    return CheckedCase(
+        data_dir=tmp_path / "node", device="cpu", dtype="auto", host_maddrs=("/ip4/127.0.0.1/tcp/0",)
+    )
 
 
-async def examined(case: Case, **changes: Any) -> Examination:
-    fields = {name: getattr(case, name) for name in Case.__slots__}
-    return await examine.examine(Case(**{**fields, **changes}))
+async def examined(case: CheckedCase, **changes: Any) -> Examination:
+    fields = {name: getattr(case, name) for name in CheckedCase.__slots__}
+    return await examine.examine(CheckedCase(**{**fields, **changes}))
 
 
-def about(examination: Examination, subject: Subject) -> list[Finding]:
+def about(examination: Examination, subject: Subject) -> list[CheckFinding]:
     return [one for one in examination.findings if one.number == number(subject)]
 
 
-def only(examination: Examination, subject: Subject) -> Finding:
+def only(examination: Examination, subject: Subject) -> CheckFinding:
     (finding,) = about(examination, subject)
     return finding
 
@@ -70,7 +72,7 @@ def manifest_of_protocol(run: Manifest, version: int) -> bytes:
 
 
 async def test_where_all_is_well_there_is_no_problem_and_the_speed_is_measured(
-    case: Case, peer: Peer, run: Manifest, time_server: TimeServer
+    case: CheckedCase, peer: Peer, run: Manifest, time_server: TimeServer
 ) -> None:
     address = await peer(run.canonical())
     result = await examined(case, peers=(address,), ntp=await time_server(0.5))
@@ -102,7 +104,7 @@ async def test_a_peer_of_hivemind_that_is_no_node_is_a_way_in_and_said_to_be_no_
 
 
 async def test_every_way_in_which_a_peer_can_be_dead_is_named_and_in_time(
-    case: Case, peer: Peer, run: Manifest, mute: int, closed: int, gibberish: int
+    case: CheckedCase, peer: Peer, run: Manifest, mute: int, closed: int, gibberish: int
 ) -> None:
     later, silent = await peer(manifest_of_protocol(run, 99)), await peer(None)
     earlier = await peer(run.model_copy(update={"protocol": 1}).canonical())
@@ -135,7 +137,7 @@ async def test_every_way_in_which_a_peer_can_be_dead_is_named_and_in_time(
 
 
 async def test_a_dead_peer_is_no_problem_while_another_one_answers(
-    case: Case, peer: Peer, run: Manifest, closed: int
+    case: CheckedCase, peer: Peer, run: Manifest, closed: int
 ) -> None:
     address = await peer(run.canonical())
     result = await examined(case, peers=(address, f"/ip4/127.0.0.1/tcp/{closed}/p2p/{QM}"))
@@ -157,7 +159,7 @@ def behind_nat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("behind_nat")
 async def test_that_a_peer_can_be_the_relay_of_this_machine_is_really_tried(
-    case: Case, peer: Peer, run: Manifest, monkeypatch: pytest.MonkeyPatch
+    case: CheckedCase, peer: Peer, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examine, "RELAY_DEADLINE", PATIENCE)
     address = await peer(run.canonical())
@@ -169,7 +171,7 @@ async def test_that_a_peer_can_be_the_relay_of_this_machine_is_really_tried(
 
 @pytest.mark.usefixtures("behind_nat")
 async def test_where_no_peer_relays_in_time_one_is_told_to_forward_a_port(
-    case: Case, peer: Peer, run: Manifest, monkeypatch: pytest.MonkeyPatch
+    case: CheckedCase, peer: Peer, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examine, "RELAY_DEADLINE", 0.01)
     address = await peer(run.canonical())
@@ -222,7 +224,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-def by_subject(findings: list[Finding]) -> dict[str, Finding]:
+def by_subject(findings: list[CheckFinding]) -> dict[str, CheckFinding]:
     return {one.subject: one for one in findings}
 
 
@@ -286,7 +288,7 @@ def test_a_free_port_is_fine(closed: int, tmp_path: Path) -> None:
 # -- the model -----------------------------------------------------------------------------------------
 
 
-def test_a_model_that_is_too_large_is_a_problem_with_its_size(case: Case, run: Manifest) -> None:
+def test_a_model_that_is_too_large_is_a_problem_with_its_size(case: CheckedCase, run: Manifest) -> None:
     enormous = tuple(f"layer{index}:16777216x65536" for index in range(8))
     model = run.model.model_copy(update={"source": "nobody/enormous", "targets": enormous})
     (finding,) = compute.look_at_fit(case, run.model_copy(update={"model": model}))
@@ -302,7 +304,7 @@ def test_a_narrower_format_is_proposed_where_it_would_do() -> None:
     assert compute._fit(compute.Size(7_000_000_000, True), "bfloat16", 16 << 30, "cpu").verdict == "ok"
 
 
-def test_the_parameters_of_the_built_in_model_are_counted(case: Case, run: Manifest) -> None:
+def test_the_parameters_of_the_built_in_model_are_counted(case: CheckedCase, run: Manifest) -> None:
     (finding,) = compute.look_at_fit(case, run)
     assert finding
     assert finding.verdict == "ok"
@@ -310,7 +312,7 @@ def test_the_parameters_of_the_built_in_model_are_counted(case: Case, run: Manif
 
 
 def test_a_model_that_is_named_and_not_here_is_a_problem_and_not_passed_over(
-    case: Case, run: Manifest
+    case: CheckedCase, run: Manifest
 ) -> None:
     elsewhere = dataclasses.replace(case, model="somebody/elses", measure=True)
     for finding in (*compute.look_at_fit(elsewhere, run), compute.look_at_speed(elsewhere, run)):
@@ -319,21 +321,21 @@ def test_a_model_that_is_named_and_not_here_is_a_problem_and_not_passed_over(
         assert "somebody/elses" in finding.what
 
 
-def test_the_speed_of_a_shape_is_for_the_bench_to_measure(case: Case, run: Manifest) -> None:
+def test_the_speed_of_a_shape_is_for_the_bench_to_measure(case: CheckedCase, run: Manifest) -> None:
     finding = compute.look_at_speed(dataclasses.replace(case, model="shape:opt-125m", measure=True), run)
     assert finding
     assert finding.verdict == "note"
     assert "sfnode bench --model shape:opt-125m" in finding.fix
 
 
-def test_a_model_that_comes_with_sfnode_is_measured_by_its_name(case: Case, run: Manifest) -> None:
+def test_a_model_that_comes_with_sfnode_is_measured_by_its_name(case: CheckedCase, run: Manifest) -> None:
     finding = compute.look_at_speed(dataclasses.replace(case, model="builtin:tiny"), run)
     assert finding
     assert finding.verdict == "ok"
 
 
 def test_a_tokenizer_of_another_model_is_found_whatever_the_models_size_and_wherever_the_data_are(
-    case: Case, run: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: CheckedCase, run: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = hostile.tokenizer(tmp_path / "model", added_tokens=[hostile.added(17, "film!")])
     data = Data(train="rows.tsv", digests={"train": "00" * 32})
@@ -354,7 +356,9 @@ def test_a_device_that_is_not_here_is_a_problem() -> None:
     assert "cuda:77" in finding.what
 
 
-def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(case: Case, run: Manifest) -> None:
+def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(
+    case: CheckedCase, run: Manifest
+) -> None:
     data = Data(train="rows.tsv", digests={"train": "00" * 32})
     finding = compute.look_at_speed(case, run.model_copy(update={"data": data}))
     assert finding
@@ -362,7 +366,9 @@ def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(case: Ca
     assert "the run's data come from its nodes" in finding.what
 
 
-def test_data_that_are_not_there_are_found_by_measuring(case: Case, run: Manifest, tmp_path: Path) -> None:
+def test_data_that_are_not_there_are_found_by_measuring(
+    case: CheckedCase, run: Manifest, tmp_path: Path
+) -> None:
     gone = run.model_copy(update={"data": run.data.model_copy(update={"train": str(tmp_path / "no.tsv")})})
     finding = compute.look_at_speed(case, gone)
     assert finding
@@ -374,9 +380,9 @@ def test_data_that_are_not_there_are_found_by_measuring(case: Case, run: Manifes
 
 
 async def test_a_check_that_hangs_or_fails_does_not_take_the_others_with_it(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    case: CheckedCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> Finding:
+    def fail() -> CheckFinding:
         raise RuntimeError("broken")
 
     async def hang(*_: object) -> float:
@@ -403,7 +409,7 @@ def test_every_number_is_documented_and_every_entry_is_a_number() -> None:
 
 
 def test_every_replica_has_to_fit_and_every_device_is_named(
-    case: Case, run: Manifest, monkeypatch: pytest.MonkeyPatch
+    case: CheckedCase, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = compute.Size(7_000_000_000, True)
     assert compute._fit(size, "bfloat16", 16 << 30, "cuda:0").verdict == "ok"

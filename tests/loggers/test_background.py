@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from sfnode.loggers.background import LONGEST_NAME, MAX_WAITING, Background, Record
+from sfnode.loggers.background import LONGEST_NAME, MAX_WAITING, BackgroundLogger, LoggedRecord
 
 
-def record(step: int) -> Record:
-    return Record("step", step, {"loss": 1.0})
+def record(step: int) -> LoggedRecord:
+    return LoggedRecord("step", step, {"loss": 1.0})
 
 
 class Memory:
@@ -31,7 +31,7 @@ class Memory:
         self._fail()
         self.begun.append(name)
 
-    def record(self, record: Record) -> None:
+    def record(self, record: LoggedRecord) -> None:
         self.waits.set()
         self.gate.wait(15)
         self._fail()
@@ -48,7 +48,7 @@ class Memory:
 
 def test_everything_that_was_recorded_is_written_in_order_before_the_end() -> None:
     one, two = Memory(), Memory()
-    logger = Background({"one": one, "two": two})
+    logger = BackgroundLogger({"one": one, "two": two})
     logger.begin("run", {})
     for step in range(100):
         logger.record(record(step))
@@ -62,7 +62,7 @@ def test_a_failing_logger_costs_lines_in_the_log_and_neither_the_others_nor_whoe
 ) -> None:
     bad, good = Memory(), Memory()
     bad.fails = 1 + 9
-    logger = Background({"bad": bad, "good": good})
+    logger = BackgroundLogger({"bad": bad, "good": good})
     logger.begin("run", {})
     for step in range(20):
         logger.record(record(step))
@@ -78,7 +78,7 @@ def test_a_slow_logger_holds_up_nobody_and_drops_what_it_has_no_room_for(
 ) -> None:
     slow = Memory()
     slow.gate.clear()
-    logger = Background({"slow": slow})
+    logger = BackgroundLogger({"slow": slow})
     logger.begin("run", {})
     logger.record(record(0))
     assert slow.waits.wait(15)
@@ -97,7 +97,7 @@ def test_a_slow_logger_holds_up_nobody_and_drops_what_it_has_no_room_for(
 def test_closing_waits_no_longer_than_its_patience(caplog: pytest.LogCaptureFixture) -> None:
     stuck = Memory()
     stuck.gate.clear()
-    logger = Background({"stuck": stuck}, patience=0.0)
+    logger = BackgroundLogger({"stuck": stuck}, patience=0.0)
     logger.begin("run", {})
     logger.record(record(0))
     assert stuck.waits.wait(15)
@@ -110,14 +110,14 @@ def test_closing_waits_no_longer_than_its_patience(caplog: pytest.LogCaptureFixt
 
 def test_what_was_never_begun_is_closed_all_the_same() -> None:
     memory = Memory()
-    logger = Background({"memory": memory})
+    logger = BackgroundLogger({"memory": memory})
     logger.close()
     logger.close()
     assert memory.closed == 1
 
 
 def test_without_loggers_nothing_waits() -> None:
-    logger = Background({})
+    logger = BackgroundLogger({})
     logger.begin("run", {})
     for step in range(2 * MAX_WAITING):
         logger.record(record(step))
@@ -127,7 +127,7 @@ def test_without_loggers_nothing_waits() -> None:
 
 def test_a_run_s_name_is_a_stranger_s_text() -> None:
     memory = Memory()
-    logger = Background({"memory": memory})
+    logger = BackgroundLogger({"memory": memory})
     logger.begin("\x1b[2J" + "x" * 1000, {})
     logger.close()
     assert memory.begun == ["\\u001b[2J" + "x" * (LONGEST_NAME - 9)]

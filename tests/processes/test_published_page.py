@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.publish.asking import Contact, Told
-from sfnode.publish.page import Sample
-from sfnode.publish.site import Site
+from sfnode.publish.asking import NodeAnswers, PageContact
+from sfnode.publish.page import PageSample
+from sfnode.publish.site import PublishedFolder
 from sfnode.store.log import UpdateLog
 from sfprotocol.names import NAMELESS, Names
 from tests.processes.test_dashboard import PALE, SCREENS, artefacts, browser, program
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 RUN = manifest_of(description="Tells good film reviews from bad ones.")
 NAMES = [HOSTILE, NAMELESS, *(Names(f"Member {n}", f"Team {n % 3}") for n in range(10))]
 SAMPLES = [
-    Sample("the cook was hardly clumsy . it was", "good", "bad", "good", 11, 0.0, 1.0),
-    Sample("nobody liked the songs . it was", "bad", "bad", "bad", 11, 1.0, 1.0),
+    PageSample("the cook was hardly clumsy . it was", "good", "bad", "good", 11, 0.0, 1.0),
+    PageSample("nobody liked the songs . it was", "bad", "bad", "bad", 11, 1.0, 1.0),
 ]
 
 FIRST = ["h1", ".lead", "#quality", ".huge"]
@@ -35,8 +35,8 @@ FIRST = ["h1", ".lead", "#quality", ".huge"]
 def page_file(tmp_path: Path) -> Path:
     write_run(tmp_path / "node", RUN, NAMES, updates=600, epochs=12)
     with UpdateLog.open(tmp_path / "node" / "updates.sqlite", RUN.run_id, read_only=True) as log:
-        told = Told(Contact(link_to(RUN), (), "internet"), True, 1234.0, SAMPLES)
-        site = Site(tmp_path / "page", tmp_path / "node", title="Film reviews, read together")
+        told = NodeAnswers(PageContact(link_to(RUN), (), "internet"), True, 1234.0, SAMPLES)
+        site = PublishedFolder(tmp_path / "page", tmp_path / "node", title="Film reviews, read together")
         site.publish(RUN, log, told, datetime(2026, 11, 23, 12, tzinfo=UTC))
     return tmp_path / "page" / "index.html"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sflab.experiments.cell import Network
+from sflab.experiments.cell import CellNetwork
 from sflab.experiments.replay import replay
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import build
@@ -35,7 +35,7 @@ async def test_virtual_clients_come_to_the_digests_of_four_real_processes(
         manifest = Manifest.from_toml(layout.manifest)
         with UpdateLog.open(layout.log, manifest.run_id, read_only=True) as update_log:
             wanted = verify_log(manifest, update_log)
-        found = replay(layout.path, Network(clients=4, hops=1), 0)
+        found = replay(layout.path, CellNetwork(clients=4, hops=1), 0)
         assert wanted.seals
         assert found.updates == wanted.updates
         assert (found.digest, found.core_digest) == (wanted.digest, wanted.core_digest)

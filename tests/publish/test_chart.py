@@ -7,11 +7,11 @@ import math
 import pytest
 
 from sfnode.publish.page import NARROW, WIDE, chart, figure
-from sfnode.publish.run_file import Point
+from sfnode.publish.run_file import CurvePoint
 
 
-def points(*values: float, error: float = 0.02) -> list[Point]:
-    return [Point(epoch=n, value=v, low=v - error, high=v + error) for n, v in enumerate(values)]
+def points(*values: float, error: float = 0.02) -> list[CurvePoint]:
+    return [CurvePoint(epoch=n, value=v, low=v - error, high=v + error) for n, v in enumerate(values)]
 
 
 def test_better_is_higher_and_the_base_model_lies_where_its_value_does() -> None:

@@ -6,12 +6,12 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sfnode.publish.run_file import MAX_PROGRESS, Moment, RunFile, hourly, progress
+from sfnode.publish.run_file import MAX_PROGRESS, ProgressMoment, RunFile, hourly, progress
 from tests.publish.test_directory import SAID
 
 
-def moments(*told: tuple[int, int]) -> list[Moment]:
-    return [Moment(at=at, updates=updates) for at, updates in told]
+def moments(*told: tuple[int, int]) -> list[ProgressMoment]:
+    return [ProgressMoment(at=at, updates=updates) for at, updates in told]
 
 
 def test_a_pace_is_that_of_the_last_day() -> None:
@@ -23,7 +23,7 @@ def test_a_pace_is_that_of_the_last_day() -> None:
 
 
 def test_moments_are_thinned_out_where_they_are_old() -> None:
-    found: tuple[Moment, ...] = ()
+    found: tuple[ProgressMoment, ...] = ()
     for number in range(3 * MAX_PROGRESS):
         before = RunFile.model_validate(SAID | {"progress": found})
         found = progress(before, datetime.fromtimestamp(600 * number, UTC), number)

@@ -321,7 +321,7 @@ def test_every_so_often_until_somebody_ends_it(
 def test_the_digest_of_a_seal_is_computed_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sfnode.publish.asking import Told
+    from sfnode.publish.asking import NodeAnswers
     from sfnode.publish.run_file import utc_now
     from sfnode.store.log import UpdateLog
 
@@ -330,10 +330,10 @@ def test_the_digest_of_a_seal_is_computed_once(
     monkeypatch.setattr(
         "sfnode.publish.facts.Past.result", lambda past, epoch: computed.append(epoch) or result(past, epoch)
     )
-    site = sites.Site(tmp_path / "page", folder)
+    site = sites.PublishedFolder(tmp_path / "page", folder)
     with UpdateLog.open(folder / "updates.sqlite", RUN.run_id, read_only=True) as log:
         for _ in range(2):
-            site.publish(RUN, log, Told(), utc_now())
+            site.publish(RUN, log, NodeAnswers(), utc_now())
     assert computed == [EPOCHS - 1]
 
 

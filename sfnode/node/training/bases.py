@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sfnode.errors import UserError
 from sfnode.modelshare.bases import BasesShare
-from sfnode.modelshare.download import Progress
+from sfnode.modelshare.download import DownloadProgress
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node.joined import Joined
 from sfnode.node.training.engine_thread import EngineThread
@@ -52,7 +52,7 @@ class PublishedBases:
         self.run = self._share.run
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> DownloadProgress | None:
         """Progress of the download from peers; None while there is none."""
         return self._share.progress
 

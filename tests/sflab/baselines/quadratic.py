@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sflab.baselines import registry, vectors
-from sflab.baselines.clients import Method, Part, Setup
+from sflab.baselines.clients import Method, Setup, VectorPart
 from sfnode.schema.evaluation import Evaluation
 
 Edges = Callable[[int], Sequence[tuple[int, int]]]
@@ -20,7 +20,7 @@ class Quadratic:
     """f_i(x) = sum_p curvature_p (x_p - centre_ip)^2 / 2, the centre moved by `noise` in every step."""
 
     batch_size = 4
-    parts = (Part("matrix", (8, 8)), Part("vector", (4,)))
+    parts = (VectorPart("matrix", (8, 8)), VectorPart("vector", (4,)))
     size = 68
 
     def __init__(self, clients: int, *, noise: float = 0.0, even: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sflab.baselines import vectors
-from sflab.baselines.clients import Traffic
+from sflab.baselines.clients import EdgeTraffic
 from sfnode.models import shapes
 
 ROUNDS = 100
@@ -23,7 +23,7 @@ def test_the_papers_totals_are_those_of_one_direction_of_an_edge() -> None:
 
 
 def test_bytes_per_edge_are_those_of_both_directions() -> None:
-    traffic = Traffic()
+    traffic = EdgeTraffic()
     traffic.add((0, 1), 5)
     traffic.add((1, 0), 7)
     traffic.add((1, 2), 8)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sflab.baselines import vectors
-from sflab.baselines.clients import Part
+from sflab.baselines.clients import VectorPart
 from sflab.baselines.diloco import power_average, worth_factoring
 from tests.sflab.baselines.quadratic import Quadratic, made, run
 
@@ -154,9 +154,9 @@ def test_error_feedback_sends_in_the_end_what_a_rank_withholds() -> None:
 
 
 def test_powersgd_sends_factors_of_what_they_halve_and_the_rest_in_full() -> None:
-    assert worth_factoring(Part("w", (8, 8)), 2)
-    assert not worth_factoring(Part("w", (8, 8)), 3)
-    assert not worth_factoring(Part("b", (800,)), 1)
+    assert worth_factoring(VectorPart("w", (8, 8)), 2)
+    assert not worth_factoring(VectorPart("w", (8, 8)), 3)
+    assert not worth_factoring(VectorPart("b", (800,)), 1)
     method, exact = made("diloco-powersgd", 3), made("diloco", 3)
     run(method, 0, 2)
     run(exact, 0, 2)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sflab.experiments import problem
-from sflab.experiments.cell import Cell, Network, Place, Problem
+from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
 from sflab.experiments.seedflood import SeedFlood
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
@@ -23,7 +23,7 @@ def small(
     given = {"steps": 8, "local_steps": 2, "batch_size": 3, "rank": 4, "refresh": 3, "learning_rate": 2e-3}
     return Cell(
         problem=PROBLEM.model_copy(update=problem or {}),
-        network=Network(**{"clients": 4, **(network or {})}),
+        network=CellNetwork(**{"clients": 4, **(network or {})}),
         **{**given, **fields},
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sflab.cli.simulate_training import CELL, NETWORK, PROBLEM
-from sflab.experiments.cell import Cell, Network, Problem
+from sflab.experiments.cell import Cell, CellNetwork, Problem
 from sfnode.cli.main import main
 
 FEW = [
@@ -36,7 +36,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_every_field_of_a_cell_has_an_option() -> None:
     assert set(PROBLEM) == set(Problem.model_fields)
-    assert set(NETWORK) == set(Network.model_fields)
+    assert set(NETWORK) == set(CellNetwork.model_fields)
     assert set(CELL) == set(Cell.model_fields) - {"problem", "network", "options"}
 
 

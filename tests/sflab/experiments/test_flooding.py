@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sflab.baselines.clients import Traffic
-from sflab.experiments.cell import Network
+from sflab.baselines.clients import EdgeTraffic
+from sflab.experiments.cell import CellNetwork
 from sflab.experiments.flooding import Conditions, Flood
 from tests.bench.rounds import compare
 
 
-def flood(**network: Any) -> tuple[Flood, Traffic, Conditions]:
-    traffic, conditions = Traffic(), Conditions(Network(**network), 5)
+def flood(**network: Any) -> tuple[Flood, EdgeTraffic, Conditions]:
+    traffic, conditions = EdgeTraffic(), Conditions(CellNetwork(**network), 5)
     return (
         Flood(conditions, network["clients"], lambda origin, first, stop: 10 + stop - first, traffic),
         traffic,
@@ -90,7 +90,7 @@ def test_who_is_away_neither_sends_nor_receives() -> None:
 
 
 def test_speeds_lie_evenly_between_the_slowest_and_the_fastest() -> None:
-    conditions = Conditions(Network(clients=3, speeds=2.0), 0)
+    conditions = Conditions(CellNetwork(clients=3, speeds=2.0), 0)
     made = sum(conditions.steps_by(number) for number in range(10))
     assert made.tolist() == [10, 15, 20]
 

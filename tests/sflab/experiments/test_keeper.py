@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sflab.experiments import problem, runner
-from sflab.experiments.cell import Cell, Network, Place
+from sflab.experiments.cell import Cell, CellNetwork, Place
 from sflab.experiments.replay import replay
 from sflab.experiments.runner import run_cell
 from sflab.experiments.seedflood import SeedFlood
@@ -111,7 +111,7 @@ def test_what_every_client_has_brought_is_measured_of_what_the_close_has_named(t
 def test_the_replayed_log_floods_to_the_digests_that_verify_finds(cell: Cell, tmp_path: Path) -> None:
     run_cell(cell, tmp_path / "results", log=tmp_path / "log")
     wanted = verified(tmp_path / "log")
-    found = replay(tmp_path / "log", Network(clients=6, hops=1, loss=0.2), 0)
+    found = replay(tmp_path / "log", CellNetwork(clients=6, hops=1, loss=0.2), 0)
     assert found.rounds > 2
     assert (found.digest, found.core_digest) == (wanted.digest, wanted.core_digest)
     assert found.named_digest == (wanted.seals.named_digest if wanted.seals else None)
@@ -180,5 +180,5 @@ def test_clients_that_nobody_can_reach_end_a_replay(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("sflab.experiments.replay.MOST_ROUNDS", 3)
     run_cell(OPEN, tmp_path / "results", log=tmp_path / "log")
     with pytest.raises(UserError) as found:
-        replay(tmp_path / "log", Network(clients=6, churn=0.99), 0)
+        replay(tmp_path / "log", CellNetwork(clients=6, churn=0.99), 0)
     assert found.value.code is Code.LOG_NOT_SIMULATED

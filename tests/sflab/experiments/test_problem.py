@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sflab.experiments import problem
-from sflab.experiments.cell import Cell, Network, Place, Problem
+from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
 from sfnode.errors import Code, UserError
 from sfnode.tasks.dataset import load_rows
 from tests.engine.helpers import SHARED
@@ -16,7 +16,7 @@ from tests.sflab.experiments.helpers import small
 
 
 def cell(dirichlet: float = 0.0, seed: int = 0, clients: int = 8) -> Cell:
-    return Cell(problem=Problem(dirichlet=dirichlet), network=Network(clients=clients), seed=seed)
+    return Cell(problem=Problem(dirichlet=dirichlet), network=CellNetwork(clients=clients), seed=seed)
 
 
 LABELS = np.arange(1000) % 4

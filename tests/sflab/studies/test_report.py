@@ -9,9 +9,9 @@ import pytest
 
 from sflab.experiments.cell import Problem
 from sflab.studies import paper, report, study
-from sflab.studies.findings import Findings, interval
+from sflab.studies.findings import StudyFindings, interval
 from sflab.studies.study import Study
-from sflab.studies.workers import Here, Job
+from sflab.studies.workers import CellJob, Here
 from sfnode.errors import Code, UserError
 from tests.sflab.studies import synthetic
 
@@ -37,7 +37,7 @@ def planned(seeds: int = 2) -> Study:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished study with its report."""
     folder = tmp_path_factory.mktemp("finished")
-    study.run(planned(), folder, Here(Job(synthetic.run, folder)))
+    study.run(planned(), folder, Here(CellJob(synthetic.run, folder)))
     report.write(folder)
     return folder
 
@@ -107,7 +107,7 @@ def test_a_cell_that_failed_is_named_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_claims_are_judged_by_the_results(finished: Path) -> None:
-    found = {one.words: one for one in report.claims(Findings.load(finished))}
+    found = {one.words: one for one in report.claims(StudyFindings.load(finished))}
     assert found["sst2: SeedFlood scores at least as high as dzsgd (ring)"].met
     many = found["sst2: 8 clients do not score below 4 at the same number of rounds"]
     assert many.met
@@ -128,8 +128,8 @@ def test_a_claim_that_does_not_hold_is_not_met_and_one_without_cells_is_not_meas
 
     plan = planned()
     kept = tuple(entry for entry in plan.entries if entry.part == "methods" and entry.cell.method != "dsgd")
-    study.run(plan.model_copy(update={"entries": kept}), tmp_path, Here(Job(better, tmp_path)))
-    met = {one.words: one.met for one in report.claims(Findings.load(tmp_path))}
+    study.run(plan.model_copy(update={"entries": kept}), tmp_path, Here(CellJob(better, tmp_path)))
+    met = {one.words: one.met for one in report.claims(StudyFindings.load(tmp_path))}
     assert met["sst2: SeedFlood scores at least as high as dzsgd (ring)"] is False
     assert met["sst2: SeedFlood stays within 6 % of DSGD (paper: -6 to -4 %)"] is None
 

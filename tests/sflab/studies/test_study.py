@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sflab.experiments import results
-from sflab.experiments.cell import Cell, Network
+from sflab.experiments.cell import Cell, CellNetwork
 from sflab.studies import study
-from sflab.studies.study import Entry, Progress, Study
-from sflab.studies.workers import Here, Job
+from sflab.studies.study import Study, StudyEntry, StudyProgress
+from sflab.studies.workers import CellJob, Here
 from sfnode.errors import Code, UserError
 from tests.sflab.studies import synthetic
 
@@ -23,13 +23,15 @@ BASE = Cell(steps=8, batch_size=1)
 def tuned(*seeds: int) -> Study:
     """A tuning of three rates, and entries with the winner's rate."""
     trials = tuple(BASE.model_copy(update={"learning_rate": rate}) for rate in RATES)
-    entries = (Entry(part="methods", cell=BASE.model_copy(update={"seed": seed}), tuning=0) for seed in seeds)
+    entries = (
+        StudyEntry(part="methods", cell=BASE.model_copy(update={"seed": seed}), tuning=0) for seed in seeds
+    )
     return Study(title="tuned", command="test", tunings=(trials,), entries=tuple(entries))
 
 
-def run(one: Study, folder: Path) -> list[Progress]:
-    seen: list[Progress] = []
-    study.run(one, folder, Here(Job(synthetic.run, folder)), seen.append)
+def run(one: Study, folder: Path) -> list[StudyProgress]:
+    seen: list[StudyProgress] = []
+    study.run(one, folder, Here(CellJob(synthetic.run, folder)), seen.append)
     return seen
 
 
@@ -85,7 +87,7 @@ def test_the_same_study_gives_the_same_files_wherever_it_was_interrupted(tmp_pat
     one, other = tmp_path / "one", tmp_path / "other"
     run(tuned(0, 1, 2), one)
     with pytest.raises(KeyboardInterrupt):
-        study.run(tuned(0, 1, 2), other, Here(Job(interrupted, other)))
+        study.run(tuned(0, 1, 2), other, Here(CellJob(interrupted, other)))
     assert len(results.read_all(other)) == 3
     run(tuned(0, 1, 2), other)
     assert [file.read_text() for file in sorted(one.glob("*.jsonl"))] == [
@@ -96,11 +98,11 @@ def test_the_same_study_gives_the_same_files_wherever_it_was_interrupted(tmp_pat
 def test_of_equal_trials_the_smaller_rate_wins_and_one_that_diverged_has_lost() -> None:
     trials = tuned().tunings[0]
     end = {"validation_loss": 0.5}
-    found = {cell.name: results.Result(cell, (), end) for cell in trials}
+    found = {cell.name: results.CellResult(cell, (), end) for cell in trials}
     best = study.winner(trials, found, {})
     assert best is not None
     assert best.learning_rate == min(RATES)
-    found[best.name] = results.Result(best, (), {"validation_loss": float("nan")})
+    found[best.name] = results.CellResult(best, (), {"validation_loss": float("nan")})
     second = study.winner(trials, found, {})
     assert second is not None
     assert second.learning_rate == sorted(RATES)[1]
@@ -141,15 +143,15 @@ def test_no_more_rates_beyond_the_edge_are_tried_than_the_study_says(tmp_path: P
 
 def test_there_is_no_winner_before_all_trials_have_ended() -> None:
     trials = tuned().tunings[0]
-    found = {cell.name: results.Result(cell, (), {"validation_loss": 0.5}) for cell in trials[:2]}
+    found = {cell.name: results.CellResult(cell, (), {"validation_loss": 0.5}) for cell in trials[:2]}
     assert study.winner(trials, found, {}) is None
     assert study.winner(trials, found, {trials[2].name: "died"}) is not None
 
 
 def test_a_failure_is_noted_with_its_cell_and_the_rest_goes_on(tmp_path: Path) -> None:
     cells = [BASE.model_copy(update={"seed": seed}) for seed in (synthetic.FAULTY, 1)]
-    one = Study(title="", command="", entries=tuple(Entry(part="", cell=cell) for cell in cells))
-    failed = study.run(one, tmp_path, Here(Job(synthetic.run, tmp_path)))
+    one = Study(title="", command="", entries=tuple(StudyEntry(part="", cell=cell) for cell in cells))
+    failed = study.run(one, tmp_path, Here(CellJob(synthetic.run, tmp_path)))
     assert list(failed) == [cells[0].name]
     assert "the weights were not finite" in failed[cells[0].name]
     assert list(results.read_all(tmp_path)) == [cells[1].name]
@@ -158,23 +160,25 @@ def test_a_failure_is_noted_with_its_cell_and_the_rest_goes_on(tmp_path: Path) -
 def test_a_failure_is_forgotten_when_its_cell_succeeds(tmp_path: Path) -> None:
     one = tuned(0)
     results.note_failure(one.tunings[0][0], tmp_path, "no memory was left")
-    assert study.run(one, tmp_path, Here(Job(synthetic.run, tmp_path))) == {}
+    assert study.run(one, tmp_path, Here(CellJob(synthetic.run, tmp_path))) == {}
 
 
 def test_failures_of_another_study_in_the_folder_are_not_those_of_this_one(tmp_path: Path) -> None:
     results.note_failure(BASE.model_copy(update={"seed": 77}), tmp_path, "no memory was left")
-    assert study.run(tuned(0), tmp_path, Here(Job(synthetic.run, tmp_path))) == {}
+    assert study.run(tuned(0), tmp_path, Here(CellJob(synthetic.run, tmp_path))) == {}
 
 
 def test_progress_counts_example_forwards_and_not_cells(tmp_path: Path) -> None:
-    large = BASE.model_copy(update={"network": Network(clients=256)})
-    entries = tuple(Entry(part="", cell=cell) for cell in (BASE, large))
+    large = BASE.model_copy(update={"network": CellNetwork(clients=256)})
+    entries = tuple(StudyEntry(part="", cell=cell) for cell in (BASE, large))
     seen = run(Study(title="", command="", entries=entries), tmp_path)
     assert [one.done for one in seen] == [study.work(BASE), study.work(BASE) + study.work(large)]
     assert seen[0].total == seen[1].done
     later = run(
         Study(
-            title="", command="", entries=(*entries, Entry(part="", cell=BASE.model_copy(update={"seed": 5})))
+            title="",
+            command="",
+            entries=(*entries, StudyEntry(part="", cell=BASE.model_copy(update={"seed": 5}))),
         ),
         tmp_path,
     )
@@ -198,4 +202,4 @@ def test_a_folder_without_a_study_is_refused(tmp_path: Path, text: str | None) -
 
 def test_an_entry_whose_tuning_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="tuning"):
-        Study(title="", command="", entries=(study.Entry(part="a", cell=BASE, tuning=0),))
+        Study(title="", command="", entries=(study.StudyEntry(part="a", cell=BASE, tuning=0),))

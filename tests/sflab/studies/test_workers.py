@@ -14,7 +14,7 @@ import pytest
 
 from sflab.experiments import results
 from sflab.experiments.cell import Cell
-from sflab.studies.workers import Here, Job, Pool, Processes, Ray, run_cells
+from sflab.studies.workers import CellJob, Here, Pool, Processes, Ray, run_cells
 from sfnode.errors import UserError
 from tests.sflab.studies import synthetic
 
@@ -45,7 +45,7 @@ def expected(tmp_path: Path) -> dict[str, str]:
     """The results of all cells, made here one after the other."""
     folder = tmp_path / "expected"
     folder.mkdir()
-    assert run(Here(Job(synthetic.run, folder)), folder, CELLS) == {}
+    assert run(Here(CellJob(synthetic.run, folder)), folder, CELLS) == {}
     assert len(files(folder)) == len(CELLS)
     return files(folder)
 
@@ -54,7 +54,7 @@ def test_processes_give_the_same_results_and_one_that_dies_costs_its_cell_alone(
     tmp_path: Path, expected: dict[str, str]
 ) -> None:
     bad = [Cell(seed=synthetic.DEADLY), Cell(seed=synthetic.FAULTY)]
-    failed = run(Processes(Job(synthetic.run, tmp_path), 2), tmp_path, [*bad, *CELLS])
+    failed = run(Processes(CellJob(synthetic.run, tmp_path), 2), tmp_path, [*bad, *CELLS])
     assert files(tmp_path) == expected
     assert sorted(failed) == [synthetic.DEADLY, synthetic.FAULTY]
     assert "its worker process has died" in failed[synthetic.DEADLY]
@@ -107,7 +107,9 @@ def test_ray_gives_the_same_results_on_two_nodes(
     tmp_path: Path, expected: dict[str, str], cluster: str
 ) -> None:
     """The nodes' workers write nothing to the folder: the results come back as text."""
-    failed = run(Ray(Job(synthetic.run, tmp_path), cluster), tmp_path, [Cell(seed=synthetic.FAULTY), *CELLS])
+    failed = run(
+        Ray(CellJob(synthetic.run, tmp_path), cluster), tmp_path, [Cell(seed=synthetic.FAULTY), *CELLS]
+    )
     assert files(tmp_path) == expected
     assert not (tmp_path / "runs").exists()
     assert "RuntimeError: the weights were not finite" in failed[synthetic.FAULTY]
@@ -119,10 +121,10 @@ def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(UserError, match=f"SF077: there is no Ray at 127.0.0.1:{port}"):
-        run(Ray(Job(synthetic.run, tmp_path), f"127.0.0.1:{port}"), tmp_path, CELLS)
+        run(Ray(CellJob(synthetic.run, tmp_path), f"127.0.0.1:{port}"), tmp_path, CELLS)
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"SF078.*not installed\n.*sfnode\[lab\]"):
-        run(Ray(Job(synthetic.run, tmp_path), "local"), tmp_path, CELLS)
+        run(Ray(CellJob(synthetic.run, tmp_path), "local"), tmp_path, CELLS)
