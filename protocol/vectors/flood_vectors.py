@@ -20,7 +20,7 @@ from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.events import Action, Admit, Event, LinkDown, LinkUp, OwnUpdates, Received, Wake, Writable
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Close, Commit, Send
-from sfprotocol.host import Host as ProtocolHost
+from sfprotocol.host import VectorHost as ProtocolHost
 from sfprotocol.inquiries import INQUIRY_TIME
 from sfprotocol.machine import ASK_TIMEOUT, Machine
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
@@ -32,7 +32,7 @@ RUN = RunParameters(bytes(range(32)), epoch_updates=4, update_budget=40, scalar_
 NEW_INCARNATION = 4_000_000_000
 
 
-class Recorded(Machine):
+class RecordedMachine(Machine):
     """A machine that writes down every call, and is due only when the script says so."""
 
     due = False
@@ -48,7 +48,7 @@ class Recorded(Machine):
         return actions
 
 
-class Host:
+class VectorHost:
     """One machine with a log in memory."""
 
     def __init__(self, name: str, run: RunParameters, *, relay: bool, past: list[Admit]) -> None:
@@ -65,7 +65,7 @@ class Host:
         self.start = [
             {**plain(s.feed), "next": s.next, "chain": s.chain.hex(), "epoch": s.epoch} for s in frontier
         ]
-        self.machine = Recorded(
+        self.machine = RecordedMachine(
             run,
             frontier,
             own=self.own,
@@ -77,7 +77,7 @@ class Host:
         self.admitted: list[Admit] = []
         self.append(Commit(tuple(past)))
         self.host = ProtocolHost(self.machine, self)
-        self.links: dict[int, tuple[Host, int]] = {}
+        self.links: dict[int, tuple[VectorHost, int]] = {}
 
     # -- the store ---------------------------------------------------------------------------------
 
@@ -101,32 +101,32 @@ class Host:
         return self.proofs.get(feed)
 
 
-class Conversation:
+class VectorConversation:
     """Runs machines and writes down every call."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, VectorHost] = {}
         self.steps: list[dict[str, Any]] = []
         self._now = 0.0
-        self._queue: deque[tuple[Host, Event]] = deque()
+        self._queue: deque[tuple[VectorHost, Event]] = deque()
         self._meddle: list[Callable[[bytes], bytes | None]] = []
 
     def host(
         self, name: str, run: RunParameters = RUN, *, relay: bool = False, past: list[Admit] | None = None
-    ) -> Host:
-        host = self.hosts[name] = Host(name, run, relay=relay, past=past or [])
+    ) -> VectorHost:
+        host = self.hosts[name] = VectorHost(name, run, relay=relay, past=past or [])
         host.machine.write_down = partial(self._write_down, name)
         return host
 
-    def connect(self, one: Host, other: Host) -> None:
+    def connect(self, one: VectorHost, other: VectorHost) -> None:
         near, far = len(one.links) + 1, len(other.links) + 1
         one.links[near], other.links[far] = (other, far), (one, near)
         self._post(one, LinkUp(near, other.name))
         self._post(other, LinkUp(far, one.name))
         self._drain()
 
-    def compute(self, host: Host, epoch: int, *scalars: int) -> None:
+    def compute(self, host: VectorHost, epoch: int, *scalars: int) -> None:
         assert host.machine.own
         first = host.machine.frontier.next(host.machine.own)
         self._post(host, OwnUpdates(host.machine.own, first, (EpochScalars(epoch, scalars),)))
@@ -148,7 +148,7 @@ class Conversation:
 
     # -- the network -------------------------------------------------------------------------------
 
-    def _post(self, host: Host, event: Event) -> None:
+    def _post(self, host: VectorHost, event: Event) -> None:
         self._queue.append((host, event))
 
     def _drain(self) -> None:
@@ -157,7 +157,7 @@ class Conversation:
             host.host.post(event)
             self._round(host)
 
-    def _round(self, host: Host) -> None:
+    def _round(self, host: VectorHost) -> None:
         """Run rounds of this host until it has nothing more to do by itself."""
         while host.host.waiting or host.machine.due:
             if commit := host.host.decide(self._now):
@@ -170,7 +170,7 @@ class Conversation:
                         other, far = host.links[link]
                         self._post(other, LinkDown(far))
 
-    def _send(self, host: Host, send: Send) -> None:
+    def _send(self, host: VectorHost, send: Send) -> None:
         if not isinstance(send.message, Segment):
             self._carry(host, send.link, send.frame)
             return
@@ -184,7 +184,7 @@ class Conversation:
             {"machine": name, "now": self._now, "event": plain(event), "actions": plain(tuple(actions))}
         )
 
-    def _carry(self, host: Host, link: int, frame: bytes) -> None:
+    def _carry(self, host: VectorHost, link: int, frame: bytes) -> None:
         other, far = host.links[link]
         self._post(other, Received(far, frame))
 
@@ -207,8 +207,8 @@ class Conversation:
 # -- the scripts -------------------------------------------------------------------------------------
 
 
-def two_nodes() -> Conversation:
-    talk = Conversation("two nodes: what was before the link is pulled, what is new is flooded")
+def two_nodes() -> VectorConversation:
+    talk = VectorConversation("two nodes: what was before the link is pulled, what is new is flooded")
     alice, bob = talk.host("alice"), talk.host("bob")
     talk.compute(alice, 0, 5, -6, 7)
     talk.compute(alice, 0, 8)
@@ -219,8 +219,8 @@ def two_nodes() -> Conversation:
     return talk
 
 
-def a_line() -> Conversation:
-    talk = Conversation("a relay forwards with one hop more; nothing goes back to where it came from")
+def a_line() -> VectorConversation:
+    talk = VectorConversation("a relay forwards with one hop more; nothing goes back to where it came from")
     alice, relay, carol = talk.host("alice"), talk.host("relay", relay=True), talk.host("carol")
     talk.connect(alice, relay)
     talk.connect(relay, carol)
@@ -229,8 +229,8 @@ def a_line() -> Conversation:
     return talk
 
 
-def a_gap() -> Conversation:
-    talk = Conversation("a lost segment: the next one shows the gap, and both come in one")
+def a_gap() -> VectorConversation:
+    talk = VectorConversation("a lost segment: the next one shows the gap, and both come in one")
     alice, bob = talk.host("alice"), talk.host("bob")
     talk.connect(alice, bob)
     talk.lose_next_segment()
@@ -239,8 +239,10 @@ def a_gap() -> Conversation:
     return talk
 
 
-def a_lost_tail() -> Conversation:
-    talk = Conversation("a lost last segment: digests differ, everything is told again, and it is asked for")
+def a_lost_tail() -> VectorConversation:
+    talk = VectorConversation(
+        "a lost last segment: digests differ, everything is told again, and it is asked for"
+    )
     alice, bob = talk.host("alice"), talk.host("bob")
     talk.connect(alice, bob)
     talk.lose_next_segment()
@@ -250,8 +252,10 @@ def a_lost_tail() -> Conversation:
     return talk
 
 
-def a_forgery() -> Conversation:
-    talk = Conversation("a segment that does not verify: the feed is not asked of that peer for a minute")
+def a_forgery() -> VectorConversation:
+    talk = VectorConversation(
+        "a segment that does not verify: the feed is not asked of that peer for a minute"
+    )
     alice, bob = talk.host("alice"), talk.host("bob")
     talk.connect(alice, bob)
     talk.falsify_next_segment()
@@ -262,39 +266,41 @@ def a_forgery() -> Conversation:
     return talk
 
 
-def another_run() -> Conversation:
-    talk = Conversation("nodes of different runs part")
+def another_run() -> VectorConversation:
+    talk = VectorConversation("nodes of different runs part")
     talk.connect(talk.host("alice"), talk.host("bob", replace(RUN, run_id=bytes(32))))
     return talk
 
 
 def _past(updates: int, *others: int) -> list[Admit]:
     """Return alice's log after this many updates and some more with these scalars."""
-    talk = Conversation("")
+    talk = VectorConversation("")
     alice = talk.host("alice")
     for scalar in (*range(updates), *others):
         talk.compute(alice, 0, scalar)
     return alice.admitted
 
 
-def a_witness() -> Conversation:
-    talk = Conversation("a node with a past continues once a peer knows exactly as much of its feed")
+def a_witness() -> VectorConversation:
+    talk = VectorConversation("a node with a past continues once a peer knows exactly as much of its feed")
     alice, bob = talk.host("alice", past=_past(2)), talk.host("bob", past=_past(2))
     talk.connect(alice, bob)
     talk.compute(alice, 0, 9)
     return talk
 
 
-def an_old_backup() -> Conversation:
-    talk = Conversation("a peer shows more of our feed than we: a new incarnation; the old feed is completed")
+def an_old_backup() -> VectorConversation:
+    talk = VectorConversation(
+        "a peer shows more of our feed than we: a new incarnation; the old feed is completed"
+    )
     alice, bob = talk.host("alice", past=_past(2)), talk.host("bob", past=_past(3))
     talk.connect(alice, bob)
     talk.compute(alice, 0, 9)
     return talk
 
 
-def no_witness() -> Conversation:
-    talk = Conversation("a newcomer is no witness; when the time is over, a new incarnation")
+def no_witness() -> VectorConversation:
+    talk = VectorConversation("a newcomer is no witness; when the time is over, a new incarnation")
     alice, carol = talk.host("alice", past=_past(2)), talk.host("carol")
     talk.connect(alice, carol)
     talk.wake(ASK_TIMEOUT)
@@ -302,8 +308,8 @@ def no_witness() -> Conversation:
     return talk
 
 
-def the_tree() -> Conversation:
-    talk = Conversation("a triangle: who brings what is known is pruned, and announces from then on")
+def the_tree() -> VectorConversation:
+    talk = VectorConversation("a triangle: who brings what is known is pruned, and announces from then on")
     alice, bob, carol = talk.host("alice"), talk.host("bob"), talk.host("carol")
     talk.connect(bob, carol)
     talk.connect(alice, bob)
@@ -314,8 +320,8 @@ def the_tree() -> Conversation:
     return talk
 
 
-def a_fork() -> Conversation:
-    talk = Conversation("two histories of one feed: found, proven, and cut where they part")
+def a_fork() -> VectorConversation:
+    talk = VectorConversation("two histories of one feed: found, proven, and cut where they part")
     bob, carol = talk.host("bob", past=_past(3)), talk.host("carol", past=_past(2, 77))
     talk.connect(bob, carol)
     return talk

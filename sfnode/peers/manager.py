@@ -59,7 +59,7 @@ from sfnode.peers.events import (
     Wake,
 )
 from sfnode.peers.intervals import Job, first_probe, next_probe
-from sfnode.peers.selection import Standing, address_range
+from sfnode.peers.selection import PeerStanding, address_range
 from sfnode.transport.base import CONNECT_DEADLINE, peer_of
 
 BOOTSTRAPS_ALONE = 8
@@ -101,8 +101,8 @@ class _Neighbour:
     """The machine's own count when `useful` was last brought up to date."""
     counted_at: float = 0.0
 
-    def standing(self) -> Standing:
-        return Standing(self.peer, self.chosen, self.since, self.range, self.useful, self.blank)
+    def standing(self) -> PeerStanding:
+        return PeerStanding(self.peer, self.chosen, self.since, self.range, self.useful, self.blank)
 
 
 class PeerManager:
@@ -183,13 +183,13 @@ class PeerManager:
         """Whether there is no link, and none is being opened."""
         return not (self.linked or self.dialling)
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[PeerStanding]:
         """Return the links as `selection` sees them, in the order in which they were opened."""
         return [neighbour.standing() for neighbour in self._neighbours.values()]
 
     def has_room_for(self, peer: str, address: str, now: float) -> bool:
         """Tell whether an inbound link of this peer, which has none, would be accepted."""
-        newcomer = Standing(peer, False, now, address_range(address))
+        newcomer = PeerStanding(peer, False, now, address_range(address))
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
         return self.presence is Presence.OPEN and verdict.accept
 
@@ -270,7 +270,7 @@ class PeerManager:
 
     def _has_room(self, event: LinkOpened, now: float) -> bool:
         """Decide about a peer that is no neighbour; make room for it if selection says so."""
-        newcomer = Standing(event.peer, event.outbound, now, address_range(event.address))
+        newcomer = PeerStanding(event.peer, event.outbound, now, address_range(event.address))
         if event.outbound:
             return selection.may_keep(newcomer, self.standings())
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)

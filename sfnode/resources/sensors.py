@@ -39,7 +39,7 @@ _psutil: Any = psutil
 """psutil, untyped: some of its functions exist on some systems only."""
 
 
-class Gpu(Protocol):
+class GpuReading(Protocol):
     """The sensors of a GPU."""
 
     def celsius(self) -> float: ...
@@ -53,9 +53,9 @@ class Sensors:
     def __init__(self, *devices: str) -> None:
         self._devices = tuple(dict.fromkeys(devices))
         self._process = psutil.Process()
-        self._gpus: dict[str, Gpu] = {}
+        self._gpus: dict[str, GpuReading] = {}
         """Those that were opened, by device."""
-        self._daemon = Daemon(self._process)
+        self._daemon = DaemonProcess(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
         """Share of the machine that other programs used between the last two looks."""
@@ -122,7 +122,7 @@ class Sensors:
             for device in self._devices
         )
 
-    def _open_gpu(self, device: str, limit: str) -> Gpu:
+    def _open_gpu(self, device: str, limit: str) -> GpuReading:
         if device not in self._gpus:
             if not device.startswith("cuda"):
                 raise _unavailable(limit, f"no sensor tells what {device!r} draws", _GPU_ONLY)
@@ -219,7 +219,7 @@ def _used_by(process: psutil.Process) -> _Used:
     return _Used(moved, times.user + times.system)
 
 
-class Daemon:
+class DaemonProcess:
     """The network daemon that this process has started, and those that ran before it."""
 
     def __init__(self, parent: psutil.Process) -> None:
