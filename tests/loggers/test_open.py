@@ -131,7 +131,7 @@ def small_leveldb_log(path: Path) -> Iterator[bytes]:
 
 
 def test_wandb_writes_an_offline_run(offline_wandb: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from wandb.proto.wandb_internal_pb2 import LoggedRecord as Written
+    from wandb.proto.wandb_internal_pb2 import Record as Written
 
     told("wandb:project")
     import_module("wandb").teardown()  # its process writes what it was told after `finish` has returned
