@@ -20,7 +20,7 @@ from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.events import Action, Admit, Event, LinkDown, LinkUp, OwnUpdates, Received, Wake, Writable
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Close, Commit, Send
-from sfprotocol.host import VectorHost as ProtocolHost
+from sfprotocol.host import Host as ProtocolHost
 from sfprotocol.inquiries import INQUIRY_TIME
 from sfprotocol.machine import ASK_TIMEOUT, Machine
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment

@@ -1,4 +1,4 @@
-"""What its owner tells a running node: `sfnode pause`, `resume`, `limit`, `finish`, `leave`."""
+"""Words of the owner to a running node: `sfnode pause`, `resume`, `limit`, `finish`, `leave`."""
 
 from __future__ import annotations
 

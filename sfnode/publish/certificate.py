@@ -41,7 +41,7 @@ MARK = "sfnode-certificate"
 
 
 class Certificate(Answer):
-    """What the decisions up to a position say of a member."""
+    """Contribution of a member, as the decisions up to a position say."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
