@@ -13,8 +13,7 @@ import numpy as np
 
 from sfnode.engine import forward, samples
 from sfnode.engine.estimator import Estimate, estimates
-from sfnode.engine.objective import BASE, OWN, GoOn, Held, always, paused
-from sfnode.engine.run_rows import RunRows
+from sfnode.engine.objective import BASE, OWN, GoOn, Held, RunRows, always, paused
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel

@@ -2,19 +2,25 @@
 
 There are no slopes of such a loss by two forward passes: what asks for them is refused (`tasks.verifying`).
 It knows a model, prompts and a verifier; it knows neither updates nor who asks.
+
+An update measures the slope of mean rewards along its direction. The loss of an answer is 1 less its reward,
+so that the rule by which updates lower a loss (DESIGN 3) raises rewards. Both points of a query write their
+answers to the same prompts, and from the same draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from sfnode.engine import estimator, rewards, samples
-from sfnode.engine.estimator import Estimate
+import torch
+
+from sfnode.engine import estimator, samples
+from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, Estimate, held, of_groups, of_pairs
 from sfnode.engine.forward import Perturb
 from sfnode.engine.generation import CACHE_BYTES, Answer, Plan, generate, positions
 from sfnode.engine.generation import Row as Asked
 from sfnode.engine.objective import OWN, GoOn, Held, always, paused
-from sfnode.engine.rewards import Question
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel
@@ -25,6 +31,91 @@ from sfnode.tasks import metrics, tokenization, verifying
 from sfnode.tasks.prompts import Prompt, Row, render_row
 from sfnode.tasks.shard import Shard
 from sfprotocol.seeds import derive_key, token_keys
+
+
+class Question(NamedTuple):
+    """A prompt, and the row of data that its answers are scored by."""
+
+    prompt: Sequence[int]
+    """Token ids."""
+    row: Any
+
+
+Scorer = Callable[[str, Any], float]
+"""Returns the reward of an answer, 0 to 1, by its question's row."""
+
+
+def reward_estimates(
+    loaded: LoadedModel,
+    directions: Directions,
+    seeds: Sequence[int],
+    batches: Sequence[Sequence[Question]],
+    score: Scorer,
+    plan: Plan,
+    epsilon: float,
+    group: int = 0,
+    go_on: Callable[[], bool] = lambda: True,
+) -> list[Estimate] | None:
+    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
+
+    By pairs or in groups, as `estimator.estimates`; in a group mini-batches are the same, and answers are
+    drawn from the first one's seed. None once `go_on`, asked before each token, says no. Raises UserError as
+    `generation.generate`.
+    """
+    answers = written(loaded, directions, seeds, batches, plan, epsilon, group, go_on)
+    return None if answers is None else told(answers, batches, score, held(epsilon, directions), group)
+
+
+def written(
+    loaded: LoadedModel,
+    directions: Directions,
+    seeds: Sequence[int],
+    batches: Sequence[Sequence[Question]],
+    plan: Plan,
+    epsilon: float,
+    group: int = 0,
+    go_on: Callable[[], bool] = lambda: True,
+) -> list[Answer] | None:
+    """Return the answers that `reward_estimates` scores: by mini-batch, point and question."""
+    epsilon = held(epsilon, directions)
+    rows = []
+    for number, batch in enumerate(batches):
+        first = number - number % group if group else number
+        keys = token_keys(seeds[first], len(batch)).tolist()
+        # those of one direction together: rows that are written at once are then of few directions
+        for side in _sides(group):
+            rows += [
+                Asked(question.prompt, number, side * epsilon, key)
+                for question, key in zip(batch, keys, strict=True)
+            ]
+    return generate(loaded, rows, plan, directions, go_on)
+
+
+def told(
+    answers: Sequence[Answer],
+    batches: Sequence[Sequence[Question]],
+    score: Scorer,
+    epsilon: float,
+    group: int = 0,
+) -> list[Estimate]:
+    """Return what `written` answers tell of the slopes, at points that were held so far apart."""
+    scored = iter(answers)
+    losses = [
+        [
+            torch.tensor(
+                [1 - score(next(scored).text, question.row) for question in batch], dtype=torch.float64
+            )
+            for _ in _sides(group)
+        ]
+        for batch in batches
+    ]  # by query and side
+    measured = [by_side[side] for side in range(len(_sides(group))) for by_side in losses]
+    return of_groups(measured, group, epsilon) if group else of_pairs(measured, epsilon)
+
+
+def _sides(group: int) -> Sequence[int]:
+    return ONE_SIDE if group else BOTH_SIDES
+
 
 RIGHT = 1 - 1e-8
 """Reward of an answer that passes: 1, but for the weights of a sum, which add up to it within 10^-9."""
@@ -84,10 +175,10 @@ class Rewards:
         distance: float,
     ) -> tuple[list[Answer], list[Estimate]]:
         """Return the same, and the answers before it."""
-        answers = rewards.written(self._loaded, directions, seeds, batches, self._plan, distance, self._group)
+        answers = written(self._loaded, directions, seeds, batches, self._plan, distance, self._group)
         assert answers is not None  # nothing breaks it off
         exact = estimator.held(distance, directions)
-        return answers, rewards.told(answers, batches, self._score, exact, self._group)
+        return answers, told(answers, batches, self._score, exact, self._group)
 
     def evaluate(
         self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: Perturb | None = None

@@ -21,21 +21,18 @@ from sfnode.engine import drift, line, making_bases, probe, samples, slopes, ste
 from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.decay import Decay
-from sfnode.engine.devices import usable_device
+from sfnode.engine.devices import Offloading, usable_device
 from sfnode.engine.estimator import Estimate, quantise
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.generation import complete
 from sfnode.engine.head import HeadLosses, takes_features
 from sfnode.engine.loading import load_model, training_rows
 from sfnode.engine.losses import Losses, Priors, line_batches, line_rows
-from sfnode.engine.merging import MergedWeights
+from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.noise import LocalNoise
-from sfnode.engine.objective import BASE, OWN, GoOn, Objective, always, paused
-from sfnode.engine.offloading import Offloading
+from sfnode.engine.objective import BASE, OWN, GoOn, Objective, RunRows, always, paused
 from sfnode.engine.reward_objective import Rewards
-from sfnode.engine.run_rows import RunRows
 from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import PRIOR_ONE

@@ -19,7 +19,7 @@ from sfnode.manifest.data import Data
 from sfnode.manifest.model import Model, Parent
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import files, loader, pieces, vetting
+from sfnode.models import files, loader, vetting
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import (
     chat,
@@ -170,7 +170,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         model = Model(
             **old.model.model_dump()
             | {"source": str(folder), "revision": "", "digest": files.digest(folder)}
-            | {"listing": pieces.listing_hash(folder)}
+            | {"listing": files.listing_hash(folder)}
         )
         if SELECTION & given.keys():
             model = loader.describe(str(folder), "", _selection(given), loader.classes(task))

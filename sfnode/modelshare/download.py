@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.models.pieces import missing, require_safe, write_piece
+from sfnode.models.files import missing, require_safe, write_piece
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder

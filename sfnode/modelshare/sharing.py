@@ -19,7 +19,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.models import files as model_folder
-from sfnode.models.pieces import list_model, read_piece
+from sfnode.models.files import list_model, read_piece
 from sfnode.modelshare.download import ModelDownload, Progress
 from sfnode.modelshare.shares import Shares
 from sfnode.resources.bandwidth_limits import Bandwidth

@@ -12,7 +12,7 @@ import torch
 
 from sfnode.engine import drift, line
 from sfnode.engine.basis import PublishedBasis, basis_of
-from sfnode.engine.decay import Decay
+from sfnode.engine.merging import Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import scale_of
 from sfnode.node.time_travel import Past

@@ -2,18 +2,140 @@
 
 Kept in memory, and safe to use from any thread: it changes only after a commit, by the one writer there is at
 a time. Knows neither SQLite nor files.
+
+The last segments of every feed are kept for the reads that follow an append at once. Flooding sends each
+segment right after it was logged. Those reads happen on the event loop while the next append is in progress;
+through SQLite the slowest hundredth of them would take five to twenty times as long (measured: 0.3 to 1.3
+ms).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from threading import Lock
+from typing import NamedTuple
 
-from sfnode.store import feeds
-from sfnode.store.feeds import FeedState
-from sfnode.store.records import CutRecord, Record
-from sfnode.store.segment_cache import SegmentCache
-from sfprotocol.messages import Feed, Segment
+from sfnode.store.records import SMALL_UPDATES, CutRecord, Record
+from sfprotocol import seeds
+from sfprotocol.checkpoints import Base
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.signing import genesis
+
+
+class Tail(NamedTuple):
+    """The end of a feed; of one that is cut, of the part that counts."""
+
+    feed: Feed
+    next: int
+    """The first step that is not in the log, or does not count."""
+    chain: bytes
+    """Chain head before that step, 32 bytes."""
+    epoch: int
+    """Epoch of the last update."""
+
+
+class FeedState(NamedTuple):
+    """The part of a feed that is kept in memory; replaced, never changed, and only after a commit."""
+
+    number: int
+    """The feed's id in the table."""
+    key: int
+    """The feed key (SPEC R4)."""
+    base: Base
+    """The beginning of its rows: step 0, or later where a checkpoint stands for what comes before."""
+    tail: Tail
+    loose: int
+    """Small rows appended since the feed was last packed."""
+
+    @property
+    def feed(self) -> Feed:
+        return self.base.feed
+
+
+def beginning(run_id: bytes, feed: Feed) -> Base:
+    """Return the base of a feed that is kept from its first step on."""
+    return Base(feed, 0, genesis(run_id, feed), 0, 0)
+
+
+def fresh(run_id: bytes, number: int, base: Base) -> FeedState:
+    """Return the state of a feed of which nothing is stored from its base on."""
+    key = seeds.feed_key(run_id, base.feed.origin, base.feed.incarnation)
+    return FeedState(number, key, base, Tail(base.feed, base.step, base.chain, base.epoch), 0)
+
+
+def unknown(run_id: bytes, feed: Feed, number: int = 0) -> FeedState:
+    """Return the state of a feed of which there is nothing."""
+    return fresh(run_id, number, beginning(run_id, feed))
+
+
+def tail_after(record: Record) -> Tail:
+    """Return the end of the feed whose last row is `record`."""
+    return Tail(record.feed, record.segment.stop, record.chain, record.segment.parts[-1].epoch)
+
+
+def continued(before: FeedState, record: Record, replacing: bool) -> FeedState:
+    """Return the feed's state after `record`. Raises LocalProtocolError unless that continues the feed."""
+    segment, tail = record.segment, before.tail
+    if segment.feed_key != before.key:
+        raise LocalProtocolError("a record's segment is not of the record's feed")
+    replaced = replacing and before.base.step <= segment.first < tail.next
+    if segment.first != tail.next and not replaced:
+        raise LocalProtocolError(f"the log has a feed up to step {tail.next}, not {segment.first}")
+    check_epochs([EpochScalars(before.base.epoch if replaced else tail.epoch, ()), *segment.parts])
+    small = segment.count < SMALL_UPDATES
+    return before._replace(tail=tail_after(record), loose=before.loose + small)
+
+
+def check_epochs(parts: Sequence[EpochScalars]) -> None:
+    """Raise LocalProtocolError unless epochs never decrease."""
+    epochs = [part.epoch for part in parts]
+    if epochs != sorted(epochs):
+        raise LocalProtocolError("epochs decrease within a feed")
+
+
+SEGMENTS_PER_FEED = 32
+"""A link that falls further behind than this many segments reads from SQLite, which costs a fraction of a
+millisecond."""
+
+MAX_UPDATES = 131_072
+"""Most updates in the whole cache: about 5 MB."""
+
+
+class SegmentCache:
+    """A bounded tail of every feed; the feeds that have been silent the longest are dropped first."""
+
+    def __init__(self) -> None:
+        self._tails: OrderedDict[Feed, deque[Segment]] = OrderedDict()
+        self._updates = 0
+
+    def add(self, feed: Feed, segment: Segment) -> None:
+        """Keep `segment`, which continues `feed`; or takes the place of what is there from its first step."""
+        tail = self._tails.setdefault(feed, deque())
+        if tail and segment.first != tail[-1].stop:
+            self._updates -= sum(segment.count for segment in tail)
+            tail.clear()
+        self._tails.move_to_end(feed)
+        tail.append(segment)
+        self._updates += segment.count
+        if len(tail) > SEGMENTS_PER_FEED:
+            self._updates -= tail.popleft().count
+        while self._updates > MAX_UPDATES:
+            _, silent = self._tails.popitem(last=False)
+            self._updates -= sum(segment.count for segment in silent)
+
+    def since(self, feed: Feed, first: int) -> list[Segment]:
+        """Return the segments from the one with step `first` to the last; empty if not kept that far back."""
+        tail = self._tails.get(feed)
+        if tail is None or tail[0].first > first:
+            return []
+        found: deque[Segment] = deque()
+        for segment in reversed(tail):  # what is asked for is nearly always at the end
+            if segment.stop <= first:
+                break
+            found.appendleft(segment)
+        return list(found)
 
 
 class KnownFeeds:
@@ -40,7 +162,7 @@ class KnownFeeds:
     def state(self, feed: Feed) -> FeedState:
         """Return the state of a feed as it is now; a fresh one if there is nothing of it."""
         with self._lock:
-            return self._states.get(feed) or feeds.unknown(self._run_id, feed)
+            return self._states.get(feed) or unknown(self._run_id, feed)
 
     def cut(self, feed: Feed) -> CutRecord | None:
         """Return the cut of a feed; None if it is not cut."""
@@ -81,10 +203,10 @@ class KnownFeeds:
         following = len(self._states) + 1
         for feed in [*(record.feed for record in records), *(cut.feed for cut in cuts)]:
             if feed not in moved:
-                moved[feed] = self._states.get(feed) or feeds.unknown(self._run_id, feed, following)
+                moved[feed] = self._states.get(feed) or unknown(self._run_id, feed, following)
                 following += moved[feed].number == following
         for record in records:
-            moved[record.feed] = feeds.continued(moved[record.feed], record, replacing)
+            moved[record.feed] = continued(moved[record.feed], record, replacing)
         return moved
 
     def adopt(

@@ -28,12 +28,20 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
-from sfnode.store import feeds, rows, side_tables, tables
+from sfnode.store import known_feeds, rows, tables
 from sfnode.store.disk_errors import BrokenRowError, disk_faults, unusable
-from sfnode.store.feeds import FeedState, Tail
-from sfnode.store.known_feeds import KnownFeeds
-from sfnode.store.records import CardRecord, CutRecord, Record, decode, join
-from sfnode.store.spans import Span, covering, label_before, let_go
+from sfnode.store.known_feeds import FeedState, KnownFeeds, Tail
+from sfnode.store.records import (
+    CardRecord,
+    CutRecord,
+    Record,
+    Span,
+    covering,
+    decode,
+    join,
+    label_before,
+    let_go,
+)
 from sfprotocol import seeds
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
@@ -66,7 +74,7 @@ class UpdateLog:
         self._writer, self._writing = connection, Lock()
         self._reader, self._reading = connection, Lock()
         self._known = KnownFeeds(run_id)
-        self._named = side_tables.Named()
+        self._named = tables.Named()
         """Followed, under the lock of the reads, only while a feed is cut."""
 
     @classmethod
@@ -103,16 +111,16 @@ class UpdateLog:
         if not read_only:
             tables.upgrade(self._writer)
             self._reader = tables.connect(self.path, read_only=True)
-        bases = side_tables.bases(self._reader)
-        states = {base.feed: feeds.fresh(self._run_id, number, base) for number, base in bases}
+        bases = tables.bases(self._reader)
+        states = {base.feed: known_feeds.fresh(self._run_id, number, base) for number, base in bases}
         for number, origin, incarnation, first, body in rows.last(self._reader):
             feed = Feed(origin, incarnation)
-            state = states.get(feed) or feeds.unknown(self._run_id, feed, number)
+            state = states.get(feed) or known_feeds.unknown(self._run_id, feed, number)
             last = decode(feed, state.key, first, body)
-            states[feed] = state._replace(tail=feeds.tail_after(last))
-        cuts = side_tables.cuts(self._reader)
+            states[feed] = state._replace(tail=known_feeds.tail_after(last))
+        cuts = tables.cuts(self._reader)
         for number, cut in cuts:
-            states.setdefault(cut.feed, feeds.unknown(self._run_id, cut.feed, number))
+            states.setdefault(cut.feed, known_feeds.unknown(self._run_id, cut.feed, number))
         self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])
 
     def close(self) -> None:
@@ -158,14 +166,14 @@ class UpdateLog:
             moved = self._known.after(records, cuts, replacing)
             with self._transaction() as db:
                 self._insert(db, records, moved)
-                side_tables.keep_control(db, control, authority)
+                tables.keep_control(db, control, authority)
                 for feed, state in moved.items():
                     if state.loose >= LOOSE_ROWS:
                         rows.pack(db, state)
                         moved[feed] = state._replace(loose=0)
-                side_tables.keep_cuts(db, ((moved[cut.feed].number, cut) for cut in cuts))
+                tables.keep_cuts(db, ((moved[cut.feed].number, cut) for cut in cuts))
                 known = ((moved.get(card.feed) or self._known[card.feed], card) for card in cards)
-                side_tables.keep_cards(db, ((state.number, card) for state, card in known))
+                tables.keep_cards(db, ((state.number, card) for state, card in known))
             self._known.adopt(moved, records, cuts)
             with self._reading:
                 self._named.forget(control)
@@ -183,14 +191,14 @@ class UpdateLog:
             before = self._known.states()
             states = dict(before)
             for feed in wanted:
-                states.setdefault(feed, feeds.unknown(self._run_id, feed, len(states) + 1))
+                states.setdefault(feed, known_feeds.unknown(self._run_id, feed, len(states) + 1))
             try:
                 with self._transaction() as db:
                     self._insert_feeds(db, states)
                     for feed, state in states.items():
-                        base = wanted.get(feed) or feeds.beginning(self._run_id, feed)
+                        base = wanted.get(feed) or known_feeds.beginning(self._run_id, feed)
                         states[feed] = rows.rebase(db, self._run_id, state, base)
-                    side_tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
+                    tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
                     self._known.begin_at(states)  # before the commit: a read that misses a row finds out why
             except BaseException:
                 self._known.begin_at(before)
@@ -292,7 +300,7 @@ class UpdateLog:
     def cards(self) -> list[CardRecord]:
         """Return the cards, in the order of feeds."""
         with self._reading, disk_faults(self.path):
-            return side_tables.cards(self._reader)
+            return tables.cards(self._reader)
 
     def ends(self) -> list[Tail]:
         """Return the ends of all feeds of which something is stored, also behind cuts, in the order of
@@ -304,12 +312,12 @@ class UpdateLog:
     def control(self) -> list[Entry]:
         """Return the decisions of the control feed, in order."""
         with self._reading, disk_faults(self.path):
-            return side_tables.control(self._reader)
+            return tables.control(self._reader)
 
     def authority(self) -> list[bytes]:
         """Return the encoded Successions and ControlForks, in the order in which they came."""
         with self._reading, disk_faults(self.path):
-            return side_tables.authority(self._reader)
+            return tables.authority(self._reader)
 
     def updates(self) -> int:
         """Return the number of updates that count, with those that a checkpoint stands for."""
@@ -417,7 +425,7 @@ class UpdateLog:
     def records(self) -> Iterator[Record]:
         """Yield every stored segment in the order of feeds and steps, from one consistent snapshot."""
         with disk_faults(self.path), self._snapshot() as db:
-            bases = {base.feed: base for _, base in side_tables.bases(db)}
+            bases = {base.feed: base for _, base in tables.bases(db)}
             for (origin, incarnation), group in groupby(rows.everything(db), key=itemgetter(0, 1)):
                 feed = Feed(origin, incarnation)
                 key = seeds.feed_key(self._run_id, origin, incarnation)

@@ -3,10 +3,10 @@
 Functions on a connection, within the caller's transaction where they write. They know one feed at a time, and
 no memory of the log.
 
-Most rows end with a signature that vouches for all of them. Where another history has taken the place of
-a feed's end, the steps before it may have lost the signature that was theirs; if they are too many to be one
-segment with those that follow, they are a row without one (`UNSIGNED`). Such a row is only read together
-with the next.
+Most rows end with a signature that vouches for all of them. Where another history has taken the place of a
+feed's end, the steps before it may have lost the signature that was theirs; if they are too many to be one
+segment with those that follow, they are a row without one (`UNSIGNED`). Such a row is only read together with
+the next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
-from sfnode.store.feeds import FeedState, check_epochs, fresh
+from sfnode.store.known_feeds import FeedState, check_epochs, fresh
 from sfnode.store.records import (
     PACKED_UPDATES,
     SMALL_UPDATES,

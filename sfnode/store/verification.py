@@ -17,7 +17,7 @@ from sfnode.schema.results import SealsResult, VerifyResult
 from sfnode.store import checkpoint
 from sfnode.store.checkout import Checkout, last_seal
 from sfnode.store.checkpoint import State
-from sfnode.store.feeds import beginning
+from sfnode.store.known_feeds import beginning
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.records import UNSIGNED
 from sfnode.store.replay import changes, counting_of, kept_control, sound_control, state_digest

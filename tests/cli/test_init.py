@@ -21,7 +21,7 @@ from sfnode.engine.pilot import SLOPES
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Open
-from sfnode.models import bases, loader, manifest_builder, pieces
+from sfnode.models import bases, files, loader, manifest_builder
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
@@ -489,7 +489,7 @@ def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Pat
     assert f"Others get these {data.stat().st_size} B from your nodes" in ended.out
     manifest = written(ended)
     assert str(data.parent) not in manifest.data.model_dump_json()
-    assert manifest.model.listing == pieces.listing_hash(model)
+    assert manifest.model.listing == files.listing_hash(model)
     assert default_manifest().model.listing == ""
 
 

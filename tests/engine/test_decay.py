@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 
 from sfnode.engine import merging
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.decay import Decay
 from sfnode.engine.line import Line, difference
-from sfnode.engine.merging import MergedWeights
+from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.trainer import Trainer, line_batches
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data

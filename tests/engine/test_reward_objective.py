@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode.engine import rewards
+from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.generation import Plan, generate
 from sfnode.engine.generation import Row as Asked
 from sfnode.engine.model_card import model_card
-from sfnode.engine.rewards import Question
+from sfnode.engine.reward_objective import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -97,7 +97,9 @@ def test_scalars_are_those_of_rewards_of_the_prompts_that_seeds_draw(tmp_path: P
         for _ in range(group or 1)
     ]
     directions, plan = run.space.directions(SEEDS, 0), Plan(5, 1.0)
-    found = rewards.estimates(run.loaded, directions, SEEDS, batches, score_of(TASK), plan, 0.05, group)
+    found = reward_objective.reward_estimates(
+        run.loaded, directions, SEEDS, batches, score_of(TASK), plan, 0.05, group
+    )
     assert found is not None
     assert result.scalars == tuple(quantised(run, one.alpha) for one in found)
     assert result.loss == pytest.approx(np.mean([one.loss for one in found]))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sfnode.engine import rewards
+from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.generation import Plan, Row, generate
-from sfnode.engine.rewards import Question
+from sfnode.engine.reward_objective import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
 from sfprotocol.seeds import token_keys
@@ -43,9 +43,11 @@ def mean_reward(run: Trainer, query: int, side: int, batch: list[Question], seed
     return float(np.mean(found))
 
 
-def estimates(run: Trainer, batches: list[list[Question]], group: int = 0) -> list[rewards.Estimate]:
+def estimates(run: Trainer, batches: list[list[Question]], group: int = 0) -> list[reward_objective.Estimate]:
     directions = run.space.directions(SEEDS, 2)
-    found = rewards.estimates(run.loaded, directions, SEEDS, batches, score, SAMPLED, EPSILON, group)
+    found = reward_objective.reward_estimates(
+        run.loaded, directions, SEEDS, batches, score, SAMPLED, EPSILON, group
+    )
     assert found is not None
     return found
 
@@ -92,7 +94,7 @@ def test_an_update_moves_the_weights_towards_the_higher_reward(run: Trainer) -> 
 def test_a_measurement_that_is_broken_off_is_none(run: Trainer) -> None:
     directions = run.space.directions(SEEDS, 2)
     assert (
-        rewards.estimates(
+        reward_objective.reward_estimates(
             run.loaded, directions, SEEDS, BATCHES, score, SAMPLED, EPSILON, go_on=lambda: False
         )
         is None

@@ -14,7 +14,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.model import Target
 from sfnode.models import loader
-from sfnode.models.base_weights import BaseWeights, float_tensors
+from sfnode.models.loader import BaseWeights, float_tensors
 from sfnode.models.targets import Form, Selection, Site, view
 from tests.engine.helpers import (
     ENCODERS,

@@ -14,7 +14,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import files
-from sfnode.models import pieces as listing
+from sfnode.models import files as listing
 from sfnode.modelshare import download, sharing
 from sfnode.resources.bandwidth_limits import LONGEST_HOLD, Bandwidth
 from sfnode.transport.base import Asker, TransportError

@@ -15,8 +15,7 @@ import torch
 
 from sfnode.engine.basis import Basis, PublishedBasis, RandomBasis
 from sfnode.engine.core import Core
-from sfnode.engine.decay import Decay
-from sfnode.engine.merging import MergedWeights
+from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.subspace import Subspace
 from sfnode.manifest.model import Target
 from sfnode.manifest.training import Training

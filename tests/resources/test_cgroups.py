@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.resources import cgroups
-from sfnode.resources.cgroups import allowed_cores
+from sfnode.resources import sensors
+from sfnode.resources.sensors import allowed_cores
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -42,14 +42,14 @@ def write(root: Path, files: dict[str, str]) -> None:
 def test_the_smallest_limit_around_a_process_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, files: dict[str, str], cores: float
 ) -> None:
-    monkeypatch.setattr(cgroups, "GROUPS", tmp_path)
-    monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(sensors, "GROUPS", tmp_path)
+    monkeypatch.setattr(sensors, "MEMBERSHIP", tmp_path / "membership")
     write(tmp_path, {"membership": membership, **files})
     assert allowed_cores() == cores
 
 
 def test_a_system_without_cgroups_limits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "none")
+    monkeypatch.setattr(sensors, "MEMBERSHIP", tmp_path / "none")
     assert allowed_cores() == math.inf
 
 
@@ -76,7 +76,7 @@ def test_a_process_in_a_limited_group_sees_its_limit(group: Path) -> None:
         pytest.skip(f"no limit can be set here: {error.strerror}")
     code = (
         f"import os, pathlib; pathlib.Path({str(group / 'cgroup.procs')!r}).write_text(str(os.getpid()))\n"
-        "from sfnode.resources.cgroups import allowed_cores; print(allowed_cores())"
+        "from sfnode.resources.sensors import allowed_cores; print(allowed_cores())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(ended.stdout) == 0.7

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
-from sfnode.store import rows, side_tables
+from sfnode.store import rows, tables
 from sfnode.store.log import LOOSE_ROWS, CutRecord, UpdateLog
 from sfnode.store.records import UNSIGNED
 from sfprotocol.checkpoints import Base
@@ -264,7 +264,7 @@ def test_reads_while_rows_are_let_go_are_right_or_find_nothing(log: UpdateLog) -
 def test_a_log_without_room_for_bases_begins_as_before(log: UpdateLog) -> None:
     author = grown(log, 1, 20, random.Random(8))
     with (
-        patch.object(side_tables, "keep_bases", side_effect=OSError(errno.ENOSPC, "full")),
+        patch.object(tables, "keep_bases", side_effect=OSError(errno.ENOSPC, "full")),
         pytest.raises(UserError),
     ):
         log.rebase([base_of(author, 20)])

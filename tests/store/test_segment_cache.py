@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sfnode.store.segment_cache import MAX_UPDATES, SEGMENTS_PER_FEED, SegmentCache
+from sfnode.store.known_feeds import MAX_UPDATES, SEGMENTS_PER_FEED, SegmentCache
 from sfprotocol.messages import EpochScalars, Segment
 from tests.store.helpers import Author
 
