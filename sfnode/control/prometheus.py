@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sfnode.control.rebinding import only_known_hosts
+from sfnode.control.access import only_known_hosts
 from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import LOSS, REWARD, Trained, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
@@ -59,12 +59,6 @@ class Described(NamedTuple):
     def kind(self) -> str:
         """The metric's type, by Prometheus's convention that names of counters end in _total."""
         return "counter" if self.name.endswith("_total") else "gauge"
-
-
-class Node(Protocol):
-    """A node whose status can be scraped."""
-
-    def status(self) -> Status: ...
 
 
 def _info(status: Status) -> list[Sample]:
@@ -284,10 +278,10 @@ def _family(described: Described, status: Status) -> Metric:
     return family
 
 
-def route(node: Node) -> web.RouteDef:
+def route(status: Callable[[], Status]) -> web.RouteDef:
     """Return the route `GET /metrics`, which answers in the text format that the client prefers."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatusCollector(node.status))
+    registry.register(StatusCollector(status))
 
     async def metrics(request: web.Request) -> web.Response:
         encode, kind = exposition.choose_encoder(request.headers.get("Accept", ""))
@@ -296,7 +290,7 @@ def route(node: Node) -> web.RouteDef:
     return web.get(PATH, metrics)
 
 
-async def serve(node: Node, host: str, port: int) -> Callable[[], Awaitable[None]]:
+async def serve(status: Callable[[], Status], host: str, port: int) -> Callable[[], Awaitable[None]]:
     """Serve `GET /metrics`, and nothing else, on TCP; return the function that stops it.
 
     Not to pages of other sites, and under no name but `host`, this machine's own and IP addresses.
@@ -304,7 +298,7 @@ async def serve(node: Node, host: str, port: int) -> Callable[[], Awaitable[None
     Raises UserError PORT_IN_USE or BAD_OPTION.
     """
     application = web.Application(middlewares=[only_known_hosts(host)])
-    application.add_routes([route(node)])
+    application.add_routes([route(status)])
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
     await runner.setup()
     try:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from sfnode.control.rebinding import Handler, is_from_elsewhere, is_known, known_names
+from sfnode.control.access import Handler, is_from_elsewhere, is_known, known_names
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

@@ -19,10 +19,9 @@ from urllib.parse import urlencode
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from sfnode.control.answers import answer, invalid
-from sfnode.control.answers import error as refusal
 from sfnode.control.client import Client
-from sfnode.control.owner import PauseRequest
+from sfnode.control.routes import PauseRequest, answer, invalid
+from sfnode.control.routes import error as refusal
 from sfnode.dashboard.access import guard
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.dashboard.quality import Quality, quality

@@ -11,20 +11,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from statistics import StatisticsError, correlation, mean
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
+from sfnode.node.context import NodeContext
+from sfnode.node.organising import Organising
 from sfnode.node.startup import settled
-from sfnode.node.training.engine_thread import Engine, StepResult
 from sfnode.organising.evaluation import audits as policy
 from sfnode.organising.evaluation.audits import Audited, Audits, News
 from sfnode.organising.reporting.alarms import shown
@@ -33,13 +33,14 @@ from sfnode.schema.status import AlarmStatus
 from sfnode.store import checkpoint as states
 from sfnode.store.past_states import Moment, PastStates
 from sfnode.store.replay import changes
-from sfprotocol.decisions import INCARNATIONS, Announce, Bases, Revoke
+from sfprotocol.decisions import INCARNATIONS, Announce, Revoke
 from sfprotocol.messages import Feed
-from sfprotocol.seeds import I64, update_seeds
+from sfprotocol.seeds import update_seeds
 from sfprotocol.weighing import NOTHING
 
 if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
+    from sfnode.engine.replicas import ReplicatedTrainer
+    from sfnode.engine.trainer import StepResult, Trainer
     from sfnode.store.log import UpdateLog
 
 BATCH = 8
@@ -109,18 +110,6 @@ def problem(origin: bytes, mean: float, audited: int) -> UserError:
 # -- a folder ------------------------------------------------------------------------------------------
 
 
-class FolderEngine(Protocol):
-    """The part of `engine.trainer.Trainer` that audits a folder, declared without torch."""
-
-    @property
-    def dtype(self) -> str: ...
-    def begin(self, cores: Mapping[int, I64]) -> None: ...
-    def use_bases(self, published: Sequence[Bases]) -> None: ...
-    def apply(self, batch: UpdateBatch) -> None: ...
-    def recompute(self, seeds: Sequence[int], epoch: int) -> StepResult: ...
-    def close(self) -> None: ...
-
-
 class Chosen(NamedTuple):
     """Part of a folder that is audited, and how strictly."""
 
@@ -136,7 +125,7 @@ def audit_folder(
     update_log: UpdateLog,
     checkpoints: Path,
     chosen: Chosen,
-    load: Callable[[], FolderEngine],
+    load: Callable[[], Trainer],
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> AuditResult:
     """Audit a sample of a log's updates, at the states that it remembers; `advance` is told how far it is.
@@ -228,8 +217,9 @@ def _correlation(audited: Sequence[Audited]) -> float | None:
 class Auditing:
     """The audits of one running node, which spends a share of its time on them."""
 
-    def __init__(self, node: RunningNode) -> None:
-        """Raises UserError BAD_OPTION for a node that cannot recompute what others say."""
+    def __init__(self, node: NodeContext, organising: Organising | None) -> None:
+        """`organising` is the organiser, where its key is. Raises UserError BAD_OPTION for a node that cannot
+        recompute what others say."""
         settings = node.settings
         if settings.role == "relay" or settings.data or settings.shard or not node.manifest.data.train:
             raise UserError(
@@ -237,7 +227,7 @@ class Auditing:
                 "only a trainer on all of the run's public rows can audit others",
                 "Leave out --audit, or leave out --data and --shard and train in a run with public data.",
             )
-        self._node = node
+        self._node, self._organising = node, organising
         self._audits = Audits(SystemRandom().random)
         self._known: dict[Feed, int] = {}
         """Steps of each feed that have been looked at."""
@@ -293,7 +283,7 @@ class Auditing:
     async def _audit(self, claims: Sequence[Claim]) -> float:
         """Recompute these updates, and act on what comes of it; return the seconds that it has taken."""
 
-        def recompute(engine: Engine) -> tuple[list[Audited], float]:
+        def recompute(engine: ReplicatedTrainer) -> tuple[list[Audited], float]:
             begun = time.monotonic()
             found = [
                 Audited(claim.feed.origin, claim.scalar, (scalar,))
@@ -318,7 +308,7 @@ class Auditing:
 
     async def _revoke(self, origin: bytes, reason: str) -> None:
         """Have the organiser here revoke an origin from what is not sealed yet on, and say why."""
-        organised, organising = self._node.machine.organised, self._node.organising
+        organised, organising = self._node.machine.organised, self._organising
         number = organised.counting.number(Feed(origin, 0)) if organised else None
         if organised is None or organising is None or number is None:
             return

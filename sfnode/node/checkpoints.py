@@ -8,11 +8,11 @@ feeds begin, the machine is told by one event, and the log follows it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.modelshare.download import ModelDownload
+from sfnode.node.context import NodeContext
 from sfnode.node.startup import in_thread
 from sfnode.store import checkpoint as states
 from sfnode.store.checkpoint import State
@@ -20,9 +20,6 @@ from sfprotocol.checkpoints import listing
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.events import CheckpointKept
-
-if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at what the organiser has signed: a checkpoint comes every few epochs."""
@@ -41,7 +38,7 @@ a checkpoint waits for all of it (SPEC O15)."""
 class Checkpoints:
     """The checkpoints of one node of an organised run."""
 
-    def __init__(self, node: RunningNode) -> None:
+    def __init__(self, node: NodeContext) -> None:
         assert node.machine.organised is not None
         self._node = node
         self._organised = node.machine.organised
@@ -127,7 +124,7 @@ class Checkpoints:
 
     def _give_all(self) -> None:
         """Let others have the states that are here."""
-        self._node.supplies.sharing.files = {
+        self._node.sharing.files = {
             listing(one.feeds, one.cores): self._folder / states.name(one)
             for one in states.usable(self._folder, self._counting)
         }
@@ -193,7 +190,7 @@ class Checkpoints:
             listing(wanted.feeds, wanted.cores),
             self._folder,
             request=node.transport.request,
-            peers=node.neighbourhood.givers,
+            peers=node.peering.sources,
             rate_limit=node.driver.bandwidth.download,
             clock=node.clock,
             what=f"checkpoint of epoch {wanted.epoch}",

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import sfnode
 from sfnode.loggers.record import Kind, Logger, Record
+from sfnode.node.run_context import RunContext
 from sfnode.node.startup import in_thread
+from sfnode.organising.reporting.reports import Reports
 from sfprotocol.decisions import FACTOR_ONE
 
 if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
     from sfnode.schema.evaluation import Evaluation, NodeEvaluation
     from sfnode.schema.organising import EpochEvaluation
+    from sfnode.schema.status import Status
 
 RECORD_INTERVAL = 10.0
 """Seconds between records of what changes all the time: some 400 bytes, 4 MB a day."""
@@ -33,10 +35,13 @@ METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
 class Recorder:
     """The records of one node. Told by the node of rounds and evaluations; looks at the rest itself."""
 
-    def __init__(self, node: RunningNode, logger: Logger) -> None:
+    def __init__(
+        self, node: RunContext, logger: Logger, reports: Reports | None, status: Callable[[], Status]
+    ) -> None:
         self._node = node
         self._logger = logger
-        self._reports = node.reports
+        self._reports = reports
+        self._status = status
         self._sealed = self._reports.counting.sealed if self._reports else 0
         """Seals that were recorded, or were here before."""
         self._published = self._reports.evaluations()[-1:] if self._reports else []
@@ -86,7 +91,7 @@ class Recorder:
         self._logger.record(Record("evaluation", evaluation.known, values))
 
     def _look(self) -> None:
-        status = self._node.status()
+        status = self._status()
         step = {
             "known": status.known,
             "own_updates": status.own_updates,

@@ -20,6 +20,7 @@ from sfnode.schema.status import (
 )
 
 if TYPE_CHECKING:
+    from sfnode.node.context import NodeContext
     from sfnode.node.running import RunningNode
     from sfnode.transport.base import Link
     from sfprotocol.link import Link as ProtocolLink
@@ -30,7 +31,7 @@ def describe(node: RunningNode) -> Status:
     """Return the node's status as of now."""
     machine, scheduler, traffic = node.machine, node.model.scheduler, node.driver.traffic
     reports, now, asked = node.reports, node.clock(), node.model.asked
-    sent, received = carried(node)
+    sent, received = carried(node.context)
     fetch = _fetch(node)
     return Status(
         version=sfnode.__version__,
@@ -101,14 +102,14 @@ def epochs_of(machine: Machine) -> int:
     return max(counting.open_epoch + 1, counting.sealed + to_come)
 
 
-def carried(node: RunningNode) -> tuple[int, int]:
+def carried(node: NodeContext) -> tuple[int, int]:
     """Return the bytes sent and received over all links since the start."""
     traffic, links = node.driver.traffic, [pump.link for pump in node.driver.pumps.values()]
     sent = traffic.sent + sum(link.bytes_sent for link in links)
     return sent, traffic.received + sum(link.bytes_received for link in links)
 
 
-def greeted(node: RunningNode) -> list[tuple[ProtocolLink, Link]]:
+def greeted(node: NodeContext) -> list[tuple[ProtocolLink, Link]]:
     """Return the links whose peer has introduced itself."""
     pairs = ((node.machine.links.get(key), pump.link) for key, pump in node.driver.pumps.items())
     return [(state, link) for state, link in pairs if state is not None and state.greeted]
@@ -130,7 +131,7 @@ def _links(node: RunningNode) -> list[LinkStatus]:
             bytes_sent=link.bytes_sent,
             bytes_received=link.bytes_received,
         )
-        for state, link in greeted(node)
+        for state, link in greeted(node.context)
     ]
 
 
@@ -176,9 +177,9 @@ def lacks(machine: Machine) -> bool:
 
 def _fetch(node: RunningNode) -> FetchStatus | None:
     """Return the download that is under way."""
-    if data := node.supplies.data.progress:
+    if data := node.data_share.progress:
         return FetchStatus(what="data", **data._asdict())
-    if model := node.supplies.sharing.progress:
+    if model := node.sharing.progress:
         return FetchStatus(**model._asdict())
     bases = node.bases.progress if node.bases else None
     return FetchStatus(what="bases", **bases._asdict()) if bases else None
@@ -210,7 +211,7 @@ def _of_this_node(node: RunningNode) -> list[AlarmStatus]:
 
 def _lonely(node: RunningNode) -> WaitStatus | None:
     """Return what a node waits for that would catch up with others, had it found any."""
-    scheduler, what = node.model.scheduler, node.neighbourhood.waits_for()
+    scheduler, what = node.model.scheduler, node.peering.waits_for()
     if what is None or (scheduler and scheduler.ready):
         return None
     begins = ""

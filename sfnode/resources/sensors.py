@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psutil
@@ -43,13 +43,6 @@ _psutil: Any = psutil
 """psutil, untyped: some of its functions exist on some systems only."""
 
 
-class Gpu(Protocol):
-    """The sensors of a GPU."""
-
-    def celsius(self) -> float: ...
-    def joules(self) -> float: ...
-
-
 class Sensors:
     """The sensors that one node computing on `devices` needs. Not for two threads at once, except
     `joules`."""
@@ -57,7 +50,7 @@ class Sensors:
     def __init__(self, *devices: str) -> None:
         self._devices = tuple(dict.fromkeys(devices))
         self._process = psutil.Process()
-        self._gpus: dict[str, Gpu] = {}
+        self._gpus: dict[str, Nvidia] = {}
         """Those that were opened, by device."""
         self._daemon = Daemon(self._process)
         self._load = self._measure_load()
@@ -126,7 +119,7 @@ class Sensors:
             for device in self._devices
         )
 
-    def _open_gpu(self, device: str, limit: str) -> Gpu:
+    def _open_gpu(self, device: str, limit: str) -> Nvidia:
         if device not in self._gpus:
             if not device.startswith("cuda"):
                 raise _unavailable(limit, f"no sensor tells what {device!r} draws", _GPU_ONLY)

@@ -117,7 +117,7 @@ async def test_bases_that_nobody_could_use_are_said_to_be_so_and_end_nothing(
     b = await swarm.join("b")
     # as it is not taken for the run's, nobody gives it: the listing comes from somebody who does
     listing = bases.listing_of(bases.path_in(tmp_path, wrong))
-    a.node.supplies.sharing.listed[bytes.fromhex(wrong)] = share.Listed(listing, [], tmp_path)
+    a.node.sharing.listed[bytes.fromhex(wrong)] = share.Listed(listing, [], tmp_path)
     await b.until(lambda: b.node.status().alarms and b.node.status().state is NodeState.WAITING)
     assert [alarm.code for alarm in b.node.status().alarms] == ["SF082"]
 
@@ -144,7 +144,7 @@ async def test_who_gives_the_model_gives_bases(
     swarm = swarm_of(run_of(digest))
     swarm.node("a", make_engine=SmallEngine)
     a = await swarm.first(role=role, share_model=gives)
-    await eventually(lambda: bytes.fromhex(digest) in a.node.supplies.sharing.listed)
+    await eventually(lambda: bytes.fromhex(digest) in a.node.sharing.listed)
     listing = bases.listing_of(bases.path_in(tmp_path, digest))
     wanted = bytes.fromhex(digest)
     assert await ask(a, PartRequest(wanted, 0, 0, 1000)) == PartReply(len(listing), listing)

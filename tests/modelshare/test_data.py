@@ -128,7 +128,7 @@ async def test_a_relay_that_gives_the_model_gives_the_data(
     await swarm.first()
     relay = await swarm.join("r", role="relay", share_model=True)
     idle = await swarm.join("i", role="relay")
-    await eventually(lambda: bytes.fromhex(run.data.digests["train"]) in relay.node.supplies.sharing.listed)
+    await eventually(lambda: bytes.fromhex(run.data.digests["train"]) in relay.node.sharing.listed)
     assert not idle.layout.data.exists()
     reply = await ask(relay, PartRequest(bytes.fromhex(run.data.digests["train"]), 1, 0, 100))
     assert reply == PartReply(PIECE, ROWS[:100].encode())

@@ -101,7 +101,7 @@ async def test_a_run_that_did_not_begin_with_this_one_is_not_followed(
 async def test_a_node_that_its_owner_stops_goes_on_nowhere(swarm_of: SwarmOf, keys: Path) -> None:
     old = run_of(keys, "old")
     _, b, _ = await begun(swarm_of(old), keys, run_of(keys, "new", parent=old))
-    b.node.go_on("sfnode:x")
+    b.node.continue_in("sfnode:x")
     await b.stop()
     assert b.node.sequel is None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sfnode.daemon import Node
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Open
@@ -18,7 +19,6 @@ from sfnode.manifest.data import Data
 from sfnode.models import files
 from sfnode.models.files import EMBEDDED
 from sfnode.node import startup
-from sfnode.node.node import Node
 from sfnode.settings import Settings
 from sfnode.sizes import SPARE_BYTES
 from sfnode.store import tables

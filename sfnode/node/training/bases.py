@@ -11,7 +11,7 @@ from sfnode.errors import UserError
 from sfnode.modelshare.bases import BasesShare
 from sfnode.modelshare.download import Progress
 from sfnode.modelshare.sharing import Sharing
-from sfnode.node.joined import Joined
+from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfprotocol.decisions import Bases
@@ -22,7 +22,7 @@ class PublishedBases:
 
     def __init__(
         self,
-        joined: Joined,
+        context: RunContext,
         sharing: Sharing,
         *,
         givers: Callable[[], list[str]],
@@ -30,24 +30,24 @@ class PublishedBases:
         come: Callable[[], None],
     ) -> None:
         """`givers()` are addresses of peers that may have some; `come()` is called when some have come."""
-        settings = joined.settings
-        self._machine = joined.machine
+        settings = context.settings
+        self._machine = context.machine
         self._is_relay = settings.role == "relay"
         self._come = come
         self._told: tuple[Bases, ...] = ()
         """Those that the engine was told of, or has to be told of again if there are none."""
         self._share = BasesShare(
-            joined.manifest,
-            joined.data_dir.bases,
+            context.manifest,
+            context.data_dir.bases,
             settings.run.parent if settings.run else None,
             sharing,
             published=self._published,
             fetches=settings.role == "trainer" or sharing.gives,
             come=self._have_come,
-            request=joined.transport.request,
+            request=context.transport.request,
             peers=givers,
             rate_limit=rate_limit,
-            clock=joined.clock,
+            clock=context.clock,
         )
         self.run = self._share.run
 

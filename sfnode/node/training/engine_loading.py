@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from secrets import token_bytes
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from sfnode.manifest import Manifest
-from sfnode.node.privacy import clip_of
-from sfnode.node.training.engine_thread import Engine
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
+
+if TYPE_CHECKING:
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
 
 SECRET_BYTES = 16
 """Bytes of the secret that hides which of its own rows a node draws: new at every start, as nobody has to
@@ -34,6 +36,12 @@ def check_devices(settings: Settings) -> None:
         from sfnode.models.quantized import bitsandbytes
 
         bitsandbytes()
+
+
+def clip_of(settings: Settings, manifest: Manifest) -> float:
+    """Return the largest slope that a node with noise tells of: unless it says so the run's largest."""
+    numbers = manifest.training
+    return settings.noise_clip or numbers.scalar_limit * numbers.scalar_delta
 
 
 def load_trainer(settings: Settings, manifest: Manifest) -> Engine:

@@ -145,4 +145,4 @@ async def test_a_plain_peer_is_asked_for_no_part_of_a_model(beside: Beside) -> N
     await a.until(lambda: waits(a))
     b = await swarm.node("b").start(peers=(PLAIN, a.address))
     await b.until(lambda: trains(b))
-    await a.until(lambda: a.node.neighbourhood.givers() == [b.address])
+    await a.until(lambda: a.node.peering.sources() == [b.address])
