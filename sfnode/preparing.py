@@ -24,7 +24,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data, DataRole, is_file
+from sfnode.manifest.sections import Data, DataRole, is_file
 from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.sizes import size_text

@@ -16,7 +16,7 @@ from sfnode.engine.pilot import PRIOR_ROWS, Advance
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest

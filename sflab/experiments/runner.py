@@ -24,7 +24,7 @@ from sflab.experiments.cell import Cell, Place
 from sflab.experiments.problem import LoadedProblem
 from sfnode import __version__
 from sfnode.errors import Code, UserError
-from sfnode.loggers.record import Logger, Record
+from sfnode.loggers import Logger, Record
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 

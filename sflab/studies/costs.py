@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from sflab.experiments import results
-from sfnode.manifest.section import Section
+from sfnode.manifest.sections import Section
 
 FILE = "costs.json"
 

@@ -30,7 +30,7 @@ from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
 from sfnode.cli.succession import keys_dir_option
 from sfnode.errors import Code, UserError
-from sfnode.manifest.model import Parent
+from sfnode.manifest.sections import Parent
 from sfnode.printable import command
 from sfprotocol.decisions import RATE_ONE
 

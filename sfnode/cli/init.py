@@ -19,7 +19,7 @@ from sfnode.cli.progress import waiting
 from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import MAX_WORK_BITS
+from sfnode.manifest.sections import MAX_WORK_BITS
 from sfnode.manifest.training import Training
 from sfnode.printable import command
 from sfnode.tasks import reward_numbers

@@ -13,7 +13,7 @@ from sfnode.engine.pilot import Pilot
 from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.trial import Trial
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import DataRole, is_file
+from sfnode.manifest.sections import DataRole, is_file
 from sfnode.manifest.training import Training
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sfnode.cli.folders import known_folders
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Parent
+from sfnode.manifest.sections import Parent
 from sfnode.store.data_folder import Layout
 
 

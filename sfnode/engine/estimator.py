@@ -9,6 +9,12 @@ Losses become slopes in one of two ways (SPEC U2):
 
 All points of a step are rows of one batch. Slopes are quantised to the integers that peers exchange. This
 module writes no matrix, and knows neither cores nor where the batches come from.
+
+A node may add local noise to its scalars before anybody sees them (Gaussian mechanism): a scalar is clipped
+to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever it says and
+however often it was drawn; and normal noise of `multiplier` times that is added. What this is worth as
+(epsilon, delta) is accounted for in `sfnode.stats.privacy`. Rounding and the run's own limit come afterwards
+and take nothing of it away. The noise comes from the operating system's generator.
 """
 
 from __future__ import annotations
@@ -16,6 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import SystemRandom
 from typing import NamedTuple
 
 import numpy as np
@@ -271,3 +279,21 @@ def moving_vectors(loaded: LoadedModel, directions: Directions) -> Iterator[Move
 
 def _widened(tokens: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNoise:
+    """A clip and noise, in units of slopes."""
+
+    multiplier: float
+    """Standard deviation of the noise, in units of the most that one row can change."""
+    clip: float
+    draw: Callable[[float, float], float] = field(default=SystemRandom().normalvariate, repr=False)
+    """Draws by mean and deviation, also for several threads, as replicas have: `gauss` may give two of them
+    the same number."""
+
+    def __call__(self, alpha: float) -> float:
+        """Return what may be told of a slope; of a measurement that failed as if it were 0, as the row that
+        made it fail may be the one to protect."""
+        clipped = min(max(alpha, -self.clip), self.clip) if math.isfinite(alpha) else 0.0
+        return clipped + self.draw(0.0, 2 * self.clip * self.multiplier)

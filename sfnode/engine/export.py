@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from sfnode.engine.adapter import Fit, factors
 from sfnode.engine.destination import new_folder, no_adapter
 from sfnode.engine.model_card import model_card
-from sfnode.manifest.sources import public_name
+from sfnode.manifest import public_name
 from sfnode.models.files import TOKENIZER_FILES
 from sfnode.models.targets import Form
 from sfnode.schema.provenance import Provenance

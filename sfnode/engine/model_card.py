@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sfnode.engine.adapter import Fit
-from sfnode.manifest.sources import is_on_hub, public_name
+from sfnode.manifest import is_on_hub, public_name
 from sfnode.manifest.task import Task
 from sfnode.models.files import licence_of
 from sfnode.printable import command, printable

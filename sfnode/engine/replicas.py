@@ -24,8 +24,8 @@ import torch
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.devices import usable_device
+from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.loading import load_model
-from sfnode.engine.noise import LocalNoise
 from sfnode.engine.trainer import THREADS, StepResult, Trainer
 from sfnode.errors import Code, UserError
 from sfnode.logging import log

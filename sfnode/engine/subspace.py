@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine.basis import Basis
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models.perturbation import Directions
 from sfprotocol.seeds import coordinates
 

@@ -22,7 +22,7 @@ from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.devices import Offloading, usable_device
-from sfnode.engine.estimator import Estimate, quantise
+from sfnode.engine.estimator import Estimate, LocalNoise, quantise
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.generation import complete
 from sfnode.engine.head import HeadLosses, takes_features
@@ -30,7 +30,6 @@ from sfnode.engine.loading import load_model, training_rows
 from sfnode.engine.losses import Losses, Priors, line_batches, line_rows
 from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
-from sfnode.engine.noise import LocalNoise
 from sfnode.engine.objective import BASE, OWN, GoOn, Objective, RunRows, always, paused
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.subspace import Subspace

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from sfnode.loggers.record import Logger, Record
+from sfnode.loggers import Logger, Record
 from sfnode.logging import log
 from sfnode.printable import printable
 

@@ -22,7 +22,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from sfnode.loggers.record import Record
+from sfnode.loggers import Record
 
 FORMAT = "brain.Event:2"
 """Version of the format, with which every file begins."""

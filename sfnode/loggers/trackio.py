@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from trackio.sqlite_storage import SQLiteStorage
 
-from sfnode.loggers.record import Record
+from sfnode.loggers import Record
 
 
 class Trackio:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import wandb
 
-from sfnode.loggers.record import Record
+from sfnode.loggers import Record
 from sfnode.logging import log
 
 STEP = "step"

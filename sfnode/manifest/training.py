@@ -10,10 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sfnode.manifest.section import Hex32, Section
-
-MAX_EPOCHS = 65_536
-"""Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
+from sfnode.manifest.sections import MAX_EPOCHS, Hex32, Section
 
 MAX_GROUP = 64
 """Most updates of a group: the mean of the 63 others adds a 63rd to a scalar's variance, and more would take

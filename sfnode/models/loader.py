@@ -30,7 +30,7 @@ from transformers.utils import logging
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Model
+from sfnode.manifest.sections import Model
 from sfnode.manifest.task import Task
 from sfnode.models import examination, files, vetting
 from sfnode.models.cuts import cut_of

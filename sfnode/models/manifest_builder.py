@@ -14,9 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from sfnode.defaults import DEFAULT_LOSS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import MAX_QUOTA, Open, Organised
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model, Parent
+from sfnode.manifest.sections import MAX_QUOTA, Data, Model, Open, Organised, Parent
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import files, loader, vetting

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 
 PretrainedModel = Any
 """A model of transformers; that library types its classes otherwise from release to release."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import DataRole
+from sfnode.manifest.sections import DataRole
 from sfnode.modelshare.download import ModelDownload, Progress, Request, put_in_place
 from sfnode.modelshare.sharing import Sharing, one_file
 from sfnode.resources.bandwidth_limits import RateLimit

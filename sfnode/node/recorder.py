@@ -1,4 +1,5 @@
-"""Feeds the loggers of a running node with what its status, its reports and its evaluations say.
+"""What a running node records of itself: for its loggers what its status, its reports and its evaluations
+say, and in its log the lines by which its owner follows the run: progress, and alarms that begin and end.
 
 Measures nothing itself. Where records go, and what fails there, is for `sfnode.loggers`.
 """
@@ -11,16 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import sfnode
-from sfnode.loggers.record import Kind, Logger, Record
+from sfnode.loggers import Kind, Logger, Record
+from sfnode.logging import log
 from sfnode.node.run_context import RunContext
 from sfnode.node.startup import in_thread
 from sfnode.organising.reporting.reports import Reports
+from sfnode.schema.metrics import trained_by
+from sfnode.schema.status import AlarmStatus, Status
+from sfnode.sizes import pace, part_of, span
 from sfprotocol.decisions import FACTOR_ONE
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import Evaluation, NodeEvaluation
     from sfnode.schema.organising import EpochEvaluation
-    from sfnode.schema.status import Status
 
 RECORD_INTERVAL = 10.0
 """Seconds between records of what changes all the time: some 400 bytes, 4 MB a day."""
@@ -131,3 +135,51 @@ def _scores(of: str, evaluation: Evaluation) -> dict[str, float]:
     metric = evaluation.metric if METRIC.fullmatch(evaluation.metric) else "score"
     names = {metric: evaluation.value, "low": evaluation.low, "high": evaluation.high}
     return {f"{of}{name}": value for name, value in {**names, "loss": evaluation.loss}.items()}
+
+
+REPORT_INTERVAL = 10.0
+"""Seconds between lines of progress in the log."""
+
+REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_per_second", "loss", "digest"}
+"""Fields of the status that such a line has, for programs."""
+
+
+class ProgressLog:
+    """Tells the log, regularly, what `status` says."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+        self._told: frozenset[str] = frozenset()
+        """Numbers of the alarms that the log tells of."""
+
+    async def run(self) -> None:
+        """Write a line now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL)
+            s = self._status()
+            self._sound(s.alarms)
+            trained = trained_by(s.task)
+            loss = "" if s.loss is None else f"  {trained.name} {trained.of(s.loss):.3f}"
+            done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
+            count = f" count, {s.known:,} are here" if s.organised else ""
+            left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
+            doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
+            log.info(
+                "%s  %s updates%s%s  own %s at %s%s  links %d  digest %s%s",
+                s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,
+                len(s.links), s.digest[:12], doing,
+                extra=s.model_dump(include=REPORTED),
+            )  # fmt: skip
+
+    def _sound(self, alarms: list[AlarmStatus]) -> None:
+        """Log the alarms that are new, and which are over."""
+        for alarm in alarms:
+            if alarm.code not in self._told:
+                log.error(
+                    "%s: %s. %s", alarm.code, alarm.what, alarm.fix,
+                    extra={"code": alarm.code, "fix": alarm.fix},
+                )  # fmt: skip
+        now = frozenset(alarm.code for alarm in alarms)
+        for code in sorted(self._told - now):
+            log.info("%s is over", code)
+        self._told = now

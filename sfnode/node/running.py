@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sfnode.loggers.record import Logger
+from sfnode.loggers import Logger
 from sfnode.logging import log
 from sfnode.modelshare.data import DataShare
 from sfnode.modelshare.sharing import Sharing
@@ -27,9 +27,8 @@ from sfnode.node.limiter import ResourceLimiter
 from sfnode.node.network.peering import peering_of
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.privacy import Privacy
-from sfnode.node.progress_log import ProgressLog
 from sfnode.node.readiness import Readiness
-from sfnode.node.recorder import Recorder
+from sfnode.node.recorder import ProgressLog, Recorder
 from sfnode.node.run_context import RunContext
 from sfnode.node.samples import Sampling
 from sfnode.node.shutdown import Shutdown
@@ -103,7 +102,13 @@ class RunningNode:
             joined.machine, done=self._done, alone=lambda: self.peering.alone, clock=joined.clock
         )
         self.context = NodeContext(
-            *(getattr(joined, name) for name in RunContext.__slots__),
+            joined.settings,
+            joined.manifest,
+            joined.data_dir,
+            joined.log,
+            joined.transport,
+            joined.machine,
+            joined.clock,
             driver=self.driver,
             limiter=self.limiter,
             peering=self.peering,

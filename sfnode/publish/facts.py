@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sfnode.manifest import Manifest
-from sfnode.manifest.sources import public_name
+from sfnode.manifest import Manifest, public_name
 from sfnode.node.startup import settled
 from sfnode.node.time_travel import Past
 from sfnode.organising.evaluation import health

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.bench import subject
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import Organised
 from sfnode.models.manifest_builder import SUBSPACES
 from sfnode.node.startup import settled
 from sfnode.store import checkpoint, verification

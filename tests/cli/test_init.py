@@ -20,7 +20,7 @@ from sfnode.engine import making_bases, pilot, reward_trial, trial
 from sfnode.engine.pilot import SLOPES
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Open
+from sfnode.manifest.sections import Open
 from sfnode.models import bases, files, loader, manifest_builder
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError

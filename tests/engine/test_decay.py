@@ -19,7 +19,7 @@ from sfnode.engine.line import Line, difference
 from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.trainer import Trainer, line_batches
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.models.loader import matrix
 from tests.engine.helpers import ROWS, data_file, manifest, part, trainer, updates
 

@@ -23,7 +23,7 @@ from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.provenance import Contributor, Provenance, Told
 from tests.engine.helpers import FAMILIES, data_file, manifest, model_folder, part, trainer, updates

@@ -16,8 +16,7 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Parent
+from sfnode.manifest.sections import Data, Parent
 from sfnode.manifest.training import Training, features_text
 from sfnode.models import loader
 from sfnode.models.manifest_builder import forked, unsuited

@@ -19,7 +19,7 @@ from sfnode.engine.reward_objective import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models.targets import Selection
 from sfnode.tasks import public_files

@@ -23,7 +23,7 @@ from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfnode.models.targets import DEFAULT, Selection

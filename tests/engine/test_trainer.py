@@ -19,7 +19,7 @@ from sfnode.engine.pilot import any_trainer, prior_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import PRIOR_ONE, Task
 from sfnode.models import loader
 from sfnode.tasks import public_files

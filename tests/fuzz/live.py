@@ -35,8 +35,7 @@ import pytest
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, Organised
 from sfnode.node import checkpoints, organising, validating
 from sfnode.node.exchange import take_in
 from sfnode.organising import checkpoints as organised_checkpoints

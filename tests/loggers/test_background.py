@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from sfnode.loggers import Record
 from sfnode.loggers.background import LONGEST_NAME, MAX_WAITING, Background
-from sfnode.loggers.record import Record
 
 
 def record(step: int) -> Record:

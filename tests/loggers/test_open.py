@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.loggers.jsonl import JsonLines
-from sfnode.loggers.open import KINDS, opened
-from sfnode.loggers.record import Record
+from sfnode.loggers import Record
+from sfnode.loggers.open import KINDS, JsonLines, opened
 
 NAME = "../../run; rm -rf /\n"
 """The name of somebody else's run."""

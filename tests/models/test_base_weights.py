@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models import loader
 from sfnode.models.loader import BaseWeights, float_tensors
 from sfnode.models.targets import Form, Selection, Site, view

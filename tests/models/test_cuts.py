@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models.cuts import cut_of
 from sfnode.models.targets import Form, Site
 from tests.models.families import random_model

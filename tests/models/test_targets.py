@@ -18,7 +18,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models.targets import Form, Selection, Site, choose, locate, view
 from tests.models.families import ENCODERS, FAMILIES, LABELS, WORDS, empty_model, model_folder, random_model
 

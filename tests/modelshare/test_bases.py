@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import Organised
 from sfnode.models import bases
 from sfnode.modelshare import bases as share
 from sfnode.modelshare import download

@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.modelshare import download
 from sfnode.tasks import dataset, public_files
 from sfnode.transport.base import Asker

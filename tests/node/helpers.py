@@ -23,8 +23,7 @@ from sfnode.daemon import Node as PublicNode
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model
+from sfnode.manifest.sections import Data, Model
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import bases as published_bases

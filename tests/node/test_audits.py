@@ -12,8 +12,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, Organised
 from sfnode.node import audits, organising
 from sfnode.node.audits import Chosen, audit_folder
 from sfnode.organising import organiser

@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import Organised
 from sfnode.node import checkpoints, organising
 from sfnode.node.training.model import LocalModel
 from sfnode.organising import checkpoints as organised_checkpoints

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.model import Parent
+from sfnode.manifest.sections import Organised, Parent
 from sfnode.node import following
 from sfnode.organising.sequel import announcement, link_in
 from sfnode.store.data_folder import Layout

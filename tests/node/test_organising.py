@@ -13,8 +13,7 @@ import pytest
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, Organised
 from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, Organised
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.node import organising

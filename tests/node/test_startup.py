@@ -14,8 +14,7 @@ import pytest
 from sfnode.daemon import Node
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Open
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, Open
 from sfnode.models import files
 from sfnode.models.files import EMBEDDED
 from sfnode.node import startup

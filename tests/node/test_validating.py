@@ -16,8 +16,7 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import paused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, Organised
 from sfnode.node import organising, validating
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import organiser

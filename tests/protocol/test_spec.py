@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import MAX_DESCRIPTION
-from sfnode.manifest.admission import MAX_DEPUTIES, MAX_QUOTA, MAX_WORK_BITS
+from sfnode.manifest.sections import MAX_DEPUTIES, MAX_QUOTA, MAX_WORK_BITS
 from sfnode.manifest.task import MAX_ANSWER_TOKENS, MAX_STOP, MAX_STOPS
 from sfnode.manifest.training import MAX_GROUP
 from sfnode.modelshare import sharing

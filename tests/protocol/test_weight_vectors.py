@@ -17,7 +17,7 @@ from sfnode.engine.basis import Basis, PublishedBasis, RandomBasis
 from sfnode.engine.core import Core
 from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.subspace import Subspace
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.manifest.training import Training
 from sfnode.models import bases
 from sfnode.models.targets import Form, Site

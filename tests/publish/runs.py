@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import Organised
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising.evaluation.health import published
 from sfnode.schema.evaluation import Evaluation

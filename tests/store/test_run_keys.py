@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import Organised
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import (
     RunKeys,

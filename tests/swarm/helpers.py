@@ -9,9 +9,7 @@ from typing import Any
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model
+from sfnode.manifest.sections import Data, Model, Organised
 from sfnode.manifest.task import Task
 from sfnode.schema import DecisionResult, OrganiserStatus
 from sfnode.schema.evaluation import NodeEvaluation, ProbeEvaluation

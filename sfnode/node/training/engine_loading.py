@@ -51,7 +51,7 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     """
     import torch
 
-    from sfnode.engine.noise import LocalNoise
+    from sfnode.engine.estimator import LocalNoise
     from sfnode.engine.replicas import ReplicatedTrainer
 
     layout = Layout(settings.data_dir)

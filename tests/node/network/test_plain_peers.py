@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import Organised
 from sfnode.node import readiness
 from sfnode.organising import organiser
 from sfnode.schema.node_state import NodeState, Wait

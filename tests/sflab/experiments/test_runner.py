@@ -15,7 +15,7 @@ from sflab.experiments.runner import finished, run_cell
 from sflab.experiments.seedflood import OPTIONS
 from sfnode.engine import loading
 from sfnode.errors import Code, UserError
-from sfnode.loggers.record import Record
+from sfnode.loggers import Record
 from tests.sflab.experiments.conftest import LOAD
 from tests.sflab.experiments.helpers import small
 
