@@ -19,7 +19,7 @@ from sfnode.loggers.open import opened
 from sfnode.logging import begins
 from sfnode.node import startup
 from sfnode.node.network import contacts
-from sfnode.node.network.peer_questions import answers_to_peers
+from sfnode.node.peer_questions import answers_to_peers
 from sfnode.node.run_context import RunContext
 from sfnode.node.running import RunningNode
 from sfnode.node.state import describe

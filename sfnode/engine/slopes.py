@@ -28,13 +28,17 @@ from torch import Tensor
 from sfnode.engine import forward
 from sfnode.engine.basis import FeaturesBasis
 from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
-from sfnode.engine.line import Line
+from sfnode.engine.line import Line, difference
+from sfnode.engine.losses import line_rows
+from sfnode.engine.objective import GoOn, always, paused
 from sfnode.engine.subspace import Subspace
+from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
+from sfnode.tasks import verifying
 from sfnode.tasks.encoding import Encoded, encode
 from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import I64, coordinates
@@ -164,6 +168,32 @@ def shares(
     taken = passes * sum(batch.examples for batch in batches)
     told = [found.share(one, delta, unit) for one in updates]
     return [_of_rows(one) for one in told] if isinstance(space.basis, FeaturesBasis) else told, taken
+
+
+def shares_towards(
+    model: TrainableModel,
+    after: Mapping[int, I64],
+    updates: Sequence[Updates],
+    rows: int,
+    turn: int,
+    go_on: GoOn = always,
+) -> tuple[list[Share], int]:
+    """Return the share of each of these `updates` in what leads from the weights as of now to those with
+    the cores `after`, on so many validation rows, and the example-forwards that it took.
+
+    Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `measure` and
+    `verifying.require_slopes`.
+    """
+    verifying.require_slopes(model.manifest.task)
+    model.rebuild(max(after, default=0))
+    task, held_out = model.manifest.task, model.run_rows.held_out("validation").rows
+    batches = batches_of(task, model.loaded.tokenizer, line_rows(task, held_out), rows, turn)
+    step, delta = difference(after, model.core.cores()), model.manifest.training.scalar_delta
+    scale = model.weights.scale
+    found = shares(model.loaded, model.space, scale, step, updates, batches, delta, go_on)
+    if found is None:
+        raise paused()
+    return found
 
 
 def _of_rows(share: Share) -> Share:

@@ -40,7 +40,8 @@ from sfprotocol.weighing import NOTHING
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer
-    from sfnode.engine.trainer import StepResult, Trainer
+    from sfnode.engine.trainable_model import StepResult
+    from sfnode.engine.trainer import Trainer
     from sfnode.store.log import UpdateLog
 
 BATCH = 8

@@ -14,7 +14,7 @@ from sfnode.engine import drift, line
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.merging import Decay
 from sfnode.engine.subspace import Subspace
-from sfnode.engine.trainer import scale_of
+from sfnode.engine.trainable_model import scale_of
 from sfnode.node.time_travel import Past
 from sfnode.organising.reporting.chronicle import chronicle, parts
 from sfnode.schema.history import DiffResult, LayerChange

@@ -23,7 +23,6 @@ from sfnode.node.context import NodeContext
 from sfnode.node.driver import Driver
 from sfnode.node.exports import Exports
 from sfnode.node.following import follow
-from sfnode.node.limiter import ResourceLimiter
 from sfnode.node.network.peering import peering_of
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.privacy import Privacy
@@ -33,6 +32,7 @@ from sfnode.node.run_context import RunContext
 from sfnode.node.samples import Sampling
 from sfnode.node.shutdown import Shutdown
 from sfnode.node.training.bases import PublishedBases
+from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.model import LoadEngine, LocalModel
 from sfnode.node.validating import Validating
 from sfnode.node.views import Views

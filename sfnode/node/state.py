@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import sfnode
 from sfnode.node import readiness
+from sfnode.node.views import budget_of, carried, epochs_of, greeted, role_of
 from sfnode.organising.reporting.alarms import shown
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import (
@@ -20,10 +21,7 @@ from sfnode.schema.status import (
 )
 
 if TYPE_CHECKING:
-    from sfnode.node.context import NodeContext
     from sfnode.node.running import RunningNode
-    from sfnode.transport.base import Link
-    from sfprotocol.link import Link as ProtocolLink
     from sfprotocol.machine import Machine
 
 
@@ -83,41 +81,6 @@ def describe(node: RunningNode) -> Status:
         doing=DoingStatus(what=asked.what, seconds=now - asked.since) if asked else None,
         seconds_left=node.views.progress().seconds_left,
     )
-
-
-def budget_of(machine: Machine) -> int:
-    """Return the number of updates with which the run is complete."""
-    return machine.organised.counting.budget if machine.organised else machine.run.update_budget
-
-
-def epochs_of(machine: Machine) -> int:
-    """Return the number of epochs of the whole run: in an organised one, if those to come are as large as the
-    manifest says."""
-    if machine.organised is None:
-        return machine.run.last_epoch + 1
-    counting = machine.organised.counting
-    if counting.complete:
-        return counting.open_epoch
-    to_come = -(-(counting.budget - counting.counted) // machine.run.epoch_updates)
-    return max(counting.open_epoch + 1, counting.sealed + to_come)
-
-
-def carried(node: NodeContext) -> tuple[int, int]:
-    """Return the bytes sent and received over all links since the start."""
-    traffic, links = node.driver.traffic, [pump.link for pump in node.driver.pumps.values()]
-    sent = traffic.sent + sum(link.bytes_sent for link in links)
-    return sent, traffic.received + sum(link.bytes_received for link in links)
-
-
-def greeted(node: NodeContext) -> list[tuple[ProtocolLink, Link]]:
-    """Return the links whose peer has introduced itself."""
-    pairs = ((node.machine.links.get(key), pump.link) for key, pump in node.driver.pumps.items())
-    return [(state, link) for state, link in pairs if state is not None and state.greeted]
-
-
-def role_of(number: int) -> str:
-    """Return the name of a role (SPEC L2)."""
-    return "relay" if number else "trainer"
 
 
 def _links(node: RunningNode) -> list[LinkStatus]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 from sfnode.models.files import licence_of
 from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
-from sfnode.node.state import budget_of, carried, epochs_of, greeted, role_of
 from sfnode.node.timeline import Decided
 from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import Latency
@@ -50,6 +49,7 @@ from sfprotocol.names import NAMELESS, Names
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import NodeEvaluation
     from sfnode.transport.base import Link
+    from sfprotocol.machine import Machine
 
 T = TypeVar("T")
 
@@ -333,3 +333,38 @@ def _left(updates: int, rate: float | None) -> float | None:
     if updates <= 0:
         return 0.0
     return updates / rate if rate else None
+
+
+def budget_of(machine: Machine) -> int:
+    """Return the number of updates with which the run is complete."""
+    return machine.organised.counting.budget if machine.organised else machine.run.update_budget
+
+
+def epochs_of(machine: Machine) -> int:
+    """Return the number of epochs of the whole run: in an organised one, if those to come are as large as the
+    manifest says."""
+    if machine.organised is None:
+        return machine.run.last_epoch + 1
+    counting = machine.organised.counting
+    if counting.complete:
+        return counting.open_epoch
+    to_come = -(-(counting.budget - counting.counted) // machine.run.epoch_updates)
+    return max(counting.open_epoch + 1, counting.sealed + to_come)
+
+
+def carried(node: NodeContext) -> tuple[int, int]:
+    """Return the bytes sent and received over all links since the start."""
+    traffic, links = node.driver.traffic, [pump.link for pump in node.driver.pumps.values()]
+    sent = traffic.sent + sum(link.bytes_sent for link in links)
+    return sent, traffic.received + sum(link.bytes_received for link in links)
+
+
+def greeted(node: NodeContext) -> list[tuple[ProtocolLink, Link]]:
+    """Return the links whose peer has introduced itself."""
+    pairs = ((node.machine.links.get(key), pump.link) for key, pump in node.driver.pumps.items())
+    return [(state, link) for state, link in pairs if state is not None and state.greeted]
+
+
+def role_of(number: int) -> str:
+    """Return the name of a role (SPEC L2)."""
+    return "relay" if number else "trainer"

@@ -438,10 +438,11 @@ class UpdateLog:
                     yield record
 
     def columns(self) -> Columns:
-        """Read all updates that count as numpy columns, for programs that study a run."""
+        """Read all updates that count as numpy columns, for programs that study a run. Raises UserError
+        LOG_CORRUPT."""
         from sfnode.store.columns import columns_of
 
-        return columns_of(self)
+        return columns_of(self._run_id, self.tails(), self.bases(), self.records())
 
     def replay(self, batch: int = 65_536) -> Iterator[tuple[Feed, int, list[EpochScalars]]]:
         """Yield all updates as (feed, first step, scalars by epoch), in the order of `records`.

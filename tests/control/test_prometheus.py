@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sfnode.control import prometheus
 from sfnode.control.prometheus import METRICS
 from sfnode.errors import Code, UserError
-from sfnode.node import limiter
+from sfnode.node.training import limiter
 from sfnode.organising.reporting import alarms
 from sfnode.resources import policy
 from sfnode.schema.node_state import NodeState

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from sfnode.engine import merging
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.line import Line, difference
+from sfnode.engine.losses import line_batches
 from sfnode.engine.merging import Decay, MergedWeights
-from sfnode.engine.trainer import Trainer, line_batches
+from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models.loader import matrix

@@ -18,8 +18,7 @@ from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sfnode.engine.adapter import Fit
-from sfnode.engine.export import export_lora, export_model
+from sfnode.engine.export import Fit, export_lora, export_model
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError

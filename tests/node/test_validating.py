@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.trainer import paused
+from sfnode.engine.objective import paused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Organised

@@ -27,7 +27,7 @@ from sfprotocol.weighing import NOTHING, Counted
 if TYPE_CHECKING:  # they load torch
     from sfnode.engine.replicas import Replica
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
-    from sfnode.engine.trainer import StepResult
+    from sfnode.engine.trainable_model import StepResult
 
 T = TypeVar("T")
 

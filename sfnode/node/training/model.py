@@ -15,10 +15,10 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.node.driver import Driver
-from sfnode.node.limiter import ResourceLimiter
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.bases import PublishedBases
 from sfnode.node.training.engine_thread import EngineThread, Order
+from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.step_scheduler import StepScheduler, batches_of
 from sfnode.settings import Settings
 from sfnode.store import checkpoint as states
@@ -29,7 +29,7 @@ from sfprotocol.weighing import Counted
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
-    from sfnode.engine.trainer import StepResult
+    from sfnode.engine.trainable_model import StepResult
 
 ENGINE_GRACE = 0.5
 """Seconds that a step in progress may still take when the node stops; then it is abandoned."""

@@ -27,7 +27,7 @@ from sfprotocol.messages import EpochScalars, Feed
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 if TYPE_CHECKING:
-    from sfnode.engine.trainer import StepResult
+    from sfnode.engine.trainable_model import StepResult
 
 ORDERS_AHEAD = 2
 """Steps handed to the engine at a time: one that runs and one that follows at once."""

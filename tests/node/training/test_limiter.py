@@ -19,7 +19,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.node import limiter, shutdown
-from sfnode.node.limiter import asked_text
+from sfnode.node.training.limiter import asked_text
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.resources.policy import BURST, Readings
 from sfnode.resources.quotas import DailyTraffic
