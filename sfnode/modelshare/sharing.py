@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +24,13 @@ from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.models import files as model_folder
 from sfnode.models.files import list_model, read_piece
-from sfnode.modelshare.download import ModelDownload, Progress
+from sfnode.modelshare.download import Givers, ModelDownload, Progress
 from sfnode.peers.selection import address_range
-from sfnode.resources.bandwidth_limits import Bandwidth
+from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
-from sfnode.transport.base import Asker, Transport
+from sfnode.transport.base import Asker
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import Piece, decode, hash_listing
 from sfprotocol.rate_limit import Bucket
@@ -143,21 +143,16 @@ class Sharing:
         settings: Settings,
         manifest: Manifest,
         layout: Layout,
-        transport: Transport,
-        *,
-        peers: Callable[[], Sequence[str]],
-        bandwidth: Bandwidth,
-        clock: Callable[[], float],
+        givers: Givers,
+        upload: RateLimit,
     ) -> None:
-        """`peers()` are full addresses of those who may have the model."""
+        """`upload` limits what this node sends."""
+        self.givers = givers
         self._settings = settings
         self._manifest = manifest
         self._wanted = bytes.fromhex(manifest.model.listing)
         self._layout = layout
-        self._transport = transport
-        self._peers = peers
-        self._bandwidth = bandwidth
-        self._clock = clock
+        self._upload = upload
         self._loop = asyncio.get_running_loop()
         self._folder: Path | None = None
         self._download: ModelDownload | None = None
@@ -214,7 +209,7 @@ class Sharing:
         try:
             return model_folder.resolve(wanted.source, wanted.revision, override)
         except UserError as error:
-            if error.code != Code.MODEL_NOT_FOUND or self._settings.model or not self._peers():
+            if error.code != Code.MODEL_NOT_FOUND or self._settings.model or not self.givers.peers():
                 raise
             log.info("the base model is neither here nor on the hub; asking peers for it")
             return None
@@ -233,14 +228,7 @@ class Sharing:
 
     async def _download_all(self) -> None:
         partial = self._layout.partial_model
-        self._download = ModelDownload(
-            self._wanted,
-            partial,
-            request=self._transport.request,
-            peers=self._peers,
-            rate_limit=self._bandwidth.download,
-            clock=self._clock,
-        )
+        self._download = ModelDownload(self._wanted, partial, self.givers)
         listing = await asyncio.to_thread(self._stored_listing)
         encoded = await self._download.run(listing)
         await asyncio.to_thread(self._accept, partial, encoded)
@@ -312,17 +300,16 @@ class Sharing:
 
     async def _may_send(self, length: int, asker: Asker) -> bool:
         """Return whether the rate limits have room for an answer soon; then it is counted at once."""
-        upload = self._bandwidth.upload
-        if length > upload.largest_bulk:
+        if length > self._upload.largest_bulk:
             return False
         try:
             async with asyncio.timeout(ANSWER_PATIENCE):
-                await upload.ready_for_bulk()
+                await self._upload.ready_for_bulk()
         except TimeoutError:
             return False
-        if not self._shares.take(asker, length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST):
+        if not self._shares.take(asker, length, self.givers.clock(), rate=SHARE_RATE, burst=SHARE_BURST):
             return False
-        upload.count(length)
+        self._upload.count(length)
         return True
 
     async def _is_listed(self) -> bool:

@@ -189,10 +189,7 @@ class Checkpoints:
         download = ModelDownload(
             listing(wanted.feeds, wanted.cores),
             self._folder,
-            request=node.transport.request,
-            peers=node.peering.sources,
-            rate_limit=node.driver.bandwidth.download,
-            clock=node.clock,
+            node.sharing.givers,
             what=f"checkpoint of epoch {wanted.epoch}",
         )
 

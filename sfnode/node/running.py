@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sfnode.loggers import Logger
 from sfnode.logging import log
 from sfnode.modelshare.data import DataShare
+from sfnode.modelshare.download import Givers
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import clock, startup
 from sfnode.node.audits import Auditing
@@ -92,9 +93,10 @@ class RunningNode:
         self.peering = peering_of(joined, self.driver, contacts_url)
         self.limiter = self._make_limiter()
         self.sharing = self._make_sharing()
-        self.data_share = self._make_data_share()
+        self.data_share = DataShare(self.settings, self.manifest, self.data_dir.data, self.sharing)
         """Files of the run's public data."""
-        self.bases = self._make_bases(joined) if joined.manifest.training.bases else None
+        with_bases = joined.manifest.training.bases
+        self.bases = PublishedBases(joined, self.sharing, self._after_round) if with_bases else None
         """Published bases, in a run that has them."""
         self.readiness = self._make_readiness()
         self.model = self._make_model(joined, load_engine)
@@ -154,36 +156,9 @@ class RunningNode:
         )
 
     def _make_sharing(self) -> Sharing:
-        return Sharing(
-            self.settings,
-            self.manifest,
-            self.data_dir,
-            self.transport,
-            peers=self.peering.sources,
-            bandwidth=self.driver.bandwidth,
-            clock=self.clock,
-        )
-
-    def _make_data_share(self) -> DataShare:
-        return DataShare(
-            self.settings,
-            self.manifest,
-            self.data_dir.data,
-            self.sharing,
-            request=self.transport.request,
-            peers=self.peering.sources,
-            rate_limit=self.driver.bandwidth.download,
-            clock=self.clock,
-        )
-
-    def _make_bases(self, joined: RunContext) -> PublishedBases:
-        return PublishedBases(
-            joined,
-            self.sharing,
-            givers=self.peering.sources,
-            rate_limit=self.driver.bandwidth.download,
-            come=self._after_round,
-        )
+        bandwidth = self.driver.bandwidth
+        givers = Givers(self.peering.sources, self.transport.request, bandwidth.download, self.clock)
+        return Sharing(self.settings, self.manifest, self.data_dir, givers, bandwidth.upload)
 
     def _make_readiness(self) -> Readiness:
         settings = self.settings

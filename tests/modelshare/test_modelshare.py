@@ -439,10 +439,9 @@ def model_download(
     return download.ModelDownload(
         hash_listing(encoded),
         into,
-        request=request or FailingRequest(),
-        peers=lambda: peers,
-        rate_limit=rate_limit,
-        clock=asyncio.get_running_loop().time,
+        download.Givers(
+            lambda: peers, request or FailingRequest(), rate_limit, asyncio.get_running_loop().time
+        ),
     )
 
 

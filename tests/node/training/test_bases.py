@@ -11,9 +11,9 @@ import pytest
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Organised
 from sfnode.models import bases
-from sfnode.modelshare import bases as share
 from sfnode.modelshare import download
 from sfnode.node import organising
+from sfnode.node.training import bases as share
 from sfnode.organising import organiser
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.store.identity import Identity
