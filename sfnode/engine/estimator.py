@@ -238,43 +238,34 @@ class Columns:
         return Directions(tuple(u[kept] for u in every.u), tuple(v[:, kept] for v in every.v), every.live)
 
 
-class MoveVectors:
-    """Perturbs one-dimensional targets, which have no input to project: they are changed in place.
+@contextmanager
+def moving_vectors(
+    loaded: LoadedModel, directions: Directions
+) -> Iterator[Callable[[int, float], None] | None]:
+    """Yield what moves the one-dimensional targets along a query's direction by some amount, or None if there
+    are none; restore them afterwards.
 
-    That takes a pass for each point, and exact copies to restore: vectors are small.
+    They have no input to project, and are changed in place. That takes a pass for each point, and exact
+    copies to restore: vectors are small.
     """
+    sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
+    own = slice(directions.live, None)  # vectors have no live core
+    # their own precision: in half precision entries of published bases are exact, and products are not
+    parts = [
+        (p, p.clone(), directions.u[k][own].to(p.dtype), directions.v[k][:, own].to(p.dtype))
+        for k, site in sites
+        for p in [getattr(site.module, site.parameter).data]
+    ]
 
-    def __init__(self, loaded: LoadedModel, directions: Directions) -> None:
-        sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
-        own = slice(directions.live, None)  # vectors have no live core
-        # their own precision: in half precision entries of published bases are exact, and products are not
-        self._parts = [
-            (parameter, directions.u[k][own].to(parameter.dtype), directions.v[k][:, own].to(parameter.dtype))
-            for k, site in sites
-            for parameter in [getattr(site.module, site.parameter).data]
-        ]
-        self._kept = [parameter.clone() for parameter, _, _ in self._parts]
-
-    def __call__(self, query: int, by: float) -> None:
-        for (parameter, u, v), kept in zip(self._parts, self._kept, strict=True):
+    def move(query: int, by: float) -> None:
+        for parameter, kept, u, v in parts:
             torch.add(kept, u[query] * v[0, query], alpha=by, out=parameter)  # (n,)
 
-    def restore(self) -> None:
-        for (parameter, _, _), kept in zip(self._parts, self._kept, strict=True):
-            parameter.copy_(kept)
-
-
-@contextmanager
-def moving_vectors(loaded: LoadedModel, directions: Directions) -> Iterator[MoveVectors | None]:
-    """Yield what perturbs the one-dimensional targets, or None if there are none; restore them afterwards."""
-    if not any(site.form is Form.VECTOR for site in loaded.sites):
-        yield None
-        return
-    perturb = MoveVectors(loaded, directions)
     try:
-        yield perturb
+        yield move if parts else None
     finally:
-        perturb.restore()
+        for parameter, kept, _, _ in parts:
+            parameter.copy_(kept)
 
 
 def _widened(tokens: NDArray[np.int64], width: int) -> NDArray[np.int64]:

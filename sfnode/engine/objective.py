@@ -1,22 +1,18 @@
-"""Objectives of runs, which differ by task: what an update measures, and how a model is evaluated.
+"""What the objectives of runs share, which differ by task (`losses`, `reward_objective`): rows, and breaking
+off.
 
-A trainer has one objective, and gives it the model at the weights that are asked about. Rows
-of a run that everybody has are read here when they are first asked for, and once.
+A trainer has one objective, which says what an update measures and evaluates the model at the weights that
+are asked about. Rows of a run that everybody has are read here when they are first asked for, and once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
-from sfnode.engine.estimator import Estimate
-from sfnode.engine.forward import Perturb
-from sfnode.engine.samples import Answered
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.models.perturbation import Directions
-from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.prompts import Row
@@ -52,46 +48,6 @@ class Held(NamedTuple):
     limit: int
     """Number of rows that was asked for; 0: as many as the manifest says."""
     rows: Sequence[Row]
-
-
-class Objective(Protocol):
-    """The objective of a run.
-
-    Weights are those of the model as it is, unless `perturb` moves them; `of` is the digest of their cores,
-    by which what follows from them alone is remembered.
-    """
-
-    @property
-    def odds(self) -> tuple[int, int]:
-        """Rows that a mini-batch draws, and of how many; 0 without any."""
-        ...
-
-    def mini_batch(self, seed: int) -> Any:
-        """Return what a seed draws, as `estimates` takes it; any thread may call this."""
-        ...
-
-    def estimates(
-        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Any], distance: float
-    ) -> list[Estimate]:
-        """Estimate the derivative of each mini-batch's loss along the direction of the same number."""
-        ...
-
-    def evaluate(
-        self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: Perturb | None = None
-    ) -> Evaluation:
-        """Measure the model. Raises UserError DATA_*, and PAUSED when `go_on` says no."""
-        ...
-
-    def evaluate_base(self, held: Held, go_on: GoOn = always, *, calibrated: bool = False) -> Evaluation:
-        """Measure the base model, whose weights the model has; `calibrated`: less its own prior.
-
-        Raises UserError as `evaluate`, BAD_OPTION where there is no prior.
-        """
-        ...
-
-    def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[Answered]:
-        """Return the model's answers to these rows."""
-        ...
 
 
 class RunRows:

@@ -45,27 +45,6 @@ Scorer = Callable[[str, Any], float]
 """Returns the reward of an answer, 0 to 1, by its question's row."""
 
 
-def reward_estimates(
-    loaded: LoadedModel,
-    directions: Directions,
-    seeds: Sequence[int],
-    batches: Sequence[Sequence[Question]],
-    score: Scorer,
-    plan: Plan,
-    epsilon: float,
-    group: int = 0,
-    go_on: Callable[[], bool] = lambda: True,
-) -> list[Estimate] | None:
-    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
-
-    By pairs or in groups, as `estimator.estimates`; in a group mini-batches are the same, and answers are
-    drawn from the first one's seed. None once `go_on`, asked before each token, says no. Raises UserError as
-    `generation.generate`.
-    """
-    answers = written(loaded, directions, seeds, batches, plan, epsilon, group, go_on)
-    return None if answers is None else told(answers, batches, score, held(epsilon, directions), group)
-
-
 def written(
     loaded: LoadedModel,
     directions: Directions,
@@ -74,9 +53,12 @@ def written(
     plan: Plan,
     epsilon: float,
     group: int = 0,
-    go_on: Callable[[], bool] = lambda: True,
-) -> list[Answer] | None:
-    """Return the answers that `reward_estimates` scores: by mini-batch, point and question."""
+) -> list[Answer]:
+    """Return answers at the points of each mini-batch, by mini-batch, point and question.
+
+    In a group mini-batches are the same, and answers are drawn from the first one's seed. Raises UserError as
+    `generation.generate`.
+    """
     epsilon = held(epsilon, directions)
     rows = []
     for number, batch in enumerate(batches):
@@ -88,7 +70,7 @@ def written(
                 Asked(question.prompt, number, side * epsilon, key)
                 for question, key in zip(batch, keys, strict=True)
             ]
-    return generate(loaded, rows, plan, directions, go_on)
+    return generate(loaded, rows, plan, directions) or []  # nothing breaks it off
 
 
 def told(
@@ -176,7 +158,6 @@ class Rewards:
     ) -> tuple[list[Answer], list[Estimate]]:
         """Return the same, and the answers before it."""
         answers = written(self._loaded, directions, seeds, batches, self._plan, distance, self._group)
-        assert answers is not None  # nothing breaks it off
         exact = estimator.held(distance, directions)
         return answers, told(answers, batches, self._score, exact, self._group)
 

@@ -27,7 +27,7 @@ from sfnode.engine.loading import load_model, training_rows
 from sfnode.engine.losses import Losses, Priors
 from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
-from sfnode.engine.objective import Objective, RunRows
+from sfnode.engine.objective import RunRows
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Manifest
@@ -95,7 +95,7 @@ class TrainableModel:
         """Public rows of the run."""
         self.priors = Priors(manifest.task, loaded, self.run_rows)
         losses = HeadLosses if loaded.kept and takes_features(manifest) else Losses
-        self.objective: Objective = (
+        self.objective: Losses | Rewards = (
             losses(manifest, loaded, rows, self.run_rows, self.priors, secret)
             if manifest.task.has_slopes
             else Rewards(manifest, loaded, rows, secret)

@@ -12,7 +12,6 @@ All other integers are big-endian. Its size follows from the decisions and the m
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from sfnode.engine.core import Core
 from sfnode.engine.core import digest as core_digest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.store.disk_errors import disk_faults, sync_folder
+from sfnode.store.disk_errors import disk_faults, sync_folder, write_whole
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfprotocol.checkpoints import Base, feeds_digest, listing
@@ -217,17 +216,9 @@ def keep(folder: Path, run_id: bytes, state: State, needed: Iterable[int] = ()) 
     """Write the file of a state, durably and all or nothing; remove what was stated of its epoch before, and
     all others but the KEPT newest and those of the epochs `needed`. Raises UserError DISK_FULL."""
     path = folder / name(state.decision(run_id))
-    partial = path.with_suffix(".partial")
     with disk_faults(folder):
         folder.mkdir(exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                file.write(encode(state))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, encode(state))
         here = _files(folder)
         epochs = {state.epoch, *needed, *sorted({_epoch(one) for one in here})[-KEPT:]}
         for one in here:

@@ -28,13 +28,9 @@ from sfprotocol.messages import ControlFork, Entry, EpochScalars, Feed, RunParam
 from sfprotocol.seeds import GOLDEN, I64, U64, mix64, update_seeds
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 BATCH_UPDATES = 65_536
 """Updates of a batch, which may end with one segment more: 1.5 MB, and enough for vectorised sums."""
-
-MAX_BATCH_UPDATES = BATCH_UPDATES + MAX_SEGMENT_UPDATES
-"""Bound of a batch (SPEC S4 bounds a segment)."""
 
 
 class Part(NamedTuple):
@@ -174,8 +170,9 @@ def changes(
     """Yield what takes cores from what they have `applied` of each feed to what is `wanted`.
 
     Every update comes with its scalar times the difference of its two weights, and goes to the core of its
-    subspace; what counts as before is not read. Feeds that `wanted` lacks stay as they are. Batches have at
-    most MAX_BATCH_UPDATES updates. Raises UserError LOG_CORRUPT, also when the log ends before `wanted`.
+    subspace; what counts as before is not read. Feeds that `wanted` lacks stay as they are. A batch has
+    BATCH_UPDATES, and one segment more at most. Raises UserError LOG_CORRUPT, also when the log ends before
+    `wanted`.
     """
     pieces: list[Piece] = []
     size = 0

@@ -11,7 +11,7 @@ import pytest
 
 from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import quantise
+from sfnode.engine.estimator import held, quantise
 from sfnode.engine.generation import Plan, generate
 from sfnode.engine.generation import Row as Asked
 from sfnode.engine.model_card import model_card
@@ -97,10 +97,8 @@ def test_scalars_are_those_of_rewards_of_the_prompts_that_seeds_draw(tmp_path: P
         for _ in range(group or 1)
     ]
     directions, plan = run.space.directions(SEEDS, 0), Plan(5, 1.0)
-    found = reward_objective.reward_estimates(
-        run.loaded, directions, SEEDS, batches, score_of(TASK), plan, 0.05, group
-    )
-    assert found is not None
+    answers = reward_objective.written(run.loaded, directions, SEEDS, batches, plan, 0.05, group)
+    found = reward_objective.told(answers, batches, score_of(TASK), held(0.05, directions), group)
     assert result.scalars == tuple(quantised(run, one.alpha) for one in found)
     assert result.loss == pytest.approx(np.mean([one.loss for one in found]))
     assert any(result.scalars)

@@ -7,7 +7,7 @@ import pytest
 
 from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import quantise
+from sfnode.engine.estimator import held, quantise
 from sfnode.engine.generation import Plan, Row, generate
 from sfnode.engine.reward_objective import Question
 from sfnode.engine.trainer import Trainer
@@ -45,11 +45,8 @@ def mean_reward(run: Trainer, query: int, side: int, batch: list[Question], seed
 
 def estimates(run: Trainer, batches: list[list[Question]], group: int = 0) -> list[reward_objective.Estimate]:
     directions = run.space.directions(SEEDS, 2)
-    found = reward_objective.reward_estimates(
-        run.loaded, directions, SEEDS, batches, score, SAMPLED, EPSILON, group
-    )
-    assert found is not None
-    return found
+    answers = reward_objective.written(run.loaded, directions, SEEDS, batches, SAMPLED, EPSILON, group)
+    return reward_objective.told(answers, batches, score, held(EPSILON, directions), group)
 
 
 def test_a_pair_measures_the_slope_of_the_mean_of_1_less_the_reward(run: Trainer) -> None:
@@ -89,16 +86,6 @@ def test_an_update_moves_the_weights_towards_the_higher_reward(run: Trainer) -> 
         run.loaded.sites, before, written_directions(run, SEEDS[number], 2), strict=True
     ):
         assert float(((matrix(site) - old) * move).sum()) * better > 0
-
-
-def test_a_measurement_that_is_broken_off_is_none(run: Trainer) -> None:
-    directions = run.space.directions(SEEDS, 2)
-    assert (
-        reward_objective.reward_estimates(
-            run.loaded, directions, SEEDS, BATCHES, score, SAMPLED, EPSILON, go_on=lambda: False
-        )
-        is None
-    )
 
 
 def test_a_measurement_can_be_repeated(run: Trainer) -> None:
