@@ -17,7 +17,7 @@ import torch
 
 from sflab.bench.measure import WARM_UPS, undisturbed
 from sflab.bench.subject import Subject, SubjectSpec
-from sfnode.engine.mini_batches import MiniBatches
+from sfnode.engine.prefetching import MiniBatches
 from sfnode.engine.replicas import ReplicatedTrainer
 from sfnode.engine.trainer import Trainer
 from sfnode.node.training.step_scheduler import batches_of

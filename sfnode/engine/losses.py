@@ -30,8 +30,8 @@ from sfnode.tasks.encoding import (
     measure,
     scored_batches,
 )
+from sfnode.tasks.mini_batches import CENTRED, Shard
 from sfnode.tasks.prompts import Row
-from sfnode.tasks.shard import CENTRED, Shard
 from sfprotocol.seeds import derive_key, stream
 
 EVALUATION_BATCH = 32

@@ -33,7 +33,7 @@ from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
 from sfnode.tasks import dataset, verifying
 from sfnode.tasks.encoding import Encoded
-from sfnode.tasks.shard import Shard
+from sfnode.tasks.mini_batches import Shard
 from sfprotocol.seeds import derive_key, stream
 
 I8 = NDArray[np.int8]

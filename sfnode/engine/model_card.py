@@ -22,7 +22,7 @@ from sfnode.printable import command, printable
 from sfnode.schema.metrics import NO_WORTH, metric_of, trained_by
 from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
-from sfnode.tasks.shard import CENTRED
+from sfnode.tasks.mini_batches import CENTRED
 
 PLAIN = """\
 The loss was plain: scores are compared as they are.

@@ -28,8 +28,8 @@ from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import EvaluationOfRows, PassAt
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics, tokenization, verifying
+from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Prompt, Row, render_row
-from sfnode.tasks.shard import Shard
 from sfprotocol.seeds import derive_key, token_keys
 
 

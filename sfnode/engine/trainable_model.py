@@ -26,8 +26,8 @@ from sfnode.engine.head import HeadLosses, takes_features
 from sfnode.engine.loading import load_model, training_rows
 from sfnode.engine.losses import Losses, Priors
 from sfnode.engine.merging import Decay, MergedWeights
-from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.objective import RunRows
+from sfnode.engine.prefetching import MiniBatches
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Manifest
@@ -70,9 +70,9 @@ class TrainableModel:
         core: Core | None = None,
     ) -> None:
         """`public`: the run's public training rows, if they were read already; `bases`: the folder with
-        published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.shard`), and
-        `noise` what is measured on them. `data` is the folder with files of the run's data. `core` is that of
-        the trainer of which this one is a replica (`engine.replicas`)."""
+        published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.mini_batches`),
+        and `noise` what is measured on them. `data` is the folder with files of the run's data. `core` is
+        that of the trainer of which this one is a replica (`engine.replicas`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device

@@ -29,9 +29,8 @@ from sfnode.store.records import (
 )
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Segment
-from sfprotocol.segments import first_updates, merge, without_front
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, merge, without_front
 from sfprotocol.signing import extend
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 _INSERT = "INSERT INTO segment (feed, first, body) VALUES (?, ?, ?)"
 _DROP = "DELETE FROM segment WHERE feed = ? AND first >= ?"

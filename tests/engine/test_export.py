@@ -243,18 +243,18 @@ def test_of_many_contributors_a_card_lists_those_with_most_updates() -> None:
     assert f"| 150 others | | {sum(300 - n for n in range(100, 250))} |" in card
 
 
-@pytest.mark.parametrize("fit", [None, Fit(4, 4, 0.0, 0.0)])
-def test_the_hub_reads_the_head_of_the_card(fit: Fit | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ["", "rank 4, nothing left out"])
+def test_the_hub_reads_the_head_of_the_card(adapter: str, tmp_path: Path) -> None:
     described = manifest("opt", test="hf:glue:sst2:validation")
     folder = shutil.copytree(model_folder("opt"), tmp_path / "base")
     (folder / "README.md").write_text("---\ntags:\n- x\nlicense: apache-2.0\n---\n# Base\n")
-    card = model_card(trainer(described, model_override=folder), fit=fit)
+    card = model_card(trainer(described, model_override=folder), adapter=adapter)
     (tmp_path / "card.md").write_text(card)
     assert metadata_load(tmp_path / "card.md") == {
-        "library_name": "peft" if fit else "transformers",
+        "library_name": "peft" if adapter else "transformers",
         "tags": ["sfnode", "decentralized-training", "zeroth-order-optimization"],
         "base_model": "tiny/opt",
-        "base_model_relation": "adapter" if fit else "finetune",
+        "base_model_relation": "adapter" if adapter else "finetune",
         "license": "apache-2.0",
         "datasets": ["glue"],
         "pipeline_tag": "text-generation",

@@ -1,8 +1,8 @@
 """The peer manager in the daemon: carries out its actions with transport and driver, reports the results.
 
-Decides nothing about peers; that is `peers.manager`. It also watches the transport and restarts it when it
-breaks. The address book is written on a thread of its own, and no link is carried before everything that was
-to be remembered by then is on disk (SPEC I2).
+Decides nothing about peers; that is `peers.manager`. It also has a transport that breaks restarted. The
+address book is written on a thread of its own, and no link is carried before everything that was to be
+remembered by then is on disk (SPEC I2).
 """
 
 from __future__ import annotations
@@ -61,12 +61,7 @@ from sfnode.transport.base import (
     TransportError,
     serve_link,
 )
-
-RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
-"""Seconds before another attempt to restart a transport that could not be restarted; doubles."""
-
-RESTART_SPACING = 5.0
-"""Seconds between two restarts at least, should the network daemon die as soon as it runs."""
+from sfnode.transport.libp2p.restarts import keep_running
 
 MODEL_SOURCES = 16
 """Peers that are asked for what has to come from peers: data, the base model, bases."""
@@ -174,7 +169,7 @@ class Peering:
         self._transport.on_link(self.serve)
         self._driver.on_fault = self._blame
         self._start(self._keep_time())
-        self._start(self._watch())
+        self._start(keep_running(self._transport, self._restarted, _now))
         try:
             raise await self._faults.get()
         finally:
@@ -267,33 +262,9 @@ class Peering:
                 async with asyncio.timeout(delay if isfinite(delay) else None):
                     await self._told.wait()
 
-    async def _watch(self) -> None:
-        """Restart the transport whenever it breaks; nothing else is awaited here."""
-        restarted_at = float("-inf")
-        while True:
-            why = await self._transport.broken()
-            await asyncio.sleep(restarted_at + RESTART_SPACING - _now())
-            restarted_at = _now()
-            log.warning("the network daemon %s; restarting it", why)
-            await self._restart()
-            log.info("the network daemon is back after %.1f s", _now() - restarted_at)
-
-    async def _restart(self) -> None:
-        """Try until it works."""
-        pause = RESTART_PAUSE
-        while not await self._restarted():
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RESTART_PAUSE_MOST)
+    def _restarted(self) -> None:
         self.restarts += 1
         self._tell(Restarted())
-
-    async def _restarted(self) -> bool:
-        try:
-            await self._transport.restart()
-            return True
-        except (TransportError, UserError) as error:
-            log.warning("restarting the network daemon failed: %s", error)
-            return False
 
     # -- links -------------------------------------------------------------------------------------
 

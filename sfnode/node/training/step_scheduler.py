@@ -24,7 +24,7 @@ from sfprotocol.events import OwnUpdates
 from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 if TYPE_CHECKING:
     from sfnode.engine.trainable_model import StepResult

@@ -23,7 +23,7 @@ from sfnode.node.training.limiter import asked_text
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.resources.policy import BURST, Readings
 from sfnode.resources.quotas import DailyTraffic
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually
 
 LARGEST = 3 * MAX_SEGMENT_UPDATES + 200
