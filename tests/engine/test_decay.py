@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from sfnode.engine import merging
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.line import Line, difference
+from sfnode.engine.line import Line, difference, line_to
 from sfnode.engine.losses import line_batches
 from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.trainer import Trainer
@@ -198,7 +198,7 @@ def test_a_search_begins_where_what_came_before_is_as_old_as_at_its_end(tmp_path
     run = trainer(SHARED)
     run.apply(counted())
     after = run.cores() | {7: np.ones_like(run.core.of(0))}
-    line = run._line_to(after)
+    line = line_to(run, after)
     batches = line_batches(run.manifest, run.loaded.tokenizer, ROWS)
     older = trainer(SHARED)
     older.begin(run.cores())
