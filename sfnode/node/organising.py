@@ -106,7 +106,7 @@ def policy_of(
         seal_wait=0.0 if not validates else SEARCH_WAIT if search or not slopes else 120.0,
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
         origins=search and validates,
-        kept=numbers.basis == "features",
+        kept=numbers.trains_a_head,
         size_rate=search and validates and has_few_dimensions(manifest),
         renew_updates=renew_bases if numbers.bases and slopes else 0,
         guard=guard and validates,

@@ -104,7 +104,7 @@ def _asked(manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Wo
     other reasons.
     """
     run = manifest.parameters()
-    counting, origins = Counting.of(run), Origins(kept=manifest.training.basis == "features")
+    counting, origins = Counting.of(run), Origins(kept=manifest.training.trains_a_head)
     doubted: dict[int, set[int]] = {}
     for entry in entries:
         recorded = decisions.read(entry.record)

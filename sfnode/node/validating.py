@@ -86,7 +86,7 @@ class Validating:
         self._organised: Organised = node.machine.organised
         data = node.manifest.data
         self._able = node.manifest.task.has_slopes and bool(data.validation or data.validation_limit)
-        self._origins = Origins(kept=node.manifest.training.basis == "features")
+        self._origins = Origins(kept=node.manifest.training.trains_a_head)
         self._named = False
         """Whether this node was named when it was last looked at."""
         self._measured = 0
