@@ -104,7 +104,7 @@ def losses_along(
     """Return the losses of all rows, (B,) float64 for each mini-batch, at epsilon along the direction of the
     same number: of all at the first side, and then of all at the next. `perturb` as in `estimates`."""
     with torch.inference_mode():
-        measured, along = points(batches, sides), perturb or Columns(directions)
+        measured, along = points(batches, sides), perturb or AlongQueries(directions)
         log_probs = _log_probs(loaded, directions, measured, held(epsilon, directions), along)
     everywhere = [*batches] * len(sides)
     parts = torch.split(log_probs.cpu(), [len(batch.targets) for batch in everywhere])  # the one sync
@@ -203,7 +203,7 @@ def _passes(loaded: LoadedModel, measured: Points, *, in_turns: bool) -> Iterato
         yield from forward.passes(loaded, measured.batch, members)
 
 
-class Columns:
+class AlongQueries:
     """Perturbs along the directions of those queries alone that a pass has rows of.
 
     A product with the directions of all q would cost every row q times what its own direction costs; and a

@@ -32,7 +32,7 @@ from sfnode.models.targets import Form
 from sfnode.schema.provenance import Provenance
 
 
-class Fit(NamedTuple):
+class AdapterFit(NamedTuple):
     """Errors of factors of a capped rank."""
 
     rank: int
@@ -64,7 +64,7 @@ class Factors(NamedTuple):
     """(rank, in) float32."""
 
 
-def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factors], Fit]:
+def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factors], AdapterFit]:
     """Return what training has changed of each target as factors of rank `most` at most, by truncated SVD;
     None: of the rank that it has. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
     cores = model.decay.faded(model.core.cores())
@@ -80,7 +80,7 @@ def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factor
         full, lost, all_ = max(full, has), lost + missed, all_ + norm
         found.append(_factors(u[:, :kept], s[:kept], v[:kept]))
     rank = max((len(one.a) for one in found), default=1)
-    return found, Fit(rank, full, largest, math.sqrt(lost / all_) if all_ else 0.0)
+    return found, AdapterFit(rank, full, largest, math.sqrt(lost / all_) if all_ else 0.0)
 
 
 def _term(model: TrainableModel, epoch: int, a: NDArray[Any], layer: int) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ def export_model(model: TrainableModel, out: Path, about: Provenance | None = No
 
 def export_lora(
     model: TrainableModel, out: Path, about: Provenance | None = None, rank: int | None = None
-) -> Fit:
+) -> AdapterFit:
     """Write what training changed to the new folder `out`, for `peft.PeftModel.from_pretrained`; return how
     well that gives it.
 
@@ -174,7 +174,7 @@ def export(
     form: Literal["hf", "lora"] = "hf",
     about: Provenance | None = None,
     rank: int | None = None,
-) -> Fit | None:
+) -> AdapterFit | None:
     """Write the model as of now to the new folder `out`.
 
     `hf` is a whole Hugging Face model, `lora` a PEFT adapter of what training changed, of this rank at

@@ -29,7 +29,7 @@ BLOCK = 1 << 20
 """Outputs that are compared at a time: 4 MiB, of which a processor's cache holds most."""
 
 
-class Rows(NamedTuple):
+class HeadRows(NamedTuple):
     """The rows that a head is trained on."""
 
     states: Tensor
@@ -45,7 +45,7 @@ class HeadLosses(Losses):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.mini_batch = self.shard.numbers
-        self._rows: Rows | None = None
+        self._rows: HeadRows | None = None
         """All rows that mini-batches are drawn from, once they are needed."""
 
     def estimates(
@@ -65,17 +65,17 @@ def takes_features(manifest: Manifest) -> bool:
     return plain and not others and target.name in HEADS
 
 
-def rows_of(loaded: LoadedModel, batches: Sequence[Encoded]) -> Rows:
+def rows_of(loaded: LoadedModel, batches: Sequence[Encoded]) -> HeadRows:
     """Return the states of rows that come in batches, each with its class; computes those not kept."""
     states = [forward.states(loaded, batch) for batch in batches]
     labels = [batch.right.int().argmax(1) for batch in batches]
-    return Rows(torch.cat(states), torch.cat(labels).to(loaded.device))
+    return HeadRows(torch.cat(states), torch.cat(labels).to(loaded.device))
 
 
 def estimates(
     loaded: LoadedModel,
     directions: Directions,
-    rows: Rows,
+    rows: HeadRows,
     drawn: Sequence[NDArray[np.int64]],
     epsilon: float,
 ) -> list[Estimate]:

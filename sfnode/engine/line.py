@@ -33,7 +33,7 @@ from sfprotocol.seeds import I64
 A = TypeVar("A", bound=NDArray[Any])
 
 
-class LineSearch(Protocol):
+class LineSearcher(Protocol):
     """Whoever looks for a place on a line (`organising.line_search`)."""
 
     @property
@@ -147,7 +147,9 @@ def line_to(model: TrainableModel, after: Mapping[int, I64]) -> Line:
     return Line(model.loaded, model.space, model.weights.scale, step)
 
 
-def search(model: TrainableModel, after: Mapping[int, I64], search: LineSearch, go_on: GoOn = always) -> int:
+def search(
+    model: TrainableModel, after: Mapping[int, I64], search: LineSearcher, go_on: GoOn = always
+) -> int:
     """Let a line search look from the weights as of now towards those with the cores `after`, on
     validation rows; return how many example-forwards it took.
 

@@ -18,8 +18,7 @@ import torch
 from sfnode.engine import estimator, samples
 from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, Estimate, held, of_groups, of_pairs
 from sfnode.engine.forward import Perturb
-from sfnode.engine.generation import CACHE_BYTES, Answer, Plan, generate, positions
-from sfnode.engine.generation import Row as Asked
+from sfnode.engine.generation import CACHE_BYTES, AnswerPlan, AnswerRequest, Continuation, generate, positions
 from sfnode.engine.objective import OWN, GoOn, Held, always, paused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -50,10 +49,10 @@ def written(
     directions: Directions,
     seeds: Sequence[int],
     batches: Sequence[Sequence[Question]],
-    plan: Plan,
+    plan: AnswerPlan,
     epsilon: float,
     group: int = 0,
-) -> list[Answer]:
+) -> list[Continuation]:
     """Return answers at the points of each mini-batch, by mini-batch, point and question.
 
     In a group mini-batches are the same, and answers are drawn from the first one's seed. Raises UserError as
@@ -67,14 +66,14 @@ def written(
         # those of one direction together: rows that are written at once are then of few directions
         for side in _sides(group):
             rows += [
-                Asked(question.prompt, number, side * epsilon, key)
+                AnswerRequest(question.prompt, number, side * epsilon, key)
                 for question, key in zip(batch, keys, strict=True)
             ]
     return generate(loaded, rows, plan, directions) or []  # nothing breaks it off
 
 
 def told(
-    answers: Sequence[Answer],
+    answers: Sequence[Continuation],
     batches: Sequence[Sequence[Question]],
     score: Scorer,
     epsilon: float,
@@ -128,7 +127,7 @@ class Rewards:
                 "Make the run with fewer answer_tokens, or with a model of more positions.",
             )
         # bounded by a constant, whatever memory there is: rows that are written together round alike
-        self._plan = Plan(task.answer_tokens, task.temperature, task.stop, cache_bytes=CACHE_BYTES)
+        self._plan = AnswerPlan(task.answer_tokens, task.temperature, task.stop, cache_bytes=CACHE_BYTES)
         self._likeliest = self._plan._replace(temperature=0.0)
         self._score = verifying.score_of(task)
         self._shard = Shard(task, loaded.tokenizer, rows, manifest.training.batch_size, secret=secret)
@@ -155,7 +154,7 @@ class Rewards:
         seeds: Sequence[int],
         batches: Sequence[Sequence[Question]],
         distance: float,
-    ) -> tuple[list[Answer], list[Estimate]]:
+    ) -> tuple[list[Continuation], list[Estimate]]:
         """Return the same, and the answers before it."""
         answers = written(self._loaded, directions, seeds, batches, self._plan, distance, self._group)
         exact = estimator.held(distance, directions)
@@ -165,7 +164,7 @@ class Rewards:
         self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: Perturb | None = None
     ) -> EvaluationOfRows:
         """Measure the rewards of one answer to each row, of the likeliest tokens."""
-        asked = [Asked(self._prompt(row)) for row in held.rows]
+        asked = [AnswerRequest(self._prompt(row)) for row in held.rows]
         found = self._rewards(held.rows, asked, self._likeliest, go_on, perturb)
         mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
         return EvaluationOfRows(
@@ -197,7 +196,7 @@ class Rewards:
         keys = token_keys(derive_key(b"sfnode pass at k"), count * len(held.rows)).tolist()
         rows = [row for row in held.rows for _ in range(count)]
         prompts = [self._prompt(row) for row in held.rows for _ in range(count)]
-        asked = [Asked(prompt, key=key) for prompt, key in zip(prompts, keys, strict=True)]
+        asked = [AnswerRequest(prompt, key=key) for prompt, key in zip(prompts, keys, strict=True)]
         found = [reward >= RIGHT for reward in self._rewards(rows, asked, plan, go_on)]
         right = [sum(found[start : start + count]) for start in range(0, len(found), count)]
         measured = metrics.pass_at(right, count, k)
@@ -205,7 +204,9 @@ class Rewards:
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
         """Return what the model writes, beside what the verifier compares it with, and the rewards."""
-        answers = generate(self._loaded, [Asked(self._prompt(row)) for row in rows], self._likeliest) or []
+        answers = (
+            generate(self._loaded, [AnswerRequest(self._prompt(row)) for row in rows], self._likeliest) or []
+        )
         found = [self._score(answer.text, row) for answer, row in zip(answers, rows, strict=True)]
         return [
             samples.shown(
@@ -220,8 +221,8 @@ class Rewards:
     def _rewards(
         self,
         rows: Sequence[Row],
-        asked: Sequence[Asked],
-        plan: Plan,
+        asked: Sequence[AnswerRequest],
+        plan: AnswerPlan,
         go_on: GoOn,
         perturb: Perturb | None = None,
     ) -> list[float]:

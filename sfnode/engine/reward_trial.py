@@ -24,7 +24,7 @@ import numpy as np
 
 from sfnode.engine import trial
 from sfnode.engine.estimator import Estimate
-from sfnode.engine.generation import Answer
+from sfnode.engine.generation import Continuation
 from sfnode.engine.pilot import Advance, Pilot, any_trainer, seeds_of, typical_weight
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainer import Trainer
@@ -116,7 +116,7 @@ def measure(
     seeds, group = seeds_of(trainer, updates), numbers.batch_updates
     together = -(-TOGETHER // group) * group
     begun = clock()
-    answers: list[Answer] = []
+    answers: list[Continuation] = []
     estimates: list[Estimate] = []
     for start in range(0, len(seeds), together):
         if len(estimates) >= LEAST and clock() - begun > PATIENCE:

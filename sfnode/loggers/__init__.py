@@ -15,7 +15,7 @@ Kind = Literal["step", "epoch", "evaluation", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunNumbers:
     """Numbers that were measured together."""
 
     kind: Kind
@@ -32,7 +32,7 @@ class Logger(Protocol):
         """Begin a run, once, with its name and all that its numbers follow from."""
         ...
 
-    def record(self, record: Record) -> None:
+    def record(self, record: RunNumbers) -> None:
         """Take a record. Must not block for long, and raises nothing for what goes wrong elsewhere."""
         ...
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sfnode.errors import Code, UserError
-from sfnode.loggers import Logger, Record
-from sfnode.loggers.background import PATIENCE, Background
+from sfnode.loggers import Logger, RunNumbers
+from sfnode.loggers.background import PATIENCE, BackgroundLogger
 
 
 class JsonLines:
@@ -33,7 +33,7 @@ class JsonLines:
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
         self._write({"run": name, "time": _now(), "settings": dict(settings)})
 
-    def record(self, record: Record) -> None:
+    def record(self, record: RunNumbers) -> None:
         values = {key: _plain(value) for key, value in record.values.items()}
         self._write({"kind": record.kind, "step": record.step, "time": _now(), "values": values})
 
@@ -68,13 +68,13 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """Names of projects, which become names of files: what wandb and trackio both take as it is."""
 
 
-def opened(where: Iterable[str], patience: float = PATIENCE) -> Background:
-    """Open these loggers, in a thread beside; `patience` as `Background` has it.
+def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
+    """Open these loggers, in a thread beside; `patience` as `BackgroundLogger` has it.
 
     Raises UserError BAD_OPTION for a kind that does not exist or a bad name, EXTRA_MISSING for a package that
     is not installed, and LOGGER_UNUSABLE for a place that cannot be written to.
     """
-    return Background({said: _opened(said) for said in where}, patience)
+    return BackgroundLogger({said: _opened(said) for said in where}, patience)
 
 
 def _opened(said: str) -> Logger:

@@ -23,7 +23,16 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import Data, DataRole, Model, Open, Organised, Section, is_file, sorted_keys
+from sfnode.manifest.sections import (
+    Data,
+    DataRole,
+    Model,
+    OpenSection,
+    OrganisedSection,
+    Section,
+    is_file,
+    sorted_keys,
+)
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfprotocol import PROTOCOL_VERSION
@@ -78,8 +87,8 @@ class Manifest(Section):
     description: str = ""
     """Purpose of the run, in plain text, for those who may take part and those who watch (SPEC M8)."""
     admission: Literal["open", "organised"] = "open"
-    open: Open = Open()
-    organised: Organised = Organised()
+    open: OpenSection = OpenSection()
+    organised: OrganisedSection = OrganisedSection()
     model: Model
     task: Task
     data: Data
@@ -105,7 +114,7 @@ class Manifest(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         validates = self.data.validation or self.data.validation_limit
-        priced = self.open != Open()
+        priced = self.open != OpenSection()
         centred = self.task.loss == "centred"
         if centred and self.training.batch_size < 2:
             raise ValueError("a centred loss needs a batch_size of 2 or more: one row has no mean but itself")

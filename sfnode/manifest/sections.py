@@ -167,7 +167,7 @@ MAX_WORK_BITS = 26
 """Most bits of work of a feed: of the 2^32 incarnations of an origin, 64 have that much on average."""
 
 
-class Open(Section):
+class OpenSection(Section):
     """The price of taking part in an open run, and what it buys; in an organised run 0."""
 
     quota: int = Field(default=0, ge=0, lt=1 << 32)
@@ -176,7 +176,7 @@ class Open(Section):
     """Leading zero bits of the proof of work in the name of a feed (SPEC S7)."""
 
 
-class Organised(Section):
+class OrganisedSection(Section):
     """Those whose decisions say what counts in an organised run (SPEC O1); in an open run the defaults."""
 
     organiser: Hex32 | Literal[""] = ""
@@ -193,7 +193,7 @@ class Organised(Section):
     """Whether nodes keep out of the public roster: peers are told by links and addresses alone."""
 
     @model_validator(mode="after")
-    def _trustworthy(self) -> Organised:
+    def _trustworthy(self) -> OrganisedSection:
         keys = [key for key in (self.organiser, *self.deputies) if key]
         if any(not sound(bytes.fromhex(key)) for key in keys):
             raise ValueError("a key is weak: anybody could sign for it")

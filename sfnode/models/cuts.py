@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sfnode.models.targets import Form, PretrainedModel, Site
+from sfnode.models.targets import Form, PretrainedModel, TargetSite
 
 HEADS = ("score", "classifier", "classifier.out_proj")
 """Names of the layers whose outputs are the logits of transformers' classifiers."""
@@ -31,7 +31,7 @@ Run = Callable[[], Tensor]
 """Runs the whole model on some texts, and returns its outputs."""
 
 
-class Cut(Protocol):
+class ModelCut(Protocol):
     """A cut through a model."""
 
     name: str
@@ -116,7 +116,7 @@ class _Passed(Exception):  # noqa: N818 (no error: ends a pass of which the rest
         self.states = states
 
 
-def cut_of(model: PretrainedModel, sites: Sequence[Site], device: torch.device) -> Cut | None:
+def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.device) -> ModelCut | None:
     """Return the highest cut below all targets of a model on `device`, or None where there is none.
 
     There is none where the first block is trained or what enters it is: embeddings, and a head that is tied
@@ -136,7 +136,7 @@ def cut_of(model: PretrainedModel, sites: Sequence[Site], device: torch.device) 
         return None
 
 
-def _is_head(model: PretrainedModel, sites: Sequence[Site]) -> bool:
+def _is_head(model: PretrainedModel, sites: Sequence[TargetSite]) -> bool:
     """Return whether a classifier's linear head is all that is trained."""
     if model.get_output_embeddings() is not None or len(sites) != 1:
         return False
@@ -149,7 +149,7 @@ def _size(blocks: nn.ModuleList) -> int:
 
 def _tried(
     model: PretrainedModel, blocks: list[nn.Module], trained: set[nn.Module], device: torch.device
-) -> Cut | None:
+) -> ModelCut | None:
     """Return the cut behind the last block that is done before the first call of a trained layer, if a pass
     that begins there computes what the whole pass does."""
 

@@ -30,7 +30,7 @@ LIBRARIES = ("sfnode", "torch", "transformers", "tokenizers")
 """Packages that read models: with others of them a model is examined anew."""
 
 
-class Part(StrEnum):
+class ModelPart(StrEnum):
     """The part of a model that is examined, and what is to be made of it."""
 
     TOKENIZER = "tokenizer"
@@ -44,7 +44,7 @@ _process = BoundedProcess("sfnode.models.examination_process", SECONDS, MEMORY, 
 _sound: set[str] = set()
 
 
-def require_sound(folder: Path, part: Part) -> None:
+def require_sound(folder: Path, part: ModelPart) -> None:
     """Raise UserError MODEL_UNSAFE if to read this part of a model breaks a bound, MODEL_* if it is unsound.
 
     What came with the package is not examined.
@@ -76,7 +76,7 @@ def _examined() -> Path:
     return files.cache() / "examined"
 
 
-def _name(folder: Path, part: Part) -> str:
+def _name(folder: Path, part: ModelPart) -> str:
     """Return a hash of what the files of a model say but for the weights' numbers, and of who reads it."""
     state = hashlib.blake2b(repr((part, *map(version, LIBRARIES))).encode(), digest_size=32)
     for name in (files.CONFIG, files.GENERATION, *files.TOKENIZER_FILES):

@@ -9,7 +9,7 @@ from typing import Any
 from sfnode.bounded_program import serve
 from sfnode.errors import Code, UserError
 from sfnode.models import files, loader, shapes
-from sfnode.models.examination import Part
+from sfnode.models.examination import ModelPart
 from sfnode.models.targets import PretrainedModel
 
 SPARE = 1 << 26
@@ -20,7 +20,7 @@ stored, and a head that the files lack."""
 def answer(request: dict[str, str]) -> dict[str, Any]:
     """Read a part of the model in a folder. The reply is empty, or the error with which it cannot be read."""
     try:
-        _read(Path(request["folder"]), Part(request["part"]))
+        _read(Path(request["folder"]), ModelPart(request["part"]))
     except UserError as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
@@ -28,14 +28,14 @@ def answer(request: dict[str, str]) -> dict[str, Any]:
     return {}
 
 
-def _read(folder: Path, part: Part) -> None:
+def _read(folder: Path, part: ModelPart) -> None:
     match part:
-        case Part.TOKENIZER:
+        case ModelPart.TOKENIZER:
             loader.read_tokenizer(folder)
-        case Part.SHAPE:
+        case ModelPart.SHAPE:
             shapes.parameters(shapes.read(folder))
-        case Part.LANGUAGE_MODEL | Part.CLASSIFIER:
-            labels = 2 if part is Part.CLASSIFIER else 0  # a run's own number makes no difference
+        case ModelPart.LANGUAGE_MODEL | ModelPart.CLASSIFIER:
+            labels = 2 if part is ModelPart.CLASSIFIER else 0  # a run's own number makes no difference
             _check_size(folder, loader.read_skeleton(folder, labels))
 
 

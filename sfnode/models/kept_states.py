@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sfnode.models.cuts import Cut, Run
+from sfnode.models.cuts import ModelCut, Run
 
 MEMORY = 512 << 20
 """Bytes of states in memory, of which the oldest make room: of a model of width 576 those of 230,000 texts
@@ -89,7 +89,7 @@ class StateFolder:
 class KeptStates:
     """The states of texts at a cut of one model."""
 
-    def __init__(self, cut: Cut, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, cut: ModelCut, device: torch.device, dtype: torch.dtype) -> None:
         """`dtype`: that of the layers behind the cut, which are on `device`."""
         self.cut = cut
         self.folder: StateFolder | None = None

@@ -34,7 +34,7 @@ from sfnode.manifest.sections import Model
 from sfnode.manifest.task import Task
 from sfnode.models import examination, files, vetting
 from sfnode.models.cuts import cut_of
-from sfnode.models.examination import Part
+from sfnode.models.examination import ModelPart
 from sfnode.models.files import (
     BUILTIN,
     StoredTensor,
@@ -47,7 +47,7 @@ from sfnode.models.files import (
 from sfnode.models.kept_states import KeptStates, StateFolder
 from sfnode.models.perturbation import Perturber
 from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
-from sfnode.models.targets import DEFAULT, Form, PretrainedModel, Selection, Site, choose, locate, view
+from sfnode.models.targets import DEFAULT, Form, PretrainedModel, Selection, TargetSite, choose, locate, view
 from sfprotocol.seeds import derive_key, stream
 
 __all__ = ["LoadedModel", "describe", "digest", "load", "make_trainable", "resolve", "tokenizer_of"]
@@ -76,7 +76,7 @@ class LoadedModel:
 
     model: PretrainedModel
     tokenizer: Any
-    sites: tuple[Site, ...]
+    sites: tuple[TargetSite, ...]
     """The targets, in the manifest's order."""
     base_weights: BaseWeights
     perturber: Perturber
@@ -163,7 +163,7 @@ def load(
 
 def tokenizer_of(folder: Path) -> Any:
     """Load the tokenizer in a model's folder. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE."""
-    examination.require_sound(folder, Part.TOKENIZER)
+    examination.require_sound(folder, ModelPart.TOKENIZER)
     return read_tokenizer(folder)
 
 
@@ -231,7 +231,7 @@ def known_tokens(model: PretrainedModel) -> int:
 def make_trainable(
     model: PretrainedModel,
     tokenizer: Any,
-    sites: tuple[Site, ...],
+    sites: tuple[TargetSite, ...],
     folder: Path,
     device: torch.device,
     dtype: str,
@@ -288,7 +288,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
     return found.pop() if len(found) == 1 else torch.float32
 
 
-def store_rows(site: Site, first: int, rows: Tensor) -> None:
+def store_rows(site: TargetSite, first: int, rows: Tensor) -> None:
     """Write rows (n, in) of a target's W from row `first` on, rounding each number once."""
     if isinstance(site.module, QuantisedLinear):
         site.module.store(first, rows)
@@ -296,7 +296,7 @@ def store_rows(site: Site, first: int, rows: Tensor) -> None:
         matrix(site)[first : first + rows.shape[0]].copy_(rows)
 
 
-def matrix(site: Site) -> Tensor:
+def matrix(site: TargetSite) -> Tensor:
     """Return a target that is not quantised as W (out_features, in_features), sharing its memory."""
     return view(getattr(site.module, site.parameter).data, site.form)
 
@@ -319,7 +319,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _examine(folder: Path, labels: int) -> None:
-    examination.require_sound(folder, Part.CLASSIFIER if labels else Part.LANGUAGE_MODEL)
+    examination.require_sound(folder, ModelPart.CLASSIFIER if labels else ModelPart.LANGUAGE_MODEL)
 
 
 def read_skeleton(folder: Path, labels: int) -> PretrainedModel:
@@ -423,7 +423,7 @@ def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
             )
 
 
-def _check_vectors(sites: tuple[Site, ...], dtype: str, compute: torch.dtype) -> None:
+def _check_vectors(sites: tuple[TargetSite, ...], dtype: str, compute: torch.dtype) -> None:
     """Refuse to train vectors in half precision, where a change of 0.001 to a norm's weight of 1 is lost."""
     vector = next((site.target.name for site in sites if site.form is Form.VECTOR), None)
     if vector is not None and dtype != STORED and compute not in (torch.float32, torch.float64):
@@ -456,7 +456,7 @@ class _InFile(NamedTuple):
 class BaseWeights:
     """The base weights of the targets, by number."""
 
-    def __init__(self, sites: Sequence[Site], files: dict[str, StoredTensor], prefix: str) -> None:
+    def __init__(self, sites: Sequence[TargetSite], files: dict[str, StoredTensor], prefix: str) -> None:
         """Remember where each target's weight comes from; the model must hold the base weights now.
 
         `files`: the stored tensors by name; `prefix`: what names in the files may lack, or have in excess, in
@@ -486,7 +486,7 @@ def float_tensors(folder: Path) -> dict[str, StoredTensor]:
     return {name: stored for name, stored in stored_tensors(folder).items() if stored.dtype in DTYPES}
 
 
-def _origin(site: Site, files: dict[str, StoredTensor], prefix: str) -> _InFile | Tensor:
+def _origin(site: TargetSite, files: dict[str, StoredTensor], prefix: str) -> _InFile | Tensor:
     """Return where a target's base weight comes from: a file if the same numbers are there, or else a copy.
 
     transformers loads some models under other names than they are stored under, or splits and joins tensors;

@@ -162,7 +162,7 @@ def describe(source: str) -> Any:
     MODEL_UNSUPPORTED."""
     if source.startswith(PREFIX):
         return AutoConfig.for_model(**_named(source.removeprefix(PREFIX)))
-    examination.require_sound(Path(source), examination.Part.SHAPE)
+    examination.require_sound(Path(source), examination.ModelPart.SHAPE)
     return read(Path(source))
 
 

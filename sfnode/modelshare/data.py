@@ -14,7 +14,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import DataRole
-from sfnode.modelshare.download import ModelDownload, Progress, put_in_place
+from sfnode.modelshare.download import DownloadProgress, ModelDownload, put_in_place
 from sfnode.modelshare.sharing import Sharing, one_file
 from sfnode.settings import Settings
 from sfnode.sizes import size_text
@@ -50,7 +50,7 @@ class DataShare:
         self._download: ModelDownload | None = None
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> DownloadProgress | None:
         """Progress of the download from peers; None while there is none."""
         return self._download.progress if self._download else None
 

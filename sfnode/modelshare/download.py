@@ -73,7 +73,7 @@ class Givers(NamedTuple):
     clock: Callable[[], float]
 
 
-class Progress(NamedTuple):
+class DownloadProgress(NamedTuple):
     """Progress of a download."""
 
     done: int
@@ -155,10 +155,10 @@ class ModelDownload:
         self._reported_at = self._clock()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> DownloadProgress:
         """Progress of this download."""
         givers = sum(source.gave for source in self._sources.values())
-        return Progress(self._done, self._total, givers)
+        return DownloadProgress(self._done, self._total, givers)
 
     async def run(self, listing: bytes | None = None) -> bytes:
         """Fill the folder and return the encoded listing. `listing` is that of an earlier attempt, if any.

@@ -24,7 +24,7 @@ from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.models import files as model_folder
 from sfnode.models.files import list_model, read_piece
-from sfnode.modelshare.download import Givers, ModelDownload, Progress
+from sfnode.modelshare.download import DownloadProgress, Givers, ModelDownload
 from sfnode.peers.selection import address_range
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.settings import Settings
@@ -172,7 +172,7 @@ class Sharing:
         return self._settings.role == "trainer" if chosen is None else chosen
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> DownloadProgress | None:
         """Progress of the download from peers; None while there is none."""
         return self._download.progress if self._download else None
 

@@ -31,7 +31,7 @@ from sfnode.organising.reporting.alarms import shown
 from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus, Finding
 from sfnode.schema.status import AlarmStatus
 from sfnode.store import checkpoint as states
-from sfnode.store.past_states import Moment, PastStates
+from sfnode.store.past_states import PastMoment, PastStates
 from sfnode.store.replay import changes
 from sfprotocol.decisions import INCARNATIONS, Announce, Revoke
 from sfprotocol.messages import Feed
@@ -57,7 +57,7 @@ KEY_DIGITS = 16
 """Digits of an origin's key by which people are told of it."""
 
 
-class Claim(NamedTuple):
+class ClaimedUpdate(NamedTuple):
     """An update as its origin has signed it."""
 
     feed: Feed
@@ -68,7 +68,7 @@ class Claim(NamedTuple):
     scalar: int
 
 
-def claim_of(update_log: UpdateLog, feed: Feed, step: int, together: int = 1) -> Claim | None:
+def claim_of(update_log: UpdateLog, feed: Feed, step: int, together: int = 1) -> ClaimedUpdate | None:
     """Return an update of the log, of a run that measures so many together; None if it is not there any
     more."""
     segment = update_log.read(feed, step, 1)
@@ -76,12 +76,12 @@ def claim_of(update_log: UpdateLog, feed: Feed, step: int, together: int = 1) ->
         return None
     epoch, scalars = segment.parts[0]
     seeds = update_seeds(segment.feed_key, step - step % together, together)
-    return Claim(feed, step, epoch, tuple(seeds.tolist()), scalars[0])
+    return ClaimedUpdate(feed, step, epoch, tuple(seeds.tolist()), scalars[0])
 
 
 def recomputed(
-    step: Callable[[Sequence[int], int], StepResult], claims: Sequence[Claim]
-) -> Iterator[tuple[Claim, int]]:
+    step: Callable[[Sequence[int], int], StepResult], claims: Sequence[ClaimedUpdate]
+) -> Iterator[tuple[ClaimedUpdate, int]]:
     """Recompute claims at one state; leave out those of which the measurement fails here."""
     by_epoch = defaultdict(list)
     for claim in claims:
@@ -147,7 +147,7 @@ def audit_folder(
             engine.use_bases(counting.bases)
         if begins.checkpoint and counting:
             engine.begin(states.load(checkpoints, manifest, counting, begins.checkpoint).cores)
-        scalars, applied = defaultdict[Claim, list[int]](list), dict(begins.counted)
+        scalars, applied = defaultdict[ClaimedUpdate, list[int]](list), dict(begins.counted)
         for done, moment in enumerate(sorted(claims)):
             advance(done, len(claims))
             wanted = dict.fromkeys(applied, NOTHING) | past.state(moment)
@@ -169,11 +169,15 @@ def audit_folder(
 
 
 def _sample(
-    read: Callable[[Feed, int], Claim | None], past: PastStates, audits: Audits, chosen: Chosen, after: int
-) -> dict[Moment, list[Claim]]:
+    read: Callable[[Feed, int], ClaimedUpdate | None],
+    past: PastStates,
+    audits: Audits,
+    chosen: Chosen,
+    after: int,
+) -> dict[PastMoment, list[ClaimedUpdate]]:
     """Draw the updates to audit, of epochs later than `after`, and `read` them; return them by the moments
     before and after they were made."""
-    found: dict[Moment, list[Claim]] = defaultdict(list)
+    found: dict[PastMoment, list[ClaimedUpdate]] = defaultdict(list)
     by_origin = defaultdict(list)
     for feed, stop in past.held.items():
         if feed.origin.hex().startswith(chosen.origin):
@@ -264,7 +268,7 @@ class Auditing:
     def _refuted(self) -> list[tuple[bytes, policy.Evidence]]:
         return [(origin, one) for origin, one in self._audits.origins.items() if one.refuted]
 
-    def _claims(self) -> list[Claim]:
+    def _claims(self) -> list[ClaimedUpdate]:
         """Return the next updates to audit, of those that have come since the last look; those that were here
         when the node began are history."""
         node, machine = self._node, self._node.machine
@@ -281,7 +285,7 @@ class Auditing:
         found = (claim_of(node.log, feed, step, together) for feed, step in picked)
         return [claim for claim in found if claim]
 
-    async def _audit(self, claims: Sequence[Claim]) -> float:
+    async def _audit(self, claims: Sequence[ClaimedUpdate]) -> float:
         """Recompute these updates, and act on what comes of it; return the seconds that it has taken."""
 
         def recompute(engine: ReplicatedTrainer) -> tuple[list[Audited], float]:

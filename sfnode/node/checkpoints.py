@@ -15,7 +15,7 @@ from sfnode.modelshare.download import ModelDownload
 from sfnode.node.context import NodeContext
 from sfnode.node.startup import in_thread
 from sfnode.store import checkpoint as states
-from sfnode.store.checkpoint import State
+from sfnode.store.checkpoint import CheckpointState
 from sfprotocol.checkpoints import listing
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
@@ -35,7 +35,7 @@ PATIENCE = 15.0
 a checkpoint waits for all of it (SPEC O15)."""
 
 
-class Checkpoints:
+class NodeCheckpoints:
     """The checkpoints of one node of an organised run."""
 
     def __init__(self, node: NodeContext) -> None:
@@ -71,7 +71,7 @@ class Checkpoints:
 
     # -- working them out --------------------------------------------------------------------------
 
-    async def state_of(self, epoch: int) -> State | None:
+    async def state_of(self, epoch: int) -> CheckpointState | None:
         """Return what counts up to an epoch, by the decisions as they are, from the newest state that is here
         and usable; None if some of it is not here. Raises UserError LOG_CORRUPT."""
         node = self._node
@@ -82,7 +82,7 @@ class Checkpoints:
         planned = states.plan(self._counting, epoch, previous)
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
 
-    async def _load(self, stated: Checkpoint) -> State | None:
+    async def _load(self, stated: Checkpoint) -> CheckpointState | None:
         """Return a state that is here; None if a decision that comes meanwhile makes it unusable: then it
         need not be what was stated, as it is decoded by the decisions. Raises as `states.load`."""
         node, counting = self._node, self._counting
@@ -115,7 +115,7 @@ class Checkpoints:
         self.differs = None
         await self._keep(state)
 
-    async def _keep(self, state: State) -> None:
+    async def _keep(self, state: CheckpointState) -> None:
         floor = self._node.machine.frontier.floor
         needed = [floor - 1] if floor else []
         run_id = self._node.manifest.run_id
@@ -183,7 +183,7 @@ class Checkpoints:
         async with self._node.driver.between_rounds:
             self.begun.set()
 
-    async def _fetch(self, wanted: Checkpoint) -> State | None:
+    async def _fetch(self, wanted: Checkpoint) -> CheckpointState | None:
         """Get the state of a checkpoint from peers. None if none of them gives it."""
         node, counting = self._node, self._counting
         download = ModelDownload(

@@ -49,7 +49,7 @@ from sfnode.organising.events import (
 from sfnode.organising.organiser import State as OrganiserState
 from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.schema.evaluation import Evaluation
-from sfnode.store.checkpoint import State
+from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
@@ -124,7 +124,10 @@ class Organising:
     """The organiser of one node that has the key; told by the node's driver."""
 
     def __init__(
-        self, node: NodeContext, readiness: Readiness, state_of: Callable[[int], Awaitable[State | None]]
+        self,
+        node: NodeContext,
+        readiness: Readiness,
+        state_of: Callable[[int], Awaitable[CheckpointState | None]],
     ) -> None:
         """Be told by the driver from now on; `organises(node)` has to hold. `state_of` works out the state of
         a checkpoint."""

@@ -18,7 +18,7 @@ from sfnode.modelshare.download import Givers
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import clock, startup
 from sfnode.node.audits import Auditing
-from sfnode.node.checkpoints import Checkpoints
+from sfnode.node.checkpoints import NodeCheckpoints
 from sfnode.node.clock import ClockCheck
 from sfnode.node.context import NodeContext
 from sfnode.node.driver import Driver
@@ -130,7 +130,7 @@ class RunningNode:
         )
 
         # what only some nodes do
-        self.checkpoints = Checkpoints(self.context) if organised else None
+        self.checkpoints = NodeCheckpoints(self.context) if organised else None
         """Checkpoints of an organised run."""
         self.organising = self._make_organising() if organises(joined) else None
         """The organiser, where its key is."""

@@ -52,7 +52,7 @@ class Sensors:
         self._process = psutil.Process()
         self._gpus: dict[str, Nvidia] = {}
         """Those that were opened, by device."""
-        self._daemon = Daemon(self._process)
+        self._daemon = NetworkDaemon(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
         """Share of the machine that other programs used between the last two looks."""
@@ -216,7 +216,7 @@ def _used_by(process: psutil.Process) -> _Used:
     return _Used(moved, times.user + times.system)
 
 
-class Daemon:
+class NetworkDaemon:
     """The network daemon that this process has started, and those that ran before it."""
 
     def __init__(self, parent: psutil.Process) -> None:

@@ -36,7 +36,7 @@ class Tail(NamedTuple):
     """Epoch of the last update."""
 
 
-class FeedState(NamedTuple):
+class StoredFeed(NamedTuple):
     """The part of a feed that is kept in memory; replaced, never changed, and only after a commit."""
 
     number: int
@@ -59,13 +59,13 @@ def beginning(run_id: bytes, feed: Feed) -> Base:
     return Base(feed, 0, genesis(run_id, feed), 0, 0)
 
 
-def fresh(run_id: bytes, number: int, base: Base) -> FeedState:
+def fresh(run_id: bytes, number: int, base: Base) -> StoredFeed:
     """Return the state of a feed of which nothing is stored from its base on."""
     key = seeds.feed_key(run_id, base.feed.origin, base.feed.incarnation)
-    return FeedState(number, key, base, Tail(base.feed, base.step, base.chain, base.epoch), 0)
+    return StoredFeed(number, key, base, Tail(base.feed, base.step, base.chain, base.epoch), 0)
 
 
-def unknown(run_id: bytes, feed: Feed, number: int = 0) -> FeedState:
+def unknown(run_id: bytes, feed: Feed, number: int = 0) -> StoredFeed:
     """Return the state of a feed of which there is nothing."""
     return fresh(run_id, number, beginning(run_id, feed))
 
@@ -75,7 +75,7 @@ def tail_after(record: Record) -> Tail:
     return Tail(record.feed, record.segment.stop, record.chain, record.segment.parts[-1].epoch)
 
 
-def continued(before: FeedState, record: Record, replacing: bool) -> FeedState:
+def continued(before: StoredFeed, record: Record, replacing: bool) -> StoredFeed:
     """Return the feed's state after `record`. Raises LocalProtocolError unless that continues the feed."""
     segment, tail = record.segment, before.tail
     if segment.feed_key != before.key:
@@ -142,7 +142,7 @@ class KnownFeeds:
     """The feeds of one log."""
 
     def __init__(
-        self, run_id: bytes, states: Mapping[Feed, FeedState] | None = None, cuts: Sequence[CutRecord] = ()
+        self, run_id: bytes, states: Mapping[Feed, StoredFeed] | None = None, cuts: Sequence[CutRecord] = ()
     ) -> None:
         self._run_id = run_id
         self._lock = Lock()
@@ -154,12 +154,12 @@ class KnownFeeds:
     def __contains__(self, feed: Feed) -> bool:
         return feed in self._states
 
-    def __getitem__(self, feed: Feed) -> FeedState:
+    def __getitem__(self, feed: Feed) -> StoredFeed:
         return self._states[feed]
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def state(self, feed: Feed) -> FeedState:
+    def state(self, feed: Feed) -> StoredFeed:
         """Return the state of a feed as it is now; a fresh one if there is nothing of it."""
         with self._lock:
             return self._states.get(feed) or unknown(self._run_id, feed)
@@ -169,7 +169,7 @@ class KnownFeeds:
         with self._lock:
             return self._cuts.get(feed)
 
-    def states(self) -> dict[Feed, FeedState]:
+    def states(self) -> dict[Feed, StoredFeed]:
         """Return the states of all feeds."""
         with self._lock:
             return dict(self._states)
@@ -179,12 +179,12 @@ class KnownFeeds:
         with self._lock:
             return dict(self._cuts)
 
-    def both(self) -> tuple[list[FeedState], dict[Feed, CutRecord]]:
+    def both(self) -> tuple[list[StoredFeed], dict[Feed, CutRecord]]:
         """Return the states and the cuts of one moment."""
         with self._lock:
             return list(self._states.values()), dict(self._cuts)
 
-    def recent(self, feed: Feed, first: int) -> tuple[FeedState | None, list[Segment]]:
+    def recent(self, feed: Feed, first: int) -> tuple[StoredFeed | None, list[Segment]]:
         """Return a feed's state, and its segments from the one with step `first` to the last; none if they
         are not in memory that far back."""
         with self._lock:
@@ -194,12 +194,12 @@ class KnownFeeds:
 
     def after(
         self, records: Sequence[Record], cuts: Sequence[CutRecord], replacing: bool
-    ) -> dict[Feed, FeedState]:
+    ) -> dict[Feed, StoredFeed]:
         """Return the states of the feeds after `records` and `cuts`; changes nothing.
 
         Raises LocalProtocolError unless every record continues its feed, as `feeds.continued`.
         """
-        moved: dict[Feed, FeedState] = {}
+        moved: dict[Feed, StoredFeed] = {}
         following = len(self._states) + 1
         for feed in [*(record.feed for record in records), *(cut.feed for cut in cuts)]:
             if feed not in moved:
@@ -210,7 +210,7 @@ class KnownFeeds:
         return moved
 
     def adopt(
-        self, moved: Mapping[Feed, FeedState], records: Sequence[Record], cuts: Sequence[CutRecord]
+        self, moved: Mapping[Feed, StoredFeed], records: Sequence[Record], cuts: Sequence[CutRecord]
     ) -> None:
         """Take over what was written."""
         with self._lock:
@@ -219,7 +219,7 @@ class KnownFeeds:
                 self._recent.add(record.feed, record.segment)
             self._cuts.update((cut.feed, cut) for cut in cuts)
 
-    def begin_at(self, states: Mapping[Feed, FeedState]) -> None:
+    def begin_at(self, states: Mapping[Feed, StoredFeed]) -> None:
         """Have these states and no others, and forget segments: some of their steps may be gone."""
         with self._lock:
             self._states, self._recent = dict(states), SegmentCache()

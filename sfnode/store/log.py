@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.store import known_feeds, rows, tables
 from sfnode.store.disk_errors import BrokenRowError, disk_faults, unusable
-from sfnode.store.known_feeds import FeedState, KnownFeeds, Tail
+from sfnode.store.known_feeds import KnownFeeds, StoredFeed, Tail
 from sfnode.store.records import (
     CardRecord,
     CutRecord,
@@ -211,12 +211,12 @@ class UpdateLog:
         with self._writing, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _insert_feeds(self, db: sqlite3.Connection, states: Mapping[Feed, FeedState]) -> None:
+    def _insert_feeds(self, db: sqlite3.Connection, states: Mapping[Feed, StoredFeed]) -> None:
         new = [(state.number, *feed) for feed, state in states.items() if feed not in self._known]
         db.executemany("INSERT INTO feed (id, origin, incarnation) VALUES (?, ?, ?)", new)
 
     def _insert(
-        self, db: sqlite3.Connection, records: Sequence[Record], moved: Mapping[Feed, FeedState]
+        self, db: sqlite3.Connection, records: Sequence[Record], moved: Mapping[Feed, StoredFeed]
     ) -> None:
         self._insert_feeds(db, moved)
         stops = {feed: self._known[feed].tail.next for feed in moved if feed in self._known}
@@ -347,7 +347,7 @@ class UpdateLog:
         if recent:
             return join(recent, first, max_updates)
 
-        def stored(state: FeedState) -> Segment | None:
+        def stored(state: StoredFeed) -> Segment | None:
             if not state.base.step <= first < state.tail.next:
                 return None
             with closing(rows.since(self._reader, state, first)) as segments:
@@ -362,7 +362,7 @@ class UpdateLog:
         signature; beyond the end, and before a base, the chain head is empty, too.
         """
 
-        def stored(state: FeedState) -> tuple[bytes, Segment]:
+        def stored(state: StoredFeed) -> tuple[bytes, Segment]:
             if not state.base.step <= step <= state.tail.next:
                 return b"", Segment(state.key, step, (), bytes(64))
             return rows.past(self._reader, state, step)
@@ -378,7 +378,7 @@ class UpdateLog:
         if not step:
             return 0, 0
 
-        def stored(state: FeedState) -> tuple[int, int]:
+        def stored(state: StoredFeed) -> tuple[int, int]:
             if step > state.tail.next:
                 raise BrokenRowError(f"step {step - 1} of a feed is missing")
             if step < state.base.step:
@@ -388,7 +388,7 @@ class UpdateLog:
 
         return self._read(feed, stored)
 
-    def _read(self, feed: Feed, read: Callable[[FeedState], T]) -> T:
+    def _read(self, feed: Feed, read: Callable[[StoredFeed], T]) -> T:
         """Return what `read` finds of a feed; it is called again if rows were let go meanwhile."""
         while True:
             state = self._known.state(feed)

@@ -37,7 +37,7 @@ class Labelled(NamedTuple):
     stop: int
 
 
-class Moment(NamedTuple):
+class PastMoment(NamedTuple):
     """A part of an epoch; later ones are greater."""
 
     label: int
@@ -59,12 +59,12 @@ class PastStates:
         """First steps of feeds: a checkpoint may stand for what comes before."""
         self._before = lru_cache(maxsize=2)(self._decided_before)
 
-    def moments(self, feed: Feed, step: int) -> tuple[Moment, Moment]:
+    def moments(self, feed: Feed, step: int) -> tuple[PastMoment, PastMoment]:
         """Return a moment before and one after an update was made."""
         labelled = self._labelled[feed]
         label, first, stop = labelled[bisect_right(labelled, step, key=attrgetter("first")) - 1]
         part = PARTS * label + PARTS * (step - first) // (stop - first)
-        return Moment(*divmod(max(0, part - 1), PARTS)), Moment(*divmod(part + 1, PARTS))
+        return PastMoment(*divmod(max(0, part - 1), PARTS)), PastMoment(*divmod(part + 1, PARTS))
 
     def after(self, feed: Feed, epoch: int) -> int:
         """Return the first step of a feed with a label above `epoch`; its end if there is none."""
@@ -72,7 +72,7 @@ class PastStates:
         place = bisect_right(labelled, epoch, key=attrgetter("label"))
         return labelled[place].first if place < len(labelled) else labelled[-1].stop if labelled else 0
 
-    def state(self, moment: Moment) -> dict[Feed, Counted]:
+    def state(self, moment: PastMoment) -> dict[Feed, Counted]:
         """Return what counts of every feed in the middle of a moment."""
         held = {feed: _held(labelled, moment, self._first[feed]) for feed, labelled in self._labelled.items()}
         if not self._run.organised:
@@ -113,7 +113,7 @@ class _Span(NamedTuple):
     stop: int
 
 
-def _held(labelled: list[Labelled], moment: Moment, held: int) -> int:
+def _held(labelled: list[Labelled], moment: PastMoment, held: int) -> int:
     """Return how many steps of a feed were there in the middle of a moment; `held` before all of them."""
     for label, first, stop in labelled:
         if label < moment.label:

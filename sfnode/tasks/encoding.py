@@ -236,7 +236,7 @@ def _written(encoded: Encoded, scored: Scored) -> Tensor:
     return torch.zeros(encoded.examples).index_add_(0, encoded.slots, wrong) == 0
 
 
-def _measured(task: Task, answers: _Answers) -> tuple[str, metrics.Measured]:
+def _measured(task: Task, answers: _Answers) -> tuple[str, metrics.MeasuredMetric]:
     """Return the name of the task's metric and its value."""
     if task.kind in ("text", "chat"):
         surprises = answers.losses * answers.tokens  # (rows,), in nats

@@ -29,7 +29,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 
-class Measured(NamedTuple):
+class MeasuredMetric(NamedTuple):
     """A metric with its 95 % confidence interval."""
 
     value: float
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
     high: float
 
 
-def share(hits: float, count: int) -> Measured:
+def share(hits: float, count: int) -> MeasuredMetric:
     """Return the share hits / count with Wilson's score interval, which stays between 0 and 1.
 
     Wilson 1927: the shares p from which the observed one is at most Z standard deviations away. Also for a
@@ -47,10 +47,10 @@ def share(hits: float, count: int) -> Measured:
     value, spread = hits / count, Z * Z / count
     middle = (value + spread / 2) / (1 + spread)
     half = Z / (1 + spread) * math.sqrt(value * (1 - value) / count + spread / (4 * count))
-    return Measured(value, max(0.0, middle - half), min(1.0, middle + half))
+    return MeasuredMetric(value, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def pass_at(right: Sequence[int], samples: int, k: int) -> Measured:
+def pass_at(right: Sequence[int], samples: int, k: int) -> MeasuredMetric:
     """Return the mean probability that one of k answers to a row is right, of whose `samples` answers so many
     were `right`, with the interval of `share`.
 
@@ -61,7 +61,7 @@ def pass_at(right: Sequence[int], samples: int, k: int) -> Measured:
     return share(sum(1 - math.comb(samples - hits, k) / sets for hits in right), len(right))
 
 
-def perplexity(surprisals: F64, tokens: F64) -> Measured:
+def perplexity(surprisals: F64, tokens: F64) -> MeasuredMetric:
     """Return exp of the mean surprisal of a token, from each row's surprisal in nats and number of tokens.
 
     Both (rows,). The interval is that of a ratio of two sums over rows (the delta method), since the tokens
@@ -70,13 +70,13 @@ def perplexity(surprisals: F64, tokens: F64) -> Measured:
     rows, total = len(tokens), tokens.sum()
     mean = float(surprisals.sum() / total)
     if rows < 2:
-        return Measured(_exp(mean), 1.0, math.inf)
+        return MeasuredMetric(_exp(mean), 1.0, math.inf)
     variance = ((surprisals - mean * tokens) ** 2).sum() * rows / (rows - 1) / total**2
     half = Z * math.sqrt(variance)
-    return Measured(_exp(mean), _exp(max(0.0, mean - half)), _exp(mean + half))
+    return MeasuredMetric(_exp(mean), _exp(max(0.0, mean - half)), _exp(mean + half))
 
 
-def macro_f1(predicted: I64, right: I64, classes: int) -> Measured:
+def macro_f1(predicted: I64, right: I64, classes: int) -> MeasuredMetric:
     """Return the mean F1 of the classes that occur in `predicted` or `right`, (rows,) each.
 
     The interval is that of a bootstrap. Rows are sorted first, so that their order does not matter.
@@ -90,7 +90,7 @@ def macro_f1(predicted: I64, right: I64, classes: int) -> Measured:
     value, *resampled = _mean_f1(np.array(counts))
     ordered = np.sort(resampled)
     outside = RESAMPLES // 40  # 2.5 % on either side
-    return Measured(float(value), float(ordered[outside - 1]), float(ordered[-outside]))
+    return MeasuredMetric(float(value), float(ordered[outside - 1]), float(ordered[-outside]))
 
 
 def _table(cells: I64, classes: int) -> I64:

@@ -32,7 +32,7 @@ _PARTS = 8
 """One problem in eight is of the test split, one of the validation split, and the others are to train on."""
 
 
-class Sum(NamedTuple):
+class SumProblem(NamedTuple):
     """A problem."""
 
     one: int
@@ -57,7 +57,7 @@ class Sum(NamedTuple):
 
 def rows(split: Split) -> list[dict[str, str]]:
     """Return the rows of a split, `sum` and `answer`; no problem occurs twice, and none in two splits."""
-    found: dict[Sum, None] = {}
+    found: dict[SumProblem, None] = {}
     drawn = _problems(f"task {split}", split)
     while len(found) < ROWS[split]:
         found[next(drawn)[0]] = None
@@ -71,23 +71,23 @@ def pretraining_text(size: int) -> Iterator[str]:
         yield f"{problem.text}={answer}"
 
 
-def read(text: str) -> Sum:
+def read(text: str) -> SumProblem:
     """Return the problem that looks like this."""
     one, other = text.split("+")
-    return Sum(int(one), int(other))
+    return SumProblem(int(one), int(other))
 
 
-def split_of(problem: Sum) -> Split:
+def split_of(problem: SumProblem) -> Split:
     """Return the split that a problem is of, whichever of its numbers comes first."""
     low, high = sorted(problem)
     return _SPLITS.get(derive_key(b"sfnode sums", f"{low}+{high}".encode()) % _PARTS, "train")
 
 
-def _problems(purpose: str, split: Split) -> Iterator[tuple[Sum, int]]:
+def _problems(purpose: str, split: Split) -> Iterator[tuple[SumProblem, int]]:
     """Yield problems of a split, some more than once, and a random number for each; without end."""
     key = derive_key(b"sfnode sums", purpose.encode())
     for number in count(step=3):
         one, other, draw = (value >> 11 for value in stream(key, number, 3).tolist())
-        problem = Sum(one % NUMBERS, other % NUMBERS)
+        problem = SumProblem(one % NUMBERS, other % NUMBERS)
         if split_of(problem) == split:
             yield problem, draw

@@ -40,7 +40,7 @@ FILTERS: Mapping[str, Callable[[str, Row], str]] = {
 """Functions that may follow the bar. `bullets` and `cloze` read ReCoRD's two markers."""
 
 
-class Part(NamedTuple):
+class TemplatePart(NamedTuple):
     """A stretch of literal text, then a field (none at the very end)."""
 
     literal: str
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def parse(template: str) -> tuple[Part, ...]:
+def parse(template: str) -> tuple[TemplatePart, ...]:
     """Parse a template. Raises UserError BAD_MANIFEST where braces or filters are wrong."""
     try:
         pieces = list(Formatter().parse(template))
@@ -62,7 +62,7 @@ def parse(template: str) -> tuple[Part, ...]:
             raise unusable(template, f"{{{field}}} is not a field name")
         if filter_name and filter_name not in FILTERS:
             raise unusable(template, f"there is no filter {filter_name!r}; there are {', '.join(FILTERS)}")
-        parts.append(Part(literal, name, filter_name))
+        parts.append(TemplatePart(literal, name, filter_name))
     if not any(part.field for part in parts):
         raise unusable(template, NO_FIELD)
     return tuple(parts)
@@ -74,7 +74,7 @@ def fields(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for part in parse(template) for name in _reads(part)))
 
 
-def _reads(part: Part) -> tuple[str, ...]:
+def _reads(part: TemplatePart) -> tuple[str, ...]:
     read = (part.field, CANDIDATE) if part.filter == "cloze" else (part.field,)
     return tuple(name for name in read if name)
 

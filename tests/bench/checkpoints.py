@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.bench import subject
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Organised
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.models.manifest_builder import SUBSPACES
 from sfnode.node.startup import settled
 from sfnode.store import checkpoint, verification
@@ -54,7 +54,7 @@ SALT = bytes(8)
 
 def manifest_of(found: subject.Subject, updates: int, epochs: int) -> Manifest:
     """The manifest of a run of so many updates, with the usual number of subspaces."""
-    rules = Organised(
+    rules = OrganisedSection(
         organiser=ORGANISER.public_key().public_bytes_raw().hex(),
         quota=1 << 20,
         subspace_epochs=-(-epochs // SUBSPACES),

@@ -20,7 +20,7 @@ from sfnode.engine import making_bases, pilot, reward_trial, trial
 from sfnode.engine.pilot import SLOPES
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Open
+from sfnode.manifest.sections import OpenSection
 from sfnode.models import bases, files, loader, manifest_builder
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
@@ -76,7 +76,7 @@ FEW = 8
 def default_manifest() -> Manifest:
     """Return the built-in run as `sfnode init --open` writes it: with work for newcomers."""
     built = manifest_builder.default_manifest()
-    return built.model_copy(update={"open": Open(work_bits=OPEN_WORK_BITS)})
+    return built.model_copy(update={"open": OpenSection(work_bits=OPEN_WORK_BITS)})
 
 
 @pytest.fixture(autouse=True)

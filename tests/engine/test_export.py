@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sfnode.engine.export import Fit, export_lora, export_model
+from sfnode.engine.export import AdapterFit, export_lora, export_model
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
@@ -102,7 +102,7 @@ def test_an_adapter_has_no_more_rank_than_the_matrix_however_many_subspaces_ther
     assert 20 * run.space.rank > max(ranks.values())
     for name, most in ranks.items():
         assert len(held[f"base_model.model.{name}.lora_A.weight"]) == most
-    assert fit == Fit(max(ranks.values()), max(ranks.values()), 0.0, 0.0)
+    assert fit == AdapterFit(max(ranks.values()), max(ranks.values()), 0.0, 0.0)
     base = AutoModelForCausalLM.from_pretrained(model_folder(family))
     adapted = peft.PeftModel.from_pretrained(base, str(tmp_path / "out"))
     run.weights.rebuild()
@@ -112,7 +112,7 @@ def test_an_adapter_has_no_more_rank_than_the_matrix_however_many_subspaces_ther
 def test_subspaces_side_by_side_have_the_rank_of_their_sum(tmp_path: Path) -> None:
     run = trainer(manifest("opt", learning_rate=1e-3))
     run.apply(updates(2, (0, 1)))  # one entry of each core: one product of two vectors
-    assert export_lora(run, tmp_path / "out") == Fit(2, 2, 0.0, 0.0)
+    assert export_lora(run, tmp_path / "out") == AdapterFit(2, 2, 0.0, 0.0)
 
 
 def test_an_adapter_of_a_capped_rank_says_what_it_leaves_out(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import held, quantise
-from sfnode.engine.generation import Plan, Row, generate
+from sfnode.engine.generation import AnswerPlan, AnswerRequest, generate
 from sfnode.engine.reward_objective import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
@@ -17,7 +17,7 @@ from tests.engine.helpers import manifest, trainer
 from tests.engine.test_estimator import SEEDS, hand_moved, written_directions
 
 EPSILON = 0.05
-SAMPLED = Plan(6, temperature=1.0)
+SAMPLED = AnswerPlan(6, temperature=1.0)
 FIRST = [Question([1, 2, 4, 6], "good"), Question([1, 3], "story"), Question([5, 7, 9], "film")]
 BATCHES = [FIRST, [Question([1, 2, 5, 7, 9, 10], "bad")] * 2, FIRST[1:]]
 
@@ -38,7 +38,7 @@ def mean_reward(run: Trainer, query: int, side: int, batch: list[Question], seed
     with hand_moved(run, written_directions(run, SEEDS[query], 2), side * EPSILON):
         found = []
         for key, question in zip(token_keys(seed, len(batch)).tolist(), batch, strict=True):
-            (answer,) = generate(run.loaded, [Row(question.prompt, key=key)], SAMPLED) or []
+            (answer,) = generate(run.loaded, [AnswerRequest(question.prompt, key=key)], SAMPLED) or []
             found.append(score(answer.text, question.row))
     return float(np.mean(found))
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 from sfnode.models import examination, files, loader, shapes
-from sfnode.models.examination import Part, require_sound
+from sfnode.models.examination import ModelPart, require_sound
 from tests.models import hostile
 from tests.models.families import model_folder
 from tests.models.hostile import added, configured, nested, sequence
@@ -159,9 +159,9 @@ def test_a_header_within_headers_without_end_is_refused(content: str, tmp_path: 
     assert refusal(model).code is Code.MODEL_UNSUPPORTED
 
 
-@pytest.mark.parametrize("part", [Part.TOKENIZER, Part.LANGUAGE_MODEL, Part.SHAPE])
+@pytest.mark.parametrize("part", [ModelPart.TOKENIZER, ModelPart.LANGUAGE_MODEL, ModelPart.SHAPE])
 def test_a_sound_model_is_examined_once_wherever_it_lies(
-    part: Part, tmp_path: Path, nobody_examines: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    part: ModelPart, tmp_path: Path, nobody_examines: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_sound(model_folder("llama"), part)
     nobody_examines()
@@ -186,12 +186,12 @@ def test_a_model_of_which_something_is_other_is_examined_anew(
     name: str, tmp_path: Path, nobody_examines: Callable[[], None]
 ) -> None:
     model = hostile.copy(tmp_path / "copy")
-    require_sound(model, Part.TOKENIZER)
+    require_sound(model, ModelPart.TOKENIZER)
     nobody_examines()
-    require_sound(model, Part.TOKENIZER)
+    require_sound(model, ModelPart.TOKENIZER)
     CHANGES[name](model)
     with pytest.raises(UserError, match="brings down the process"):
-        require_sound(model, Part.TOKENIZER)
+        require_sound(model, ModelPart.TOKENIZER)
 
 
 def test_where_nothing_can_be_remembered_a_model_is_examined_every_time(
@@ -200,19 +200,21 @@ def test_where_nothing_can_be_remembered_a_model_is_examined_every_time(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(examination, "_sound", set())
-    require_sound(model_folder("opt"), Part.TOKENIZER)
+    require_sound(model_folder("opt"), ModelPart.TOKENIZER)
     monkeypatch.setattr(examination, "_sound", set())
     nobody_examines()
     with pytest.raises(UserError):
-        require_sound(model_folder("opt"), Part.TOKENIZER)
+        require_sound(model_folder("opt"), ModelPart.TOKENIZER)
 
 
 def test_what_came_with_the_package_is_not_examined(nobody_examines: Callable[[], None]) -> None:
     nobody_examines()
     for model in files.EMBEDDED.iterdir():
-        require_sound(model, Part.TOKENIZER)
+        require_sound(model, ModelPart.TOKENIZER)
 
 
 def test_a_deep_but_finite_tokenizer_is_sound(tmp_path: Path) -> None:
     """Its rules are not applied yet; `tests/tasks/test_tokenizer_calls` applies them."""
-    require_sound(hostile.tokenizer(tmp_path / "model", normalizer=sequence([nested(9)])), Part.TOKENIZER)
+    require_sound(
+        hostile.tokenizer(tmp_path / "model", normalizer=sequence([nested(9)])), ModelPart.TOKENIZER
+    )

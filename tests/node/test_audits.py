@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Data, Organised
+from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.node import audits, organising
 from sfnode.node.audits import Chosen, audit_folder
 from sfnode.organising import organiser
@@ -89,7 +89,9 @@ async def test_an_organiser_may_revoke_whom_audits_refute_and_the_member_reads_w
     monkeypatch.setattr(organising, "policy_of", partial(_with_little_work, organising.policy_of))
     monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
     key = Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=400)
+    said = OrganisedSection(
+        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=400
+    )
     fields = {"admission": "organised", "organised": said, "data": Data(train="none")}
     run = manifest(update_budget=100_000).model_copy(update=fields)
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))

@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import Organised
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.node import checkpoints, organising
 from sfnode.node.training.model import LocalModel
 from sfnode.organising import checkpoints as organised_checkpoints
@@ -45,7 +45,7 @@ def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def organised(swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
     key, deputy = Identity.generate(), Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
+    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
     run = manifest(update_budget=100_000).model_copy(update={"admission": "organised", "organised": said})
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
     return swarm_of(run)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Organised, Parent
+from sfnode.manifest.sections import OrganisedSection, Parent
 from sfnode.node import following
 from sfnode.organising.sequel import announcement, link_in
 from sfnode.store.data_folder import Layout
@@ -25,7 +25,9 @@ SwarmOf = Callable[..., Swarm]
 def run_of(keys: Path, name: str, parent: Manifest | None = None) -> Manifest:
     """An organised run, whose organiser's key lies in a folder; it may have begun with another."""
     key = Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120)
+    said = OrganisedSection(
+        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
+    )
     run = manifest(name).model_copy(update={"admission": "organised", "organised": said})
     if parent:
         begun = Parent(run_id=parent.run_id.hex(), epoch=0, digest="0" * 64)

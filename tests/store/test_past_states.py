@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.store.log import UpdateLog
-from sfnode.store.past_states import PARTS, Moment, PastStates
+from sfnode.store.past_states import PARTS, PastMoment, PastStates
 from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.messages import EpochScalars
 from sfprotocol.weighing import Counted, once
@@ -46,28 +46,31 @@ def states(tmp_path: Path, fast: Author, slow: Author) -> PastStates:
 
 
 def test_an_update_was_made_between_two_moments_of_its_epoch(states: PastStates, fast: Author) -> None:
-    assert states.moments(fast.feed, 16 + 32) == (Moment(1, PARTS // 2 - 1), Moment(1, PARTS // 2 + 1))
+    assert states.moments(fast.feed, 16 + 32) == (
+        PastMoment(1, PARTS // 2 - 1),
+        PastMoment(1, PARTS // 2 + 1),
+    )
 
 
 def test_at_the_edges_of_an_epoch_the_moments_are_of_its_neighbours(states: PastStates, fast: Author) -> None:
-    assert states.moments(fast.feed, 0) == (Moment(0, 0), Moment(0, 1))
-    assert states.moments(fast.feed, 16) == (Moment(0, PARTS - 1), Moment(1, 1))
-    assert states.moments(fast.feed, 79) == (Moment(1, PARTS - 2), Moment(2, 0))
+    assert states.moments(fast.feed, 0) == (PastMoment(0, 0), PastMoment(0, 1))
+    assert states.moments(fast.feed, 16) == (PastMoment(0, PARTS - 1), PastMoment(1, 1))
+    assert states.moments(fast.feed, 79) == (PastMoment(1, PARTS - 2), PastMoment(2, 0))
 
 
 def test_feeds_go_through_an_epoch_together(states: PastStates, fast: Author, slow: Author) -> None:
     """In the middle of a moment: of part 4 of 8 that is 9/16 of each feed's updates with the label."""
-    state = states.state(Moment(1, 4))
+    state = states.state(PastMoment(1, 4))
     assert (state[fast.feed], state[slow.feed]) == (once(16 + 36), once(8 + 18))
 
 
 def test_who_began_later_has_nothing_in_earlier_epochs(states: PastStates, fast: Author) -> None:
-    state = states.state(Moment(0, PARTS - 1))
+    state = states.state(PastMoment(0, PARTS - 1))
     assert [steps.runs[0].stop for steps in state.values() if steps.runs] == [15, 7]
 
 
 def test_after_the_last_label_everything_is_there(states: PastStates, fast: Author) -> None:
-    assert states.state(Moment(2, 0))[fast.feed] == once(80)
+    assert states.state(PastMoment(2, 0))[fast.feed] == once(80)
 
 
 def test_updates_after_an_epoch_can_be_told(states: PastStates, fast: Author) -> None:
@@ -97,8 +100,8 @@ def test_in_an_organised_run_updates_count_as_they_did_at_the_time(made: Logged)
     log = made.logs["b"]
     states = PastStates(ORGANISED, log, {state.feed: state.next for state in made["b"].machine.frontier})
     feed = made["c"].own
-    assert factors(states.state(Moment(1, 4))[feed]) == [(16, FACTOR_ONE // 2), (16 + 9, FACTOR_ONE)]
-    assert factors(states.state(Moment(2, 0))[feed]) == [(16, FACTOR_ONE // 2), (32, FACTOR_ONE // 4)]
+    assert factors(states.state(PastMoment(1, 4))[feed]) == [(16, FACTOR_ONE // 2), (16 + 9, FACTOR_ONE)]
+    assert factors(states.state(PastMoment(2, 0))[feed]) == [(16, FACTOR_ONE // 2), (32, FACTOR_ONE // 4)]
 
 
 def factors(counted: Counted) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.models.manifest_builder import build
 from sfnode.tasks import sums
 from sfnode.tasks.dataset import load_rows
-from sfnode.tasks.sums import Sum, split_of
+from sfnode.tasks.sums import SumProblem, split_of
 from sfprotocol.seeds import update_seeds
 
 ROWS = {split: sums.rows(split) for split in sums.ROWS}
@@ -42,7 +42,8 @@ def test_a_problem_is_of_one_split_whichever_number_comes_first() -> None:
     for split, rows in ROWS.items():
         assert {split_of(sums.read(row["sum"])) for row in rows} == {split}
     assert all(
-        split_of(Sum(one, other)) == split_of(Sum(other, one)) for one, other in product(range(9), repeat=2)
+        split_of(SumProblem(one, other)) == split_of(SumProblem(other, one))
+        for one, other in product(range(9), repeat=2)
     )
 
 
@@ -60,7 +61,7 @@ def test_the_pretraining_text_forgets_to_carry_in_seven_of_ten_and_has_no_proble
 
 
 def test_who_forgets_to_carry_adds_every_place_by_itself() -> None:
-    assert [Sum(*pair).forgetful for pair in ((23, 41), (23, 48), (58, 67), (50, 50), (60, 70))] == [
+    assert [SumProblem(*pair).forgetful for pair in ((23, 41), (23, 48), (58, 67), (50, 50), (60, 70))] == [
         "64",
         "61",
         "15",

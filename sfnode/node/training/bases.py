@@ -15,7 +15,7 @@ from pathlib import Path
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models import bases as files
-from sfnode.modelshare.download import ModelDownload, Progress, put_in_place
+from sfnode.modelshare.download import DownloadProgress, ModelDownload, put_in_place
 from sfnode.modelshare.sharing import Listed, Sharing, one_file
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
@@ -56,7 +56,7 @@ class PublishedBases:
         """Reasons for which files are not here, by digest."""
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> DownloadProgress | None:
         """Progress of the download from peers; None while there is none."""
         return self._download.progress if self._download else None
 

@@ -20,9 +20,9 @@ from sfnode.logging import log
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.resources.policy import (
     ComputeRate,
+    ComputeUsage,
     PauseReason,
     Readings,
-    Usage,
     pause_reasons,
     spare_cores,
 )
@@ -107,7 +107,7 @@ class ResourceLimiter:
         self._timer: asyncio.TimerHandle | None = None
         self._sensing = asyncio.Lock()
         """Held while the sensors are read, and while limits are replaced."""
-        self._compute_rate = ComputeRate(Limits(), math.inf, Usage(0.0, 0.0, 0.0), clock())
+        self._compute_rate = ComputeRate(Limits(), math.inf, ComputeUsage(0.0, 0.0, 0.0), clock())
 
     async def start(self) -> None:
         """Put the limits in force. Raises UserError LIMIT_UNAVAILABLE."""
@@ -363,9 +363,11 @@ class ResourceLimiter:
             self._fail(error)
         self._settle()
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> ComputeUsage:
         joules = self._machine.joules() if self.limits.watts is not None else 0.0
-        return Usage(time.process_time(), self._engine_thread.busy if self._engine_thread else 0.0, joules)
+        return ComputeUsage(
+            time.process_time(), self._engine_thread.busy if self._engine_thread else 0.0, joules
+        )
 
     def _settle_after(self, seconds: float) -> None:
         if 0 < seconds < math.inf:

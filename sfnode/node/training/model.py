@@ -40,7 +40,7 @@ LoadEngine = Callable[[Settings, Manifest], "Engine"]
 T = TypeVar("T")
 
 
-class Moment(NamedTuple):
+class ModelMoment(NamedTuple):
     """The state whose model an answer of the engine is about."""
 
     digest: str
@@ -49,7 +49,7 @@ class Moment(NamedTuple):
     """Epoch of the seal; in an open run the one that is open."""
 
 
-class Asked(NamedTuple):
+class PendingQuestion(NamedTuple):
     """A question that the engine has not answered yet."""
 
     what: str
@@ -82,7 +82,7 @@ class LocalModel:
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
-        self._asked: list[Asked] = []
+        self._asked: list[PendingQuestion] = []
         """Questions in the order in which the engine answers them."""
         self._context = context
         self._machine = context.machine
@@ -205,7 +205,7 @@ class LocalModel:
         return self.loaded
 
     @property
-    def asked(self) -> Asked | None:
+    def asked(self) -> PendingQuestion | None:
         """The question that keeps the engine busy beside steps; None if none does that takes long."""
         return next((one for one in self._asked if one.what), None) if self.loaded else None
 
@@ -214,7 +214,7 @@ class LocalModel:
         question: Callable[[Engine], T],
         of: Callable[[], Mapping[Feed, Counted]] | None = None,
         what: str = "",
-    ) -> tuple[Moment, T]:
+    ) -> tuple[ModelMoment, T]:
         """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
 
         With `of`, which is asked at that moment, it has applied those instead. `what` tells the owner
@@ -227,11 +227,11 @@ class LocalModel:
             raise problem
         async with self._driver.between_rounds:
             frontier = self._machine.frontier
-            moment = Moment(frontier.digest().hex(), frontier.known)
+            moment = ModelMoment(frontier.digest().hex(), frontier.known)
             if self._bases:
                 self._bases.tell(self.thread)  # it knows of all that this moment's decisions name
             answer = self.thread.ask(self._limiter.offloading_again(question), of and of())
-        asked = Asked(what, self._context.clock())
+        asked = PendingQuestion(what, self._context.clock())
         self._asked.append(asked)
         try:
             return moment, await answer
@@ -246,7 +246,9 @@ class LocalModel:
         finally:
             self._asked.remove(asked)
 
-    async def ask_of_last_seal(self, question: Callable[[Engine], T], what: str = "") -> tuple[Moment, T]:
+    async def ask_of_last_seal(
+        self, question: Callable[[Engine], T], what: str = ""
+    ) -> tuple[ModelMoment, T]:
         """Return the engine's answer about the model that `sfnode export` would write: that of the last seal
         which is here as a whole, with its core digest; in an open run, that of now.
 
@@ -265,4 +267,4 @@ class LocalModel:
         _, (digest, answer) = await self.ask(
             lambda engine: (engine.core.digest().hex(), question(engine)), counted, what
         )
-        return Moment(digest, found[-1].updates, found[-1].epoch), answer
+        return ModelMoment(digest, found[-1].updates, found[-1].epoch), answer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Organised
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.models import bases
 from sfnode.modelshare import download
 from sfnode.node import organising
@@ -172,7 +172,7 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
     )
     first, second = made(tmp_path), made(tmp_path / "a" / "bases", 2)
     key = Identity.generate()
-    said = Organised(organiser=key.public.hex(), quota=120, subspace_epochs=2)
+    said = OrganisedSection(organiser=key.public.hex(), quota=120, subspace_epochs=2)
     run = run_of(first).model_copy(update={"admission": "organised", "organised": said})
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
     swarm = swarm_of(run)
