@@ -88,7 +88,7 @@ def estimates(
     of moving all matrices along `directions`; it says how each query's own replica of the model differs from
     `loaded`, besides. Vectors are moved along `directions` in any case.
     """
-    exact = held(epsilon, directions)
+    exact = representable(epsilon, directions)
     losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES, perturb)
     return of_groups(losses, group, exact) if group else of_pairs(losses, exact)
 
@@ -105,13 +105,13 @@ def losses_along(
     same number: of all at the first side, and then of all at the next. `perturb` as in `estimates`."""
     with torch.inference_mode():
         measured, along = points(batches, sides), perturb or AlongQueries(directions)
-        log_probs = _log_probs(loaded, directions, measured, held(epsilon, directions), along)
+        log_probs = _log_probs(loaded, directions, measured, representable(epsilon, directions), along)
     everywhere = [*batches] * len(sides)
     parts = torch.split(log_probs.cpu(), [len(batch.targets) for batch in everywhere])  # the one sync
     return [batch.losses(part).double() for batch, part in zip(everywhere, parts, strict=True)]
 
 
-def held(epsilon: float, directions: Directions) -> float:
+def representable(epsilon: float, directions: Directions) -> float:
     """Return what is added for epsilon: in half precision that is the nearest number to it."""
     return float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from sfnode.engine import line, samples
 from sfnode.engine.generation import complete
 from sfnode.engine.losses import line_rows
-from sfnode.engine.objective import BASE, OWN, GoOn, always
+from sfnode.engine.objective import BASE, OWN, KeepGoing, always
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest.task import PRIOR_ONE
@@ -22,20 +22,20 @@ from sfprotocol.seeds import I64
 
 
 def evaluate(
-    model: TrainableModel, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test"
+    model: TrainableModel, limit: int = 0, keep_going: KeepGoing = always, rows: dataset.HeldOut = "test"
 ) -> Evaluation:
     """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
 
-    Raises UserError DATA_*, and PAUSED when `go_on`, asked now and then, says no.
+    Raises UserError DATA_*, and PAUSED when `keep_going`, asked now and then, says no.
     """
     model.rebuild()
-    return model.objective.evaluate(model.run_rows.held_out(rows, limit), model.core.digest(), go_on)
+    return model.objective.evaluate(model.run_rows.held_out(rows, limit), model.core.digest(), keep_going)
 
 
 def evaluate_base(
     model: TrainableModel,
     limit: int = 0,
-    go_on: GoOn = always,
+    keep_going: KeepGoing = always,
     rows: dataset.HeldOut = "test",
     *,
     calibrated: bool = False,
@@ -49,7 +49,7 @@ def evaluate_base(
         held = model.run_rows.held_out(rows, limit)
         model.restore()
         with model.weights.at_base():
-            model.of_base[key] = model.objective.evaluate_base(held, go_on, calibrated=calibrated)
+            model.of_base[key] = model.objective.evaluate_base(held, keep_going, calibrated=calibrated)
     found: Evaluation = model.of_base[key]
     return found
 
@@ -58,14 +58,14 @@ def evaluate_towards(
     model: TrainableModel,
     after: Mapping[int, I64],
     amount: float,
-    go_on: GoOn = always,
+    keep_going: KeepGoing = always,
     rows: dataset.HeldOut = "test",
 ) -> Evaluation:
     """Measure the model at `amount` of the way to the cores `after` like `evaluate`."""
     if not amount:  # what does not count makes nothing older
-        return evaluate(model, 0, go_on, rows)
+        return evaluate(model, 0, keep_going, rows)
     with line.line_to(model, after).at(amount) as perturb:
-        return model.objective.evaluate(model.run_rows.held_out(rows), OWN, go_on, perturb)
+        return model.objective.evaluate(model.run_rows.held_out(rows), OWN, keep_going, perturb)
 
 
 def pass_at(model: TrainableModel, limit: int, k: int, count: int, *, base: bool = False) -> PassAt:
@@ -84,10 +84,10 @@ def pass_at(model: TrainableModel, limit: int, k: int, count: int, *, base: bool
     return model.objective.pass_at(held, k, count)
 
 
-def prior(model: TrainableModel, go_on: GoOn = always) -> Prior:
+def prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
     """Return the prior over the task's answers of the model as of now, (K,). Raises as `Priors.of`."""
     model.rebuild()
-    return model.priors.of(model.core.digest(), go_on)
+    return model.priors.of(model.core.digest(), keep_going)
 
 
 def named_prior(model: TrainableModel) -> dict[str, float]:
@@ -97,11 +97,11 @@ def named_prior(model: TrainableModel) -> dict[str, float]:
     return dict(zip(model.manifest.task.verbalizer.values(), parts, strict=True))
 
 
-def base_prior(model: TrainableModel, go_on: GoOn = always) -> Prior:
+def base_prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
     """Return the same of the base model. Raises as `prior` does."""
     model.restore()
     with model.weights.at_base():
-        return model.priors.of(BASE, go_on)
+        return model.priors.of(BASE, keep_going)
 
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:

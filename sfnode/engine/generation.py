@@ -97,10 +97,10 @@ def generate(
     rows: Sequence[AnswerRequest],
     plan: AnswerPlan,
     directions: Directions | None = None,
-    go_on: Callable[[], bool] = lambda: True,
+    keep_going: Callable[[], bool] = lambda: True,
     perturb: forward.Perturb | None = None,
 ) -> list[Continuation] | None:
-    """Answer all rows, in the order given, at the weights as they are; None once `go_on`, asked before
+    """Answer all rows, in the order given, at the weights as they are; None once `keep_going`, asked before
     each token, says no.
 
     `directions` are those of the rows' queries; None: no row moves, unless `perturb` moves all
@@ -120,7 +120,7 @@ def generate(
                 move(*point)
             decoder = _Decoder(loaded, rows, numbers, plan, moved, answers)
             while decoder.busy:
-                if not go_on():
+                if not keep_going():
                     return None
                 decoder.advance()
     return [answers[number] for number in range(len(rows))]

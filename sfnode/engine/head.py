@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import Estimate, held, of_pairs
+from sfnode.engine.estimator import Estimate, of_pairs, representable
 from sfnode.engine.losses import EVALUATION_BATCH, Losses
 from sfnode.manifest import Manifest
 from sfnode.models.cuts import HEADS
@@ -85,7 +85,7 @@ def estimates(
     """
     (head,) = loaded.sites
     (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
-    epsilon = held(epsilon, directions)
+    epsilon = representable(epsilon, directions)
     with torch.inference_mode():
         outputs = head.module(rows.states)  # (rows, classes)
         along = rows.states @ v  # (rows, k)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.pilot import Advance
+from sfnode.engine.scalar_limit import Advance
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import PUBLISHED_UNIT, features_text

@@ -20,7 +20,7 @@ from torch import Tensor
 from sfnode.engine import forward
 from sfnode.engine.forward import Pass
 from sfnode.engine.losses import line_batches, line_rows
-from sfnode.engine.objective import GoOn, always, paused
+from sfnode.engine.objective import KeepGoing, always, paused
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
@@ -148,12 +148,12 @@ def line_to(model: TrainableModel, after: Mapping[int, I64]) -> Line:
 
 
 def search(
-    model: TrainableModel, after: Mapping[int, I64], search: LineSearcher, go_on: GoOn = always
+    model: TrainableModel, after: Mapping[int, I64], search: LineSearcher, keep_going: KeepGoing = always
 ) -> int:
     """Let a line search look from the weights as of now towards those with the cores `after`, on
     validation rows; return how many example-forwards it took.
 
-    Raises UserError DATA_*, PAUSED when `go_on`, asked before each part, says no, and as
+    Raises UserError DATA_*, PAUSED when `keep_going`, asked before each part, says no, and as
     `verifying.require_slopes`.
     """
     verifying.require_slopes(model.manifest.task)
@@ -161,7 +161,7 @@ def search(
     rows = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
     taken = 0
     while wanted := search.wanted:
-        if not go_on():
+        if not keep_going():
             raise paused()
         encoded = line_batches(model.manifest, model.loaded.tokenizer, rows[wanted.start : wanted.stop])
         search.take(step.losses(encoded, search.amounts))

@@ -17,7 +17,7 @@ from sfnode.tasks import calibration, dataset
 from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.prompts import Row
 
-GoOn = Callable[[], bool]
+KeepGoing = Callable[[], bool]
 """Asked now and then whether a long measurement should go on."""
 
 OWN = b""

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from sfnode.engine import estimator, samples
-from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, Estimate, held, of_groups, of_pairs
+from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, Estimate, of_groups, of_pairs, representable
 from sfnode.engine.forward import Perturb
 from sfnode.engine.generation import CACHE_BYTES, AnswerPlan, AnswerRequest, Continuation, generate, positions
-from sfnode.engine.objective import OWN, GoOn, Held, always, paused
+from sfnode.engine.objective import OWN, Held, KeepGoing, always, paused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel
@@ -58,7 +58,7 @@ def written(
     In a group mini-batches are the same, and answers are drawn from the first one's seed. Raises UserError as
     `generation.generate`.
     """
-    epsilon = held(epsilon, directions)
+    epsilon = representable(epsilon, directions)
     rows = []
     for number, batch in enumerate(batches):
         first = number - number % group if group else number
@@ -72,7 +72,7 @@ def written(
     return generate(loaded, rows, plan, directions) or []  # nothing breaks it off
 
 
-def told(
+def scored(
     answers: Sequence[Continuation],
     batches: Sequence[Sequence[Question]],
     score: Scorer,
@@ -80,11 +80,11 @@ def told(
     group: int = 0,
 ) -> list[Estimate]:
     """Return what `written` answers tell of the slopes, at points that were held so far apart."""
-    scored = iter(answers)
+    coming = iter(answers)
     losses = [
         [
             torch.tensor(
-                [1 - score(next(scored).text, question.row) for question in batch], dtype=torch.float64
+                [1 - score(next(coming).text, question.row) for question in batch], dtype=torch.float64
             )
             for _ in _sides(group)
         ]
@@ -157,15 +157,15 @@ class Rewards:
     ) -> tuple[list[Continuation], list[Estimate]]:
         """Return the same, and the answers before it."""
         answers = written(self._loaded, directions, seeds, batches, self._plan, distance, self._group)
-        exact = estimator.held(distance, directions)
-        return answers, told(answers, batches, self._score, exact, self._group)
+        exact = estimator.representable(distance, directions)
+        return answers, scored(answers, batches, self._score, exact, self._group)
 
     def evaluate(
-        self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: Perturb | None = None
+        self, held: Held, of: bytes = OWN, keep_going: KeepGoing = always, perturb: Perturb | None = None
     ) -> EvaluationOfRows:
         """Measure the rewards of one answer to each row, of the likeliest tokens."""
         asked = [AnswerRequest(self._prompt(row)) for row in held.rows]
-        found = self._rewards(held.rows, asked, self._likeliest, go_on, perturb)
+        found = self._rewards(held.rows, asked, self._likeliest, keep_going, perturb)
         mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
         return EvaluationOfRows(
             metric=PASS_AT_1,
@@ -176,7 +176,7 @@ class Rewards:
         )
 
     def evaluate_base(
-        self, held: Held, go_on: GoOn = always, *, calibrated: bool = False
+        self, held: Held, keep_going: KeepGoing = always, *, calibrated: bool = False
     ) -> EvaluationOfRows:
         """Measure the base model in the same way."""
         if calibrated:
@@ -185,9 +185,9 @@ class Rewards:
                 "answers that are written have no prior to be subtracted",
                 "Leave out `calibrated`.",
             )
-        return self.evaluate(held, go_on=go_on)
+        return self.evaluate(held, keep_going=keep_going)
 
-    def pass_at(self, held: Held, k: int, count: int, go_on: GoOn = always) -> PassAt:
+    def pass_at(self, held: Held, k: int, count: int, keep_going: KeepGoing = always) -> PassAt:
         """Estimate how often one of `k` answers to a row is right, from `count` that are drawn for each.
 
         By everybody with the same draws. Raises UserError PAUSED.
@@ -197,7 +197,7 @@ class Rewards:
         rows = [row for row in held.rows for _ in range(count)]
         prompts = [self._prompt(row) for row in held.rows for _ in range(count)]
         asked = [AnswerRequest(prompt, key=key) for prompt, key in zip(prompts, keys, strict=True)]
-        found = [reward >= RIGHT for reward in self._rewards(rows, asked, plan, go_on)]
+        found = [reward >= RIGHT for reward in self._rewards(rows, asked, plan, keep_going)]
         right = [sum(found[start : start + count]) for start in range(0, len(found), count)]
         measured = metrics.pass_at(right, count, k)
         return PassAt(k=k, samples=count, temperature=plan.temperature, **measured._asdict())
@@ -223,10 +223,10 @@ class Rewards:
         rows: Sequence[Row],
         asked: Sequence[AnswerRequest],
         plan: AnswerPlan,
-        go_on: GoOn,
+        keep_going: KeepGoing,
         perturb: Perturb | None = None,
     ) -> list[float]:
-        answers = generate(self._loaded, asked, plan, go_on=go_on, perturb=perturb)
+        answers = generate(self._loaded, asked, plan, keep_going=keep_going, perturb=perturb)
         if answers is None:
             raise paused()
         return [self._score(answer.text, row) for answer, row in zip(answers, rows, strict=True)]

@@ -198,9 +198,10 @@ class TrainableModel:
         """
         numbers = self.manifest.training
         found = self.estimate(seeds, epoch, self.epsilon)
-        told = self._noise or float
+        disclosed = self._noise or float
         scalars = tuple(
-            quantise(told(estimate.alpha), numbers.scalar_delta, numbers.scalar_limit) for estimate in found
+            quantise(disclosed(estimate.alpha), numbers.scalar_delta, numbers.scalar_limit)
+            for estimate in found
         )
         losses = [estimate.loss for estimate in found if not estimate.failed]
         loss = sum(losses) / len(losses) if losses else math.nan

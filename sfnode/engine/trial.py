@@ -32,15 +32,15 @@ import torch
 from numpy.typing import NDArray
 
 from sfnode.engine import step_size
-from sfnode.engine.estimator import held, losses_along
-from sfnode.engine.pilot import (
+from sfnode.engine.estimator import losses_along, representable
+from sfnode.engine.scalar_limit import (
     FORWARDS,
     HEADROOM,
     Advance,
-    Pilot,
+    SlopeSample,
+    as_scalars,
     seeds_of,
     three_points,
-    told,
     typical_weight,
 )
 from sfnode.engine.trainer import Trainer
@@ -96,7 +96,7 @@ class Trial(NamedTuple):
     """Those for half precision, by number format."""
     costs: dict[str, float]
     """Updates that make up for one of exact slopes, by number format."""
-    pilot: Pilot
+    sample: SlopeSample
     """Slopes at that epsilon, or at the run's own if it was given."""
     delta: float
     rate: float
@@ -112,9 +112,11 @@ def run(
     forwards: int = FORWARDS,
     advance: Advance = lambda done, total: None,
 ) -> Trial | str:
-    """Try a run's base model out, on a trainer of `pilot.any_trainer`; return why not if there are no slopes.
+    """Try a run's base model out, on a trainer of `scalar_limit.any_trainer`; return why not if there are no
+    slopes.
 
-    With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as `pilot.measure`.
+    With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as
+    `scalar_limit.measure`.
     """
     begun, manifest = time.monotonic(), trainer.manifest
     weight, numbers = typical_weight(trainer.loaded), manifest.training
@@ -131,15 +133,15 @@ def run(
     )
     if not alphas.any():
         return "the loss does not change along any direction"
-    pilot = Pilot(told(numbers, alphas, bends, used), weight, example_forwards=taken + more)
+    sample = SlopeSample(as_scalars(numbers, alphas, bends, used), weight, example_forwards=taken + more)
     shape = len(manifest.model.targets), numbers.rank
     size = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape)
     return Trial(
         found["float32"][0],
         {name: epsilon for name, (epsilon, _) in found.items() if name != "float32"},
         {name: cost for name, (_, cost) in found.items()},
-        pilot,
-        suitable_delta(numbers, pilot.spread),
+        sample,
+        suitable_delta(numbers, sample.spread),
         _first_rate(manifest, size.rate if size else step_size.cautious(bends)),
         len(seeds),
         time.monotonic() - begun,
@@ -164,7 +166,7 @@ def _slopes_of_rows(
     seeds = seeds_of(trainer, count)[:count]
     batches, directions = [trainer.mini_batch(seed) for seed in seeds], trainer.space.directions(seeds, 0)
     each, slopes, middles = 2 * sum(batch.examples for batch in batches), [], []
-    exact = [held(distance, directions) for distance in distances]
+    exact = [representable(distance, directions) for distance in distances]
     for done, distance in enumerate(exact, 1):
         losses = torch.cat(losses_along(trainer.loaded, directions, batches, distance)).numpy()
         plus, minus = np.split(losses, 2)

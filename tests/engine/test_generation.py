@@ -213,11 +213,11 @@ def test_it_stops_between_tokens_and_puts_the_weights_back() -> None:
     run = trainer(manifest("opt", selection=EVERYTHING))
     before, asked = weights(run), []
 
-    def go_on() -> bool:
+    def keep_going() -> bool:
         asked.append(True)
         return len(asked) <= 3
 
-    assert generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), go_on) is None
+    assert generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), keep_going) is None
     assert len(asked) == 4
     assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
 
@@ -226,14 +226,14 @@ def test_weights_are_back_before_anybody_hears_of_an_error() -> None:
     run = trainer(manifest("opt", selection=EVERYTHING))
     before, asked = weights(run), []
 
-    def go_on() -> bool:
+    def keep_going() -> bool:
         asked.append(True)
         if len(asked) > 3:
             raise MemoryError
         return True
 
     try:
-        generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), go_on)
+        generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), keep_going)
     except MemoryError:
         assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
     assert len(asked) == 4

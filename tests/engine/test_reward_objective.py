@@ -11,7 +11,7 @@ import pytest
 
 from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import held, quantise
+from sfnode.engine.estimator import quantise, representable
 from sfnode.engine.generation import AnswerPlan, generate
 from sfnode.engine.generation import AnswerRequest as AnswerRequest
 from sfnode.engine.model_card import model_card
@@ -98,7 +98,7 @@ def test_scalars_are_those_of_rewards_of_the_prompts_that_seeds_draw(tmp_path: P
     ]
     directions, plan = run.space.directions(SEEDS, 0), AnswerPlan(5, 1.0)
     answers = reward_objective.written(run.loaded, directions, SEEDS, batches, plan, 0.05, group)
-    found = reward_objective.told(answers, batches, score_of(TASK), held(0.05, directions), group)
+    found = reward_objective.scored(answers, batches, score_of(TASK), representable(0.05, directions), group)
     assert result.scalars == tuple(quantised(run, one.alpha) for one in found)
     assert result.loss == pytest.approx(np.mean([one.loss for one in found]))
     assert any(result.scalars)
@@ -171,7 +171,7 @@ def test_a_run_without_rewards_has_no_pass_at_k() -> None:
 
 def test_an_evaluation_that_is_broken_off_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        started(tmp_path).evaluate(go_on=lambda: False)
+        started(tmp_path).evaluate(keep_going=lambda: False)
     assert caught.value.code is Code.PAUSED
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import held, quantise
+from sfnode.engine.estimator import quantise, representable
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, generate
 from sfnode.engine.reward_objective import Question
 from sfnode.engine.trainer import Trainer
@@ -46,7 +46,7 @@ def mean_reward(run: Trainer, query: int, side: int, batch: list[Question], seed
 def estimates(run: Trainer, batches: list[list[Question]], group: int = 0) -> list[reward_objective.Estimate]:
     directions = run.space.directions(SEEDS, 2)
     answers = reward_objective.written(run.loaded, directions, SEEDS, batches, SAMPLED, EPSILON, group)
-    return reward_objective.told(answers, batches, score, held(EPSILON, directions), group)
+    return reward_objective.scored(answers, batches, score, representable(EPSILON, directions), group)
 
 
 def test_a_pair_measures_the_slope_of_the_mean_of_1_less_the_reward(run: Trainer) -> None:
