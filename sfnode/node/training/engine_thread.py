@@ -233,7 +233,7 @@ class EngineThread:
         try:
             engine = self._load()
             self._applied = dict(self._begin(engine))
-            self._prepare, self.devices = engine.prefetching.prepare, engine.devices
+            self._prepare, self.devices = engine.mini_batches.prepare, engine.devices
             while (job := self._jobs.get()) is not None and not self._stopping.is_set():
                 job(engine)
         except CancelledError:
