@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from pydantic import ValidationError
 
-from sfnode.engine import head_numbers, making_bases, reward_trial, scalar_limit, trial
+from sfnode.engine import making_bases, reward_trial, scalar_limit, trial
 from sfnode.engine.head import takes_features
 from sfnode.engine.making_bases import Made
 from sfnode.engine.reward_trial import RewardTrial
@@ -339,7 +339,7 @@ def _measured(
             example_forwards=found.example_forwards + taken,
         )
     if takes_features(manifest):
-        return _with_features(found, given if asked.trial else head_numbers.CHOSEN, asked, trainer, tell)
+        return _with_features(found, given if asked.trial else trial.CHOSEN, asked, trainer, tell)
     spent = found.example_forwards
     left = max(FORWARDS - spent, scalar_limit.FORWARDS)
     onward = _share(spent, left, tell)
@@ -364,10 +364,10 @@ def _with_features(
     found: Prepared, given: Container[str], asked: Wanted, trainer: Trainer, tell: Tell
 ) -> Prepared:
     """Return with the features of a head, and with numbers that suit them, but for those that are given."""
-    trainer = head_numbers.fitted(trainer, given, _share(0, head_numbers.ROWS, tell))
-    measured = trainer.estimate(scalar_limit.seeds_of(trainer, head_numbers.SLOPES), 0, trainer.epsilon)
+    trainer = trial.with_features(trainer, given, _share(0, trial.HEAD_ROWS, tell))
+    measured = trainer.estimate(scalar_limit.seeds_of(trainer, trial.HEAD_SLOPES), 0, trainer.epsilon)
     slopes = np.nan_to_num([one.alpha for one in measured])
-    chosen = {name: getattr(trainer.manifest.training, name) for name in head_numbers.CHOSEN}
+    chosen = {name: getattr(trainer.manifest.training, name) for name in trial.CHOSEN}
     manifest = _changed(found.manifest, "training", **chosen)
     return found._replace(
         manifest=manifest,

@@ -13,9 +13,9 @@ import click
 import pytest
 
 import sfnode
-from sfnode.cli.grouped import REST
 from sfnode.cli.join import GROUPS
 from sfnode.cli.main import cli
+from sfnode.cli.options import REST
 from sfnode.store.data_folder import open_data_dir
 from tests.cli.helpers import Ended
 
