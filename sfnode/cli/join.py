@@ -19,10 +19,10 @@ from sfnode.cli import event_loop
 from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
+from sfnode.cli.grouped import GroupedCommand
 from sfnode.cli.limit import LIMITS
 from sfnode.cli.limit_options import limit_options, reason, take_limits
 from sfnode.cli.options import (
-    GroupedCommand,
     asked_link,
     data_dir_option,
     devices_option,

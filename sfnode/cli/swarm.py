@@ -18,7 +18,7 @@ from sfnode.cli.options import (
     threads_option,
 )
 from sfnode.cli.output import echo
-from sfnode.cli.swarm_output import show_swarm
+from sfnode.cli.swarm_progress import show_swarm
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm
