@@ -2,8 +2,6 @@
 
 Templates do not say where a turn begins or ends, so its place is found by rendering the conversation up to it
 and comparing. This module knows tokenizers; it knows no task, no tensor and no model.
-
-Templates are rendered in a process of their own, which they can neither hold up nor fill.
 """
 
 from __future__ import annotations
@@ -11,46 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 from sfnode.tasks.prompts import ASSISTANT, Conversation, Message
+from sfnode.tasks.rendering import TemplateRefusal, render
 from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import encode_with_places
-
-SECONDS = 5.0
-"""Processor time of one rendering: thousands of times what templates take, and independent of other load."""
-
-MEMORY = 1 << 30
-"""Bytes of memory of this process: the longest conversations take a hundredth."""
-
-PROGRAM = "sfnode.tasks.template_process"
-
-PROCESS = BoundedProcess(PROGRAM, SECONDS, MEMORY)
-"""The process for this program's templates."""
-
-
-class TemplateRefusal(Exception):  # noqa: N818 (an answer, not a fault)
-    """The template cannot be read, or refuses the conversation; the text says why."""
-
-
-def render(template: str, variables: dict[str, Any], process: BoundedProcess = PROCESS) -> str:
-    """Return the text that a template makes of variables that JSON knows.
-
-    Raises TemplateRefusal, and UserError MODEL_UNSAFE for a template that breaks a bound on its time, its
-    memory or the length of its text.
-    """
-    reply = process.ask([template, variables])
-    if "refused" in reply:
-        raise TemplateRefusal(reply["refused"])
-    if "broke" in reply:
-        raise UserError(
-            Code.MODEL_UNSAFE,
-            f"the model's chat template cannot be used: {reply['broke']}",
-            "Take another model, or put a chat template that you trust into a copy of this one "
-            "(chat_template.jinja).",
-        )
-    return str(reply["text"])
-
 
 PRIVATE = range(0xE000, 0xF900)
 """Characters that stand for nothing: one that a text lacks can take the place of a message in it."""

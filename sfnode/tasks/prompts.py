@@ -2,65 +2,15 @@
 
 The one place that reads the fields of a row as the manifest's task says. It knows nothing of tokens, tensors
 or files.
-
-Values of a row that can be read are text, numbers and booleans. A file may hold more than a prompt can say:
-lists, dates, numbers that are none, bytes, halves of characters.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from sfnode.manifest.task import Task, composed
-from sfnode.tasks import templates, verifying
-
-VALUE_KINDS: dict[type, str] = {
-    bytes: "bytes that are no text in UTF-8",
-    dict: "an object",
-    list: "a list",
-}
-"""Names of what is no value of a prompt, for people; others have the name of their type."""
-
-
-def value_problem(value: object, *, nested: bool = False) -> str | None:
-    """Return why a value is none that can be read, or None if it is one.
-
-    One is text that has a UTF-8 encoding, as every tokenizer needs it, a boolean, a finite number, or a list
-    of such numbers; if `nested`, also a list or an object of those, and nothing at all.
-    """
-    if isinstance(value, str):
-        return _text_problem(value)
-    if isinstance(value, int | Decimal):  # those of Parquet are all finite
-        return None
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"is no number: {value}"
-    if nested and value is None:
-        return None
-    if isinstance(value, list) and (nested or (value and all(map(_is_number, value)))):
-        return next((wrong for one in value if (wrong := value_problem(one, nested=nested))), None)
-    if nested and isinstance(value, dict):
-        return next((wrong for one in value.values() if (wrong := value_problem(one, nested=True))), None)
-    kind = next(
-        (VALUE_KINDS[one] for one in VALUE_KINDS if isinstance(value, one)), f"a {type(value).__name__}"
-    )
-    return f"is {kind}, where a text, a number or a boolean is wanted"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _text_problem(text: str) -> str | None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x}"
-        return f"has one half of a surrogate pair ({half}), which no tokenizer can encode"
-    return None
-
+from sfnode.tasks import templates, values, verifying
 
 Row = Mapping[str, Any]
 
@@ -235,7 +185,7 @@ def _value_problem(task: Task, row: Row) -> str | None:
         return f"{task.messages_field!r} {wrong}" if wrong else None
     plain = (*_worded(task), *_answered(task), *((task.label_field,) if task.labelled else ()))
     for name in fields(task):
-        wrong = value_problem(row[name], nested=name not in plain)
+        wrong = values.problem(row[name], nested=name not in plain)
         if wrong:
             return f"{name!r} {wrong}"
     return None
@@ -302,7 +252,7 @@ def _chat_problem(messages: object) -> str | None:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 return f"has a message {number} without a text as its {key}"
-            if wrong := value_problem(message[key]):
+            if wrong := values.problem(message[key]):
                 return f"has a message {number} whose {key} {wrong}"
     if not any(message["role"] == ASSISTANT for message in messages[1:]):
         return "has no answer of the assistant's"

@@ -16,7 +16,7 @@ import pytest
 from sfnode import bounded_process
 from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
-from sfnode.tasks.chat import PROGRAM, TemplateRefusal, render
+from sfnode.tasks.rendering import PROGRAM, TemplateRefusal, render
 from sfnode.tasks.template_process import LONGEST
 
 MEMORY = 256 << 20
@@ -140,7 +140,7 @@ def test_threads_get_their_own_texts(renderer: BoundedProcess) -> None:
 
 def test_the_process_ends_with_the_program_that_asks_however_that_ends() -> None:
     script = (
-        "from sfnode.tasks.chat import PROCESS, render\n"
+        "from sfnode.tasks.rendering import PROCESS, render\n"
         "render('', {})\n"
         "print(PROCESS._process.pid, flush=True)\n"
         "input()\n"
