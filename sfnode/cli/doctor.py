@@ -72,8 +72,8 @@ def doctor(link: str | None, as_json: bool, **fields: Any) -> int:
     import uvloop
 
     from sfnode.cli.event_loop import run
+    from sfnode.doctor.context import Case
     from sfnode.doctor.examination import examine
-    from sfnode.doctor.findings import Case
     from sfnode.peers.invitations import read_link
 
     if link:

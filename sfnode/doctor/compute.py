@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sfnode.doctor.findings import Case, Finding, Subject, note, ok, problem
+from sfnode.doctor.context import Case
+from sfnode.doctor.findings import Finding, Subject, note, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.printable import command

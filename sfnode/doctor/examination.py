@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sfnode
 from sfnode.daemon_thread import in_daemon_thread
 from sfnode.doctor import clock, compute, disk, network, ports
-from sfnode.doctor.findings import Case, Examination, Finding, Subject, note, number, ok, problem
+from sfnode.doctor.context import Case
+from sfnode.doctor.findings import Examination, Finding, Subject, note, number, ok, problem
 from sfnode.doctor.peers import Visit, visit
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest

@@ -1,15 +1,12 @@
 """Findings of checks: subject, verdict, cause and fix; the shape of `sfnode doctor --json`.
 
-The numbers are stable and listed in docs/doctor.md. Knows no checks. The
-subject of an examination is the options that a node would be started with (`Case`).
+The numbers are stable and listed in docs/doctor.md. Knows no checks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -99,30 +96,3 @@ def problem(subject: Subject, what: str, fix: str) -> Finding:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms"
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """The options of `sfnode join`, and how to examine."""
-
-    data_dir: Path
-    device: str
-    dtype: str
-    host_maddrs: tuple[str, ...]
-    peers: tuple[str, ...] = ()
-    run: Path | None = None
-    model: str = ""
-    """A folder, `shape:NAME`, or empty for the run's own."""
-    data: Path | None = None
-    ntp: tuple[str, int] | None = None
-    """Time server and port; with None, no server is asked."""
-    measure: bool = False
-    """Measure steps even if the model is large."""
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices on which a node would compute."""
-        return tuple(self.device.split(","))

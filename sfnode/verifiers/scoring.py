@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple, assert_never
 
-from sfnode.verifiers import arithmetic, patterns, plugins, python_source, schemas
-from sfnode.verifiers.base import MAX_ANSWER, WHITE_SPACE
+from sfnode.verifiers import arithmetic, json_values, patterns, plugins, python_source, rationals, schemas
+from sfnode.verifiers.bounds import MAX_ANSWER, WHITE_SPACE
 from sfnode.verifiers.specs import (
     Boxed,
     Code,
@@ -98,13 +98,13 @@ def problem(verifier: Verifier, row: Row) -> str | None:
         return f"no {', '.join(lacking)}; the row has {', '.join(map(repr, row)) or 'nothing'}"
     for leaf in leaves(verifier):
         match leaf:
-            case Numeric() if arithmetic.number(_value(row, leaf.column), "last") is None:
+            case Numeric() if rationals.number(_value(row, leaf.column), "last") is None:
                 return f"{leaf.column!r} has no number"
             case Json() if leaf.column and _parsed(_value(row, leaf.column)) is None:
                 return f"{leaf.column!r} is not JSON"
             case Countdown() if arithmetic.numbers(_value(row, leaf.numbers)) is None:
                 return f"{leaf.numbers!r} does not have 1 to {arithmetic.MAX_NUMBERS} short numbers"
-            case Countdown() if arithmetic.number(_value(row, leaf.target), "only") is None:
+            case Countdown() if rationals.number(_value(row, leaf.target), "only") is None:
                 return f"{leaf.target!r} is not one number"
     return None
 
@@ -139,10 +139,10 @@ def _plain(text: str, spec: Exact) -> str:
 
 
 def _close(text: str, reference: str, spec: Numeric) -> bool:
-    given, right = arithmetic.number(text, spec.which), arithmetic.number(reference, "last")
+    given, right = rationals.number(text, spec.which), rationals.number(reference, "last")
     if given is None or right is None:
         return False
-    allowed = max(arithmetic.decimal(spec.absolute), arithmetic.decimal(spec.relative) * abs(right))
+    allowed = max(rationals.decimal(spec.absolute), rationals.decimal(spec.relative) * abs(right))
     return abs(given - right) <= allowed
 
 
@@ -154,7 +154,7 @@ class _Read(NamedTuple):
 
 def _parsed(text: str) -> _Read | None:
     try:
-        return _Read(schemas.parse(text))
+        return _Read(json_values.parse(text))
     except ValueError:
         return None
 
@@ -166,7 +166,7 @@ def _json(text: str, row: Row, spec: Json) -> float:
     if not spec.column:
         return 1.0
     right = _parsed(_value(row, spec.column))
-    return 0.0 if right is None else schemas.agreement(read.value, right.value)
+    return 0.0 if right is None else json_values.agreement(read.value, right.value)
 
 
 def _countdown(text: str, row: Row, spec: Countdown) -> float:
@@ -175,7 +175,7 @@ def _countdown(text: str, row: Row, spec: Countdown) -> float:
     except arithmetic.MalformedError:
         return 0.0
     given = arithmetic.numbers(_value(row, spec.numbers))
-    target = arithmetic.number(_value(row, spec.target), "only")
+    target = rationals.number(_value(row, spec.target), "only")
     if given is None or found.value is None or found.value != target:
         return spec.well_formed
     used, available = Counter(found.numbers), Counter(given)

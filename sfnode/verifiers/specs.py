@@ -12,18 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from sfnode.verifiers import patterns, plugins
-from sfnode.verifiers.arithmetic import Which
-from sfnode.verifiers.base import (
-    MAX_ANSWER,
-    MAX_COST,
-    MAX_DEPTH,
-    MAX_LISTED,
-    MAX_MARKER,
-    MAX_NAME,
-    Name,
-    Names,
-    Table,
-)
+from sfnode.verifiers.base import Name, Names, Table
+from sfnode.verifiers.bounds import MAX_ANSWER, MAX_COST, MAX_DEPTH, MAX_LISTED, MAX_MARKER, MAX_NAME
+from sfnode.verifiers.rationals import Which
 from sfnode.verifiers.schemas import Schema
 
 VERSION = 1

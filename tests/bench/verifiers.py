@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import click
 
 from sfnode.errors import UserError
-from sfnode.verifiers.base import MAX_ANSWER, MAX_MARKER
+from sfnode.verifiers.bounds import MAX_ANSWER, MAX_MARKER
 from sfnode.verifiers.scoring import score
 from sfnode.verifiers.specs import Verifier, read
 

@@ -19,8 +19,9 @@ import pytest
 
 from sfnode.doctor import clock, compute, network, peers, ports
 from sfnode.doctor import examination as examine
+from sfnode.doctor.context import Case
 from sfnode.doctor.disk import look_at_disk
-from sfnode.doctor.findings import Case, Examination, Finding, Subject, number
+from sfnode.doctor.findings import Examination, Finding, Subject, number
 from sfnode.doctor.ports import look_at_ports
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
