@@ -24,7 +24,7 @@ from sflab.experiments.cell import Cell, Place
 from sflab.experiments.problem import LoadedProblem
 from sfnode import __version__
 from sfnode.errors import Code, UserError
-from sfnode.loggers import Logger, RunNumbers
+from sfnode.loggers.record import Logger, Record
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 
@@ -187,7 +187,7 @@ class _Run:
     def _record(self, kind: Any, values: Mapping[str, float]) -> None:
         self._write({"kind": kind, "step": self.done, "values": values})
         for logger in self._loggers:
-            logger.record(RunNumbers(kind, self.done, values))
+            logger.record(Record(kind, self.done, values))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from sfnode.loggers import Logger, RunNumbers
+from sfnode.loggers.record import Logger, Record
 from sfnode.logging import log
 from sfnode.printable import printable
 
@@ -24,7 +24,7 @@ LONGEST_NAME = 128
 """Characters of a run's name that are passed on."""
 
 
-class BackgroundLogger:
+class Background:
     """Loggers in a thread beside: takes records at once, drops them when too many wait. Does nothing without
     loggers."""
 
@@ -45,7 +45,7 @@ class BackgroundLogger:
         shown = printable(name)[:LONGEST_NAME]
         self._take(lambda writer: writer.begin(shown, settings))
 
-    def record(self, record: RunNumbers) -> None:
+    def record(self, record: Record) -> None:
         self._take(lambda writer: writer.record(record))
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class _Writer:
         self._begin = lambda: self._logger.begin(name, settings)
         self._begun()
 
-    def record(self, record: RunNumbers) -> None:
+    def record(self, record: Record) -> None:
         self._begun()
         self._logger.record(record)
 

@@ -22,7 +22,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from sfnode.loggers import RunNumbers
+from sfnode.loggers.record import Record
 
 FORMAT = "brain.Event:2"
 """Version of the format, with which every file begins."""
@@ -47,7 +47,7 @@ class TensorBoard:
             value=[Summary.Value(tag="settings", metadata=metadata, tensor=tensor)]
         )))  # fmt: skip
 
-    def record(self, record: RunNumbers) -> None:
+    def record(self, record: Record) -> None:
         values = [
             Summary.Value(tag=f"{record.kind}/{name}", simple_value=value)
             for name, value in record.values.items()

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from trackio.sqlite_storage import SQLiteStorage
 
-from sfnode.loggers import RunNumbers
+from sfnode.loggers.record import Record
 
 
 class Trackio:
@@ -30,7 +30,7 @@ class Trackio:
         created = {"_Username": None, "_Created": datetime.now(UTC).isoformat(), "_Group": None}
         self._config = {**settings, **created}
 
-    def record(self, record: RunNumbers) -> None:
+    def record(self, record: Record) -> None:
         values = {f"{record.kind}/{name}": value for name, value in record.values.items()}
         SQLiteStorage.bulk_log(
             self._project, self._name, [values], steps=[record.step], config=self._config, run_id=self._id

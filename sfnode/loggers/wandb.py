@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import wandb
 
-from sfnode.loggers import RunNumbers
+from sfnode.loggers.record import Record
 from sfnode.logging import log
 
 STEP = "step"
@@ -45,7 +45,7 @@ class WeightsAndBiases:
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
 
-    def record(self, record: RunNumbers) -> None:
+    def record(self, record: Record) -> None:
         assert self._run is not None  # begun
         values = {f"{record.kind}/{name}": value for name, value in record.values.items()}
         self._run.log({STEP: record.step, **values})

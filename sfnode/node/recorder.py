@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import sfnode
-from sfnode.loggers import Kind, Logger, RunNumbers
+from sfnode.loggers.record import Kind, Logger, Record
 from sfnode.logging import log
 from sfnode.node.run_context import RunContext
 from sfnode.node.startup import in_thread
@@ -92,7 +92,7 @@ class Recorder:
         if drift := evaluation.drift:
             values |= {"drift_distance": drift.distance}
             values |= {} if drift.kl is None else {"drift_kl": drift.kl}
-        self._logger.record(RunNumbers("evaluation", evaluation.known, values))
+        self._logger.record(Record("evaluation", evaluation.known, values))
 
     def _look(self) -> None:
         status = self._status()
@@ -122,7 +122,7 @@ class Recorder:
         return found[known[-1] :] if known else found
 
     def _record(self, kind: Kind, values: Mapping[str, float]) -> None:
-        self._logger.record(RunNumbers(kind, self._node.machine.frontier.known, values))
+        self._logger.record(Record(kind, self._node.machine.frontier.known, values))
 
 
 def _which(base: bool, calibrated: bool) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sfnode.loggers import Logger
+from sfnode.loggers.record import Logger
 from sfnode.logging import log
 from sfnode.modelshare.data import DataShare
 from sfnode.modelshare.download import Givers

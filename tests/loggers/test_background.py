@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from sfnode.loggers import RunNumbers
-from sfnode.loggers.background import LONGEST_NAME, MAX_WAITING, BackgroundLogger
+from sfnode.loggers.background import LONGEST_NAME, MAX_WAITING, Background
+from sfnode.loggers.record import Record
 
 
-def record(step: int) -> RunNumbers:
-    return RunNumbers("step", step, {"loss": 1.0})
+def record(step: int) -> Record:
+    return Record("step", step, {"loss": 1.0})
 
 
 class Memory:
@@ -32,7 +32,7 @@ class Memory:
         self._fail()
         self.begun.append(name)
 
-    def record(self, record: RunNumbers) -> None:
+    def record(self, record: Record) -> None:
         self.waits.set()
         self.gate.wait(15)
         self._fail()
@@ -49,7 +49,7 @@ class Memory:
 
 def test_everything_that_was_recorded_is_written_in_order_before_the_end() -> None:
     one, two = Memory(), Memory()
-    logger = BackgroundLogger({"one": one, "two": two})
+    logger = Background({"one": one, "two": two})
     logger.begin("run", {})
     for step in range(100):
         logger.record(record(step))
@@ -63,7 +63,7 @@ def test_a_failing_logger_costs_lines_in_the_log_and_neither_the_others_nor_whoe
 ) -> None:
     bad, good = Memory(), Memory()
     bad.fails = 1 + 9
-    logger = BackgroundLogger({"bad": bad, "good": good})
+    logger = Background({"bad": bad, "good": good})
     logger.begin("run", {})
     for step in range(20):
         logger.record(record(step))
@@ -79,7 +79,7 @@ def test_a_slow_logger_holds_up_nobody_and_drops_what_it_has_no_room_for(
 ) -> None:
     slow = Memory()
     slow.gate.clear()
-    logger = BackgroundLogger({"slow": slow})
+    logger = Background({"slow": slow})
     logger.begin("run", {})
     logger.record(record(0))
     assert slow.waits.wait(15)
@@ -98,7 +98,7 @@ def test_a_slow_logger_holds_up_nobody_and_drops_what_it_has_no_room_for(
 def test_closing_waits_no_longer_than_its_patience(caplog: pytest.LogCaptureFixture) -> None:
     stuck = Memory()
     stuck.gate.clear()
-    logger = BackgroundLogger({"stuck": stuck}, patience=0.0)
+    logger = Background({"stuck": stuck}, patience=0.0)
     logger.begin("run", {})
     logger.record(record(0))
     assert stuck.waits.wait(15)
@@ -111,14 +111,14 @@ def test_closing_waits_no_longer_than_its_patience(caplog: pytest.LogCaptureFixt
 
 def test_what_was_never_begun_is_closed_all_the_same() -> None:
     memory = Memory()
-    logger = BackgroundLogger({"memory": memory})
+    logger = Background({"memory": memory})
     logger.close()
     logger.close()
     assert memory.closed == 1
 
 
 def test_without_loggers_nothing_waits() -> None:
-    logger = BackgroundLogger({})
+    logger = Background({})
     logger.begin("run", {})
     for step in range(2 * MAX_WAITING):
         logger.record(record(step))
@@ -128,7 +128,7 @@ def test_without_loggers_nothing_waits() -> None:
 
 def test_a_run_s_name_is_a_stranger_s_text() -> None:
     memory = Memory()
-    logger = BackgroundLogger({"memory": memory})
+    logger = Background({"memory": memory})
     logger.begin("\x1b[2J" + "x" * 1000, {})
     logger.close()
     assert memory.begun == ["\\u001b[2J" + "x" * (LONGEST_NAME - 9)]

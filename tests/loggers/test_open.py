@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.loggers import RunNumbers
-from sfnode.loggers.open import KINDS, JsonLines, opened
+from sfnode.loggers.jsonl import JsonLines
+from sfnode.loggers.open import KINDS, opened
+from sfnode.loggers.record import Record
 
 NAME = "../../run; rm -rf /\n"
 """The name of somebody else's run."""
@@ -25,9 +26,9 @@ NAME = "../../run; rm -rf /\n"
 LINK = "sfnode:an-invitation-that-is-nobody-else-s-business"
 
 RECORDS = (
-    RunNumbers("step", 5, {"loss": 0.5, "own_updates": 2}),
-    RunNumbers("step", 3, {"loss": float("nan"), "own_updates": 4}),  # updates known may fall
-    RunNumbers("epoch", 9, {"factor": 1.0, "counted": 9}),
+    Record("step", 5, {"loss": 0.5, "own_updates": 2}),
+    Record("step", 3, {"loss": float("nan"), "own_updates": 4}),  # updates known may fall
+    Record("epoch", 9, {"factor": 1.0, "counted": 9}),
 )
 
 
@@ -131,7 +132,7 @@ def small_leveldb_log(path: Path) -> Iterator[bytes]:
 
 
 def test_wandb_writes_an_offline_run(offline_wandb: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from wandb.proto.wandb_internal_pb2 import RunNumbers as Written
+    from wandb.proto.wandb_internal_pb2 import Record as Written
 
     told("wandb:project")
     import_module("wandb").teardown()  # its process writes what it was told after `finish` has returned

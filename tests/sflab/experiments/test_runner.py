@@ -15,7 +15,7 @@ from sflab.experiments.runner import finished, run_cell
 from sflab.experiments.seedflood import OPTIONS
 from sfnode.engine import loading
 from sfnode.errors import Code, UserError
-from sfnode.loggers import RunNumbers
+from sfnode.loggers.record import Record
 from tests.sflab.experiments.conftest import LOAD
 from tests.sflab.experiments.helpers import small
 
@@ -112,7 +112,7 @@ def test_loggers_hear_what_is_written(tmp_path: Path) -> None:
         def begin(self, name: str, settings: Any) -> None:
             heard.append(name)
 
-        def record(self, record: RunNumbers) -> None:
+        def record(self, record: Record) -> None:
             heard.append((record.kind, record.step))
 
         def close(self) -> None:
