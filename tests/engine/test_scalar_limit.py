@@ -193,7 +193,7 @@ def test_what_groups_tell_follows_from_slopes_and_bends(tmp_path: Path) -> None:
     )
     assert (len(seeds), taken) == (30, 3 * 4 * 30)
     measured = [one.alpha for one in run.estimate(scalar_limit.seeds_of(run, 60), 0, distance)]
-    found = scalar_limit.told(run.manifest.training, slopes, bends, distance)
+    found = scalar_limit.as_scalars(run.manifest.training, slopes, bends, distance)
     assert np.sqrt(np.mean(found**2)) == pytest.approx(np.sqrt(np.mean(np.square(measured))), rel=0.4)
 
 
