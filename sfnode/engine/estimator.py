@@ -104,7 +104,7 @@ def losses_along(
     """Return the losses of all rows, (B,) float64 for each mini-batch, at epsilon along the direction of the
     same number: of all at the first side, and then of all at the next. `perturb` as in `estimates`."""
     with torch.inference_mode():
-        measured, along = points(batches, sides), perturb or AlongQueries(directions)
+        measured, along = points(batches, sides), perturb or along_queries(directions)
         log_probs = _log_probs(loaded, directions, measured, representable(epsilon, directions), along)
     everywhere = [*batches] * len(sides)
     parts = torch.split(log_probs.cpu(), [len(batch.targets) for batch in everywhere])  # the one sync
@@ -203,39 +203,37 @@ def _passes(loaded: LoadedModel, measured: Points, *, in_turns: bool) -> Iterato
         yield from forward.passes(loaded, measured.batch, members)
 
 
-class AlongQueries:
-    """Perturbs along the directions of those queries alone that a pass has rows of.
+def along_queries(directions: Directions) -> Perturb:
+    """Return what moves each row of a pass along the direction of its query by its amount.
 
-    A product with the directions of all q would cost every row q times what its own direction costs; and a
-    batch of many queries has many passes.
+    Along the directions of those queries alone that a pass has rows of: a product with the directions of all
+    q would cost every row q times what its own direction costs; and a batch of many queries has many passes.
     """
 
-    def __init__(self, directions: Directions) -> None:
-        self._directions = directions
-
-    def __call__(
-        self, queries: NDArray[np.int64], amounts: NDArray[np.floating], this: forward.Pass
+    def perturb(
+        queries: NDArray[np.int64], amounts: NDArray[np.floating], this: forward.Pass
     ) -> Perturbation:
-        """Return what moves each row of `this` along the direction of its query by its amount."""
         present, columns = np.unique(queries, return_inverse=True)
-        directions = self._of(present)
-        by = np.zeros((len(queries), directions.live + directions.queries))
-        by[:, : directions.live] = 1.0
-        by[np.arange(len(queries)), directions.live + columns] = amounts
-        like = directions.u[0]
+        chosen = _of_queries(directions, present)
+        by = np.zeros((len(queries), chosen.live + chosen.queries))
+        by[:, : chosen.live] = 1.0
+        by[np.arange(len(queries)), chosen.live + columns] = amounts
+        like = chosen.u[0]
         # From pageable memory the copy is taken at once, and without `non_blocking` every pass would wait.
         sequences = torch.from_numpy(by).to(like.device, like.dtype, non_blocking=True)  # (R, k)
         tokens = sequences.repeat_interleave(this.input_ids.shape[1], 0)  # (R * W, k)
-        return Perturbation(directions, tokens, sequences, sequences[this.rows])
+        return Perturbation(chosen, tokens, sequences, sequences[this.rows])
 
-    def _of(self, queries: NDArray[np.int64]) -> Directions:
-        """Return the directions of the live core and of these queries."""
-        every = self._directions
-        if len(queries) == every.queries:
-            return every
-        kept = torch.from_numpy(np.concatenate([np.arange(every.live), every.live + queries]))
-        kept = kept.to(every.u[0].device, non_blocking=True)
-        return Directions(tuple(u[kept] for u in every.u), tuple(v[:, kept] for v in every.v), every.live)
+    return perturb
+
+
+def _of_queries(every: Directions, queries: NDArray[np.int64]) -> Directions:
+    """Return the directions of the live core and of these queries."""
+    if len(queries) == every.queries:
+        return every
+    kept = torch.from_numpy(np.concatenate([np.arange(every.live), every.live + queries]))
+    kept = kept.to(every.u[0].device, non_blocking=True)
+    return Directions(tuple(u[kept] for u in every.u), tuple(v[:, kept] for v in every.v), every.live)
 
 
 @contextmanager

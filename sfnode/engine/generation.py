@@ -28,7 +28,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import AlongQueries, Perturb, moving_vectors
+from sfnode.engine.estimator import Perturb, along_queries, moving_vectors
 from sfnode.engine.forward import Batch, Pass
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
@@ -110,7 +110,7 @@ def generate(
     """
     _check_writes(loaded)
     answers: dict[int, Continuation] = {}
-    moved: Perturb | None = None if directions is None else AlongQueries(directions)
+    moved: Perturb | None = None if directions is None else along_queries(directions)
     if perturb is not None:
         moved = lambda _queries, _amounts, this: perturb(this)  # noqa: E731
     vectors = nullcontext() if directions is None else moving_vectors(loaded, directions)
