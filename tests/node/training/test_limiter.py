@@ -18,7 +18,8 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
-from sfnode.node import limiter, shutdown
+from sfnode.node import shutdown
+from sfnode.node.training import limiter
 from sfnode.node.training.limiter import asked_text
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.resources.policy import BURST, Readings
