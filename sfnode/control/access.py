@@ -1,4 +1,4 @@
-"""Who may call the control API, and what protects other local HTTP servers from pages of other sites.
+"""Access to the control API, and protection of other local HTTP servers from pages of other sites.
 
 The control API has no tokens: whoever can open its socket, which is this user alone, may ask and direct the
 node. A TCP server, of metrics or of the dashboard, is also reached by pages (DNS rebinding): a page may give

@@ -1,5 +1,5 @@
-"""What the objectives of runs share, which differ by task (`losses`, `reward_objective`): rows, and breaking
-off.
+"""Things that the objectives of runs share, which differ by task (`losses`, `reward_objective`): rows, and
+breaking off.
 
 A trainer has one objective, which says what an update measures and evaluates the model at the weights that
 are asked about. Rows of a run that everybody has are read here when they are first asked for, and once.

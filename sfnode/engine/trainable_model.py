@@ -102,7 +102,7 @@ class TrainableModel:
         )
         """Says what updates measure, and evaluates models."""
         self.of_base: dict[Hashable, Any] = {}
-        """What measurements keep of the base model, which does not change."""
+        """Things that measurements keep of the base model, which does not change."""
         self.odds = self.objective.odds if rows else (0, 0)
         """Rows that a mini-batch draws, and of how many."""
         self.mini_batch: Callable[[int], Any] = self.objective.mini_batch

@@ -69,7 +69,7 @@ class Givers(NamedTuple):
     """Returns their full addresses."""
     request: Request
     rate_limit: RateLimit
-    """That of what this node receives."""
+    """Limit on what this node receives."""
     clock: Callable[[], float]
 
 

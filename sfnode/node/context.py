@@ -1,4 +1,4 @@
-"""What the parts of a node depend on that watch it, ask its model, or do what only some nodes do."""
+"""The context of those parts of a node that watch it, ask its model, or do what only some nodes do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running node records of itself: for its loggers what its status, its reports and its evaluations
+"""Records of a running node about itself: for its loggers what its status, its reports and its evaluations
 say, and in its log the lines by which its owner follows the run: progress, and alarms that begin and end.
 
 Measures nothing itself. Where records go, and what fails there, is for `sfnode.loggers`.

@@ -1,4 +1,4 @@
-"""What a node has once it has joined its run, and of which its parts are made."""
+"""The things that a node has once it has joined its run, and of which its parts are made."""
 
 from __future__ import annotations
 
