@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from sfnode import Trainer
-from sfnode.engine import pilot
+from sfnode.engine import scalar_limit
 from sfnode.engine.core import UpdateBatch
 from sfnode.models.manifest_builder import build
 from sfprotocol.seeds import feed_key, update_seeds
@@ -20,7 +20,7 @@ run |= {"verbalizer": {"0": "bad", "1": "good"}, "test": "rows.tsv", "schedule":
 run |= {"update_budget": 1536, "epoch_updates": 256, "batch_size": 4, "learning_rate": 1e-3}
 manifest = build(run)  # the built-in model; run | {"model": "facebook/opt-125m"} for another
 with Trainer.load(manifest) as trainer:
-    manifest = pilot.with_limit(manifest, pilot.measure(trainer))  # nobody can say more
+    manifest = scalar_limit.with_limit(manifest, scalar_limit.measure(trainer))  # nobody can say more
 Path("mine.toml").write_text(manifest.to_toml())  # `sfnode join --run mine.toml` trains it with others
 
 trainer = Trainer.load(manifest)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfnode.control.client import Client, SyncClient
+    from sfnode.daemon import Node
     from sfnode.engine.trainer import Trainer
     from sfnode.manifest import Manifest
-    from sfnode.node.node import Node
     from sfnode.settings import Settings
     from sfnode.store.log import UpdateLog
     from sfnode.swarm.local_swarm import LocalSwarm
@@ -28,7 +28,7 @@ _MODULES = {
     "Client": "sfnode.control.client",
     "LocalSwarm": "sfnode.swarm.local_swarm",
     "Manifest": "sfnode.manifest",
-    "Node": "sfnode.node.node",
+    "Node": "sfnode.daemon",
     "Settings": "sfnode.settings",
     "SyncClient": "sfnode.control.client",
     "Trainer": "sfnode.engine.trainer",

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from pydantic import ValidationError
 
-from sfnode.engine import head_numbers, making_bases, pilot, reward_trial, trial
+from sfnode.engine import making_bases, reward_trial, scalar_limit, trial
 from sfnode.engine.head import takes_features
 from sfnode.engine.making_bases import Made
-from sfnode.engine.pilot import Advance, Pilot
 from sfnode.engine.reward_trial import RewardTrial
+from sfnode.engine.scalar_limit import Advance, SlopeSample
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data, DataRole, is_file
+from sfnode.manifest.sections import Data, DataRole, is_file
 from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.sizes import size_text
@@ -117,7 +117,7 @@ class Prepared(NamedTuple):
     manifest: Manifest
     trial: Trial | RewardTrial | str | None
     """Or why there was none; None if it was not asked for."""
-    pilot: Pilot | None
+    sample: SlopeSample | None
     """None if it was not asked for."""
     bases: Made | str | None = None
     """Or why none were made; None if none were asked for."""
@@ -299,16 +299,16 @@ def prepare(
     """Make bases and choose a manifest's numbers by its model, but for those that were `given` by name.
 
     Whatever is `asked` takes FORWARDS example-forwards at most, but for bases from gradients. In a reward run
-    answers are written in their place. Raises UserError as `making_bases.make`, `pilot.measure`,
-    `pilot.check` and `reward_trial.run` do.
+    answers are written in their place. Raises UserError as `making_bases.make`, `scalar_limit.measure`,
+    `scalar_limit.check` and `reward_trial.run` do.
     """
     if not manifest.task.has_slopes:
         return _prepare_rewards(manifest, given, means, asked, waiting)
     if not (asked.basis or asked.trial or asked.limit):
         return Prepared(manifest, None, None)
-    total = LOADING + max(FORWARDS, _for_bases(asked) + pilot.PRIOR_ROWS + pilot.FORWARDS)
+    total = LOADING + max(FORWARDS, _for_bases(asked) + scalar_limit.PRIOR_ROWS + scalar_limit.FORWARDS)
     with waiting("measuring what suits the model", _seconds(manifest, means, total)) as advance:
-        trainer, reason = pilot.any_trainer(manifest, means.device, means.dtype, means.bases)
+        trainer, reason = scalar_limit.any_trainer(manifest, means.device, means.dtype, means.bases)
         with trainer:
             tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
             tell(0)
@@ -330,33 +330,33 @@ def _measured(
     if asked.basis:
         found, trainer = _with_bases(found, given, means, asked, trainer, tell)
     if reason:
-        nothing = Pilot(np.zeros(0), pilot.typical_weight(trainer.loaded), reason)
-        return found._replace(trial=reason if asked.trial else None, pilot=nothing if asked.limit else None)
+        nothing = SlopeSample(np.zeros(0), scalar_limit.typical_weight(trainer.loaded), reason)
+        return found._replace(trial=reason if asked.trial else None, sample=nothing if asked.limit else None)
     if asked.limit and manifest.task.loss == "centred":
-        prior, taken = pilot.prior_of(trainer)
+        prior, taken = scalar_limit.prior_of(trainer)
         found = found._replace(
             manifest=_changed(found.manifest, "task", prior=prior),
             example_forwards=found.example_forwards + taken,
         )
     if takes_features(manifest):
-        return _with_features(found, given if asked.trial else head_numbers.CHOSEN, asked, trainer, tell)
+        return _with_features(found, given if asked.trial else trial.CHOSEN, asked, trainer, tell)
     spent = found.example_forwards
-    left = max(FORWARDS - spent, pilot.FORWARDS)
+    left = max(FORWARDS - spent, scalar_limit.FORWARDS)
     onward = _share(spent, left, tell)
     if asked.trial:
         tried = trial.run(trainer, keep_epsilon="epsilon" in given, forwards=left, advance=onward)
         if isinstance(tried, str):
-            nothing = Pilot(np.zeros(0), pilot.typical_weight(trainer.loaded), tried)
-            return found._replace(trial=tried, pilot=nothing if asked.limit else None)
+            nothing = SlopeSample(np.zeros(0), scalar_limit.typical_weight(trainer.loaded), tried)
+            return found._replace(trial=tried, sample=nothing if asked.limit else None)
         return found._replace(
             manifest=_with_suitable(found.manifest, tried, given),
             trial=tried,
-            pilot=tried.pilot if asked.limit else None,
-            example_forwards=spent + tried.pilot.example_forwards,
+            sample=tried.sample if asked.limit else None,
+            example_forwards=spent + tried.sample.example_forwards,
         )
     if asked.limit:
-        slopes = pilot.measure(trainer, left, onward)
-        found = found._replace(pilot=slopes, example_forwards=spent + slopes.example_forwards)
+        slopes = scalar_limit.measure(trainer, left, onward)
+        found = found._replace(sample=slopes, example_forwards=spent + slopes.example_forwards)
     return found
 
 
@@ -364,14 +364,14 @@ def _with_features(
     found: Prepared, given: Container[str], asked: Wanted, trainer: Trainer, tell: Tell
 ) -> Prepared:
     """Return with the features of a head, and with numbers that suit them, but for those that are given."""
-    trainer = head_numbers.fitted(trainer, given, _share(0, head_numbers.ROWS, tell))
-    measured = trainer.estimate(pilot.seeds_of(trainer, head_numbers.SLOPES), 0, trainer.epsilon)
+    trainer = trial.with_features(trainer, given, _share(0, trial.HEAD_ROWS, tell))
+    measured = trainer.estimate(scalar_limit.seeds_of(trainer, trial.HEAD_SLOPES), 0, trainer.epsilon)
     slopes = np.nan_to_num([one.alpha for one in measured])
-    chosen = {name: getattr(trainer.manifest.training, name) for name in head_numbers.CHOSEN}
+    chosen = {name: getattr(trainer.manifest.training, name) for name in trial.CHOSEN}
     manifest = _changed(found.manifest, "training", **chosen)
     return found._replace(
         manifest=manifest,
-        pilot=Pilot(slopes, pilot.typical_weight(trainer.loaded)) if asked.limit else None,
+        sample=SlopeSample(slopes, scalar_limit.typical_weight(trainer.loaded)) if asked.limit else None,
         example_forwards=trainer.loaded.kept.forwards if trainer.loaded.kept else 0,
     )
 
@@ -410,9 +410,9 @@ def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
     if manifest.task.loss == "plain":
         return manifest
     with waiting("measuring the base model's prior"):
-        trainer, reason = pilot.any_trainer(manifest, means.device, means.dtype, means.bases)
+        trainer, reason = scalar_limit.any_trainer(manifest, means.device, means.dtype, means.bases)
         with trainer:
-            prior = () if reason else pilot.prior_of(trainer)[0]
+            prior = () if reason else scalar_limit.prior_of(trainer)[0]
     return _changed(manifest, "task", prior=prior)
 
 
@@ -443,21 +443,21 @@ def _prepare_rewards(
     with waiting("writing answers along some directions", 0.0) as advance:
         keep = not asked.trial or "epsilon" in given
         found = reward_trial.run(manifest, keep_epsilon=keep, advance=advance, **means._asdict())
-    if isinstance(found, Pilot):
+    if isinstance(found, SlopeSample):
         return _limited(Prepared(manifest, found.reason if asked.trial else None, found), given)
     if asked.trial:
         manifest = _with_suitable(manifest, found, given)
-    return _limited(Prepared(manifest, found if asked.trial else None, found.pilot), given)
+    return _limited(Prepared(manifest, found if asked.trial else None, found.sample), given)
 
 
 def _limited(found: Prepared, given: Container[str]) -> Prepared:
     """Return with a limit that suits the slopes, unless one is given."""
-    if found.pilot is None:
+    if found.sample is None:
         return found
     if "scalar_limit" in given:
-        pilot.check(found.manifest.training, found.pilot)
+        scalar_limit.check(found.manifest.training, found.sample)
         return found
-    return found._replace(manifest=pilot.with_limit(found.manifest, found.pilot))
+    return found._replace(manifest=scalar_limit.with_limit(found.manifest, found.sample))
 
 
 def _with_suitable(manifest: Manifest, found: Trial | RewardTrial, given: Container[str]) -> Manifest:

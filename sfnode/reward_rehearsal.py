@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from sfnode.engine import pilot, reward_trial
+from sfnode.engine import reward_trial, scalar_limit
 from sfnode.engine.losses import line_rows
 from sfnode.engine.reward_objective import RIGHT, Rewards
 from sfnode.engine.trainer import Trainer
@@ -43,7 +43,7 @@ def try_out(manifest: Manifest, means: Means, prompts: int, updates: int, waitin
         )
     begun = time.monotonic()
     with waiting("loading the model"):
-        trainer, reason = pilot.any_trainer(manifest, **means._asdict())
+        trainer, reason = scalar_limit.any_trainer(manifest, **means._asdict())
     loaded = time.monotonic() - begun
     with trainer:
         if reason:
@@ -85,7 +85,7 @@ def _tried(trainer: Trainer, prompts: int, updates: int, loaded: float, waiting:
         ],
         updates=found.updates,
         apart=found.apart,
-        spread=found.pilot.spread,
+        spread=found.sample.spread,
         answers=found.answers,
         cut=found.cut,
         tokens=found.tokens,

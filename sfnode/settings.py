@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH
 from sfnode.limits import Limits
-from sfnode.manifest.section import Section
+from sfnode.manifest.sections import Section
 from sfprotocol import invitation, names
 
 if TYPE_CHECKING:

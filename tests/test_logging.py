@@ -110,7 +110,7 @@ def test_a_field_of_another_type_is_text() -> None:
 QUIET = """
 import logging, warnings
 before = warnings.showwarning
-import sfnode.node.node, sfnode.control.client, sfnode.store.verification
+import sfnode.daemon, sfnode.control.client, sfnode.store.verification
 root, own = logging.getLogger(), logging.getLogger("sfnode")
 assert (root.handlers, root.level) == ([], logging.WARNING), root.handlers
 assert (own.handlers, own.level, own.propagate) == ([], logging.NOTSET, True), own.handlers

@@ -12,11 +12,11 @@ import pytest
 from sfnode import preparing
 from sfnode.engine import forward
 from sfnode.engine.making_bases import Made
-from sfnode.engine.pilot import PRIOR_ROWS, Advance
+from sfnode.engine.scalar_limit import PRIOR_ROWS, Advance
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
@@ -76,9 +76,9 @@ def test_without_bases_and_a_trial_the_forwards_go_into_slopes(forwards: list[in
         yield lambda done, total: None
 
     found = preparing.prepare(default_manifest(), {}, preparing.Means(bases=tmp_path), asked, waiting)
-    assert found.pilot
+    assert found.sample
     assert found.example_forwards == sum(forwards) - LOADING
-    assert found.example_forwards == 3 * 8 * len(found.pilot.slopes) + PRIOR_ROWS
+    assert found.example_forwards == 3 * 8 * len(found.sample.slopes) + PRIOR_ROWS
     assert 530 < sum(forwards) <= 600
 
 

@@ -23,7 +23,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import JsonFormatter, TextFormatter
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
-from sfnode.models import files, pieces
+from sfnode.models import files
 from sfnode.printable import LONGEST, command, paragraph, printable
 from sfnode.tasks import dataset, templates
 from sfprotocol import model_listing
@@ -149,7 +149,7 @@ def test_an_error_about_a_hostile_label_is_harmless(tmp_path: Path) -> None:
 def test_a_hostile_listing_names_nothing_that_is_shown(name: str) -> None:
     encoded = msgpack.packb([[name, 1, bytes(32)]])
     with pytest.raises(RemoteProtocolError) as caught:
-        pieces.require_safe(model_listing.decode(encoded))
+        files.require_safe(model_listing.decode(encoded))
     assert is_harmless(str(caught.value))
 
 

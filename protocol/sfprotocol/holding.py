@@ -15,9 +15,8 @@ from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, TAG_BYTES
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import EpochScalars, Segment
-from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, drop_updates, first_updates
 from sfprotocol.signing import extend
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 def early(counting: Counting, states: Sequence[FeedState], segment: Segment) -> bool:

@@ -72,8 +72,8 @@ from sfprotocol.messages import (
     Segment,
     Succession,
 )
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import genesis
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 MAX_ROUND = 512
 """Events taken into one commit: bounds how long a frame waits for the disk."""

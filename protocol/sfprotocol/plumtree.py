@@ -20,7 +20,8 @@ from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import Ahead, Claim, Feed, Have, Prune, Segment, Summary
 from sfprotocol.rate_limit import Bucket
-from sfprotocol.wire_codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
+from sfprotocol.wire_codec import MAX_ENTRIES
 
 TTL = 16
 """Hops that a segment is pushed. With 6 links a million nodes lie within 8 hops; beyond 16 the topology is a

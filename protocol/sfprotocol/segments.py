@@ -1,4 +1,4 @@
-"""Segments as values: split, merge and join them (SPEC S4, S6).
+"""Segments as values: how large one is at most, split, merge and join them (SPEC S4, S6).
 
 Pure functions on updates that somebody has signed. They verify nothing (validation does) and know no log: the
 store, the simulated disk and the protocol machine share them.
@@ -12,6 +12,10 @@ from itertools import chain, groupby
 from operator import attrgetter
 
 from sfprotocol.messages import EpochScalars, Segment
+
+MAX_SEGMENT_UPDATES = 4096
+"""Updates in one Segment (SPEC S4): 8 KiB of scalars. Even with an epoch of its own for each, 10 bytes with
+the scalar, two segments stay below MAX_FRAME: what a node admits it can pass on, and prove a fork with."""
 
 
 class MissingStepsError(ValueError):

@@ -13,9 +13,8 @@ from sfprotocol import holding
 from sfprotocol.counting import Counting
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import RunParameters, Segment
-from sfprotocol.segments import drop_updates, first_updates, without_front
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 class Verified(NamedTuple):

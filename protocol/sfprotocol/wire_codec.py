@@ -50,6 +50,7 @@ from sfprotocol.messages import (
     Vote,
     Want,
 )
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 MAX_FRAME = 256 * 1024
 """Largest encoded message, and so largest frame, in bytes (SPEC F1). Holds a full Summary page, a full
@@ -60,10 +61,6 @@ LENGTH_BYTES = 3
 
 MAX_ENTRIES = 4096
 """Entries of one message: at most 50 bytes each, so a full page stays below MAX_FRAME."""
-
-MAX_SEGMENT_UPDATES = 4096
-"""Updates in one Segment (SPEC S4): 8 KiB of scalars. Even with an epoch of its own for each, 10 bytes with
-the scalar, two segments stay below MAX_FRAME: what a node admits it can pass on, and prove a fork with."""
 
 MAX_REASON = 200
 """Bytes of a Goodbye's reason: a sentence."""

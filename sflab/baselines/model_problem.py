@@ -28,8 +28,8 @@ from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration
 from sfnode.tasks.encoding import Encoded, Scored
+from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Row
-from sfnode.tasks.shard import Shard
 from sfprotocol.seeds import stream
 
 Trained = Literal["full", "all", "lora"]

@@ -21,7 +21,7 @@ import sfnode
 from sflab.bench import measure
 from sflab.bench.measure import WARM_UPS, BenchCase, undisturbed
 from sflab.bench.subject import BenchSubject, SubjectSpec, load_subject
-from sfnode.engine.mini_batches import MiniBatches
+from sfnode.engine.prefetching import MiniBatches
 from sfnode.engine.replicas import ReplicatedTrainer
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError

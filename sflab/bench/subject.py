@@ -24,7 +24,7 @@ from sfnode.engine.devices import usable_device
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import files, loader, shapes

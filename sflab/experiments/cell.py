@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sfnode.manifest.section import Section
+from sfnode.manifest.sections import Section
 from sfnode.manifest.training import MAX_GROUP
 
 Topology = Literal["ring", "grid", "random", "complete", "changing"]

@@ -18,8 +18,8 @@ from torch import Tensor
 from sfprotocol import segments, wire_codec
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.seeds import feed_key, update_seeds
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend, genesis, head_message
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 SIGNATURE = 64
 """Bytes of a signature."""

@@ -32,10 +32,9 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.holding import labelled_after
 from sfprotocol.messages import Control, Feed, RunParameters, Segment
 from sfprotocol.seeds import feed_key, update_seeds
-from sfprotocol.segments import first_updates
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates
 from sfprotocol.signing import extend, genesis, verifies
 from sfprotocol.weighing import NOTHING, Counted, once
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 MOST_ROUNDS = 10_000
 """Rounds after which a flood that has not reached all is given up."""

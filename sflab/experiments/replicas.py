@@ -27,7 +27,7 @@ from sfnode.engine.line import Line, difference
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.step_size import StepSize
 from sfnode.engine.subspace import Subspace
-from sfnode.engine.trainer import scale_of
+from sfnode.engine.trainable_model import scale_of
 from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel, matrix
 from sfnode.models.perturbation import Directions, Perturbation, through

@@ -37,8 +37,8 @@ from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import has_few_dimensions
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
+from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Row
-from sfnode.tasks.shard import Shard
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.seeds import I64, update_seeds

@@ -21,7 +21,7 @@ from sflab.experiments.cell import Cell
 from sflab.experiments.results import CellResult
 from sflab.studies.workers import Pool, run_cells
 from sfnode.errors import Code, UserError
-from sfnode.manifest.section import Section
+from sfnode.manifest.sections import Section
 
 PLAN = "study.json"
 """File of the results folder that describes the study."""

@@ -32,7 +32,7 @@ from sfnode.cli.progress import waiting
 from sfnode.cli.succession import keys_dir_option
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Parent
+from sfnode.manifest.sections import Parent
 from sfnode.printable import command
 from sfnode.store.data_folder import Layout
 from sfprotocol.decisions import RATE_ONE
@@ -101,10 +101,7 @@ def fork(
     from sfnode.cli import init_output
     from sfnode.cli.trained_model import load
     from sfnode.models.manifest_builder import REMEASURED, forked, unsuited
-    from sfnode.store.data_folder import Layout
-    from sfnode.store.disk_errors import disk_faults
     from sfnode.store.run_keys import RunKeys
-    from sfnode.tasks import public_files
 
     if out.exists() and any(out.iterdir()):
         raise UserError(Code.BAD_OPTION, f"{out} is not empty", "Name a new folder, or remove what is in it.")
@@ -114,10 +111,7 @@ def fork(
     trained = load(data_dir, model, device, "stored", epoch=epoch)
     with waiting("writing the model"):
         trained.trainer.export((out / MODEL).absolute(), "hf")
-    with opened_run(data_dir) as (old, update_log):
-        counting = _counting_at(old, update_log.control(), epoch)
-    with disk_faults(out):
-        public_files.bring(old.data, Layout(data_dir).data, out)
+    old, counting = _old_run(data_dir, epoch, out)
     parent = Parent(run_id=old.run_id.hex(), epoch=epoch, digest=trained.digest)
     own: dict[str, Any] = {"name": f"{old.name[:50]}-from-{epoch}"} | keys.options() | {"votes": 1}
     check_bases(bases, made_of)
@@ -139,22 +133,32 @@ def fork(
     said += init_output.numbers_words(prepared, given) if anew else []
     said += init_output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))
     write_manifest(out / RUN, manifest.to_toml())
-    echo(f"wrote {out / RUN}: run {manifest.name}, id {manifest.run_id.hex()}")
-    echo(f"forked from run {old.name} ({old.run_id.hex()[:16]}) at the {trained.moment}")
-    echo(f"core digest there {trained.digest}")
-    for note in said:
-        echo(note)
+    origin = f"run {old.name} ({old.run_id.hex()[:16]}) at the {trained.moment}"
     start = ("sfnode", "join", "--run", out / RUN, "--data-dir", "FOLDER", *organising_options(keys_dir))
-    echo(f"{command(*start)}    starts it")
+    for line in (
+        f"wrote {out / RUN}: run {manifest.name}, id {manifest.run_id.hex()}",
+        f"forked from {origin}",
+        f"core digest there {trained.digest}",
+        *said,
+        f"{command(*start)}    starts it",
+    ):
+        echo(line)
 
 
-def _counting_at(old: Manifest, entries: Any, epoch: int) -> Counting:
-    """Return the state of the old run when the epoch was sealed."""
+def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, Counting]:
+    """Bring the old run's data to a folder; return its manifest, and its state when the epoch was sealed."""
     from sfnode.store.checkout import seal_of
+    from sfnode.store.data_folder import Layout
+    from sfnode.store.disk_errors import disk_faults
     from sfnode.store.replay import counting_of
+    from sfnode.tasks import public_files
 
-    run = old.parameters()
-    return counting_of(run, entries[: seal_of(run, entries, epoch) + 1])
+    with opened_run(data_dir) as (old, update_log):
+        run, entries = old.parameters(), update_log.control()
+        counting = counting_of(run, entries[: seal_of(run, entries, epoch) + 1])
+    with disk_faults(out):
+        public_files.bring(old.data, Layout(data_dir).data, out)
+    return old, counting
 
 
 def _bases_file(data_dir: Path, counting: Counting) -> Path | None:

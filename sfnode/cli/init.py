@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,12 +19,15 @@ from sfnode.cli.progress import waiting
 from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import MAX_WORK_BITS
+from sfnode.manifest.sections import MAX_WORK_BITS
 from sfnode.manifest.training import Training
 from sfnode.printable import command
 from sfnode.tasks import reward_numbers
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
 from sfnode.verifiers.specs import PRESETS as VERIFIERS
+
+if TYPE_CHECKING:
+    from sfnode.store.run_keys import RunKeys
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
@@ -295,48 +298,26 @@ def init(
     """
     if out.exists() and not force:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
-    given = {key: value for key, value in given.items() if value is not None}
-    if not given and sys.stdin.isatty():
-        given, organised = ask(organised)
-    if encrypt and not organised:
-        raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Leave out --open.")
+    given, organised = _given(given, organised, encrypt)
     check_bases(bases, made_of)
     with waiting("loading libraries"):
         from sfnode import preparing
         from sfnode.cli import init_output as output
-        from sfnode.models.manifest_builder import beginning, build
-        from sfnode.store.run_keys import RunKeys, organiser_key, recovery_key
+        from sfnode.store.run_keys import RunKeys
 
-    if not organised:
-        given.setdefault("work_bits", OPEN_WORK_BITS)
     keys = RunKeys.generate() if organised else None
-    if keys:
-        keys_dir = keys_folder(keys_dir, out)
-        passphrase = chosen(passphrase_file) if encrypt else None
+    keys_dir = keys_folder(keys_dir, out) if keys else keys_dir
+    passphrase = chosen(passphrase_file) if encrypt else None
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
-        said: list[str] = []
-        if skip_bad_rows:
-            begun = beginning(given)
-            left_out = preparing.without_bad_rows(begun.task, begun.data, out.parent, note)
-            given |= {role: str(one.file) for role, one in left_out.items()}
-            # which a file without a task would not name
-            given |= {"preset": begun.name} if begun.preset else {}
-            said += output.left_out_words(left_out)
-        given |= published(bases) if bases else {}
-        with waiting("reading the model and the data"):
-            manifest = build(given | (keys.options() if keys else {}))
+        said = _skip_bad_rows(given, out.parent, note) if skip_bad_rows else []
+        manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
         means = preparing.Means(device, dtype, Path(scratch))
-        if bases:
-            preparing.keep_bases(bases, Path(scratch), manifest)
         asked = preparing.wanted(manifest, given, made_of, calibrate, measure)
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
         said += output.made_words(prepared, asked)
         share = not manifest.organised.private if share_data is None else share_data
         manifest = _write_beside(out, prepared.manifest, Path(scratch), share, note, said)
-        if keys:
-            for key in (organiser_key, recovery_key):
-                note(key(manifest.run_id, keys_dir))
-            said += output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))
+        said += _write_keys(keys, manifest.run_id, keys_dir, passphrase, note) if keys else []
         note(out)
         write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
@@ -346,6 +327,56 @@ def init(
     start = command("sfnode", "join", "--run", out, *(organising_options(keys_dir) if keys else ()))
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def _given(given: dict[str, Any], organised: bool, encrypt: bool) -> tuple[dict[str, Any], bool]:
+    """Return the options that are given, or the answers to questions where none is, and whether the run is
+    organised."""
+    given = {key: value for key, value in given.items() if value is not None}
+    if not given and sys.stdin.isatty():
+        given, organised = ask(organised)
+    if encrypt and not organised:
+        raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Leave out --open.")
+    if not organised:
+        given.setdefault("work_bits", OPEN_WORK_BITS)
+    return given, organised
+
+
+def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Callable[[Path], None]) -> list[str]:
+    """Write the rows that fit to files in a folder, which `given` then names; return what there is to say."""
+    from sfnode import preparing
+    from sfnode.cli import init_output as output
+    from sfnode.models.manifest_builder import beginning
+
+    begun = beginning(given)
+    left_out = preparing.without_bad_rows(begun.task, begun.data, folder, note)
+    given |= {role: str(one.file) for role, one in left_out.items()}
+    given |= {"preset": begun.name} if begun.preset else {}  # which a file without a task would not name
+    return output.left_out_words(left_out)
+
+
+def _built(given: dict[str, Any], bases: Path | None, keys: dict[str, Any], made: Path) -> Manifest:
+    """Return the manifest of these options; published `bases` are kept in the folder `made`."""
+    from sfnode import preparing
+    from sfnode.models.manifest_builder import build
+
+    given |= published(bases) if bases else {}
+    with waiting("reading the model and the data"):
+        manifest = build(given | keys)
+    if bases:
+        preparing.keep_bases(bases, made, manifest)
+    return manifest
+
+
+def _write_keys(
+    keys: RunKeys, run_id: bytes, keys_dir: Path, passphrase: bytes | None, note: Callable[[Path], None]
+) -> list[str]:
+    from sfnode.cli import init_output as output
+    from sfnode.store.run_keys import organiser_key, recovery_key
+
+    for key in (organiser_key, recovery_key):
+        note(key(run_id, keys_dir))
+    return output.keys_words(*keys.write(run_id, keys_dir, passphrase))
 
 
 def _write_beside(

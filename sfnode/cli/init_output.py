@@ -8,12 +8,12 @@ from typing import Any
 
 from sfnode import preparing
 from sfnode.cli.bases import words
-from sfnode.engine import pilot, trial
-from sfnode.engine.pilot import Pilot
+from sfnode.engine import scalar_limit, trial
 from sfnode.engine.reward_trial import RewardTrial
+from sfnode.engine.scalar_limit import SlopeSample
 from sfnode.engine.trial import Trial
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import DataRole, is_file
+from sfnode.manifest.sections import DataRole, is_file
 from sfnode.manifest.training import Training
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
@@ -70,7 +70,7 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
 
 def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
     """Return which numbers the manifest has, and why."""
-    manifest, found = prepared.manifest, prepared.pilot
+    manifest, found = prepared.manifest, prepared.sample
     if found is None:
         measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
     else:
@@ -113,7 +113,7 @@ def _answered(found: RewardTrial) -> str:
 
 def _recipe(found: RewardTrial) -> dict[str, str]:
     """Return why a reward run has the numbers that it has."""
-    size = found.pilot.spread / found.delta
+    size = found.sample.spread / found.delta
     return {
         "epsilon": f"in {found.apart:.0%} of the updates the rewards of the two points then differ",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
@@ -123,7 +123,7 @@ def _recipe(found: RewardTrial) -> dict[str, str]:
 
 def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
     way = "a line search corrects it" if organised else "a quarter of what suits the start"
-    size = found.pilot.spread / found.delta
+    size = found.sample.spread / found.delta
     halves = ", ".join(
         f"in {name} it is {value:g} ({found.costs[name] - 1:.0%})" for name, value in found.epsilons.items()
     )
@@ -134,15 +134,15 @@ def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
     }
 
 
-def _measured(training: Training, found: Pilot, asked: bool) -> list[str]:
+def _measured(training: Training, found: SlopeSample, asked: bool) -> list[str]:
     """Return the size of the scalars, and why the limit is what it is; `asked` says that the user gave it."""
     if not found.spread:
         return [_unmeasured(training, found.reason)]
     limit, size = training.scalar_limit, found.spread / training.scalar_delta
-    why = "as asked" if asked else f"{pilot.HEADROOM} times that"
-    if limit != (suitable := pilot.suitable_limit(training, found)) and not asked:
-        why = f"which is near {suitable}, {pilot.HEADROOM} times that"
-    elif not asked and limit < pilot.HEADROOM * size:
+    why = "as asked" if asked else f"{scalar_limit.HEADROOM} times that"
+    if limit != (suitable := scalar_limit.suitable_limit(training, found)) and not asked:
+        why = f"which is near {suitable}, {scalar_limit.HEADROOM} times that"
+    elif not asked and limit < scalar_limit.HEADROOM * size:
         why = "the most that the model bears at this learning rate"
     if limit == training.largest_scalar:
         why = f"the most that {training.scalar_bits} bits hold"
@@ -152,12 +152,12 @@ def _measured(training: Training, found: Pilot, asked: bool) -> list[str]:
     return [said, *_warnings(training, found)]
 
 
-def _warnings(training: Training, found: Pilot) -> list[str]:
+def _warnings(training: Training, found: SlopeSample) -> list[str]:
     """Return what is wrong with numbers with which most scalars are 0 or clipped."""
-    zeros, clipped = pilot.shares(training, found)
-    limit, delta = pilot.suitable_limit(training, found), pilot.suitable_delta(training, found)
+    zeros, clipped = scalar_limit.shares(training, found)
+    limit, delta = scalar_limit.suitable_limit(training, found), scalar_limit.suitable_delta(training, found)
     warnings = []
-    if (still := pilot.still(found)) > MOST:
+    if (still := scalar_limit.still(found)) > MOST:
         warnings.append(
             f"Warning: {still:.0%} of them are 0, as the loss is the same at both points: give a larger "
             "--epsilon or --batch-size."

@@ -54,7 +54,7 @@ from sfprotocol.invitation import is_url
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sfnode.node.node import Node
+    from sfnode.daemon import Node
     from sfnode.store.data_folder import DataDir
     from sfnode.transport.base import Transport
 
@@ -439,7 +439,7 @@ def _run(
 async def _live(settings: Settings, narration: Narration, passphrase: bytes | None) -> str | None:
     """Run the node until a signal, a request through the control socket, or the end of its work; return the
     link to the run with which it is to go on, if any."""
-    from sfnode.node.node import Node
+    from sfnode.daemon import Node
 
     async with Node(settings, make_transport=_transport, passphrase=passphrase) as node:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -450,7 +450,7 @@ async def _live(settings: Settings, narration: Narration, passphrase: bytes | No
 
 
 def _transport(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]) -> Transport:
-    from sfnode.node.node import LIBP2P, libp2p
+    from sfnode.daemon import LIBP2P, libp2p
 
     with ended_at_once():
         import_module(LIBP2P)

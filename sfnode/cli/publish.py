@@ -159,7 +159,7 @@ def _publish(
     site: PublishedFolder, folder: Path, data_dir: Path, link: str, contacts: str, samples: bool, said: str
 ) -> str:
     """Publish once, and tell so; return the warnings, which are not repeated while they stay the same."""
-    from sfnode.manifest.sources import names_folders
+    from sfnode.manifest import names_folders
     from sfnode.publish.asking import ask
     from sfnode.publish.run_file import utc_now
 

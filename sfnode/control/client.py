@@ -1,23 +1,98 @@
 """Typed clients of a running node's control API: `Client` for an event loop, `SyncClient` without one.
 
-They import no code of the node, neither an HTTP library nor, until an answer is validated, pydantic.
+They import no code of the node, nor, until an answer is validated, pydantic; and they speak HTTP (RFC 9112)
+by themselves: importing a library for it takes longer than a short command may run.
 """
 
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode
 
 from sfnode import schema
-from sfnode.control import http
 from sfnode.errors import Code, UserError
 from sfnode.schema import unchecked
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+CHUNK = 65_536
+"""Bytes read at a time."""
+
+
+class Response(NamedTuple):
+    """The answer to a question."""
+
+    status: int
+    body: bytes
+
+
+def http_request(method: str, path: str, body: Any = None) -> bytes:
+    """Return the bytes of a question, whose body is `body` as JSON; the server closes after its answer."""
+    content = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{method} {path} HTTP/1.1",
+        "Host: node",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {len(content)}",
+    )
+    return "\r\n".join((*head, "", "")).encode() + content
+
+
+def http_response(received: bytes) -> Response:
+    """Parse everything that a server sent before it closed. Raises ValueError."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    line, *fields = head.decode("latin-1").split("\r\n")
+    version, _, status = line.partition(" ")
+    lengths = [value for name, _, value in map(_parts, fields) if name.lower() == "content-length"]
+    if not version.startswith("HTTP/1.") or not lengths:
+        raise ValueError("the answer is not HTTP" if received else "no answer came")
+    if len(body) != int(lengths[0]):
+        raise ValueError("the answer is incomplete")
+    return Response(int(status[:3]), body)
+
+
+def _parts(field: str) -> tuple[str, str, str]:
+    return field.partition(":")
+
+
+async def exchange(path: Path, message: bytes, deadline: float) -> bytes:
+    """Send `message` to the Unix socket `path` and return what comes back, all within `deadline` seconds.
+
+    Raises OSError (which TimeoutError is).
+    """
+    import asyncio
+
+    async with asyncio.timeout(deadline):
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        try:
+            writer.write(message)
+            await writer.drain()
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+async def exchange_blocking(path: Path, message: bytes, deadline: float) -> bytes:
+    """Do the same without an event loop: the coroutine never suspends."""
+    end = time.monotonic() + deadline
+    received = bytearray()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(deadline)
+        connection.connect(str(path))
+        connection.sendall(message)
+        while chunk := connection.recv(CHUNK):
+            received += chunk
+            connection.settimeout(max(end - time.monotonic(), 1e-3))
+    return bytes(received)
+
 
 T = TypeVar("T", bound="BaseModel")
 R = TypeVar("R")
@@ -46,7 +121,7 @@ class Client:
     `checked=False` answers are not validated but taken as they are (`sfnode.schema.unchecked`).
     """
 
-    _exchange = staticmethod(http.exchange)
+    _exchange = staticmethod(exchange)
 
     def __init__(self, socket: Path, *, checked: bool = True) -> None:
         self._socket = socket
@@ -177,8 +252,8 @@ class Client:
 
     async def _send(self, method: str, path: str, body: Any, deadline: float) -> bytes:
         try:
-            received = await self._exchange(self._socket, http.request(method, path, body), deadline)
-            status, text = http.response(received)
+            received = await self._exchange(self._socket, http_request(method, path, body), deadline)
+            status, text = http_response(received)
         except (OSError, ValueError) as error:
             raise _no_answer(self._socket, error) from error
         if status != 200:
@@ -189,7 +264,7 @@ class Client:
 class _BlockingClient(Client):
     """A client whose coroutines never suspend."""
 
-    _exchange = staticmethod(http.exchange_blocking)
+    _exchange = staticmethod(exchange_blocking)
 
 
 class SyncClient:

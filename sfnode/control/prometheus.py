@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sfnode.control.rebinding import only_known_hosts
+from sfnode.control.access import only_known_hosts
 from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import LOSS, REWARD, Trained, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
@@ -40,7 +40,7 @@ PAUSES = ("asked", "room", "hours", "idle", "mains", "not_while", "celsius", "me
 """Reasons for a pause: the owner's wish, no room on the device, and limits by their names."""
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One value, with the values of its labels in the order in which the metric names them."""
 
     labels: tuple[str, ...]
@@ -52,7 +52,7 @@ class Described(NamedTuple):
 
     name: str
     text: str
-    read: Callable[[Status], Iterable[Sample]]
+    read: Callable[[Status], Iterable[MetricSample]]
     labels: tuple[str, ...] = ()
 
     @property
@@ -61,32 +61,26 @@ class Described(NamedTuple):
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-class Node(Protocol):
-    """A node whose status can be scraped."""
-
-    def status(self) -> Status: ...
-
-
-def _info(status: Status) -> list[Sample]:
+def _info(status: Status) -> list[MetricSample]:
     """A label without a value, such as the origin of a relay, is empty."""
-    return [Sample(tuple(getattr(status, name) or "" for name in INFO), 1.0)]
+    return [MetricSample(tuple(getattr(status, name) or "" for name in INFO), 1.0)]
 
 
-def _state(status: Status) -> list[Sample]:
+def _state(status: Status) -> list[MetricSample]:
     """All states are exposed: one that vanished would look like one that lasts."""
-    return [Sample((state.value,), float(state is status.state)) for state in NodeState]
+    return [MetricSample((state.value,), float(state is status.state)) for state in NodeState]
 
 
-def _paused(status: Status) -> list[Sample]:
+def _paused(status: Status) -> list[MetricSample]:
     """Return all reasons, so that one that is over is seen to be over."""
-    return [Sample((reason,), float(reason in status.paused_by)) for reason in PAUSES]
+    return [MetricSample((reason,), float(reason in status.paused_by)) for reason in PAUSES]
 
 
 def _of_result(name: str, value: Callable[[EpochEvaluation], float | None], text: str) -> Described:
     """Return the metric of what the organiser has published: of the base model, as it is compared and
     calibrated, of the last seal, and of the best one."""
 
-    def samples(status: Status) -> list[Sample]:
+    def samples(status: Status) -> list[MetricSample]:
         if status.organised is None:
             return []
         health = status.organised.health
@@ -97,7 +91,7 @@ def _of_result(name: str, value: Callable[[EpochEvaluation], float | None], text
             ("last", health.latest),
         )
         values = [((found.metric, of), value(found)) for of, found in told if found]
-        return [Sample(labels, one) for labels, one in values if one is not None]
+        return [MetricSample(labels, one) for labels, one in values if one is not None]
 
     return Described(name, text, samples, ("name", "of"))
 
@@ -116,8 +110,8 @@ def _beside(found: EpochEvaluation, trained: Trained) -> float | None:
 def _of_machine(name: str, value: Callable[[MachineStatus], float], text: str) -> Described:
     """Return the metric of what the node takes of its machine; it is absent until that was looked at."""
 
-    def samples(status: Status) -> list[Sample]:
-        return [Sample((), float(value(status.machine)))] if status.machine else []
+    def samples(status: Status) -> list[MetricSample]:
+        return [MetricSample((), float(value(status.machine)))] if status.machine else []
 
     return Described(name, text, samples)
 
@@ -125,10 +119,10 @@ def _of_machine(name: str, value: Callable[[MachineStatus], float], text: str) -
 def _of_gpu(name: str, field: str, text: str) -> Described:
     """Return the metric of a field about GPUs; it is absent without one, and where nothing tells it."""
 
-    def samples(status: Status) -> list[Sample]:
+    def samples(status: Status) -> list[MetricSample]:
         gpus = status.machine.gpus if status.machine else []
         found = [((gpu.name, gpu.device), getattr(gpu, field)) for gpu in gpus]
-        return [Sample(labels, float(value)) for labels, value in found if value is not None]
+        return [MetricSample(labels, float(value)) for labels, value in found if value is not None]
 
     return Described(name, text, samples, ("gpu", "device"))
 
@@ -136,28 +130,28 @@ def _of_gpu(name: str, field: str, text: str) -> Described:
 def _of_device(name: str, value: Callable[[DeviceStatus], float | None], text: str) -> Described:
     """Return the metric of the devices that compute; it is absent before the model is loaded."""
 
-    def samples(status: Status) -> list[Sample]:
+    def samples(status: Status) -> list[MetricSample]:
         found = [(device.name, value(device)) for device in status.devices]
-        return [Sample((device,), float(one)) for device, one in found if one is not None]
+        return [MetricSample((device,), float(one)) for device, one in found if one is not None]
 
     return Described(name, text, samples, ("device",))
 
 
-def _alarms(status: Status) -> list[Sample]:
+def _alarms(status: Status) -> list[MetricSample]:
     """Return all alarms, so that one that is over is seen to be over; none in an open run."""
     if status.organised is None:
         return []
     rung = {alarm.code for alarm in status.alarms}
-    return [Sample((code,), float(code in rung)) for code in ALARMS]
+    return [MetricSample((code,), float(code in rung)) for code in ALARMS]
 
 
 def _of_run(name: str, field: str, text: str) -> Described:
     """Return the metric of a field about an organised run; it is absent in an open one, and while it is
     None."""
 
-    def samples(status: Status) -> list[Sample]:
+    def samples(status: Status) -> list[MetricSample]:
         found = getattr(status.organised, field, None)
-        return [] if found is None else [Sample((), float(found))]
+        return [] if found is None else [MetricSample((), float(found))]
 
     return Described(name, text, samples)
 
@@ -166,9 +160,9 @@ def _of_node(name: str, value: str | Callable[[Status], float | None], text: str
     """Return the metric of a field or a function of the status; it is absent while that is None."""
     read = attrgetter(value) if isinstance(value, str) else value
 
-    def samples(status: Status) -> list[Sample]:
+    def samples(status: Status) -> list[MetricSample]:
         found = read(status)
-        return [] if found is None else [Sample((), float(found))]
+        return [] if found is None else [MetricSample((), float(found))]
 
     return Described(name, text, samples)
 
@@ -176,9 +170,9 @@ def _of_node(name: str, value: str | Callable[[Status], float | None], text: str
 def _of_link(name: str, field: str, text: str) -> Described:
     """Return the metric of a field of every link; of two links with one peer, only the last counts."""
 
-    def samples(status: Status) -> list[Sample]:
+    def samples(status: Status) -> list[MetricSample]:
         links = {(link.peer, link.role): float(getattr(link, field)) for link in status.links}
-        return [Sample(labels, value) for labels, value in links.items()]
+        return [MetricSample(labels, value) for labels, value in links.items()]
 
     return Described(name, text, samples, LINK)
 
@@ -284,10 +278,10 @@ def _family(described: Described, status: Status) -> Metric:
     return family
 
 
-def route(node: Node) -> web.RouteDef:
+def route(status: Callable[[], Status]) -> web.RouteDef:
     """Return the route `GET /metrics`, which answers in the text format that the client prefers."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatusCollector(node.status))
+    registry.register(StatusCollector(status))
 
     async def metrics(request: web.Request) -> web.Response:
         encode, kind = exposition.choose_encoder(request.headers.get("Accept", ""))
@@ -296,7 +290,7 @@ def route(node: Node) -> web.RouteDef:
     return web.get(PATH, metrics)
 
 
-async def serve(node: Node, host: str, port: int) -> Callable[[], Awaitable[None]]:
+async def serve(status: Callable[[], Status], host: str, port: int) -> Callable[[], Awaitable[None]]:
     """Serve `GET /metrics`, and nothing else, on TCP; return the function that stops it.
 
     Not to pages of other sites, and under no name but `host`, this machine's own and IP addresses.
@@ -304,7 +298,7 @@ async def serve(node: Node, host: str, port: int) -> Callable[[], Awaitable[None
     Raises UserError PORT_IN_USE or BAD_OPTION.
     """
     application = web.Application(middlewares=[only_known_hosts(host)])
-    application.add_routes([route(node)])
+    application.add_routes([route(status)])
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
     await runner.setup()
     try:

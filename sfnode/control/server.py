@@ -1,48 +1,47 @@
 """The local control API: HTTP with JSON on a Unix socket that only the node's user can open.
 
-Its routes are those of `routes`, `owner` and `organising`, and GET /metrics. Errors are {"error": text} with
+Its routes are those of `routes`, and GET /metrics. Errors are {"error": text} with
 status 4xx or 5xx, and with "code" and "fix" where they have a number.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from pydantic import ValidationError
 
-from sfnode.control import answers, organising, owner, prometheus, routes
+from sfnode.control import prometheus, routes
+from sfnode.control.access import Handler, bind_private
 from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.store.disk_errors import disk_faults
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+if TYPE_CHECKING:
+    from sfnode.node.running import RunningNode
 
 STOP_GRACE = 0.3
 """Seconds that answers under way have when the node stops."""
 
 
-class Node(routes.Node, owner.Node, organising.Node, Protocol):
-    """A node that this API is served for."""
-
-
-async def serve(node: Node, path: Path) -> Callable[[], Awaitable[None]]:
+async def serve(node: RunningNode, path: Path) -> Callable[[], Awaitable[None]]:
     """Listen on the Unix socket `path` (mode 0600) and return the function that stops listening.
 
     Raises UserError DATA_DIR_UNUSABLE or DISK_FULL.
     """
     application = web.Application(middlewares=[_errors_as_json])
-    application.add_routes([*routes.routes(node), *owner.routes(node), *organising.routes(node)])
-    application.add_routes([prometheus.route(node)])
+    application.add_routes(
+        [*routes.routes(node), *routes.owner_routes(node), *routes.organising_routes(node)]
+    )
+    application.add_routes([prometheus.route(node.status)])
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
     await runner.setup()
     with disk_faults(path):
-        listener = _bind(path)
+        listener = bind_private(path)
     await web.SockSite(runner, listener).start()
 
     async def close() -> None:
@@ -59,26 +58,11 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except web.HTTPException as error:
-        return answers.error(error.status, error.reason)
+        return routes.error(error.status, error.reason)
     except ValidationError as error:
-        return answers.invalid(error)
+        return routes.invalid(error)
     except UserError as error:
-        return answers.error(409, error.what, code=int(error.code), fix=error.fix)
+        return routes.error(409, error.what, code=int(error.code), fix=error.fix)
     except Exception as error:
         log.exception("answering %s %s", request.method, request.path)
-        return answers.error(500, f"{type(error).__name__}: {error}")
-
-
-def _bind(path: Path) -> socket.socket:
-    """Return a listening Unix socket that only this user can open."""
-    path.unlink(missing_ok=True)  # left by a node that was killed; the data folder's lock is ours
-    listener = socket.socket(socket.AF_UNIX)
-    mask = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    except OSError:
-        listener.close()
-        raise
-    finally:
-        os.umask(mask)
-    return listener
+        return routes.error(500, f"{type(error).__name__}: {error}")

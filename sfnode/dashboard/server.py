@@ -22,11 +22,10 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from pydantic import TypeAdapter, ValidationError
 
-from sfnode.control.answers import answer, invalid
-from sfnode.control.answers import error as refusal
+from sfnode.control.access import Handler, is_from_elsewhere, is_known, known_names
 from sfnode.control.client import Client
-from sfnode.control.owner import PauseRequest
-from sfnode.control.rebinding import Handler, is_from_elsewhere, is_known, known_names
+from sfnode.control.routes import PauseRequest, answer, invalid
+from sfnode.control.routes import error as refusal
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.manifest.training import PUBLISHED_UNIT, Training
 from sfnode.models import bases
 from sfprotocol.decisions import Bases

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -20,12 +20,10 @@ from sfnode.engine.basis import PublishedBasis
 from sfnode.engine.forward import Pass
 from sfnode.engine.generation import prompt_ids
 from sfnode.engine.subspace import Subspace
+from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
 from sfnode.models.quantized import row_blocks
 from sfnode.schema.evaluation import LayerDrift, LayeredDrift
-
-if TYPE_CHECKING:
-    from sfnode.engine.trainer import Trainer
 
 NEUTRAL = """\
 The harbour is quiet in the early morning. A few boats lie at the wall, and the water moves slowly by.
@@ -54,54 +52,46 @@ KEPT_ENTRIES = 1 << 25
 leaves 220 tokens."""
 
 
-class Meter:
-    """Measures the drift of one trainer's model; what it needs of the base model is measured once."""
+def drift(model: TrainableModel, text: str = "") -> LayeredDrift:
+    """Return how far the model as of now is from the base model, also by its answers on NEUTRAL or another
+    text, one sample a line.
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._base_norms: list[float] | None = None
-        self._base: tuple[str, list[Tensor]] | None = None
-        """A text, and the base model's log-probabilities on each of its lines, (tokens, vocabulary)."""
+    Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
+    """
+    model.restore()
+    changes = norms(model.space, model.scale, model.decay.faded(model.core.cores()))
+    if "norms" not in model.of_base:
+        model.of_base["norms"] = [_base_norm(model.loaded, n) for n in range(len(changes))]
+    base_norms: list[float] = model.of_base["norms"]
+    layers = [
+        LayerDrift(name=target.name, norm=change, distance=_ratio(change, base))
+        for target, change, base in zip(model.space.targets, changes, base_norms, strict=True)
+    ]
+    norm = math.hypot(*changes)
+    kl = None if model.loaded.classifies else _kl(model, text or NEUTRAL)
+    return LayeredDrift(
+        norm=norm,
+        distance=_ratio(norm, math.hypot(*base_norms)),
+        kl=kl and kl[0],
+        tokens=kl[1] if kl else 0,
+        layers=layers,
+    )
 
-    def measure(self, text: str = "") -> LayeredDrift:
-        """Return the drift of the model as of now, by NEUTRAL or another text, one sample a line.
 
-        Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
-        """
-        trainer = self._trainer
-        trainer.restore()
-        cores = trainer.decay.faded(trainer.core.cores())
-        changes = norms(trainer.space, trainer.scale, cores)
-        if self._base_norms is None:
-            self._base_norms = [_base_norm(trainer.loaded, n) for n in range(len(changes))]
-        layers = [
-            LayerDrift(name=target.name, norm=change, distance=_ratio(change, base))
-            for target, change, base in zip(trainer.space.targets, changes, self._base_norms, strict=True)
-        ]
-        norm = math.hypot(*changes)
-        kl = None if trainer.loaded.classifies else self._kl(text or NEUTRAL)
-        return LayeredDrift(
-            norm=norm,
-            distance=_ratio(norm, math.hypot(*self._base_norms)),
-            kl=kl and kl[0],
-            tokens=kl[1] if kl else 0,
-            layers=layers,
-        )
-
-    def _kl(self, text: str) -> tuple[float, int]:
-        """Return the mean of KL(base || now) over the tokens of a text, in nats, and how many there are."""
-        trainer = self._trainer
-        texts = list(_samples(trainer.loaded, text))
-        if self._base is None or self._base[0] != text:
-            with trainer.weights.at_base():
-                self._base = text, [_log_probs(trainer.loaded, this).cpu() for this in texts]
-        trainer.weights.rebuild()
-        total = tokens = 0.0
-        for this, base in zip(texts, self._base[1], strict=True):
-            now = _log_probs(trainer.loaded, this).cpu()
-            total += float((base.exp() * (base - now)).double().sum())
-            tokens += len(base)
-        return (max(0.0, total / tokens), int(tokens)) if tokens else (0.0, 0)
+def _kl(model: TrainableModel, text: str) -> tuple[float, int]:
+    """Return the mean of KL(base || now) over the tokens of a text, in nats, and how many there are."""
+    texts = list(_samples(model.loaded, text))
+    if model.of_base.get("text") != text:
+        with model.weights.at_base():
+            model.of_base["text"] = text
+            model.of_base["log_probs"] = [_log_probs(model.loaded, this).cpu() for this in texts]
+    model.weights.rebuild()
+    total = tokens = 0.0
+    for this, base in zip(texts, model.of_base["log_probs"], strict=True):  # (tokens, vocabulary) each
+        now = _log_probs(model.loaded, this).cpu()
+        total += float((base.exp() * (base - now)).double().sum())
+        tokens += len(base)
+    return (max(0.0, total / tokens), int(tokens)) if tokens else (0.0, 0)
 
 
 def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]) -> list[float]:

@@ -9,6 +9,12 @@ Losses become slopes in one of two ways (SPEC U2):
 
 All points of a step are rows of one batch. Slopes are quantised to the integers that peers exchange. This
 module writes no matrix, and knows neither cores nor where the batches come from.
+
+A node may add local noise to its scalars before anybody sees them (Gaussian mechanism): a scalar is clipped
+to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever it says and
+however often it was drawn; and normal noise of `multiplier` times that is added. What this is worth as
+(epsilon, delta) is accounted for in `sfnode.stats.privacy`. Rounding and the run's own limit come afterwards
+and take nothing of it away. The noise comes from the operating system's generator.
 """
 
 from __future__ import annotations
@@ -16,6 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import SystemRandom
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +88,7 @@ def estimates(
     of moving all matrices along `directions`; it says how each query's own replica of the model differs from
     `loaded`, besides. Vectors are moved along `directions` in any case.
     """
-    exact = held(epsilon, directions)
+    exact = representable(epsilon, directions)
     losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES, perturb)
     return of_groups(losses, group, exact) if group else of_pairs(losses, exact)
 
@@ -96,14 +104,14 @@ def losses_along(
     """Return the losses of all rows, (B,) float64 for each mini-batch, at epsilon along the direction of the
     same number: of all at the first side, and then of all at the next. `perturb` as in `estimates`."""
     with torch.inference_mode():
-        measured, along = points(batches, sides), perturb or Columns(directions)
-        log_probs = _log_probs(loaded, directions, measured, held(epsilon, directions), along)
+        measured, along = points(batches, sides), perturb or along_queries(directions)
+        log_probs = _log_probs(loaded, directions, measured, representable(epsilon, directions), along)
     everywhere = [*batches] * len(sides)
     parts = torch.split(log_probs.cpu(), [len(batch.targets) for batch in everywhere])  # the one sync
     return [batch.losses(part).double() for batch, part in zip(everywhere, parts, strict=True)]
 
 
-def held(epsilon: float, directions: Directions) -> float:
+def representable(epsilon: float, directions: Directions) -> float:
     """Return what is added for epsilon: in half precision that is the nearest number to it."""
     return float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
 
@@ -195,79 +203,86 @@ def _passes(loaded: LoadedModel, measured: Points, *, in_turns: bool) -> Iterato
         yield from forward.passes(loaded, measured.batch, members)
 
 
-class Columns:
-    """Perturbs along the directions of those queries alone that a pass has rows of.
+def along_queries(directions: Directions) -> Perturb:
+    """Return what moves each row of a pass along the direction of its query by its amount.
 
-    A product with the directions of all q would cost every row q times what its own direction costs; and a
-    batch of many queries has many passes.
+    Along the directions of those queries alone that a pass has rows of: a product with the directions of all
+    q would cost every row q times what its own direction costs; and a batch of many queries has many passes.
     """
 
-    def __init__(self, directions: Directions) -> None:
-        self._directions = directions
-
-    def __call__(
-        self, queries: NDArray[np.int64], amounts: NDArray[np.floating], this: forward.Pass
+    def perturb(
+        queries: NDArray[np.int64], amounts: NDArray[np.floating], this: forward.Pass
     ) -> Perturbation:
-        """Return what moves each row of `this` along the direction of its query by its amount."""
         present, columns = np.unique(queries, return_inverse=True)
-        directions = self._of(present)
-        by = np.zeros((len(queries), directions.live + directions.queries))
-        by[:, : directions.live] = 1.0
-        by[np.arange(len(queries)), directions.live + columns] = amounts
-        like = directions.u[0]
+        chosen = _of_queries(directions, present)
+        by = np.zeros((len(queries), chosen.live + chosen.queries))
+        by[:, : chosen.live] = 1.0
+        by[np.arange(len(queries)), chosen.live + columns] = amounts
+        like = chosen.u[0]
         # From pageable memory the copy is taken at once, and without `non_blocking` every pass would wait.
         sequences = torch.from_numpy(by).to(like.device, like.dtype, non_blocking=True)  # (R, k)
         tokens = sequences.repeat_interleave(this.input_ids.shape[1], 0)  # (R * W, k)
-        return Perturbation(directions, tokens, sequences, sequences[this.rows])
+        return Perturbation(chosen, tokens, sequences, sequences[this.rows])
 
-    def _of(self, queries: NDArray[np.int64]) -> Directions:
-        """Return the directions of the live core and of these queries."""
-        every = self._directions
-        if len(queries) == every.queries:
-            return every
-        kept = torch.from_numpy(np.concatenate([np.arange(every.live), every.live + queries]))
-        kept = kept.to(every.u[0].device, non_blocking=True)
-        return Directions(tuple(u[kept] for u in every.u), tuple(v[:, kept] for v in every.v), every.live)
+    return perturb
 
 
-class MoveVectors:
-    """Perturbs one-dimensional targets, which have no input to project: they are changed in place.
-
-    That takes a pass for each point, and exact copies to restore: vectors are small.
-    """
-
-    def __init__(self, loaded: LoadedModel, directions: Directions) -> None:
-        sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
-        own = slice(directions.live, None)  # vectors have no live core
-        # their own precision: in half precision entries of published bases are exact, and products are not
-        self._parts = [
-            (parameter, directions.u[k][own].to(parameter.dtype), directions.v[k][:, own].to(parameter.dtype))
-            for k, site in sites
-            for parameter in [getattr(site.module, site.parameter).data]
-        ]
-        self._kept = [parameter.clone() for parameter, _, _ in self._parts]
-
-    def __call__(self, query: int, by: float) -> None:
-        for (parameter, u, v), kept in zip(self._parts, self._kept, strict=True):
-            torch.add(kept, u[query] * v[0, query], alpha=by, out=parameter)  # (n,)
-
-    def restore(self) -> None:
-        for (parameter, _, _), kept in zip(self._parts, self._kept, strict=True):
-            parameter.copy_(kept)
+def _of_queries(every: Directions, queries: NDArray[np.int64]) -> Directions:
+    """Return the directions of the live core and of these queries."""
+    if len(queries) == every.queries:
+        return every
+    kept = torch.from_numpy(np.concatenate([np.arange(every.live), every.live + queries]))
+    kept = kept.to(every.u[0].device, non_blocking=True)
+    return Directions(tuple(u[kept] for u in every.u), tuple(v[:, kept] for v in every.v), every.live)
 
 
 @contextmanager
-def moving_vectors(loaded: LoadedModel, directions: Directions) -> Iterator[MoveVectors | None]:
-    """Yield what perturbs the one-dimensional targets, or None if there are none; restore them afterwards."""
-    if not any(site.form is Form.VECTOR for site in loaded.sites):
-        yield None
-        return
-    perturb = MoveVectors(loaded, directions)
+def moving_vectors(
+    loaded: LoadedModel, directions: Directions
+) -> Iterator[Callable[[int, float], None] | None]:
+    """Yield what moves the one-dimensional targets along a query's direction by some amount, or None if there
+    are none; restore them afterwards.
+
+    They have no input to project, and are changed in place. That takes a pass for each point, and exact
+    copies to restore: vectors are small.
+    """
+    sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
+    own = slice(directions.live, None)  # vectors have no live core
+    # their own precision: in half precision entries of published bases are exact, and products are not
+    parts = [
+        (p, p.clone(), directions.u[k][own].to(p.dtype), directions.v[k][:, own].to(p.dtype))
+        for k, site in sites
+        for p in [getattr(site.module, site.parameter).data]
+    ]
+
+    def move(query: int, by: float) -> None:
+        for parameter, kept, u, v in parts:
+            torch.add(kept, u[query] * v[0, query], alpha=by, out=parameter)  # (n,)
+
     try:
-        yield perturb
+        yield move if parts else None
     finally:
-        perturb.restore()
+        for parameter, kept, _, _ in parts:
+            parameter.copy_(kept)
 
 
 def _widened(tokens: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNoise:
+    """A clip and noise, in units of slopes."""
+
+    multiplier: float
+    """Standard deviation of the noise, in units of the most that one row can change."""
+    clip: float
+    draw: Callable[[float, float], float] = field(default=SystemRandom().normalvariate, repr=False)
+    """Draws by mean and deviation, also for several threads, as replicas have: `gauss` may give two of them
+    the same number."""
+
+    def __call__(self, alpha: float) -> float:
+        """Return what may be told of a slope; of a measurement that failed as if it were 0, as the row that
+        made it fail may be the one to protect."""
+        clipped = min(max(alpha, -self.clip), self.clip) if math.isfinite(alpha) else 0.0
+        return clipped + self.draw(0.0, 2 * self.clip * self.multiplier)

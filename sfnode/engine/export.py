@@ -1,32 +1,127 @@
 """The trained model as files for other tools: a whole Hugging Face model, or a PEFT LoRA adapter.
 
 Neither is ever read back into a run.
+
+An adapter has low-rank factors of what training changed: exact at the rank that the sum has, or truncated to
+another. The sum over subspaces of rank-r terms has rank r * subspaces at most, and never more than the matrix
+has rows or columns. They are computed in float64.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
+from torch import Tensor
 
-from sfnode.engine.adapter import Fit, factors
 from sfnode.engine.destination import new_folder, no_adapter
 from sfnode.engine.model_card import model_card
-from sfnode.manifest.sources import public_name
+from sfnode.engine.trainable_model import TrainableModel
+from sfnode.manifest import public_name
 from sfnode.models.files import TOKENIZER_FILES
 from sfnode.models.targets import Form
 from sfnode.schema.provenance import Provenance
 
-if TYPE_CHECKING:
-    from sfnode.engine.trainer import Trainer
+
+class AdapterFit(NamedTuple):
+    """Errors of factors of a capped rank."""
+
+    rank: int
+    """The largest rank of a matrix."""
+    full: int
+    """The rank that it takes to leave nothing out."""
+    largest: float
+    """Largest relative error of a matrix, in the Frobenius norm."""
+    total: float
+    """The same of all matrices together."""
+
+    @property
+    def in_words(self) -> str:
+        """The fit for people."""
+        if self.rank >= self.full:
+            return f"rank {self.rank}, nothing left out"
+        return (
+            f"rank {self.rank} of {self.full}; relative error {self.largest:.2g} in the worst matrix, "
+            f"{self.total:.2g} over all"
+        )
 
 
-def export_model(trainer: Trainer, out: Path, about: Provenance | None = None) -> None:
+class Factors(NamedTuple):
+    """One matrix as `b @ a`."""
+
+    b: Tensor
+    """(out, rank) float32."""
+    a: Tensor
+    """(rank, in) float32."""
+
+
+def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factors], AdapterFit]:
+    """Return what training has changed of each target as factors of rank `most` at most, by truncated SVD;
+    None: of the rank that it has. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+    cores = model.decay.faded(model.core.cores())
+    found, full, largest, lost, all_ = list[Factors](), 1, 0.0, 0.0, 0.0
+    for layer, target in enumerate(model.space.targets):
+        terms = [_term(model, epoch, core[layer], layer) for epoch, core in cores.items()]
+        u, s, v = _svd(terms, target.out_features, target.in_features)
+        has = int((s > s.max() * max(len(u), v.shape[1]) * torch.finfo(s.dtype).eps).sum()) if len(s) else 0
+        kept = min(has, most or has)
+        squares = s[:has].square()
+        missed, norm = float(squares[kept:].sum()), float(squares.sum())
+        largest = max(largest, math.sqrt(missed / norm) if norm else 0.0)
+        full, lost, all_ = max(full, has), lost + missed, all_ + norm
+        found.append(_factors(u[:, :kept], s[:kept], v[:kept]))
+    rank = max((len(one.a) for one in found), default=1)
+    return found, AdapterFit(rank, full, largest, math.sqrt(lost / all_) if all_ else 0.0)
+
+
+def _term(model: TrainableModel, epoch: int, a: NDArray[Any], layer: int) -> tuple[Tensor, Tensor]:
+    """Return U (out, r) and -scale * core @ V.T (r, in) of one subspace, in float64 on the CPU; `a` (r, r) is
+    this layer of the core."""
+    u, v = model.space.basis.matrices(epoch, layer)
+    core = torch.from_numpy(a.astype(np.float64))
+    return u.cpu().double(), core @ v.cpu().double().t() * -model.scale(epoch)
+
+
+def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U (out, k), S (k,) descending and V (k, in) of the sum of all `b @ a`.
+
+    Terms of less rank together than the matrix has are factorised side by side, without ever making it.
+    """
+    width = sum(b.shape[1] for b, _ in terms)
+    if width < min(rows, columns):
+        left, right = (
+            torch.cat([b for b, _ in terms] or [torch.zeros(rows, 1, dtype=torch.float64)], 1),
+            torch.cat([a for _, a in terms] or [torch.zeros(1, columns, dtype=torch.float64)], 0),
+        )
+        q, r = torch.linalg.qr(left)
+        p, l_t = torch.linalg.qr(right.t())
+        u, s, v = torch.linalg.svd(r @ l_t.t())
+        return q @ u, s, v @ p.t()
+    dense = torch.zeros(rows, columns, dtype=torch.float64)
+    for b, a in terms:
+        dense.addmm_(b, a)
+    u, s, v = torch.linalg.svd(dense, full_matrices=False)
+    return u, s, v
+
+
+def _factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
+    """Return factors that share the singular values evenly; of rank 1 and zero if there is nothing."""
+    if not len(s):  # an adapter must have a rank
+        return Factors(torch.zeros(len(u), 1), torch.zeros(1, v.shape[1]))
+    root = s.sqrt()
+    return Factors((u * root).float().contiguous(), (root[:, None] * v).float().contiguous())
+
+
+def export_model(model: TrainableModel, out: Path, about: Provenance | None = None) -> None:
     """Write the model as of now to the new folder `out`, for `from_pretrained` of the same Auto class.
 
     Weights are rebuilt from the base weights first: two nodes with equal digests write equal weights, to the
@@ -34,20 +129,22 @@ def export_model(trainer: Trainer, out: Path, about: Provenance | None = None) -
     when `out` holds something already or cannot be written, DISK_FULL when there is no room.
     """
     with new_folder(out) as folder:
-        trainer.weights.rebuild()
-        model = trainer.loaded.model
-        if trainer.loaded.classifies:  # so that other tools name the classes as the run does
-            model.config.id2label = dict(enumerate(trainer.manifest.task.verbalizer.values()))
-            model.config.label2id = {name: number for number, name in model.config.id2label.items()}
-        model.save_pretrained(folder)
+        model.weights.rebuild()
+        network = model.loaded.model
+        if model.loaded.classifies:  # so that other tools name the classes as the run does
+            network.config.id2label = dict(enumerate(model.manifest.task.verbalizer.values()))
+            network.config.label2id = {name: number for number, name in network.config.id2label.items()}
+        network.save_pretrained(folder)
         for name in TOKENIZER_FILES:
-            if (trainer.loaded.folder / name).is_file():
-                shutil.copyfile(trainer.loaded.folder / name, folder / name)
+            if (model.loaded.folder / name).is_file():
+                shutil.copyfile(model.loaded.folder / name, folder / name)
         weights = {file.name: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
-        _write_card(folder, model_card(trainer, about, weights=weights))
+        _write_card(folder, model_card(model, about, weights=weights))
 
 
-def export_lora(trainer: Trainer, out: Path, about: Provenance | None = None, rank: int | None = None) -> Fit:
+def export_lora(
+    model: TrainableModel, out: Path, about: Provenance | None = None, rank: int | None = None
+) -> AdapterFit:
     """Write what training changed to the new folder `out`, for `peft.PeftModel.from_pretrained`; return how
     well that gives it.
 
@@ -55,20 +152,40 @@ def export_lora(trainer: Trainer, out: Path, about: Provenance | None = None, ra
     Raises UserError as `export_model` does, and BAD_OPTION when vectors or embeddings were trained, for which
     PEFT's adapters have no such term.
     """
-    _check_linear(trainer)
+    _check_linear(model)
     with new_folder(out) as folder:
-        found, fit = factors(trainer, rank)
-        names = [target.name for target in trainer.space.targets]
+        found, fit = factors(model, rank)
+        names = [target.name for target in model.space.targets]
         tensors = {}
         for name, one in zip(names, found, strict=True):
             tensors[f"base_model.model.{name}.lora_B.weight"] = one.b
             tensors[f"base_model.model.{name}.lora_A.weight"] = one.a
         save_file(tensors, folder / "adapter_model.safetensors")
         ranks = {name: len(one.a) for name, one in zip(names, found, strict=True)}
-        settings = json.dumps(_adapter_config(trainer, ranks), indent=2)
+        settings = json.dumps(_adapter_config(model, ranks), indent=2)
         (folder / "adapter_config.json").write_text(settings + "\n", encoding="utf-8")
-        _write_card(folder, model_card(trainer, about, fit=fit))
+        _write_card(folder, model_card(model, about, adapter=fit.in_words))
     return fit
+
+
+def export(
+    model: TrainableModel,
+    out: Path,
+    form: Literal["hf", "lora"] = "hf",
+    about: Provenance | None = None,
+    rank: int | None = None,
+) -> AdapterFit | None:
+    """Write the model as of now to the new folder `out`.
+
+    `hf` is a whole Hugging Face model, `lora` a PEFT adapter of what training changed, of this rank at
+    most; of that, return how well it gives it. `about` is for the model's card. Raises UserError
+    BAD_OPTION or DISK_FULL (`engine.export`).
+    """
+    model.restore()
+    if form == "lora":
+        return export_lora(model, out, about, rank)
+    export_model(model, out, about)
+    return None
 
 
 def _write_card(folder: Path, card: str) -> None:
@@ -80,21 +197,21 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def _check_linear(trainer: Trainer) -> None:
-    for site in trainer.loaded.sites:
+def _check_linear(model: TrainableModel) -> None:
+    for site in model.loaded.sites:
         if site.form not in (Form.LINEAR, Form.CONV1D):
             raise no_adapter(site.target.name)
 
 
-def _adapter_config(trainer: Trainer, ranks: Mapping[str, int]) -> dict[str, object]:
+def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str, object]:
     """Return PEFT's settings; `ranks` are those of the targets, which it multiplies by alpha / rank: 1."""
     rank = max(ranks.values())
     others = {name: one for name, one in ranks.items() if one != rank}
-    source = trainer.manifest.model
+    source = model.manifest.model
     return {
         "peft_type": "LORA",
         # for a classification head PEFT would set up a copy of its own
-        "task_type": None if trainer.loaded.classifies else "CAUSAL_LM",
+        "task_type": None if model.loaded.classifies else "CAUSAL_LM",
         "base_model_name_or_path": public_name(source.source),
         "revision": source.revision or None,
         "inference_mode": True,
@@ -104,6 +221,6 @@ def _adapter_config(trainer: Trainer, ranks: Mapping[str, int]) -> dict[str, obj
         "alpha_pattern": others,
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": trainer.loaded.sites[0].form is Form.CONV1D,
+        "fan_in_fan_out": model.loaded.sites[0].form is Form.CONV1D,
         "target_modules": list(ranks),
     }

@@ -28,7 +28,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import Columns, Perturb, moving_vectors
+from sfnode.engine.estimator import Perturb, along_queries, moving_vectors
 from sfnode.engine.forward import Batch, Pass
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
@@ -53,7 +53,7 @@ STOP_SLACK = 4
 decode to nothing, and some tokenizers drop the space at the beginning."""
 
 
-class Row(NamedTuple):
+class AnswerRequest(NamedTuple):
     """A prompt, and where in the space of weights it is answered."""
 
     prompt: Sequence[int]
@@ -66,7 +66,7 @@ class Row(NamedTuple):
     """Key of the stream that its tokens are drawn from (`sfprotocol.seeds.token_keys`)."""
 
 
-class Plan(NamedTuple):
+class AnswerPlan(NamedTuple):
     """Way in which answers are written."""
 
     tokens: int
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     """Bounds the rows that are written together; one row at least is."""
 
 
-class Answer(NamedTuple):
+class Continuation(NamedTuple):
     """Continuation of one prompt."""
 
     text: str
@@ -94,13 +94,13 @@ class Answer(NamedTuple):
 
 def generate(
     loaded: LoadedModel,
-    rows: Sequence[Row],
-    plan: Plan,
+    rows: Sequence[AnswerRequest],
+    plan: AnswerPlan,
     directions: Directions | None = None,
-    go_on: Callable[[], bool] = lambda: True,
+    keep_going: Callable[[], bool] = lambda: True,
     perturb: forward.Perturb | None = None,
-) -> list[Answer] | None:
-    """Answer all rows, in the order given, at the weights as they are; None once `go_on`, asked before
+) -> list[Continuation] | None:
+    """Answer all rows, in the order given, at the weights as they are; None once `keep_going`, asked before
     each token, says no.
 
     `directions` are those of the rows' queries; None: no row moves, unless `perturb` moves all
@@ -109,8 +109,8 @@ def generate(
     classifier.
     """
     _check_writes(loaded)
-    answers: dict[int, Answer] = {}
-    moved: Perturb | None = None if directions is None else Columns(directions)
+    answers: dict[int, Continuation] = {}
+    moved: Perturb | None = None if directions is None else along_queries(directions)
     if perturb is not None:
         moved = lambda _queries, _amounts, this: perturb(this)  # noqa: E731
     vectors = nullcontext() if directions is None else moving_vectors(loaded, directions)
@@ -120,7 +120,7 @@ def generate(
                 move(*point)
             decoder = _Decoder(loaded, rows, numbers, plan, moved, answers)
             while decoder.busy:
-                if not go_on():
+                if not keep_going():
                     return None
                 decoder.advance()
     return [answers[number] for number in range(len(rows))]
@@ -129,7 +129,9 @@ def generate(
 def complete(loaded: LoadedModel, prompts: Sequence[str], tokens: int) -> list[str]:
     """Return the likeliest continuation of each text in at most `tokens` tokens. Raises as `generate`."""
     _check_writes(loaded)
-    found = generate(loaded, [Row(prompt_ids(loaded, prompt, tokens)) for prompt in prompts], Plan(tokens))
+    found = generate(
+        loaded, [AnswerRequest(prompt_ids(loaded, prompt, tokens)) for prompt in prompts], AnswerPlan(tokens)
+    )
     return [answer.text for answer in found or []]
 
 
@@ -145,7 +147,7 @@ def positions(loaded: LoadedModel) -> int:
     return int(getattr(text, "max_position_embeddings", None) or 1 << 30)
 
 
-def _together(rows: Sequence[Row], *, apart: bool) -> dict[tuple[int, float], list[int]]:
+def _together(rows: Sequence[AnswerRequest], *, apart: bool) -> dict[tuple[int, float], list[int]]:
     """Return the numbers of the rows that are written together, by their query and amount if those are to be
     kept apart."""
     found: dict[tuple[int, float], list[int]] = {}
@@ -157,7 +159,7 @@ def _together(rows: Sequence[Row], *, apart: bool) -> dict[tuple[int, float], li
 class _Active:
     """A row that is being written."""
 
-    def __init__(self, number: int, row: Row) -> None:
+    def __init__(self, number: int, row: AnswerRequest) -> None:
         self.number = number
         self.row = row
         self.tokens: list[int] = []
@@ -174,11 +176,11 @@ class _Decoder:
     def __init__(
         self,
         loaded: LoadedModel,
-        rows: Sequence[Row],
+        rows: Sequence[AnswerRequest],
         numbers: Sequence[int],
-        plan: Plan,
+        plan: AnswerPlan,
         perturb: Perturb | None,
-        answers: dict[int, Answer],
+        answers: dict[int, Continuation],
     ) -> None:
         self._loaded = replace(loaded, kept=None)  # a text that is being written is a new one at each token
         self._plan = plan
@@ -296,7 +298,7 @@ class _Decoder:
     def _finish(self, one: _Active, text: str, *, ended: bool) -> None:
         """Keep the row's answer, and give its place to the last one."""
         cuts = [place for stop in self._plan.stop if (place := text.find(stop)) >= 0]
-        self._answers[one.number] = Answer(text[: min(cuts, default=None)], tuple(one.tokens), ended)
+        self._answers[one.number] = Continuation(text[: min(cuts, default=None)], tuple(one.tokens), ended)
         place = self._active.index(one)
         self._active[place] = self._active[-1]
         self._active.pop()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import Estimate, held, of_pairs
+from sfnode.engine.estimator import Estimate, of_pairs, representable
 from sfnode.engine.losses import EVALUATION_BATCH, Losses
 from sfnode.manifest import Manifest
 from sfnode.models.cuts import HEADS
@@ -29,7 +29,7 @@ BLOCK = 1 << 20
 """Outputs that are compared at a time: 4 MiB, of which a processor's cache holds most."""
 
 
-class Rows(NamedTuple):
+class HeadRows(NamedTuple):
     """The rows that a head is trained on."""
 
     states: Tensor
@@ -45,7 +45,7 @@ class HeadLosses(Losses):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.mini_batch = self.shard.numbers
-        self._rows: Rows | None = None
+        self._rows: HeadRows | None = None
         """All rows that mini-batches are drawn from, once they are needed."""
 
     def estimates(
@@ -65,17 +65,17 @@ def takes_features(manifest: Manifest) -> bool:
     return plain and not others and target.name in HEADS
 
 
-def rows_of(loaded: LoadedModel, batches: Sequence[Encoded]) -> Rows:
+def rows_of(loaded: LoadedModel, batches: Sequence[Encoded]) -> HeadRows:
     """Return the states of rows that come in batches, each with its class; computes those not kept."""
     states = [forward.states(loaded, batch) for batch in batches]
     labels = [batch.right.int().argmax(1) for batch in batches]
-    return Rows(torch.cat(states), torch.cat(labels).to(loaded.device))
+    return HeadRows(torch.cat(states), torch.cat(labels).to(loaded.device))
 
 
 def estimates(
     loaded: LoadedModel,
     directions: Directions,
-    rows: Rows,
+    rows: HeadRows,
     drawn: Sequence[NDArray[np.int64]],
     epsilon: float,
 ) -> list[Estimate]:
@@ -85,7 +85,7 @@ def estimates(
     """
     (head,) = loaded.sites
     (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
-    epsilon = held(epsilon, directions)
+    epsilon = representable(epsilon, directions)
     with torch.inference_mode():
         outputs = head.module(rows.states)  # (rows, classes)
         along = rows.states @ v  # (rows, k)

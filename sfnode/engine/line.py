@@ -2,14 +2,15 @@
 
 D rides along in activation space, as the directions of a step do, with the columns of U A for one side and
 those of V for the other: no matrix is written. Vectors have no input to project and are moved in place, as in
-a step. This module knows cores and layers; it knows neither updates nor what is looked for on the line.
+a step. A
+search looks for a place on the line by validation rows: which, whoever searches says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,14 +19,36 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.engine.forward import Pass
+from sfnode.engine.losses import line_batches, line_rows
+from sfnode.engine.objective import KeepGoing, always, paused
 from sfnode.engine.subspace import Subspace
+from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
+from sfnode.tasks import verifying
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
 
 A = TypeVar("A", bound=NDArray[Any])
+
+
+class LineSearcher(Protocol):
+    """Whoever looks for a place on a line (`organising.line_search`)."""
+
+    @property
+    def amounts(self) -> Sequence[float]:
+        """The c at which losses are wanted."""
+        ...
+
+    @property
+    def wanted(self) -> range:
+        """Numbers of the rows that are wanted next; none at the end."""
+        ...
+
+    def take(self, losses: NDArray[np.float64]) -> None:
+        """Take the losses of these rows, (rows, amounts)."""
+        ...
 
 
 class Line:
@@ -115,3 +138,32 @@ def _sides(
         u.append(a.t() @ left.float().t())
         v.append(right.float())
     return torch.cat(u), torch.cat(v, 1)
+
+
+def line_to(model: TrainableModel, after: Mapping[int, I64]) -> Line:
+    """Return the line from the weights as of now to those with the cores `after`."""
+    model.rebuild(max(after, default=0))
+    step = difference(after, model.core.cores())
+    return Line(model.loaded, model.space, model.weights.scale, step)
+
+
+def search(
+    model: TrainableModel, after: Mapping[int, I64], search: LineSearcher, keep_going: KeepGoing = always
+) -> int:
+    """Let a line search look from the weights as of now towards those with the cores `after`, on
+    validation rows; return how many example-forwards it took.
+
+    Raises UserError DATA_*, PAUSED when `keep_going`, asked before each part, says no, and as
+    `verifying.require_slopes`.
+    """
+    verifying.require_slopes(model.manifest.task)
+    step = line_to(model, after)
+    rows = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
+    taken = 0
+    while wanted := search.wanted:
+        if not keep_going():
+            raise paused()
+        encoded = line_batches(model.manifest, model.loaded.tokenizer, rows[wanted.start : wanted.stop])
+        search.take(step.losses(encoded, search.amounts))
+        taken += len(wanted) * len(search.amounts)
+    return taken

@@ -1,14 +1,27 @@
-"""Loads what a trainer works with: the base model and a node's rows."""
+"""Loads what a trainer works with: the base model and a node's rows.
+
+A model is checked once, when it is loaded: its targets have to be perturbed row by row, and a language model
+has to be causal. A few short sequences go through the model, and one of them is perturbed. That is done in
+two shapes, because the number of rows that a layer sees may be that of one batch by accident: what a model's
+code does with its rows cannot be read off its modules.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from sfnode.engine import target_check
+from sfnode.engine import forward
+from sfnode.engine.forward import Batch
+from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.targets import Form
 from sfnode.tasks import dataset
 
 
@@ -20,7 +33,7 @@ def load_model(
     Raises UserError as `models.loader.load` does.
     """
     loaded = loader.load(manifest, override=override, device=device, dtype=dtype)
-    problem = loader.with_user_errors(loaded.folder, lambda: target_check.problem(loaded))
+    problem = loader.with_user_errors(loaded.folder, lambda: target_problem(loaded))
     if problem:
         raise loader.unsupported(loaded.folder, problem)
     return loaded
@@ -42,3 +55,106 @@ def training_rows(
         least = manifest.data.train_min_words
         rows = dataset.load_rows(str(override), manifest.task, min_words=least, skip_bad=skip_bad)
     return dataset.shard(rows, *shard) if shard else rows, public
+
+
+SHAPES = ((2, 3), (3, 5))
+"""Sequences and tokens of each: a row per sequence, per token, per position or per distance (DeBERTa sees two
+for each position) is as many rows as something else in one of them at most."""
+
+PREDICTED = 16
+"""Tokens whose log-probabilities are compared for causality: that of a single one may agree by accident."""
+
+DISTANCE = 0.05
+"""Size of the first sequence's perturbation: enough to show in half precision."""
+
+TOLERANCE = 0.02
+"""Relative difference of log-probabilities that rounding may make between two ways to the same product."""
+
+
+def target_problem(loaded: LoadedModel) -> str | None:
+    """Return why the model cannot be trained, or None if it can."""
+    with torch.inference_mode():
+        reasons = (_mixing(loaded, *shape) for shape in SHAPES)
+        return next((reason for reason in reasons if reason), None) or _non_causal(loaded)
+
+
+def _mixing(loaded: LoadedModel, sequences: int, tokens: int) -> str | None:
+    """Return what keeps the targets from being perturbed sequence by sequence, in a batch of this shape."""
+    this = _sequences(loaded, sequences, tokens)
+    still = forward.log_probs(loaded, this, None)
+    loaded.perturber.seen.clear()
+    try:
+        perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(len(loaded.sites))))
+    except UserError as error:  # a target saw a number of rows that is none of the batch's
+        return error.what
+    idle = _unseen(loaded)
+    if idle:
+        return f"{idle} is never called as a layer"
+    if not _same(perturbed[1:], still[1:]):
+        return f"{_culprit(loaded, this, still)} does not keep the rows of a batch apart"
+    return None
+
+
+def _sequences(loaded: LoadedModel, sequences: int, tokens: int) -> forward.Pass:
+    """Return so many sequences and the last position of each."""
+    every = np.arange(sequences)
+    ids = np.arange(sequences * tokens).reshape(sequences, tokens) % _vocabulary(loaded)
+    columns = np.zeros_like(every) if loaded.classifies else np.full_like(every, tokens - 1)
+    batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), every, columns, np.zeros_like(every))
+    return forward.take(loaded, batch, every, every)
+
+
+def _vocabulary(loaded: LoadedModel) -> int:
+    """Return the size of the vocabulary; a model that also sees images has a configuration for text."""
+    return int(loaded.model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _non_causal(loaded: LoadedModel) -> str | None:
+    """Return what is wrong with a language model that sees the tokens it has to predict, as an encoder
+    does."""
+    if loaded.classifies:
+        return None
+    _, tokens = SHAPES[0]
+    ids = np.arange(tokens)[None].repeat(2, 0) % _vocabulary(loaded)
+    ids[1, -1] = (ids[1, -1] + 1) % _vocabulary(loaded)
+    rows = np.arange(2).repeat(PREDICTED)
+    targets = np.arange(2 * PREDICTED) % PREDICTED % _vocabulary(loaded)
+    batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), rows, np.zeros_like(rows), targets)
+    this = forward.take(loaded, batch, np.arange(2), np.arange(len(targets)))
+    first, second = forward.log_probs(loaded, this, None).chunk(2)  # each after the same one token
+    return None if _same(first, second) else "it reads both ways: what it predicts depends on what follows"
+
+
+def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Perturbation:
+    """Perturb the first sequence, in these targets, along directions of ones, and the others not at all."""
+    sequences, tokens = this.input_ids.shape
+    by = torch.zeros(sequences, 1, dtype=loaded.dtype, device=loaded.device)
+    by[0] = DISTANCE
+    directions = Directions(
+        tuple(
+            by.new_full((1, s.target.out_features), float(n in numbers)) for n, s in enumerate(loaded.sites)
+        ),
+        tuple(by.new_ones((s.target.in_features, 1)) for s in loaded.sites),
+        live=0,
+    )
+    return Perturbation(directions, by.repeat_interleave(tokens, 0), by, by[this.rows])
+
+
+def _unseen(loaded: LoadedModel) -> str | None:
+    """Return a target that no pass has gone through, if there is one."""
+    sites = enumerate(loaded.sites)
+    names = (s.target.name for n, s in sites if s.form is not Form.VECTOR and n not in loaded.perturber.seen)
+    return next(names, None)
+
+
+def _culprit(loaded: LoadedModel, this: forward.Pass, still: Tensor) -> str:
+    """Return the first target whose perturbation alone changes another sequence than the first."""
+    for number, site in enumerate(loaded.sites):
+        perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(number, number + 1)))
+        if not _same(perturbed[1:], still[1:]):
+            return site.target.name
+    return "the model"
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)

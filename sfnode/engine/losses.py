@@ -13,8 +13,7 @@ import numpy as np
 
 from sfnode.engine import forward, samples
 from sfnode.engine.estimator import Estimate, estimates
-from sfnode.engine.objective import BASE, OWN, GoOn, Held, always, paused
-from sfnode.engine.run_rows import RunRows
+from sfnode.engine.objective import BASE, OWN, Held, KeepGoing, RunRows, always, paused
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
@@ -31,19 +30,21 @@ from sfnode.tasks.encoding import (
     measure,
     scored_batches,
 )
+from sfnode.tasks.mini_batches import CENTRED, Shard
 from sfnode.tasks.prompts import Row
-from sfnode.tasks.shard import CENTRED, Shard
 from sfprotocol.seeds import derive_key, stream
 
 EVALUATION_BATCH = 32
 """Rows of an evaluation that are tokenised and cut into passes together."""
 
 
-def scorer(loaded: LoadedModel, go_on: GoOn = always, perturb: forward.Perturb | None = None) -> Forward:
+def scorer(
+    loaded: LoadedModel, keep_going: KeepGoing = always, perturb: forward.Perturb | None = None
+) -> Forward:
     """Return what scores a batch with the model as it is; it raises UserError PAUSED."""
 
     def score(encoded: Encoded) -> Scored:
-        if not go_on():
+        if not keep_going():
             raise paused()
         return forward.score_in_passes(loaded, encoded, perturb)
 
@@ -58,7 +59,7 @@ class Priors:
         self._found: dict[bytes, Prior] = {}
         """Those of the base model and of the last model asked about, by the digest of their cores."""
 
-    def of(self, weights: bytes, go_on: GoOn = always) -> Prior:
+    def of(self, weights: bytes, keep_going: KeepGoing = always) -> Prior:
         """Return the prior of the weights as they are, which are those of this digest, (K,).
 
         From CALIBRATION_ROWS of the run's public training rows, whose labels are not looked at; where they
@@ -66,21 +67,21 @@ class Priors:
         the task has no fixed answers, DATA_* if there are neither rows nor a prior in the manifest, PAUSED.
         """
         if weights == OWN:
-            return self.measured(go_on)
+            return self.measured(keep_going)
         if weights not in self._found:
-            found = self.measured(go_on)
+            found = self.measured(keep_going)
             kept = {BASE: self._found[BASE]} if BASE in self._found else {}
             self._found = kept | {weights: found}
         return self._found[weights]
 
-    def measured(self, go_on: GoOn = always, perturb: forward.Perturb | None = None) -> Prior:
+    def measured(self, keep_going: KeepGoing = always, perturb: forward.Perturb | None = None) -> Prior:
         """Return that of the weights as they are, moved by `perturb`. Raises as `of`."""
         task, tokenizer = self._task, self._loaded.tokenizer
         if task.prior and not self._rows.some_if_any():
             return calibration.from_manifest(task)
         rows = self._rows.some() if task.labelled else []
         return calibration.prior(
-            task, tokenizer, rows, scorer(self._loaded, go_on, perturb), EVALUATION_BATCH
+            task, tokenizer, rows, scorer(self._loaded, keep_going, perturb), EVALUATION_BATCH
         )
 
 
@@ -114,19 +115,25 @@ class Losses:
         return estimates(self._loaded, directions, batches, distance, self._group)
 
     def evaluate(
-        self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: forward.Perturb | None = None
+        self,
+        held: Held,
+        of: bytes = OWN,
+        keep_going: KeepGoing = always,
+        perturb: forward.Perturb | None = None,
     ) -> Evaluation:
         """Measure the model; where the run's loss is centred, calibrated by the prior that it has there."""
         prior = None
         if self._task.loss == CENTRED:
-            prior = self._priors.measured(go_on, perturb) if perturb else self._priors.of(of, go_on)
-        return measure(self._task, self._scored(held, go_on, perturb), prior)
+            prior = self._priors.measured(keep_going, perturb) if perturb else self._priors.of(of, keep_going)
+        return measure(self._task, self._scored(held, keep_going, perturb), prior)
 
-    def evaluate_base(self, held: Held, go_on: GoOn = always, *, calibrated: bool = False) -> Evaluation:
+    def evaluate_base(
+        self, held: Held, keep_going: KeepGoing = always, *, calibrated: bool = False
+    ) -> Evaluation:
         """Measure the base model; once only for both ways to look at its scores."""
-        prior = self._priors.of(BASE, go_on) if calibrated else None
+        prior = self._priors.of(BASE, keep_going) if calibrated else None
         key = held.which, held.limit
-        found = self._base_scored.pop(key, None) or list(self._scored(held, go_on))
+        found = self._base_scored.pop(key, None) or list(self._scored(held, keep_going))
         if self._task.labelled and not calibrated:
             self._base_scored[key] = found
         return measure(self._task, found, prior)
@@ -143,9 +150,9 @@ class Losses:
         return samples.answer(self._loaded, self._task, rows, scorer(self._loaded), prior)
 
     def _scored(
-        self, held: Held, go_on: GoOn, perturb: forward.Perturb | None = None
+        self, held: Held, keep_going: KeepGoing, perturb: forward.Perturb | None = None
     ) -> Iterator[ScoredBatch]:
-        score = scorer(self._loaded, go_on, perturb)
+        score = scorer(self._loaded, keep_going, perturb)
         return scored_batches(self._task, self._loaded.tokenizer, held.rows, score, EVALUATION_BATCH)
 
 

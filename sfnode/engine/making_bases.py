@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,18 +24,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine import forward
+from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import PUBLISHED_UNIT
+from sfnode.models import bases as published_bases
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
 from sfnode.tasks import dataset, verifying
 from sfnode.tasks.encoding import Encoded
-from sfnode.tasks.shard import Shard
+from sfnode.tasks.mini_batches import Shard
 from sfprotocol.seeds import derive_key, stream
-
-if TYPE_CHECKING:
-    from sfnode.engine.trainer import Trainer
 
 I8 = NDArray[np.int8]
 
@@ -82,16 +82,21 @@ class Made(NamedTuple):
     """A backward pass counts as two forward passes."""
 
 
-def make(trainer: Trainer, kind: str, advance: Advance = lambda done, total: None) -> Made:
-    """Return bases at the trainer's model as of now, of kind `gradients` or `activations`.
+def make(model: TrainableModel, kind: str, advance: Advance = lambda done, total: None) -> Made:
+    """Return bases at a model as of now, of kind `gradients` or `activations`.
 
     On mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_* without
     such rows, and as `gradients`.
     """
-    rows = trainer.run_rows.training()
-    trainer.restore()
-    trainer.weights.rebuild()
-    return make_on(trainer.loaded, trainer.manifest, rows, kind, trainer.core.digest(), advance)
+    rows = model.run_rows.training()
+    model.rebuild()
+    return make_on(model.loaded, model.manifest, rows, kind, model.core.digest(), advance)
+
+
+def make_bases(model: TrainableModel, folder: Path) -> str:
+    """Make bases from gradients at the weights as of now, write them to a folder, and return their
+    digest, in hex. Raises UserError as `make`, OSError."""
+    return published_bases.write(folder, make(model, "gradients").pairs)
 
 
 def make_on(

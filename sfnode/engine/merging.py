@@ -10,8 +10,12 @@ stochastic rounding, by which changes far below the rounding are kept on average
 update decides in which core that update is, and nothing else. None of this ever feeds back into the shared
 state. Duty cycles bound the time that all of it takes.
 
-In a run with a decay the weights also depend on which subspace is the newest in the core (SPEC O17): when
-that changes, every target waits for its rebuild, as when another epoch begins.
+In a run with a weight decay the weights also depend on which subspace is the newest in the core (SPEC O17):
+when that changes, every target waits for its rebuild, as when another epoch begins.
+
+A decay is anchored, towards the base: a core counts `gamma` times less with each subspace between its own and
+the newest one whose core is not zero. So weights stay a function of the cores alone, and cores are what they
+are without a decay: nothing that makes them, keeps them, or takes something out of them knows of it.
 """
 
 from __future__ import annotations
@@ -22,19 +26,47 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.decay import NONE, Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.models.bases import missing
 from sfnode.models.loader import LoadedModel, matrix, store_rows
 from sfnode.models.quantized import BLOCK_ENTRIES, row_blocks
 from sfnode.models.targets import Form
 from sfprotocol.seeds import I64
+
+
+class Decay:
+    """Powers of `gamma` by repeated multiplication in binary64, which rounds alike on every machine; the
+    `pow` of libraries does not."""
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+        self._powers = [1.0]
+
+    def __call__(self, age: int) -> float:
+        """Return gamma to the power of an age in subspaces; 1 for what is newer than the newest."""
+        while len(self._powers) <= age:
+            self._powers.append(self._powers[-1] * self.gamma)
+        return self._powers[max(age, 0)]
+
+    def faded(self, cores: Mapping[int, I64]) -> Mapping[int, NDArray[Any]]:
+        """Return cores by subspace, none of which is zero, as they count together; the same integers where
+        that is once."""
+        newest = max(cores, default=0)
+        powers = {subspace: self(newest - subspace) for subspace in cores}
+        return {s: core if powers[s] == 1 else core * powers[s] for s, core in cores.items()}
+
+
+NO_DECAY = Decay(1.0)
+"""Everything counts the same, whenever it came."""
+
 
 MERGE_REST = 80
 """A merge that took t seconds is followed by at least 80 t without one: about 1 % of the time. Until then
@@ -104,7 +136,7 @@ class MergedWeights:
         core: Core,
         scale: Callable[[int], float],
         clock: Callable[[], float],
-        decay: Decay = NONE,
+        decay: Decay = NO_DECAY,
     ) -> None:
         self._loaded = loaded
         self._space = space

@@ -10,20 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sfnode.engine.adapter import Fit
-from sfnode.manifest.sources import is_on_hub, public_name
+from sfnode.engine.drift import drift
+from sfnode.engine.evaluation import named_prior
+from sfnode.engine.trainable_model import TrainableModel
+from sfnode.manifest import is_on_hub, public_name
 from sfnode.manifest.task import Task
 from sfnode.models.files import licence_of
 from sfnode.printable import command, printable
 from sfnode.schema.metrics import NO_WORTH, metric_of, trained_by
 from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
-from sfnode.tasks.shard import CENTRED
-
-if TYPE_CHECKING:
-    from sfnode.engine.trainer import Trainer
+from sfnode.tasks.mini_batches import CENTRED
 
 PLAIN = """\
 The loss was plain: scores are compared as they are.
@@ -72,38 +71,39 @@ GIVEN = "It is the base model's, from the manifest: no rows were there to measur
 
 
 def model_card(
-    trainer: Trainer,
+    model: TrainableModel,
     about: Provenance | None = None,
     *,
     weights: Mapping[str, str] | None = None,
-    fit: Fit | None = None,
+    adapter: str = "",
 ) -> str:
     """Return the card of the model as of now, in Markdown.
 
-    `weights` are the SHA-256 in hex of a whole model's files by name, `fit` is for an adapter.
+    `weights` are the SHA-256 in hex of a whole model's files by name, `adapter` says how well an adapter
+    gives what was learnt.
     """
-    manifest = trainer.manifest
+    manifest = model.manifest
     task = manifest.task
     run = f"Trained by sfnode from {_source(manifest.model.source)} in the run `{manifest.run_id.hex()}`."
-    parts = [_front_matter(trainer, adapter=fit is not None), f"# {_escaped(manifest.name)}\n", f"{run}\n"]
-    if fit:
-        parts.append(f"This is a LoRA adapter of that model: {fit.in_words}.\n")
+    parts = [_front_matter(model, adapter=bool(adapter)), f"# {_escaped(manifest.name)}\n", f"{run}\n"]
+    if adapter:
+        parts.append(f"This is a LoRA adapter of that model: {adapter}.\n")
     if task.labelled:
         answers = ", ".join(map(_quoted, task.verbalizer.values()))
         parts.append(
             f"The template of its prompts is {_quoted(task.template)}, and its answers are {answers}.\n"
         )
-        parts.append(PLAIN if task.loss != CENTRED else _calibration(trainer))
+        parts.append(PLAIN if task.loss != CENTRED else _calibration(model))
     if not task.has_slopes:
         parts.append(_rewarded(task))
-    parts.append(f"Drift from the base model: {trainer.drift().in_words}.\n")
-    parts += _about(trainer, about, weights or {}) if about else ()
-    return "\n".join([*parts, _training(trainer)])
+    parts.append(f"Drift from the base model: {drift(model).in_words}.\n")
+    parts += _about(model, about, weights or {}) if about else ()
+    return "\n".join([*parts, _training(model)])
 
 
-def _front_matter(trainer: Trainer, *, adapter: bool) -> str:
+def _front_matter(model: TrainableModel, *, adapter: bool) -> str:
     """Return the hub's metadata as YAML, each value in JSON, which is YAML too."""
-    manifest = trainer.manifest
+    manifest = model.manifest
     source, data = manifest.model.source, manifest.data
     named = (name.split(":")[1] for name in (data.train, data.test) if name.startswith(HUB))
     sets = sorted(set(filter(is_on_hub, named)))
@@ -113,22 +113,22 @@ def _front_matter(trainer: Trainer, *, adapter: bool) -> str:
     }
     if is_on_hub(source):  # it takes no other names
         fields |= {"base_model": source, "base_model_relation": "adapter" if adapter else "finetune"}
-    if license_ := licence_of(trainer.loaded.folder):
+    if license_ := licence_of(model.loaded.folder):
         fields["license"] = license_
     if sets:
         fields["datasets"] = sets
-    fields["pipeline_tag"] = "text-classification" if trainer.loaded.classifies else "text-generation"
+    fields["pipeline_tag"] = "text-classification" if model.loaded.classifies else "text-generation"
     lines = (f"{key}: {json.dumps(value)}" for key, value in fields.items())
     return "\n".join(["---", *lines, "---", ""])
 
 
-def _about(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> Iterator[str]:
+def _about(model: TrainableModel, about: Provenance, weights: Mapping[str, str]) -> Iterator[str]:
     seal = "" if about.seal is None else f"the seal of epoch {about.seal} of "
     kind = "state digest" if about.seal is None else "core digest"
     moment = f"The model of {seal}the run, {about.updates} updates, {kind} `{about.digest}`."
     yield f"## Where it comes from\n\n{moment}\n"
     if about.evaluations:
-        trained = trained_by(trainer.manifest.task.kind)
+        trained = trained_by(model.manifest.task.kind)
         rows = (
             f"| {one.of} | {_escaped(metric_of(one.result.metric).name)} | {one.result.value:.3f} "
             f"| {one.result.low:.3f} to {one.result.high:.3f} | {trained.of(one.result.loss):.4f} "
@@ -142,13 +142,13 @@ def _about(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> I
         )
         yield "\n".join(rows) + "\n"
     if about.contributors:
-        worth = "" if trainer.manifest.task.has_slopes else f" ({NO_WORTH})"
+        worth = "" if model.manifest.task.has_slopes else f" ({NO_WORTH})"
         by = f"Contributors, by the updates of theirs that count{worth}"
         yield f"{by}; names are their own, and not verified:\n"
         yield (
             "| key | name | updates |\n|---|---|---|\n" + "\n".join(_contributors(about.contributors)) + "\n"
         )
-    yield "## How to verify it\n\n" + _verification(trainer, about, weights)
+    yield "## How to verify it\n\n" + _verification(model, about, weights)
 
 
 def _contributors(everybody: tuple[Contributor, ...]) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _contributors(everybody: tuple[Contributor, ...]) -> Iterator[str]:
         yield f"| {len(others)} others | | {sum(one.updates for one in others)} |"
 
 
-def _verification(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> str:
+def _verification(model: TrainableModel, about: Provenance, weights: Mapping[str, str]) -> str:
     """Say which commands compute the model anew, in the folder of any node of the run."""
     commands = [command("sfnode", "verify")]
     of: tuple[object, ...] = ()
@@ -179,7 +179,7 @@ def _verification(trainer: Trainer, about: Provenance, weights: Mapping[str, str
     if not weights:
         return first
     sums = "\n".join(f"{digest}  check/{name}" for name, digest in weights.items())
-    dtype = str(trainer.loaded.dtype).removeprefix("torch.")
+    dtype = str(model.loaded.dtype).removeprefix("torch.")
     export = command("sfnode", "export", "check", *of, "--dtype", dtype)
     return (
         f"{first}\nAnd this writes the weights anew, which have these SHA-256 sums on every machine:\n\n"
@@ -187,8 +187,8 @@ def _verification(trainer: Trainer, about: Provenance, weights: Mapping[str, str
     )
 
 
-def _training(trainer: Trainer) -> str:
-    manifest = trainer.manifest
+def _training(model: TrainableModel) -> str:
+    manifest = model.manifest
     task, data, numbers = manifest.task, manifest.data, manifest.training
     points = f"groups of {numbers.group} updates" if numbers.group else "two points for each update"
     rows = {
@@ -219,9 +219,9 @@ def _rewarded(task: Task) -> str:
     )
 
 
-def _calibration(trainer: Trainer) -> str:
-    rows = "\n".join(f"| {_quoted(word)} | {part:.5f} |" for word, part in trainer.named_prior().items())
-    return CALIBRATION.format(rows=rows, source=MEASURED if trainer.run_rows.some_if_any() else GIVEN)
+def _calibration(model: TrainableModel) -> str:
+    rows = "\n".join(f"| {_quoted(word)} | {part:.5f} |" for word, part in named_prior(model).items())
+    return CALIBRATION.format(rows=rows, source=MEASURED if model.run_rows.some_if_any() else GIVEN)
 
 
 def _quoted(text: str) -> str:

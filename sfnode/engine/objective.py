@@ -1,23 +1,23 @@
-"""Objectives of runs, which differ by task: what an update measures, and how a model is evaluated.
+"""Things that the objectives of runs share, which differ by task (`losses`, `reward_objective`): rows, and
+breaking off.
 
-A trainer has one objective, and gives it the model at the weights that are asked about.
+A trainer has one objective, which says what an update measures and evaluates the model at the weights that
+are asked about. Rows of a run that everybody has are read here when they are first asked for, and once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple
 
-from sfnode.engine.estimator import Estimate
-from sfnode.engine.forward import Perturb
-from sfnode.engine.samples import Answered
 from sfnode.errors import Code, UserError
-from sfnode.models.perturbation import Directions
-from sfnode.schema.evaluation import Evaluation
+from sfnode.manifest import Manifest
+from sfnode.tasks import calibration, dataset
 from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.prompts import Row
 
-GoOn = Callable[[], bool]
+KeepGoing = Callable[[], bool]
 """Asked now and then whether a long measurement should go on."""
 
 OWN = b""
@@ -50,41 +50,53 @@ class Held(NamedTuple):
     rows: Sequence[Row]
 
 
-class Objective(Protocol):
-    """The objective of a run.
+class RunRows:
+    """The public rows of one run."""
 
-    Weights are those of the model as it is, unless `perturb` moves them; `of` is the digest of their cores,
-    by which what follows from them alone is remembered.
-    """
+    def __init__(
+        self, manifest: Manifest, folder: Path | None = None, public: Sequence[dataset.Row] | None = None
+    ) -> None:
+        """`folder` has files of the run's data; `public` are its training rows, if they were read already."""
+        self._manifest = manifest
+        self.folder = folder
+        self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
+        self._held_out: dict[tuple[dataset.HeldOut, int], Held] = {}
 
-    @property
-    def odds(self) -> tuple[int, int]:
-        """Rows that a mini-batch draws, and of how many; 0 without any."""
-        ...
+    def held_out(self, which: dataset.HeldOut, limit: int = 0) -> Held:
+        """Return `limit` (0: as many as the manifest says) of the rows on which models are measured.
 
-    def mini_batch(self, seed: int) -> Any:
-        """Return what a seed draws, as `estimates` takes it; any thread may call this."""
-        ...
-
-    def estimates(
-        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Any], distance: float
-    ) -> list[Estimate]:
-        """Estimate the derivative of each mini-batch's loss along the direction of the same number."""
-        ...
-
-    def evaluate(
-        self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: Perturb | None = None
-    ) -> Evaluation:
-        """Measure the model. Raises UserError DATA_*, and PAUSED when `go_on` says no."""
-        ...
-
-    def evaluate_base(self, held: Held, go_on: GoOn = always, *, calibrated: bool = False) -> Evaluation:
-        """Measure the base model, whose weights the model has; `calibrated`: less its own prior.
-
-        Raises UserError as `evaluate`, BAD_OPTION where there is no prior.
+        Raises UserError as `dataset.held_out_rows`.
         """
-        ...
+        if (which, limit) not in self._held_out:
+            data, task = self._manifest.data, self._manifest.task
+            found = dataset.held_out_rows(data, task, which, limit, self.folder)
+            self._held_out[which, limit] = Held(which, limit, found)
+        return self._held_out[which, limit]
 
-    def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[Answered]:
-        """Return the model's answers to these rows."""
-        ...
+    def training(self) -> list[dataset.Row]:
+        """Return the public training rows. Raises UserError as `dataset.training_rows`."""
+        return dataset.training_rows(self._manifest.data, self._manifest.task, self.folder)
+
+    def some(self) -> list[dataset.Row]:
+        """Return up to CALIBRATION_ROWS of them. Raises UserError as `training`."""
+        if self._public is None:
+            self._public = dataset.select(self.training(), calibration.CALIBRATION_ROWS)
+        return self._public
+
+    def training_if_any(self) -> list[dataset.Row]:
+        """Return the public training rows; none if they are not within reach. Raises UserError DATA_MALFORMED
+        and the like."""
+        return _if_any(self.training)
+
+    def some_if_any(self) -> list[dataset.Row]:
+        """Return up to CALIBRATION_ROWS of them; as `training_if_any`."""
+        return _if_any(self.some)
+
+
+def _if_any(read: Callable[[], list[dataset.Row]]) -> list[dataset.Row]:
+    try:
+        return read()
+    except UserError as error:
+        if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND, Code.DATA_DIFFERS):
+            raise
+        return []

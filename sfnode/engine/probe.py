@@ -17,13 +17,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sfnode.engine import forward
+from sfnode.engine.evaluation import evaluate
+from sfnode.engine.head import HeadLosses
 from sfnode.engine.losses import EVALUATION_BATCH
+from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.models.kept_states import Text, texts_of
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import EvaluationOfRows, ProbeEvaluation
-from sfnode.tasks import encoding
+from sfnode.tasks import dataset, encoding
 from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.prompts import Row
 
@@ -80,6 +83,18 @@ def suffice(labels: Tensor, classes: int) -> bool:
     return bool(counts.min() > 0 and counts.max() >= FOLD)
 
 
+def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
+    """Return the linear probe of training rows whose states are kept, beside the model as of now on
+    `limit` test rows: the rows of this trainer, and the run's public ones. None where no linear head
+    alone is trained with the plain loss, and where too few states are kept. Raises as `evaluate`."""
+    if not isinstance(model.objective, HeadLosses):
+        return None
+    rows = [*model.rows[:MOST_ROWS], *dataset.select(model.run_rows.training_if_any(), MOST_ROWS)]
+    found, held = evaluate(model, limit), model.run_rows.held_out("test", limit).rows
+    assert isinstance(found, EvaluationOfRows)
+    return beside(found, model.loaded, model.manifest.task, rows, held)
+
+
 def beside(
     model: EvaluationOfRows, loaded: LoadedModel, task: Task, rows: Sequence[Row], held: Sequence[Row]
 ) -> ProbeEvaluation | None:
@@ -88,10 +103,10 @@ def beside(
     states, labels = _kept(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH))
     if not suffice(labels, classes := len(task.verbalizer)):
         return None
-    probe = linear_probe(states, labels, classes)
+    fitted = linear_probe(states, labels, classes)
 
     def score(encoded: Encoded) -> Scored:
-        found = probe(forward.states(loaded, encoded).cpu())[encoded.sequences]  # (P, classes)
+        found = fitted(forward.states(loaded, encoded).cpu())[encoded.sequences]  # (P, classes)
         chosen = found.gather(1, encoded.targets[:, None]).flatten()
         return Scored(chosen.float(), chosen >= found.amax(1))
 

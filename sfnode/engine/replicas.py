@@ -24,9 +24,10 @@ import torch
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.devices import usable_device
+from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.loading import load_model
-from sfnode.engine.noise import LocalNoise
-from sfnode.engine.trainer import THREADS, StepResult, Trainer
+from sfnode.engine.trainable_model import THREADS, StepResult
+from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest

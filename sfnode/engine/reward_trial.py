@@ -24,9 +24,9 @@ import numpy as np
 
 from sfnode.engine import trial
 from sfnode.engine.estimator import Estimate
-from sfnode.engine.generation import Answer
-from sfnode.engine.pilot import Advance, Pilot, any_trainer, seeds_of, typical_weight
+from sfnode.engine.generation import Continuation
 from sfnode.engine.reward_objective import Rewards
+from sfnode.engine.scalar_limit import Advance, SlopeSample, any_trainer, seeds_of, typical_weight
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -54,7 +54,7 @@ class RewardTrial(NamedTuple):
     """Findings of some updates of a reward run on the base model."""
 
     epsilon: float
-    pilot: Pilot
+    sample: SlopeSample
     """Its slopes are the alphas."""
     delta: float
     rate: float
@@ -71,7 +71,7 @@ class RewardTrial(NamedTuple):
     @property
     def apart(self) -> float:
         """Share of updates whose points differ in reward: of scalars that are not 0."""
-        return float(np.count_nonzero(self.pilot.slopes)) / self.updates
+        return float(np.count_nonzero(self.sample.slopes)) / self.updates
 
 
 def run(
@@ -82,15 +82,15 @@ def run(
     dtype: str = "float32",
     bases: Path | None = None,
     advance: Advance = lambda done, total: None,
-) -> RewardTrial | Pilot:
-    """Load the run's base model and try it out; return a pilot without slopes if there are no rows.
+) -> RewardTrial | SlopeSample:
+    """Load the run's base model and try it out; return a sample without slopes if there are no rows.
 
-    With `keep_epsilon` no other one is tried. Raises UserError as `pilot.measure`, and REWARDS_ALIKE.
+    With `keep_epsilon` no other one is tried. Raises UserError as `scalar_limit.measure`, and REWARDS_ALIKE.
     """
     trainer, reason = any_trainer(manifest, device, dtype, bases)
     with trainer:
         if reason:
-            return Pilot(np.zeros(0), typical_weight(trainer.loaded), reason)
+            return SlopeSample(np.zeros(0), typical_weight(trainer.loaded), reason)
         tried = []
         for factor in FACTORS[: 1 if keep_epsilon else None]:
             tried.append(measure(trainer, UPDATES, factor * manifest.training.epsilon, advance))
@@ -116,7 +116,7 @@ def measure(
     seeds, group = seeds_of(trainer, updates), numbers.batch_updates
     together = -(-TOGETHER // group) * group
     begun = clock()
-    answers: list[Answer] = []
+    answers: list[Continuation] = []
     estimates: list[Estimate] = []
     for start in range(0, len(seeds), together):
         if len(estimates) >= LEAST and clock() - begun > PATIENCE:
@@ -124,16 +124,16 @@ def measure(
         part = seeds[start : start + together]
         batches = trainer.mini_batches.take(part)
         directions = trainer.space.directions(part, 0)
-        written, told = objective.measured(directions, part, batches, epsilon)
+        written, estimated = objective.measured(directions, part, batches, epsilon)
         answers += written
-        estimates += told
+        estimates += estimated
         advance(len(estimates), len(seeds))
     alphas = np.nan_to_num([one.alpha for one in estimates], nan=0.0, posinf=0.0, neginf=0.0)
-    pilot = Pilot(alphas, typical_weight(trainer.loaded))
-    spread = pilot.spread
+    sample = SlopeSample(alphas, typical_weight(trainer.loaded))
+    spread = sample.spread
     return RewardTrial(
         epsilon,
-        pilot,
+        sample,
         trial.suitable_delta(numbers, spread) if spread else numbers.scalar_delta,
         reward_numbers.rate(epsilon, spread, numbers.points) if spread else numbers.learning_rate,
         len(estimates),

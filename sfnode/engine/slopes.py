@@ -28,13 +28,17 @@ from torch import Tensor
 from sfnode.engine import forward
 from sfnode.engine.basis import FeaturesBasis
 from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
-from sfnode.engine.line import Line
+from sfnode.engine.line import Line, difference
+from sfnode.engine.losses import line_rows
+from sfnode.engine.objective import KeepGoing, always, paused
 from sfnode.engine.subspace import Subspace
+from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
+from sfnode.tasks import verifying
 from sfnode.tasks.encoding import Encoded, encode
 from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import I64, coordinates
@@ -130,14 +134,14 @@ def shares(
     updates: Sequence[Updates],
     batches: Sequence[Encoded],
     delta: float,
-    go_on: Callable[[], bool],
+    keep_going: Callable[[], bool],
 ) -> tuple[list[Share], int] | None:
     """Return the share that each of these `updates` has in the step that the cores `step` make from the
     model's weights as they are, on these batches, of which there are two at least; and the example-forwards
     that it took. `delta` is the unit of a scalar, and `scale` as for `merging.MergedWeights`.
 
     Slopes are those in the middle of the step, unless the loss is higher there than at its start: then those
-    at its start, as who ruins the model has not to choose where all are judged. None once `go_on`, asked
+    at its start, as who ruins the model has not to choose where all are judged. None once `keep_going`, asked
     before each batch, says no. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE.
     """
     touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
@@ -146,10 +150,10 @@ def shares(
     zero = np.zeros((len(space.targets), space.rank, space.rank), np.int64)
     whole = dict.fromkeys(touched, zero) | dict(step)
     before = float(Line(loaded, space, scale, {}).losses(batches, [0.0]).mean())
-    found = measure(loaded, space, scale, whole, batches, go_on, MIDDLE)
+    found = measure(loaded, space, scale, whole, batches, keep_going, MIDDLE)
     passes = 1 + GRADIENT
     if found and not (found.finite and found.loss <= before):
-        found = measure(loaded, space, scale, whole, batches, go_on, START)
+        found = measure(loaded, space, scale, whole, batches, keep_going, START)
         passes += GRADIENT
     if not found:
         return None
@@ -162,8 +166,34 @@ def shares(
         )
     unit = {subspace: scale(subspace) / space.basis.unit**2 for subspace in touched}
     taken = passes * sum(batch.examples for batch in batches)
-    told = [found.share(one, delta, unit) for one in updates]
-    return [_of_rows(one) for one in told] if isinstance(space.basis, FeaturesBasis) else told, taken
+    shared = [found.share(one, delta, unit) for one in updates]
+    return [_of_rows(one) for one in shared] if isinstance(space.basis, FeaturesBasis) else shared, taken
+
+
+def shares_towards(
+    model: TrainableModel,
+    after: Mapping[int, I64],
+    updates: Sequence[Updates],
+    rows: int,
+    turn: int,
+    keep_going: KeepGoing = always,
+) -> tuple[list[Share], int]:
+    """Return the share of each of these `updates` in what leads from the weights as of now to those with
+    the cores `after`, on so many validation rows, and the example-forwards that it took.
+
+    Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `measure` and
+    `verifying.require_slopes`.
+    """
+    verifying.require_slopes(model.manifest.task)
+    model.rebuild(max(after, default=0))
+    task, held_out = model.manifest.task, model.run_rows.held_out("validation").rows
+    batches = batches_of(task, model.loaded.tokenizer, line_rows(task, held_out), rows, turn)
+    step, delta = difference(after, model.core.cores()), model.manifest.training.scalar_delta
+    scale = model.weights.scale
+    found = shares(model.loaded, model.space, scale, step, updates, batches, delta, keep_going)
+    if found is None:
+        raise paused()
+    return found
 
 
 def _of_rows(share: Share) -> Share:
@@ -179,14 +209,14 @@ def measure(
     scale: Callable[[int], float],
     step: Mapping[int, I64],
     batches: Sequence[Encoded],
-    go_on: Callable[[], bool],
+    keep_going: Callable[[], bool],
     at: float,
 ) -> Slopes | None:
     """Return the slopes of these batches at W + `at` D, with W the model's weights as they are, which nothing
     live moves, and D what the cores `step` would add to them.
 
-    In the subspaces of `step`, of which there is one at least. None once `go_on`, asked before each batch,
-    says no. Raises UserError OUT_OF_MEMORY.
+    In the subspaces of `step`, of which there is one at least. None once `keep_going`, asked before each
+    batch, says no. Raises UserError OUT_OF_MEMORY.
     """
     subspaces = sorted(step)
     directions, leaves = _sides(loaded, space, subspaces), _leaves(space, scale, step, at)
@@ -196,7 +226,7 @@ def measure(
         vectors = stack.enter_context(_differentiable_vectors(loaded))
         stack.enter_context(torch.enable_grad())
         for batch in batches:
-            if not go_on():
+            if not keep_going():
                 return None
             loss, gradient = _gradient(loaded, directions, leaves, vectors, batch)
             losses.append(loss)

@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 
 from sfnode.engine import forward
 from sfnode.engine.estimator import estimates
+from sfnode.engine.losses import Losses
 from sfnode.engine.subspace import Subspace
+from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
+from sfnode.tasks import verifying
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import coordinates, derive_key, stream
 
@@ -86,6 +89,20 @@ def measure(
         taken += 3 * sum(batch.examples for batch in batches)
         found = suitable(seeds[: len(slopes)], slopes, bends, shape)
     return found, taken
+
+
+def suitable_rate(model: TrainableModel, epoch: int) -> float | None:
+    """Return the rate that suits the subspace of an epoch at the weights as of now, by `measure`; None
+    where that cannot be told, and without training rows. Raises as `estimate` does, and as
+    `verifying.require_slopes`."""
+    verifying.require_slopes(model.manifest.task)
+    if not model.rows:
+        return None
+    model.rebuild()
+    assert isinstance(model.objective, Losses)
+    subspace, rows = model.run.subspace_of(epoch), model.objective.shard.mini_batch
+    found, _ = measure(model.loaded, model.space, subspace, rows, model.epsilon, model.run.run_id)
+    return found.rate if found else None
 
 
 def three_points(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine.basis import Basis
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models.perturbation import Directions
 from sfprotocol.seeds import coordinates
 
@@ -27,7 +27,7 @@ CACHED_EPOCHS = 2
 """The current epoch, and the one before it or the next: at rank 32 each is about 1 % of a bf16 model."""
 
 
-class Columns(NamedTuple):
+class BasisColumns(NamedTuple):
     """The bases of one epoch, all targets side by side and one direction per row; int8."""
 
     u: Tensor
@@ -60,8 +60,8 @@ class Subspace:
         self._in = [target.in_features for target in targets]
         self._layer_of_out = _owners(self._out).to(device)  # (sum out,)
         self._layer_of_in = _owners(self._in).to(device)  # (sum in,)
-        self._cache: OrderedDict[int, Columns] = OrderedDict()
-        self._coming: dict[int, Future[Columns]] = {}
+        self._cache: OrderedDict[int, BasisColumns] = OrderedDict()
+        self._coming: dict[int, Future[BasisColumns]] = {}
         self._live = rank if live_core else 0
         self._u, self._v = self._allocated(0)
 
@@ -100,9 +100,9 @@ class Subspace:
         self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
         self._coming.clear()
         for epoch, columns in list(self._cache.items()):
-            self._cache[epoch] = Columns(columns.u.to(device), columns.v.to(device))
+            self._cache[epoch] = BasisColumns(columns.u.to(device), columns.v.to(device))
 
-    def columns(self, epoch: int) -> Columns:
+    def columns(self, epoch: int) -> BasisColumns:
         """Return the bases of an epoch; the CACHED_EPOCHS that were used last are kept."""
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
@@ -131,10 +131,10 @@ class Subspace:
         u, v = torch.split(columns.u, self._out, 1)[layer], torch.split(columns.v, self._in, 1)[layer]
         return u.t(), v.t()
 
-    def _made(self, epoch: int) -> Columns:
+    def _made(self, epoch: int) -> BasisColumns:
         pairs = [self.basis.matrices(epoch, layer) for layer in range(len(self.targets))]
         u, v = (torch.cat([side.t() for side in sides], 1) for sides in zip(*pairs, strict=True))
-        return Columns(u.to(self.device), v.to(self.device))
+        return BasisColumns(u.to(self.device), v.to(self.device))
 
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
         """Repeat a value per target, (q, layers), for every column of the target: (q, sum of sizes).

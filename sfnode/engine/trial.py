@@ -16,37 +16,44 @@ example-forwards, and nothing is kept:
                    that a few updates are enough. A line search along the sum of 128 updates sizes what is
                    learnt first instead: it found rates up to ten times too large.
 
-This module prints nothing.
+A run that trains a linear head needs no trial: its numbers follow from the states of some rows. What it needs
+to know is how large its features are. In units in which each has a spread of 1, the same numbers suit every
+model and task (docs/research-log.md, on a linear head).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from sfnode.engine import step_size
-from sfnode.engine.estimator import held, losses_along
-from sfnode.engine.pilot import (
+from sfnode.engine import forward, step_size
+from sfnode.engine.estimator import losses_along, representable
+from sfnode.engine.losses import EVALUATION_BATCH
+from sfnode.engine.scalar_limit import (
     FORWARDS,
     HEADROOM,
     Advance,
-    Pilot,
+    SlopeSample,
+    as_scalars,
     seeds_of,
     three_points,
-    told,
     typical_weight,
 )
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.training import LEAST_EPSILON, Training
+from sfnode.manifest.training import LEAST_EPSILON, PUBLISHED_UNIT, Training, features_text
+from sfnode.models.loader import LoadedModel
+from sfnode.tasks import dataset, encoding
 from sfprotocol.decisions import RATE_ONE
+from sfprotocol.seeds import BIAS, MOST_ENTRY
 
 F64 = NDArray[np.float64]
 
@@ -96,7 +103,7 @@ class Trial(NamedTuple):
     """Those for half precision, by number format."""
     costs: dict[str, float]
     """Updates that make up for one of exact slopes, by number format."""
-    pilot: Pilot
+    sample: SlopeSample
     """Slopes at that epsilon, or at the run's own if it was given."""
     delta: float
     rate: float
@@ -112,9 +119,11 @@ def run(
     forwards: int = FORWARDS,
     advance: Advance = lambda done, total: None,
 ) -> Trial | str:
-    """Try a run's base model out, on a trainer of `pilot.any_trainer`; return why not if there are no slopes.
+    """Try a run's base model out, on a trainer of `scalar_limit.any_trainer`; return why not if there are no
+    slopes.
 
-    With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as `pilot.measure`.
+    With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as
+    `scalar_limit.measure`.
     """
     begun, manifest = time.monotonic(), trainer.manifest
     weight, numbers = typical_weight(trainer.loaded), manifest.training
@@ -131,15 +140,15 @@ def run(
     )
     if not alphas.any():
         return "the loss does not change along any direction"
-    pilot = Pilot(told(numbers, alphas, bends, used), weight, example_forwards=taken + more)
+    sample = SlopeSample(as_scalars(numbers, alphas, bends, used), weight, example_forwards=taken + more)
     shape = len(manifest.model.targets), numbers.rank
     size = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape)
     return Trial(
         found["float32"][0],
         {name: epsilon for name, (epsilon, _) in found.items() if name != "float32"},
         {name: cost for name, (_, cost) in found.items()},
-        pilot,
-        suitable_delta(numbers, pilot.spread),
+        sample,
+        suitable_delta(numbers, sample.spread),
         _first_rate(manifest, size.rate if size else step_size.cautious(bends)),
         len(seeds),
         time.monotonic() - begun,
@@ -164,7 +173,7 @@ def _slopes_of_rows(
     seeds = seeds_of(trainer, count)[:count]
     batches, directions = [trainer.mini_batch(seed) for seed in seeds], trainer.space.directions(seeds, 0)
     each, slopes, middles = 2 * sum(batch.examples for batch in batches), [], []
-    exact = [held(distance, directions) for distance in distances]
+    exact = [representable(distance, directions) for distance in distances]
     for done, distance in enumerate(exact, 1):
         losses = torch.cat(losses_along(trainer.loaded, directions, batches, distance)).numpy()
         plus, minus = np.split(losses, 2)
@@ -229,3 +238,73 @@ def _first_rate(manifest: Manifest, rate: float) -> float:
     the one that suits."""
     rate *= 1.0 if manifest.organised.organiser else OPEN_SHARE
     return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5)
+
+
+HEAD_ROWS = 512
+"""Rows of which the states are looked at: means and spreads are then known to a twentieth."""
+
+HEAD_SLOPES = 256
+"""Directions along which slopes are measured, to set the limit of scalars; they cost no pass."""
+
+HEAD_SCALE = 24
+"""Scale of a typical feature: five times as large a spread still has one of 5, a fifth of it one of 120."""
+
+BIAS_FEATURES = 3
+"""The mean row gives along a direction what a feature gives that is always so many of its spreads: a bias,
+which reviews gain 0.03 of accuracy by."""
+
+HEAD_RATE = 1e-4
+"""Rate an update, where features have a spread of 1. A multiple that suits one node alone would be unstable
+where updates are measured while hundreds of others' are under way."""
+
+HEAD_DISTANCE = 5e-3
+"""Distance of the points, in the same units; along it outputs move by an eighth of a nat."""
+
+HEAD_DELTA = 2.0**-9
+"""Unit of scalars, in the same units: the largest, of some 15, fill 13 bits."""
+
+CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
+"""Numbers that are found, unless they are given."""
+
+
+def with_features(trainer: Trainer, given: Container[str], advance: Advance) -> Trainer:
+    """Return a trainer on HEAD_ROWS of the same rows, with the features of its head and numbers for them.
+
+    Raises UserError as `forward.states`.
+    """
+    loaded, manifest = trainer.loaded, trainer.manifest
+    rows = dataset.select(list(trainer.run_rows.some()), HEAD_ROWS)
+    found = _numbers(_head_states(loaded, manifest, rows, advance).double().numpy(force=True))
+    numbers = manifest.training.model_dump() | {
+        name: value for name, value in found.items() if name not in given
+    }
+    fit = manifest.model_copy(update={"training": type(manifest.training)(**numbers)})
+    return Trainer(fit, loaded, rows, data=trainer.run_rows.folder)
+
+
+def _head_states(
+    loaded: LoadedModel, manifest: Manifest, rows: list[dataset.Row], advance: Advance
+) -> Tensor:
+    batches = list(encoding.batches(manifest.task, loaded.tokenizer, rows, EVALUATION_BATCH))
+    found = []
+    for number, batch in enumerate(batches):
+        found.append(forward.states(loaded, batch))
+        advance(number + 1, len(batches))
+    return torch.cat(found)
+
+
+def _numbers(states: NDArray[np.float64]) -> dict[str, object]:
+    """Return the numbers by name, from states (rows, features)."""
+    means, spreads = states.mean(0), states.std(0)
+    typical = max(float(np.median(spreads)), 1e-6)
+    scales = np.clip(np.rint(HEAD_SCALE * typical / np.maximum(spreads, 1e-9)), 1, MOST_ENTRY)
+    size = HEAD_SCALE * typical * PUBLISHED_UNIT  # of what a feature of spread 1 gives along a direction
+    limit = np.iinfo(np.int16).max
+    levels = np.clip(np.rint(means * BIAS / (BIAS_FEATURES * HEAD_SCALE * typical)), -limit, limit)
+    return {
+        "basis": "features",
+        "features": features_text(np.stack([scales, levels], 1).astype(int).tolist()),
+        "learning_rate": math.ceil(HEAD_RATE / size**2 * RATE_ONE) / RATE_ONE,
+        "epsilon": HEAD_DISTANCE / size,
+        "scalar_delta": HEAD_DELTA * 2.0 ** round(math.log2(size)),
+    }

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
-from sfnode.node.training.engine_thread import Share
 from sfnode.organising.evaluation.origins import Brought, Origins, said
 from sfnode.schema.history import Remeasured
 from sfnode.store.log import UpdateLog
@@ -22,6 +21,9 @@ from sfprotocol.decisions import INCARNATIONS, Recount, Seal, Worth
 from sfprotocol.messages import Entry, Feed
 from sfprotocol.seeds import I64
 from sfprotocol.weighing import NOTHING, Counted, named
+
+if TYPE_CHECKING:
+    from sfnode.engine.slopes import Share
 
 TOLERANCE = 0.05
 """Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in
@@ -104,7 +106,7 @@ def _asked(
     other reasons.
     """
     run = manifest.parameters()
-    counting, origins = Counting.of(run), Origins(kept=manifest.training.basis == "features")
+    counting, origins = Counting.of(run), Origins(kept=manifest.training.trains_a_head)
     doubted: dict[int, set[int]] = {}
     for entry in entries:
         recorded = decisions.read(entry.record)

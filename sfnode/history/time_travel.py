@@ -18,7 +18,7 @@ from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core
 from sfnode.engine.decay import Decay
 from sfnode.engine.subspace import Subspace
-from sfnode.engine.trainer import scale_of
+from sfnode.engine.trainable_model import scale_of
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled

@@ -1,29 +1,38 @@
 """The run manifest: what all nodes of a run share.
 
 A manifest is the immutable description of one training run; the run id is its canonical hash. It is written
-as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). Each of its
-tables has a module of this package. They know fields and their bounds; they load neither models nor data.
+as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). Its
+tables are in modules of this package. They know fields and their bounds; they load neither models nor data.
 
 Manifests of version 1 can be read: they have fewer keys, which then have the values that change nothing. A
 key that was added within a version is left out where it has such a value, so that older runs keep their id.
+
+Strangers see sources of the base model and of rows without the folders of a machine (`public_name`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgpack
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.admission import Open, Organised
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model
-from sfnode.manifest.section import Section, sorted_keys
+from sfnode.manifest.sections import (
+    Data,
+    DataRole,
+    Model,
+    OpenSection,
+    OrganisedSection,
+    Section,
+    is_file,
+    sorted_keys,
+)
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfprotocol import PROTOCOL_VERSION
@@ -78,8 +87,8 @@ class Manifest(Section):
     description: str = ""
     """Purpose of the run, in plain text, for those who may take part and those who watch (SPEC M8)."""
     admission: Literal["open", "organised"] = "open"
-    open: Open = Open()
-    organised: Organised = Organised()
+    open: OpenSection = OpenSection()
+    organised: OrganisedSection = OrganisedSection()
     model: Model
     task: Task
     data: Data
@@ -105,7 +114,7 @@ class Manifest(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         validates = self.data.validation or self.data.validation_limit
-        priced = self.open != Open()
+        priced = self.open != OpenSection()
         centred = self.task.loss == "centred"
         if centred and self.training.batch_size < 2:
             raise ValueError("a centred loss needs a batch_size of 2 or more: one row has no mean but itself")
@@ -292,3 +301,25 @@ class Manifest(Section):
                 "Upgrade: pip install --upgrade sfnode",
             )
         return manifest
+
+
+_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
+"""A name on the hub, which allows 96 characters in each part."""
+
+
+def names_folders(manifest: Manifest) -> bool:
+    """Return whether a manifest names folders of a machine, which not everybody may know."""
+    sources = (manifest.model.source, *map(manifest.data.source, get_args(DataRole)))
+    return any(public_name(source) != source for source in sources)
+
+
+def is_on_hub(source: str) -> bool:
+    """Return whether a base model is one of the hub: its source has such a name, and is no folder here."""
+    return _NAME.fullmatch(source) is not None and not Path(source).exists()
+
+
+def public_name(source: str) -> str:
+    """Return what everybody may know a source by: its name on the hub or in this package, or else the last
+    part of its path."""
+    named = all(map(_NAME.fullmatch, source.split(":"))) if ":" in source else is_on_hub(source)
+    return source if named and not is_file(source) else Path(source).name

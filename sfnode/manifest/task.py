@@ -7,7 +7,7 @@ from unicodedata import normalize
 
 from pydantic import Field, field_validator, model_validator
 
-from sfnode.manifest.section import Section, sorted_keys
+from sfnode.manifest.sections import Section, sorted_keys
 
 MAX_ANSWER_TOKENS = 4096
 """Most tokens of an answer of a reward run: verifiers look at no more characters (docs/verifiers.md)."""

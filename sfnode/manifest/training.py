@@ -10,10 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sfnode.manifest.section import Hex32, Section
-
-MAX_EPOCHS = 65_536
-"""Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
+from sfnode.manifest.sections import MAX_EPOCHS, Hex32, Section
 
 MAX_GROUP = 64
 """Most updates of a group: the mean of the 63 others adds a 63rd to a scalar's variance, and more would take
@@ -135,7 +132,7 @@ class Training(Section):
             )
         if (self.basis == "published") != bool(self.bases):
             raise ValueError("bases is the digest of published bases; a run with random ones has none")
-        if (self.basis == "features") != bool(self.features):
+        if self.trains_a_head != bool(self.features):
             raise ValueError("features are those that a linear head sees; a run with another basis has none")
         if self.learning_rate * self.scalar_delta < LEAST_MOVE:
             raise ValueError(
@@ -174,6 +171,11 @@ class Training(Section):
     def unit(self) -> float:
         """The value of an entry of 1 of U and V."""
         return 1.0 if self.basis == "random" else PUBLISHED_UNIT
+
+    @property
+    def trains_a_head(self) -> bool:
+        """Whether directions follow from the features of a linear head, which alone is trained (SPEC R12)."""
+        return self.basis == "features"
 
     def scales_and_means(self) -> list[tuple[int, int]]:
         """Return scale and mean of each feature of a `features` basis."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sfnode.errors import Code, UserError
 from sfnode.listed_files import listed
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.sizes import size_text
 from sfprotocol.model_listing import Listing, encode, hash_bases
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sfnode.models.targets import Form, PretrainedModel, Site
+from sfnode.models.targets import Form, PretrainedModel, TargetSite
 
 HEADS = ("score", "classifier", "classifier.out_proj")
 """Names of the layers whose outputs are the logits of transformers' classifiers."""
@@ -116,7 +116,7 @@ class _Passed(Exception):  # noqa: N818 (no error: ends a pass of which the rest
         self.states = states
 
 
-def cut_of(model: PretrainedModel, sites: Sequence[Site], device: torch.device) -> ModelCut | None:
+def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.device) -> ModelCut | None:
     """Return the highest cut below all targets of a model on `device`, or None where there is none.
 
     There is none where the first block is trained or what enters it is: embeddings, and a head that is tied
@@ -136,7 +136,7 @@ def cut_of(model: PretrainedModel, sites: Sequence[Site], device: torch.device) 
         return None
 
 
-def _is_head(model: PretrainedModel, sites: Sequence[Site]) -> bool:
+def _is_head(model: PretrainedModel, sites: Sequence[TargetSite]) -> bool:
     """Return whether a classifier's linear head is all that is trained."""
     if model.get_output_embeddings() is not None or len(sites) != 1:
         return False

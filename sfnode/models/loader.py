@@ -3,15 +3,19 @@
 Knows how transformers loads a model, in which precision, and whether it is the one of the run's manifest. It
 knows nothing of updates, subspaces or tasks. Only safetensors are read, no code from a model's folder is run,
 and transformers sees no more of it than `vetting` lets it.
+
+The base model's own weights, from which a rebuild starts, are read again from the files when they are needed,
+as they are stored: there is no second copy. A file that has changed on disk since it was loaded is noticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,18 +30,24 @@ from transformers.utils import logging
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Model
+from sfnode.manifest.sections import Model
 from sfnode.manifest.task import Task
 from sfnode.models import examination, files, vetting
-from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
 from sfnode.models.cuts import cut_of
 from sfnode.models.examination import ModelPart
-from sfnode.models.files import BUILTIN, check_digest, digest, resolve
+from sfnode.models.files import (
+    BUILTIN,
+    StoredTensor,
+    check_digest,
+    digest,
+    listing_hash,
+    resolve,
+    stored_tensors,
+)
 from sfnode.models.kept_states import KeptStates, StateFolder
 from sfnode.models.perturbation import Perturber
-from sfnode.models.pieces import listing_hash
 from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
-from sfnode.models.targets import DEFAULT, Form, PretrainedModel, Selection, Site, choose, locate, view
+from sfnode.models.targets import DEFAULT, Form, PretrainedModel, Selection, TargetSite, choose, locate, view
 from sfprotocol.seeds import derive_key, stream
 
 __all__ = ["LoadedModel", "describe", "digest", "load", "make_trainable", "resolve", "tokenizer_of"]
@@ -66,7 +76,7 @@ class LoadedModel:
 
     model: PretrainedModel
     tokenizer: Any
-    sites: tuple[Site, ...]
+    sites: tuple[TargetSite, ...]
     """The targets, in the manifest's order."""
     base_weights: BaseWeights
     perturber: Perturber
@@ -221,7 +231,7 @@ def known_tokens(model: PretrainedModel) -> int:
 def make_trainable(
     model: PretrainedModel,
     tokenizer: Any,
-    sites: tuple[Site, ...],
+    sites: tuple[TargetSite, ...],
     folder: Path,
     device: torch.device,
     dtype: str,
@@ -278,7 +288,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
     return found.pop() if len(found) == 1 else torch.float32
 
 
-def store_rows(site: Site, first: int, rows: Tensor) -> None:
+def store_rows(site: TargetSite, first: int, rows: Tensor) -> None:
     """Write rows (n, in) of a target's W from row `first` on, rounding each number once."""
     if isinstance(site.module, QuantisedLinear):
         site.module.store(first, rows)
@@ -286,7 +296,7 @@ def store_rows(site: Site, first: int, rows: Tensor) -> None:
         matrix(site)[first : first + rows.shape[0]].copy_(rows)
 
 
-def matrix(site: Site) -> Tensor:
+def matrix(site: TargetSite) -> Tensor:
     """Return a target that is not quantised as W (out_features, in_features), sharing its memory."""
     return view(getattr(site.module, site.parameter).data, site.form)
 
@@ -413,7 +423,7 @@ def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
             )
 
 
-def _check_vectors(sites: tuple[Site, ...], dtype: str, compute: torch.dtype) -> None:
+def _check_vectors(sites: tuple[TargetSite, ...], dtype: str, compute: torch.dtype) -> None:
     """Refuse to train vectors in half precision, where a change of 0.001 to a norm's weight of 1 is lost."""
     vector = next((site.target.name for site in sites if site.form is Form.VECTOR), None)
     if vector is not None and dtype != STORED and compute not in (torch.float32, torch.float64):
@@ -431,4 +441,108 @@ def unsupported(folder: Path, reason: str) -> UserError:
         f"{folder} cannot be trained: {reason}",
         "Choose other layers with `sfnode init --target-modules`, or a model that transformers loads "
         "without code of its own, such as OPT or Llama.",
+    )
+
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The float types of the safetensors format by their names there."""
+
+
+class _InFile(NamedTuple):
+    stored: StoredTensor
+    checksum: int
+
+
+class BaseWeights:
+    """The base weights of the targets, by number."""
+
+    def __init__(self, sites: Sequence[TargetSite], files: dict[str, StoredTensor], prefix: str) -> None:
+        """Remember where each target's weight comes from; the model must hold the base weights now.
+
+        `files`: the stored tensors by name; `prefix`: what names in the files may lack, or have in excess, in
+        front of the model's own.
+        """
+        self._forms = [site.form for site in sites]
+        self._origins = [_origin(site, files, prefix) for site in sites]
+
+    def read(self, number: int) -> Tensor:
+        """Return W (out, in) of a target, on the CPU, in the stored dtype.
+
+        Raises UserError MODEL_DIGEST when the file has changed, MODEL_NOT_FOUND when it cannot be read.
+        """
+        origin = self._origins[number]
+        parameter = origin if isinstance(origin, Tensor) else _read(origin)
+        return view(parameter, self._forms[number])
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of memory taken by weights that are not in the files under a name of their own."""
+        kept = [origin for origin in self._origins if isinstance(origin, Tensor)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+
+def float_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return the float tensors in a base model's folder by name. Raises UserError MODEL_*."""
+    return {name: stored for name, stored in stored_tensors(folder).items() if stored.dtype in DTYPES}
+
+
+def _origin(site: TargetSite, files: dict[str, StoredTensor], prefix: str) -> _InFile | Tensor:
+    """Return where a target's base weight comes from: a file if the same numbers are there, or else a copy.
+
+    transformers loads some models under other names than they are stored under, or splits and joins tensors;
+    only what compares equal is taken to be the same.
+    """
+    parameter: Tensor = getattr(site.module, site.parameter).data
+    name = (
+        site.target.name if site.target.name.endswith(f".{site.parameter}") else f"{site.target.name}.weight"
+    )
+    for candidate in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
+        stored = files.get(candidate)
+        if stored is not None and stored.shape == tuple(parameter.shape):
+            raw = _bytes(stored)
+            if torch.equal(_tensor(raw, stored).to(parameter.device, parameter.dtype), parameter):
+                return _InFile(stored, _checksum(raw))
+    return parameter.clone().cpu()
+
+
+def _read(origin: _InFile) -> Tensor:
+    raw = _bytes(origin.stored)
+    if _checksum(raw) != origin.checksum:
+        raise UserError(
+            Code.MODEL_DIGEST,
+            f"{origin.stored.file} has changed since the base model was loaded from it",
+            "Put the run's own base model back and start the node again.",
+        )
+    return _tensor(raw, origin.stored)
+
+
+def _checksum(raw: Tensor) -> int:
+    buffer: Any = raw.numpy()
+    return zlib.crc32(buffer)
+
+
+def _bytes(stored: StoredTensor) -> Tensor:
+    """Return the raw bytes of a stored tensor; read, not mapped, so that they can be freed after use."""
+    raw = torch.empty(stored.size, dtype=torch.uint8)
+    buffer: Any = raw.numpy()
+    try:
+        with stored.file.open("rb") as handle:
+            handle.seek(stored.offset)
+            complete = handle.readinto(buffer) == stored.size
+    except OSError as error:
+        raise _gone(stored.file, error.strerror) from error
+    if not complete:
+        raise _gone(stored.file, "it is shorter than it was")
+    return raw
+
+
+def _tensor(raw: Tensor, stored: StoredTensor) -> Tensor:
+    return raw.view(DTYPES[stored.dtype]).view(stored.shape)
+
+
+def _gone(file: Path, reason: str | None) -> UserError:
+    return UserError(
+        Code.MODEL_NOT_FOUND,
+        f"the base model can no longer be read from {file}: {reason}",
+        "Put it back and start the node again.",
     )

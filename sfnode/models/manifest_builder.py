@@ -14,12 +14,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from sfnode.defaults import DEFAULT_LOSS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import MAX_QUOTA, Open, Organised
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model, Parent
+from sfnode.manifest.sections import MAX_QUOTA, Data, Model, OpenSection, OrganisedSection, Parent
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import files, loader, pieces, vetting
+from sfnode.models import files, loader, vetting
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import (
     chat,
@@ -144,7 +142,7 @@ def build(given: dict[str, Any]) -> Manifest:
             name=given.get("name", name or "run"),
             description=given.get("description", ""),
             admission="organised" if "organiser" in given else "open",
-            open=Open(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
+            open=OpenSection(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
             organised=_organised(training, given),
             model=described,
             task=task,
@@ -170,7 +168,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         model = Model(
             **old.model.model_dump()
             | {"source": str(folder), "revision": "", "digest": files.digest(folder)}
-            | {"listing": pieces.listing_hash(folder)}
+            | {"listing": files.listing_hash(folder)}
         )
         if SELECTION & given.keys():
             model = loader.describe(str(folder), "", _selection(given), loader.classes(task))
@@ -363,15 +361,15 @@ def _json(file: Path) -> dict[str, Any]:
     return vetting.read(file) if file.is_file() else {}
 
 
-def _organised(training: Training, given: dict[str, Any]) -> Organised:
-    fields = {key: given[key] for key in Organised.model_fields if key in given}
+def _organised(training: Training, given: dict[str, Any]) -> OrganisedSection:
+    fields = {key: given[key] for key in OrganisedSection.model_fields if key in given}
     if "organiser" in given:
         lasting = -(-training.epochs // SUBSPACES)
         fields.setdefault(
             "subspace_epochs", 1 if training.bases else lasting
         )  # cores are small, bases change
         fields.setdefault("quota", min(QUOTA_EPOCHS * training.epoch_updates, MAX_QUOTA))
-    return Organised(**fields)
+    return OrganisedSection(**fields)
 
 
 def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sfnode.errors import Code, UserError
 from sfnode.models.quantized import QuantisedLinear
-from sfnode.models.targets import Form, PretrainedModel, Site, view
+from sfnode.models.targets import Form, PretrainedModel, TargetSite, view
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -59,7 +59,7 @@ class Perturbation(NamedTuple):
 class Perturber:
     """Perturbs the targets of one model while a pass goes through it."""
 
-    def __init__(self, model: PretrainedModel, sites: Sequence[Site]) -> None:
+    def __init__(self, model: PretrainedModel, sites: Sequence[TargetSite]) -> None:
         """Replace the forward of every target of `model`, for good."""
         self.head_positions: tuple[Tensor, Tensor] | None = None
         """(P,) sequence and (P,) column of the hidden states that the head sees; None: all."""
@@ -87,7 +87,7 @@ class Perturber:
             self.seen.add(number)
         return self._perturbation
 
-    def _patch_head(self, head: nn.Module, sites: Sequence[Site]) -> None:
+    def _patch_head(self, head: nn.Module, sites: Sequence[TargetSite]) -> None:
         """Show the head only the positions that are wanted; perturb it with an embedding it is tied to."""
         for number, site in enumerate(sites):
             if site.form is Form.EMBEDDING and getattr(site.module, site.parameter) is head.weight:
@@ -108,7 +108,7 @@ def through(cores: Tensor, along: Tensor) -> Tensor:
     return (parts @ cores).transpose(-3, -2).flatten(-2)
 
 
-def _patch(perturber: Perturber, number: int, site: Site, head: nn.Module | None) -> None:
+def _patch(perturber: Perturber, number: int, site: TargetSite, head: nn.Module | None) -> None:
     module: Any = site.module
     if site.form is Form.EMBEDDING:
         module.forward = _embedding(perturber, number, module)
@@ -116,7 +116,7 @@ def _patch(perturber: Perturber, number: int, site: Site, head: nn.Module | None
         module.forward = _linear(perturber, number, site, module is head)
 
 
-def _linear(perturber: Perturber, number: int, site: Site, is_head: bool) -> Layer:
+def _linear(perturber: Perturber, number: int, site: TargetSite, is_head: bool) -> Layer:
     """Return the forward of a linear layer."""
     module: Any = site.module
     plain: Layer = module.forward

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 
 PretrainedModel = Any
 """A model of transformers; that library types its classes otherwise from release to release."""
@@ -45,7 +45,7 @@ class Form(Enum):
     """(n,), for W of shape (n, 1)."""
 
 
-class Site(NamedTuple):
+class TargetSite(NamedTuple):
     """Place of a target in a model."""
 
     target: Target
@@ -89,7 +89,7 @@ def choose(model: PretrainedModel, selection: Selection) -> list[Target]:
     return targets
 
 
-def locate(model: PretrainedModel, targets: Sequence[Target]) -> tuple[Site, ...]:
+def locate(model: PretrainedModel, targets: Sequence[Target]) -> tuple[TargetSite, ...]:
     """Return the site of every target. Raises ValueError that names a target that is not there, and why."""
     known = _sites(model)
     for target in targets:
@@ -109,14 +109,14 @@ def view(parameter: Tensor, form: Form) -> Tensor:
     return parameter if form is Form.LINEAR else parameter.t()
 
 
-def _sites(model: PretrainedModel) -> dict[str, Site]:
+def _sites(model: PretrainedModel) -> dict[str, TargetSite]:
     """Return everything that can be trained, by name, in the model's own order.
 
     A parameter that several modules hold has one site, under all their names: that of the embedding if there
     is one (as with a language-model head tied to it), or else of the first.
     """
     found = list(_all_sites(model))
-    owners: dict[int, Site] = {}
+    owners: dict[int, TargetSite] = {}
     for site in found:
         key = id(getattr(site.module, site.parameter))
         if key not in owners or (site.form is Form.EMBEDDING and owners[key].form is not Form.EMBEDDING):
@@ -124,7 +124,7 @@ def _sites(model: PretrainedModel) -> dict[str, Site]:
     return {site.target.name: owners[id(getattr(site.module, site.parameter))] for site in found}
 
 
-def _all_sites(model: PretrainedModel) -> Iterator[Site]:
+def _all_sites(model: PretrainedModel) -> Iterator[TargetSite]:
     for name, module in model.named_modules():
         form = _form(module)
         if form is not None:
@@ -135,9 +135,9 @@ def _all_sites(model: PretrainedModel) -> Iterator[Site]:
                     yield _site(f"{name}.{attribute}", module, attribute, Form.VECTOR)
 
 
-def _site(name: str, module: nn.Module, parameter: str, form: Form) -> Site:
+def _site(name: str, module: nn.Module, parameter: str, form: Form) -> TargetSite:
     out_features, in_features = view(getattr(module, parameter), form).shape
-    return Site(
+    return TargetSite(
         Target(name=name, out_features=out_features, in_features=in_features),
         module,
         parameter,
@@ -220,7 +220,7 @@ def _check_trainable(name: str, module: nn.Module) -> None:
 
 
 def _switched_on(
-    model: PretrainedModel, name: str, site: Site, selection: Selection, named: set[str]
+    model: PretrainedModel, name: str, site: TargetSite, selection: Selection, named: set[str]
 ) -> bool:
     """Return whether a site is trained because its kind is."""
     if site.form is Form.EMBEDDING:
@@ -234,7 +234,7 @@ def _switched_on(
     return selection.biases and (not is_head or name.removesuffix(f".{site.parameter}") in named)
 
 
-def _check_shared(model: PretrainedModel, known: dict[str, Site], targets: Sequence[Target]) -> None:
+def _check_shared(model: PretrainedModel, known: dict[str, TargetSite], targets: Sequence[Target]) -> None:
     """Raise ValueError for a target that two modules share: only an embedding and its tied head are
     supported."""
     chosen = {target.name for target in targets}

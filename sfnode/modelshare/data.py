@@ -8,16 +8,14 @@ as it does for the model. Does not read rows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import DataRole
-from sfnode.modelshare.download import DownloadProgress, ModelDownload, Request, put_in_place
+from sfnode.manifest.sections import DataRole
+from sfnode.modelshare.download import DownloadProgress, ModelDownload, put_in_place
 from sfnode.modelshare.sharing import Sharing, one_file
-from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.settings import Settings
 from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults
@@ -38,14 +36,9 @@ class DataShare:
         manifest: Manifest,
         folder: Path,
         sharing: Sharing,
-        *,
-        request: Request,
-        peers: Callable[[], Sequence[str]],
-        rate_limit: RateLimit,
-        clock: Callable[[], float],
     ) -> None:
         """Files are kept in `folder`, and taken from that of the manifest that the settings name if they are
-        there. `peers()` are full addresses of those who may have them."""
+        there."""
         self._data = manifest.data
         own = settings.data is not None and not settings.organise
         self._wanted = [
@@ -54,10 +47,6 @@ class DataShare:
         self._folder = folder
         self._folders = (folder, settings.run.parent) if settings.run else (folder,)
         self._sharing = sharing
-        self._request = request
-        self._peers = peers
-        self._rate_limit = rate_limit
-        self._clock = clock
         self._download: ModelDownload | None = None
 
     @property
@@ -92,7 +81,7 @@ class DataShare:
 
     def _from_peers(self, role: DataRole) -> None:
         lacking = files.missing(self._data, role, self._folders)
-        if not self._peers():
+        if not self._sharing.givers.peers():
             raise lacking
         if lacking.code is Code.DATA_DIFFERS:
             log.warning("%s", lacking.what)
@@ -111,10 +100,7 @@ class DataShare:
         self._download = ModelDownload(
             bytes.fromhex(digest),
             arriving,
-            request=self._request,
-            peers=self._peers,
-            rate_limit=self._rate_limit,
-            clock=self._clock,
+            self._sharing.givers,
             what=what,
             named=hash_data,
             checked=lambda encoded: _checked(encoded, what),

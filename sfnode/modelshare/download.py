@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.models.pieces import missing, require_safe, write_piece
+from sfnode.models.files import missing, require_safe, write_piece
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
@@ -60,6 +60,17 @@ PATIENCE = 180.0
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
 """`Transport.request`: from an address and an encoded request to the encoded reply."""
+
+
+class Givers(NamedTuple):
+    """Peers that may have what this node lacks, and how they are asked."""
+
+    peers: Callable[[], Sequence[str]]
+    """Returns their full addresses."""
+    request: Request
+    rate_limit: RateLimit
+    """Limit on what this node receives."""
+    clock: Callable[[], float]
 
 
 class DownloadProgress(NamedTuple):
@@ -111,28 +122,21 @@ class ModelDownload:
         self,
         wanted: bytes,
         folder: Path,
+        givers: Givers,
         *,
-        request: Request,
-        peers: Callable[[], Sequence[str]],
-        rate_limit: RateLimit,
-        clock: Callable[[], float],
         what: str = "base model",
         named: Callable[[bytes], bytes] = hash_listing,
         checked: Callable[[bytes], Listing] | None = None,
     ) -> None:
-        """`wanted` is the listing's hash; `peers()` are full addresses of those who may have the model;
-        `rate_limit` is that of what this node receives; `what` names the thing to people. `named` hashes
-        listings, and `checked` decodes one or raises UserError for what must not be downloaded: by default
-        those of a base model."""
+        """`wanted` is the listing's hash; `what` names the thing to people. `named` hashes listings, and
+        `checked` decodes one or raises UserError for what must not be downloaded: by default those of a base
+        model."""
         self._what = what
         self._named = named
         self._checked = checked or _safe_listing
         self._wanted = wanted
         self._folder = folder
-        self._request = request
-        self._peers = peers
-        self._rate_limit = rate_limit
-        self._clock = clock
+        self._peers, self._request, self._rate_limit, self._clock = givers
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[asyncio.Task[None], _Source] = {}
         """Tasks that ask a peer for one part after the other, and which peer."""
@@ -143,12 +147,12 @@ class ModelDownload:
         self._requested: dict[int, _Requested] = {}
         """Missing parts that some peers are being asked for."""
         self._total = self._done = 0
-        self._progress_at = clock()
+        self._progress_at = self._clock()
         """Time at which a part last came, or could have come."""
         self._waiting = 0
         """Requests that wait until this node may receive more."""
         self._listed, self._complete = asyncio.Event(), asyncio.Event()
-        self._reported_at = clock()
+        self._reported_at = self._clock()
 
     @property
     def progress(self) -> DownloadProgress:

@@ -2,6 +2,10 @@
 
 The engine thread calls `find` and waits there until the folder is complete; the event loop downloads
 meanwhile and answers other nodes. Knows files and messages; does not look into models.
+
+What it sends is shared out fairly: for every range of addresses, and within it for every peer. Ids cost
+nothing and addresses of one range little (`peers.selection`), so those who ask are first counted by range: a
+stranger with a thousand ids gets what one range gets. Who asks alone gets everything.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -19,17 +23,87 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.models import files as model_folder
-from sfnode.models.pieces import list_model, read_piece
-from sfnode.modelshare.download import DownloadProgress, ModelDownload
+from sfnode.models.files import list_model, read_piece
+from sfnode.modelshare.download import DownloadProgress, Givers, ModelDownload
 from sfnode.peers.selection import address_range
-from sfnode.resources.bandwidth_limits import Bandwidth
+from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
-from sfnode.transport.base import Asker, Transport
+from sfnode.transport.base import Asker
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import Piece, decode, hash_listing
 from sfprotocol.rate_limit import Bucket
+
+ASKING_TIME = 20.0
+"""Seconds after its last request for which somebody has a share; one who waits asks again every 8 s
+(`download.MAX_PAUSE`)."""
+
+MAX_RANGES, MAX_PEERS = 256, 64
+"""Most ranges, and most peers of one range, whose shares are remembered; beyond that the one that has not
+asked for longest is forgotten. All together take 5 MiB."""
+
+T = TypeVar("T")
+
+
+class _Recent(Generic[T]):
+    """Those who have asked lately, the last one at the end."""
+
+    def __init__(self, most: int, make: Callable[[], T]) -> None:
+        self._most = most
+        self._make = make
+        self._seen: dict[str, tuple[float, T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def get(self, name: str, now: float) -> T:
+        """Return what is kept of `name`, who asks now, after forgetting those who ask no longer."""
+        _, kept = self._seen.pop(name, (now, None))
+        self._seen[name] = now, self._make() if kept is None else kept
+        while len(self._seen) > self._most or now - next(iter(self._seen.values()))[0] > ASKING_TIME:
+            del self._seen[next(iter(self._seen))]
+        return self._seen[name][1]
+
+
+class _Range:
+    """One range of addresses: its share, and those of its peers."""
+
+    def __init__(self) -> None:
+        self.bucket = _full()
+        self.peers: _Recent[Bucket] = _Recent(MAX_PEERS, _full)
+
+
+def _full() -> Bucket:
+    return Bucket(float("inf"), 0.0)
+
+
+class Shares:
+    """A token bucket for all together, and one for everybody who asks: an equal part of the whole."""
+
+    def __init__(self) -> None:
+        self._all = _full()
+        self._ranges: _Recent[_Range] = _Recent(MAX_RANGES, _Range)
+
+    def take(self, asker: Asker, tokens: float, now: float, *, rate: float, burst: float) -> bool:
+        """Take `tokens` if all three buckets allow it; otherwise take nothing and return False.
+
+        A share may go into debt by one request, so that it works however small it is. Peers without a public
+        address are one range.
+        """
+        where = self._ranges.get(address_range(asker.address) or "", now)
+        peer = where.peers.get(asker.peer, now)
+        of_range = len(self._ranges)
+        of_peer = of_range * len(where.peers)
+        parts = (self._all, 1), (where.bucket, of_range), (peer, of_peer)
+        for bucket, of in parts:
+            bucket.take(0.0, now, rate=rate / of, burst=burst / of)  # what has come back since
+        if self._all.level < tokens or min(where.bucket.level, peer.level) <= 0:
+            return False
+        for bucket, of in parts:
+            bucket.spend(tokens, now, rate=rate / of, burst=burst / of)
+        return True
+
 
 SHARE_BURST, SHARE_RATE = float(64 << 20), float(2 << 20)
 """Bytes of the model that a node sends to all others together, at once and per second (SPEC B6): a small
@@ -69,21 +143,16 @@ class Sharing:
         settings: Settings,
         manifest: Manifest,
         layout: Layout,
-        transport: Transport,
-        *,
-        peers: Callable[[], Sequence[str]],
-        bandwidth: Bandwidth,
-        clock: Callable[[], float],
+        givers: Givers,
+        upload: RateLimit,
     ) -> None:
-        """`peers()` are full addresses of those who may have the model."""
+        """`upload` limits what this node sends."""
+        self.givers = givers
         self._settings = settings
         self._manifest = manifest
         self._wanted = bytes.fromhex(manifest.model.listing)
         self._layout = layout
-        self._transport = transport
-        self._peers = peers
-        self._bandwidth = bandwidth
-        self._clock = clock
+        self._upload = upload
         self._loop = asyncio.get_running_loop()
         self._folder: Path | None = None
         self._download: ModelDownload | None = None
@@ -140,7 +209,7 @@ class Sharing:
         try:
             return model_folder.resolve(wanted.source, wanted.revision, override)
         except UserError as error:
-            if error.code != Code.MODEL_NOT_FOUND or self._settings.model or not self._peers():
+            if error.code != Code.MODEL_NOT_FOUND or self._settings.model or not self.givers.peers():
                 raise
             log.info("the base model is neither here nor on the hub; asking peers for it")
             return None
@@ -159,14 +228,7 @@ class Sharing:
 
     async def _download_all(self) -> None:
         partial = self._layout.partial_model
-        self._download = ModelDownload(
-            self._wanted,
-            partial,
-            request=self._transport.request,
-            peers=self._peers,
-            rate_limit=self._bandwidth.download,
-            clock=self._clock,
-        )
+        self._download = ModelDownload(self._wanted, partial, self.givers)
         listing = await asyncio.to_thread(self._stored_listing)
         encoded = await self._download.run(listing)
         await asyncio.to_thread(self._accept, partial, encoded)
@@ -238,17 +300,16 @@ class Sharing:
 
     async def _may_send(self, length: int, asker: Asker) -> bool:
         """Return whether the rate limits have room for an answer soon; then it is counted at once."""
-        upload = self._bandwidth.upload
-        if length > upload.largest_bulk:
+        if length > self._upload.largest_bulk:
             return False
         try:
             async with asyncio.timeout(ANSWER_PATIENCE):
-                await upload.ready_for_bulk()
+                await self._upload.ready_for_bulk()
         except TimeoutError:
             return False
-        if not self._shares.take(asker, length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST):
+        if not self._shares.take(asker, length, self.givers.clock(), rate=SHARE_RATE, burst=SHARE_BURST):
             return False
-        upload.count(length)
+        self._upload.count(length)
         return True
 
     async def _is_listed(self) -> bool:
@@ -331,79 +392,3 @@ def _another_model(found: str, wanted: str) -> UserError:
         "The manifest contradicts itself: tell the person who started the run, or get the model and name its "
         "folder with --model.",
     )
-
-
-# Fair shares of what a node sends of its model: for every range of addresses, and within it for every peer.
-#
-# Ids cost nothing and addresses of one range little (`peers.selection`), so those who ask are first counted
-# by range: a stranger with a thousand ids gets what one range gets. Who asks alone gets everything.
-
-
-ASKING_TIME = 20.0
-"""Seconds after its last request for which somebody has a share; one who waits asks again every 8 s
-(`download.MAX_PAUSE`)."""
-
-MAX_RANGES, MAX_PEERS = 256, 64
-"""Most ranges, and most peers of one range, whose shares are remembered; beyond that the one that has not
-asked for longest is forgotten. All together take 5 MiB."""
-
-T = TypeVar("T")
-
-
-class _Recent(Generic[T]):
-    """Those who have asked lately, the last one at the end."""
-
-    def __init__(self, most: int, make: Callable[[], T]) -> None:
-        self._most = most
-        self._make = make
-        self._seen: dict[str, tuple[float, T]] = {}
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def get(self, name: str, now: float) -> T:
-        """Return what is kept of `name`, who asks now, after forgetting those who ask no longer."""
-        _, kept = self._seen.pop(name, (now, None))
-        self._seen[name] = now, self._make() if kept is None else kept
-        while len(self._seen) > self._most or now - next(iter(self._seen.values()))[0] > ASKING_TIME:
-            del self._seen[next(iter(self._seen))]
-        return self._seen[name][1]
-
-
-class _Range:
-    """One range of addresses: its share, and those of its peers."""
-
-    def __init__(self) -> None:
-        self.bucket = _full()
-        self.peers: _Recent[Bucket] = _Recent(MAX_PEERS, _full)
-
-
-def _full() -> Bucket:
-    return Bucket(float("inf"), 0.0)
-
-
-class Shares:
-    """A token bucket for all together, and one for everybody who asks: an equal part of the whole."""
-
-    def __init__(self) -> None:
-        self._all = _full()
-        self._ranges: _Recent[_Range] = _Recent(MAX_RANGES, _Range)
-
-    def take(self, asker: Asker, tokens: float, now: float, *, rate: float, burst: float) -> bool:
-        """Take `tokens` if all three buckets allow it; otherwise take nothing and return False.
-
-        A share may go into debt by one request, so that it works however small it is. Peers without a public
-        address are one range.
-        """
-        where = self._ranges.get(address_range(asker.address) or "", now)
-        peer = where.peers.get(asker.peer, now)
-        of_range = len(self._ranges)
-        of_peer = of_range * len(where.peers)
-        parts = (self._all, 1), (where.bucket, of_range), (peer, of_peer)
-        for bucket, of in parts:
-            bucket.take(0.0, now, rate=rate / of, burst=burst / of)  # what has come back since
-        if self._all.level < tokens or min(where.bucket.level, peer.level) <= 0:
-            return False
-        for bucket, of in parts:
-            bucket.spend(tokens, now, rate=rate / of, burst=burst / of)
-        return True

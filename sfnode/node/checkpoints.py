@@ -8,21 +8,18 @@ feeds begin, the machine is told by one event, and the log follows it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.modelshare.download import ModelDownload
+from sfnode.node.context import NodeContext
 from sfnode.node.startup import in_thread
 from sfnode.store import checkpoint as states
-from sfnode.store.checkpoint import State
+from sfnode.store.checkpoint import CheckpointState
 from sfprotocol.checkpoints import listing
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.events import CheckpointKept
-
-if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at what the organiser has signed: a checkpoint comes every few epochs."""
@@ -38,10 +35,10 @@ PATIENCE = 15.0
 a checkpoint waits for all of it (SPEC O15)."""
 
 
-class Checkpoints:
+class NodeCheckpoints:
     """The checkpoints of one node of an organised run."""
 
-    def __init__(self, node: RunningNode) -> None:
+    def __init__(self, node: NodeContext) -> None:
         assert node.machine.organised is not None
         self._node = node
         self._organised = node.machine.organised
@@ -74,7 +71,7 @@ class Checkpoints:
 
     # -- working them out --------------------------------------------------------------------------
 
-    async def state_of(self, epoch: int) -> State | None:
+    async def state_of(self, epoch: int) -> CheckpointState | None:
         """Return what counts up to an epoch, by the decisions as they are, from the newest state that is here
         and usable; None if some of it is not here. Raises UserError LOG_CORRUPT."""
         node = self._node
@@ -85,7 +82,7 @@ class Checkpoints:
         planned = states.plan(self._counting, epoch, previous)
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
 
-    async def _load(self, stated: Checkpoint) -> State | None:
+    async def _load(self, stated: Checkpoint) -> CheckpointState | None:
         """Return a state that is here; None if a decision that comes meanwhile makes it unusable: then it
         need not be what was stated, as it is decoded by the decisions. Raises as `states.load`."""
         node, counting = self._node, self._counting
@@ -118,7 +115,7 @@ class Checkpoints:
         self.differs = None
         await self._keep(state)
 
-    async def _keep(self, state: State) -> None:
+    async def _keep(self, state: CheckpointState) -> None:
         floor = self._node.machine.frontier.floor
         needed = [floor - 1] if floor else []
         run_id = self._node.manifest.run_id
@@ -127,7 +124,7 @@ class Checkpoints:
 
     def _give_all(self) -> None:
         """Let others have the states that are here."""
-        self._node.supplies.sharing.files = {
+        self._node.sharing.files = {
             listing(one.feeds, one.cores): self._folder / states.name(one)
             for one in states.usable(self._folder, self._counting)
         }
@@ -186,16 +183,13 @@ class Checkpoints:
         async with self._node.driver.between_rounds:
             self.begun.set()
 
-    async def _fetch(self, wanted: Checkpoint) -> State | None:
+    async def _fetch(self, wanted: Checkpoint) -> CheckpointState | None:
         """Get the state of a checkpoint from peers. None if none of them gives it."""
         node, counting = self._node, self._counting
         download = ModelDownload(
             listing(wanted.feeds, wanted.cores),
             self._folder,
-            request=node.transport.request,
-            peers=node.neighbourhood.givers,
-            rate_limit=node.driver.bandwidth.download,
-            clock=node.clock,
+            node.sharing.givers,
             what=f"checkpoint of epoch {wanted.epoch}",
         )
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Literal
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node import provenance
+from sfnode.node.context import NodeContext
 from sfnode.node.startup import in_thread
-from sfnode.node.training.engine_thread import Engine
 from sfnode.store.checkout import last_seal
 
 if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at what is sealed: a seal comes every few minutes."""
@@ -39,7 +39,7 @@ QUANTISED = frozenset({"int8", "nf4"})
 class Exports:
     """The exports of one trainer of an organised run."""
 
-    def __init__(self, node: RunningNode) -> None:
+    def __init__(self, node: NodeContext) -> None:
         """Raises UserError BAD_OPTION, RUN_IS_OPEN where there is nothing to export."""
         if node.settings.role == "relay":
             raise UserError(

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
+from sfnode.node.run_context import RunContext
 from sfnode.node.startup import check_run_id
+from sfnode.organising.reporting.reports import Reports
 from sfnode.peers import introductions
 from sfnode.peers.invitations import read_link
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.identity import Identity
-
-if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks at what is announced."""
@@ -34,13 +33,13 @@ DIGITS = 8
 """Hex digits of the run in the name of the next data folder."""
 
 
-async def follow(node: RunningNode) -> None:
-    """End the node, with `sequel` set, once another run goes on from its own; until then say what is wrong
-    with it, once."""
+async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str], None]) -> None:
+    """Call `continue_in` with the link to another run once that goes on from the node's own; until then say
+    what is wrong with it, once."""
     said = ""
     while True:
         wait = LOOK_INTERVAL
-        if node.reports and (link := node.reports.sequel()):
+        if link := reports.sequel():
             try:
                 await _check(node, link)
             except UserError as error:
@@ -49,12 +48,12 @@ async def follow(node: RunningNode) -> None:
                 wait = RETRY_INTERVAL
             else:
                 log.info("this run goes on as another one: this node follows")
-                node.go_on(link)
+                continue_in(link)
                 return
         await asyncio.sleep(wait)
 
 
-async def _check(node: RunningNode, link: str) -> None:
+async def _check(node: RunContext, link: str) -> None:
     """Ask a node of the run to which a link leads for its manifest. Raises UserError WRONG_RUN unless it says
     that it began with this node's run, BAD_LINK, and as `introductions.run_of`."""
     said, own = read_link(link), node.manifest.run_id.hex()

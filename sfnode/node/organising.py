@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfnode.node.training.engine_thread import Engine
+from sfnode.node.context import NodeContext
+from sfnode.node.readiness import Readiness
+from sfnode.node.run_context import RunContext
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import admission
 from sfnode.organising.desk import OrganiserDesk
@@ -44,9 +46,10 @@ from sfnode.organising.events import (
     Summarise,
     Summarised,
 )
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import State as OrganiserState
 from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.schema.evaluation import Evaluation
+from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
@@ -59,7 +62,7 @@ from sfprotocol.signing import Sign as SignWith
 from sfprotocol.weighing import Counted, counts_alike
 
 if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
     from sfnode.schema.evaluation import Evaluation
 
 WISH_DEADLINE = 60.0
@@ -103,7 +106,7 @@ def policy_of(
         seal_wait=0.0 if not validates else SEARCH_WAIT if search or not slopes else 120.0,
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
         origins=search and validates,
-        kept=numbers.basis == "features",
+        kept=numbers.trains_a_head,
         size_rate=search and validates and has_few_dimensions(manifest),
         renew_updates=renew_bases if numbers.bases and slopes else 0,
         guard=guard and validates,
@@ -111,7 +114,7 @@ def policy_of(
     )
 
 
-def organises(node: RunningNode) -> bool:
+def organises(node: RunContext) -> bool:
     """Return whether a node is to organise its run: it has the key, and the run has one."""
     organised = node.machine.organised
     return organised is not None and node.settings.organise and organised.control.feed.key is not None
@@ -120,13 +123,19 @@ def organises(node: RunningNode) -> bool:
 class Organising:
     """The organiser of one node that has the key; told by the node's driver."""
 
-    def __init__(self, node: RunningNode) -> None:
-        """Be told by the driver from now on; `organises(node)` has to hold."""
+    def __init__(
+        self,
+        node: NodeContext,
+        readiness: Readiness,
+        state_of: Callable[[int], Awaitable[CheckpointState | None]],
+    ) -> None:
+        """Be told by the driver from now on; `organises(node)` has to hold. `state_of` works out the state of
+        a checkpoint."""
         assert node.machine.organised is not None
         self._organised: Organised = node.machine.organised
         feed, run = self._organised.control.feed, node.machine.run
         assert feed.key is not None
-        self._node = node
+        self._node, self._readiness, self._state_of = node, readiness, state_of
         self._has_base = False
         self._running: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -157,7 +166,7 @@ class Organising:
         node.driver.on_finding = self._heard
 
     @property
-    def state(self) -> State:
+    def state(self) -> OrganiserState:
         """Whether it signs."""
         return self._desk.state
 
@@ -210,7 +219,7 @@ class Organising:
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
         events: list[DeskEvent] = [Round(moved), *self._untold]
         self._untold.clear()
-        if not (self._begun or self._organised.control.feed.stop) and self._node.readiness.begins():
+        if not (self._begun or self._organised.control.feed.stop) and self._readiness.begins():
             self._begun = True
             events.append(NobodyElse())
         for event in events if not self._stopped else ():
@@ -251,9 +260,9 @@ class Organising:
 
     async def _summarise(self, epoch: int) -> None:
         """Work out the checkpoint of an epoch."""
-        stated, checkpoints = None, self._node.checkpoints
+        stated = None
         try:
-            state = await checkpoints.state_of(epoch) if checkpoints else None
+            state = await self._state_of(epoch)
             stated = state.decision(self._node.manifest.run_id) if state else None
         except UserError as error:
             log.warning("no checkpoint of epoch %d is signed: %s", epoch, error.what)
@@ -385,32 +394,36 @@ def _unanswered(what: str) -> UserError:
 # -- newcomers -----------------------------------------------------------------------------------------
 
 
-async def be_admitted(node: RunningNode) -> None:
+async def be_admitted(
+    node: NodeContext, organising: Organising | None, asked: Callable[[], None], stopping: asyncio.Event
+) -> None:
     """See to it, until cancelled, that this node is a member of its organised run: also after a succession
-    that keeps less than its admission."""
+    that keeps less than its admission. `organising` is the organiser if its key is here; `asked` is called
+    when another one was asked."""
     own, organised = node.machine.own, node.machine.organised
     if organised is None or own is None:
         return
-    asked = False
+    waits = False
     while True:
         if organised.counting.member(own.origin):
-            asked = False
-        elif node.organising:
+            waits = False
+        elif organising:
             with suppress(UserError):  # it is carried out all the same, unless the node ends
-                await node.organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
-        elif not asked:
-            await _ask(node, own.origin)
-            asked = True
+                await organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
+        elif not waits:
+            if await _ask(node, own.origin, stopping.is_set):
+                asked()
+            waits = True
         await asyncio.sleep(LOOK_INTERVAL)
 
 
-async def _ask(node: RunningNode, origin: bytes) -> None:
-    """Ask the organiser to admit this node, again and again until it does."""
-    ticket, interrupted = node.settings.invitation, node.stopping.is_set
+async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]) -> bool:
+    """Ask the organiser to admit this node, again and again until it does; return whether it was asked."""
+    ticket = node.settings.invitation
     asked = await petition(node.manifest.run_id, origin, node.machine.sign, ticket, interrupted)
     if asked:
-        node.asked_at = node.clock()
         node.driver.post(asked)
+    return asked is not None
 
 
 async def petition(

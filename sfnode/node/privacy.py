@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.node.context import NodeContext
+from sfnode.node.training.engine_loading import clip_of
 from sfnode.schema.status import PrivacyStatus
-from sfnode.settings import Settings
 from sfnode.stats import privacy
-
-if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks at how many updates there are."""
@@ -26,7 +22,7 @@ never too small."""
 class Privacy:
     """The account of one node."""
 
-    def __init__(self, node: RunningNode) -> None:
+    def __init__(self, node: NodeContext) -> None:
         """Raises UserError BAD_OPTION where there are no private rows, EXTRA_MISSING without the library."""
         if node.settings.data is None or node.settings.role == "relay":
             raise UserError(
@@ -69,9 +65,3 @@ class Privacy:
                 self._epsilon = await asyncio.to_thread(worth)
                 self._settled = settled
             await asyncio.sleep(LOOK_INTERVAL)
-
-
-def clip_of(settings: Settings, manifest: Manifest) -> float:
-    """Return the largest slope that a node with noise tells of: unless it says so the run's largest."""
-    numbers = manifest.training
-    return settings.noise_clip or numbers.scalar_limit * numbers.scalar_delta

@@ -1,4 +1,5 @@
-"""Feeds the loggers of a running node with what its status, its reports and its evaluations say.
+"""Records of a running node about itself: for its loggers what its status, its reports and its evaluations
+say, and in its log the lines by which its owner follows the run: progress, and alarms that begin and end.
 
 Measures nothing itself. Where records go, and what fails there, is for `sfnode.loggers`.
 """
@@ -7,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import sfnode
 from sfnode.loggers.background import Kind, LoggedRecord, Logger
+from sfnode.logging import log
+from sfnode.node.run_context import RunContext
 from sfnode.node.startup import in_thread
+from sfnode.organising.reporting.reports import Reports
+from sfnode.schema.metrics import trained_by
+from sfnode.schema.status import AlarmStatus, Status
+from sfnode.sizes import pace, part_of, span
 from sfprotocol.decisions import FACTOR_ONE
 
 if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
     from sfnode.schema.evaluation import Evaluation, NodeEvaluation
     from sfnode.schema.organising import EpochEvaluation
 
@@ -33,10 +39,13 @@ METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
 class Recorder:
     """The records of one node. Told by the node of rounds and evaluations; looks at the rest itself."""
 
-    def __init__(self, node: RunningNode, logger: Logger) -> None:
+    def __init__(
+        self, node: RunContext, logger: Logger, reports: Reports | None, status: Callable[[], Status]
+    ) -> None:
         self._node = node
         self._logger = logger
-        self._reports = node.reports
+        self._reports = reports
+        self._status = status
         self._sealed = self._reports.counting.sealed if self._reports else 0
         """Seals that were recorded, or were here before."""
         self._published = self._reports.evaluations()[-1:] if self._reports else []
@@ -86,7 +95,7 @@ class Recorder:
         self._logger.record(LoggedRecord("evaluation", evaluation.known, values))
 
     def _look(self) -> None:
-        status = self._node.status()
+        status = self._status()
         step = {
             "known": status.known,
             "own_updates": status.own_updates,
@@ -126,3 +135,51 @@ def _scores(of: str, evaluation: Evaluation) -> dict[str, float]:
     metric = evaluation.metric if METRIC.fullmatch(evaluation.metric) else "score"
     names = {metric: evaluation.value, "low": evaluation.low, "high": evaluation.high}
     return {f"{of}{name}": value for name, value in {**names, "loss": evaluation.loss}.items()}
+
+
+REPORT_INTERVAL = 10.0
+"""Seconds between lines of progress in the log."""
+
+REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_per_second", "loss", "digest"}
+"""Fields of the status that such a line has, for programs."""
+
+
+class ProgressLog:
+    """Tells the log, regularly, what `status` says."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+        self._told: frozenset[str] = frozenset()
+        """Numbers of the alarms that the log tells of."""
+
+    async def run(self) -> None:
+        """Write a line now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL)
+            s = self._status()
+            self._sound(s.alarms)
+            trained = trained_by(s.task)
+            loss = "" if s.loss is None else f"  {trained.name} {trained.of(s.loss):.3f}"
+            done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
+            count = f" count, {s.known:,} are here" if s.organised else ""
+            left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
+            doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
+            log.info(
+                "%s  %s updates%s%s  own %s at %s%s  links %d  digest %s%s",
+                s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,
+                len(s.links), s.digest[:12], doing,
+                extra=s.model_dump(include=REPORTED),
+            )  # fmt: skip
+
+    def _sound(self, alarms: list[AlarmStatus]) -> None:
+        """Log the alarms that are new, and which are over."""
+        for alarm in alarms:
+            if alarm.code not in self._told:
+                log.error(
+                    "%s: %s. %s", alarm.code, alarm.what, alarm.fix,
+                    extra={"code": alarm.code, "fix": alarm.fix},
+                )  # fmt: skip
+        now = frozenset(alarm.code for alarm in alarms)
+        for code in sorted(self._told - now):
+            log.info("%s is over", code)
+        self._told = now

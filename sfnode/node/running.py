@@ -1,8 +1,7 @@
 """A node that has joined its run: its parts, wired to each other, and what each tells the others.
 
-`sfnode.node.node` builds it once folder, network, manifest, log and machine are there, and takes those apart
-again. Stopping takes less than two seconds, whatever the engine is doing; everything computed by then is on
-disk.
+It is built once folder, network, manifest, log and machine are there (`RunContext`). Stopping takes less than
+two seconds, whatever the engine is doing; everything computed by then is on disk.
 """
 
 from __future__ import annotations
@@ -10,39 +9,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from sfnode.loggers.background import Logger
 from sfnode.logging import log
+from sfnode.modelshare.data import DataShare
+from sfnode.modelshare.download import Givers
+from sfnode.modelshare.sharing import Sharing
 from sfnode.node import clock, startup
-from sfnode.node.checkpoints import Checkpoints
+from sfnode.node.checkpoints import NodeCheckpoints
 from sfnode.node.clock import ClockCheck
+from sfnode.node.context import NodeContext
 from sfnode.node.driver import Driver
 from sfnode.node.exports import Exports
 from sfnode.node.following import follow
-from sfnode.node.joined import Joined
-from sfnode.node.network.neighbourhood import Neighbourhood
-from sfnode.node.network.peer_questions import PeerQuestions
+from sfnode.node.network.peering import peering_of
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.privacy import Privacy
-from sfnode.node.progress_log import ProgressLog
 from sfnode.node.readiness import Readiness
-from sfnode.node.recorder import Recorder
+from sfnode.node.recorder import ProgressLog, Recorder
+from sfnode.node.run_context import RunContext
 from sfnode.node.samples import Sampling
-from sfnode.node.shutdown import Departure
-from sfnode.node.state import describe
-from sfnode.node.supplies import Supplies
+from sfnode.node.shutdown import Shutdown
 from sfnode.node.training.bases import PublishedBases
-from sfnode.node.training.engine_thread import Engine
+from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.model import LoadEngine, LocalModel
 from sfnode.node.validating import Validating
 from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
-from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
 from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation, ProbeEvaluation
 from sfnode.schema.status import CoreStatus, Status
-from sfnode.schema.views import Generated
+from sfnode.schema.views import Generated, Samples
+from sfnode.settings import Settings
+
+if TYPE_CHECKING:
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
 
 LINK_GRACE = 0.4
 """Seconds for handing our last updates to neighbours when the node stops, and as many for the last frames."""
@@ -54,12 +57,21 @@ Job = Callable[[], Awaitable[None]]
 class RunningNode:
     """The parts of one node; answers the control API."""
 
-    def __init__(self, joined: Joined, load_engine: LoadEngine, logger: Logger, contacts_url: str) -> None:
-        """`contacts_url` is the web page with the current contacts of the run; empty if none is known."""
+    def __init__(
+        self,
+        joined: RunContext,
+        load_engine: LoadEngine,
+        logger: Logger,
+        contacts_url: str,
+        describe: Callable[[RunningNode], Status],
+    ) -> None:
+        """`contacts_url` is the web page with the current contacts of the run; empty if none is known.
+        `describe` tells the status (`node.state`)."""
         self.settings, self.manifest, self.data_dir = joined.settings, joined.manifest, joined.data_dir
         self.log, self.transport, self.machine = joined.log, joined.transport, joined.machine
         self.clock = joined.clock
         self.started_at = joined.clock()
+        self.status = partial(describe, self)
         self.stopping = asyncio.Event()
         self._fault: BaseException | None = None
         self.sequel: str | None = None
@@ -77,41 +89,56 @@ class RunningNode:
             continue_as=partial(startup.continue_as, joined.log),
             after_round=self._after_round,
         )
-        self.neighbourhood = Neighbourhood(joined, self.driver, contacts_url)
+        self.peering = peering_of(joined, self.driver, contacts_url)
         self.limiter = self._make_limiter()
-        self.supplies = Supplies(joined, givers=self.neighbourhood.givers, bandwidth=self.driver.bandwidth)
-        self.bases = self._make_bases(joined) if joined.manifest.training.bases else None
+        self.sharing = self._make_sharing()
+        self.data_share = DataShare(self.settings, self.manifest, self.data_dir.data, self.sharing)
+        """Files of the run's public data."""
+        with_bases = joined.manifest.training.bases
+        self.bases = PublishedBases(joined, self.sharing, self._after_round) if with_bases else None
         """Published bases, in a run that has them."""
         self.readiness = self._make_readiness()
         self.model = self._make_model(joined, load_engine)
-        self._departure = Departure(
-            joined.machine,
-            done=self._done,
-            alone=lambda: self.neighbourhood.peering.alone,
-            clock=joined.clock,
+        self._shutdown = Shutdown(
+            joined.machine, done=self._done, alone=lambda: self.peering.alone, clock=joined.clock
         )
-        self.peer_questions = PeerQuestions(joined, self.supplies.sharing.answer)
+        self.context = NodeContext(
+            joined.settings,
+            joined.manifest,
+            joined.data_dir,
+            joined.log,
+            joined.transport,
+            joined.machine,
+            joined.clock,
+            driver=self.driver,
+            limiter=self.limiter,
+            peering=self.peering,
+            sharing=self.sharing,
+            model=self.model,
+        )
 
         # what watches it
         organised = joined.machine.organised
         self.reports = Reports(joined.manifest, organised, self.clock()) if organised else None
-        self.views = Views(self, self.readiness.done)
-        self.recorder = Recorder(self, logger)
+        self.views = Views(
+            self.context, started_at=self.started_at, caught_up=self.readiness.done, samples=self._samples
+        )
+        self.recorder = Recorder(joined, logger, self.reports, self.status)
         self.clock_check = ClockCheck(
-            joined.transport.clock_ahead, lambda: self.neighbourhood.book.sample(clock.PEERS)
+            joined.transport.clock_ahead, lambda: self.peering.book.sample(clock.PEERS)
         )
 
         # what only some nodes do
-        self.checkpoints = Checkpoints(self) if organised else None
+        self.checkpoints = NodeCheckpoints(self.context) if organised else None
         """Checkpoints of an organised run."""
-        self.organising = Organising(self) if organises(self) else None
+        self.organising = self._make_organising() if organises(joined) else None
         """The organiser, where its key is."""
         trains = self.settings.role == "trainer"
-        self.validating = Validating(self) if organised and trains else None
+        self.validating = Validating(self.context) if organised and trains else None
         """The validator, which measures where the organiser has named this node."""
-        self.privacy = Privacy(self) if self.settings.noise else None
-        self.exports = Exports(self) if self.settings.export_every else None
-        self.sampling = Sampling(self) if self.settings.samples and trains else None
+        self.privacy = Privacy(self.context) if self.settings.noise else None
+        self.exports = Exports(self.context) if self.settings.export_every else None
+        self.sampling = Sampling(self.context) if self.settings.samples and trains else None
 
     # -- parts that are told of others -------------------------------------------------------------
 
@@ -121,19 +148,15 @@ class RunningNode:
             machine=Sensors(*self.settings.devices),
             bandwidth=self.driver.bandwidth,
             traffic=DailyTraffic(self.log),
-            close_links=self.neighbourhood.peering.stay_away,
+            close_links=self.peering.stay_away,
             fail=self.fail,
             clock=self.clock,
         )
 
-    def _make_bases(self, joined: Joined) -> PublishedBases:
-        return PublishedBases(
-            joined,
-            self.supplies.sharing,
-            givers=self.neighbourhood.givers,
-            rate_limit=self.driver.bandwidth.download,
-            come=self._after_round,
-        )
+    def _make_sharing(self) -> Sharing:
+        bandwidth = self.driver.bandwidth
+        givers = Givers(self.peering.sources, self.transport.request, bandwidth.download, self.clock)
+        return Sharing(self.settings, self.manifest, self.data_dir, givers, bandwidth.upload)
 
     def _make_readiness(self) -> Readiness:
         settings = self.settings
@@ -141,17 +164,21 @@ class RunningNode:
             self.machine,
             told_peers=bool(settings.peers),
             met_peers=lambda: bool(startup.remembered_peers(self.log)),
-            nobody_else=lambda: self.may_begin and (settings.alone or self.neighbourhood.nobody_else()),
+            nobody_else=lambda: self.may_begin and (settings.alone or self.peering.nobody_else()),
             clock=self.clock,
         )
 
-    def _make_model(self, joined: Joined, load_engine: LoadEngine) -> LocalModel:
+    def _make_organising(self) -> Organising:
+        assert self.checkpoints is not None  # as in every organised run
+        return Organising(self.context, self.readiness, self.checkpoints.state_of)
+
+    def _make_model(self, joined: RunContext, load_engine: LoadEngine) -> LocalModel:
         return LocalModel(
             joined,
             self.driver,
             self.limiter,
             self.bases,
-            load=lambda: load_engine(self.supplies.gather(), self.manifest),
+            load=lambda: load_engine(self._gather(), self.manifest),
             caught_up=self.readiness.done,
             doubt=lambda: self.checkpoints.doubt() if self.checkpoints else None,
             changed=self._after_round,
@@ -174,7 +201,7 @@ class RunningNode:
             for line in self.reports.news(self.clock()):
                 log.info("%s", line)
         self.recorder.after_round()
-        if not self.stopping.is_set() and self._departure.due():
+        if not self.stopping.is_set() and self._shutdown.due():
             log.info("done: leaving")
             self.stopping.set()
 
@@ -208,7 +235,7 @@ class RunningNode:
         self.limiter.finish()
         self._after_round()
 
-    def go_on(self, link: str) -> None:
+    def continue_in(self, link: str) -> None:
         """Do the same, to take part in the run to which a link leads."""
         self.sequel = link
         self.finish()
@@ -221,10 +248,10 @@ class RunningNode:
     def _jobs(self) -> tuple[Job, ...]:
         """Return what goes on beside the driver, until the node stops."""
         return (
-            *(self.neighbourhood.peering.run, self.views.run, self.limiter.run),
-            *(self.supplies.stock, ProgressLog(self.status).run, partial(be_admitted, self)),
-            self.clock_check.run,
-            *((self.neighbourhood.keep_company,) if self.neighbourhood.contacts_url else ()),
+            *(self.peering.run, self.views.run, self.limiter.run),
+            *(self._stock, ProgressLog(self.status).run, self.clock_check.run),
+            partial(be_admitted, self.context, self.organising, self._note_asked, self.stopping),
+            *((self.peering.ask_contacts,) if self.peering.contacts_url else ()),
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
@@ -232,8 +259,30 @@ class RunningNode:
             *((self.privacy.run,) if self.privacy else ()),
             *((self.exports.run,) if self.exports else ()),
             *((self.sampling.run,) if self.sampling else ()),
-            *((partial(follow, self),) if self.settings.follow else ()),
+            *self._following(),
         )
+
+    def _following(self) -> tuple[Job, ...]:
+        if self.reports is None or not self.settings.follow:
+            return ()
+        return (partial(follow, self.context, self.reports, self.continue_in),)
+
+    def _note_asked(self) -> None:
+        self.asked_at = self.clock()
+
+    def _samples(self) -> Samples:
+        return self.sampling.view() if self.sampling else Samples(rows=[], moments=[])
+
+    def _gather(self) -> Settings:
+        """Have the run's data and its base model here, on a thread that may wait; return the settings with
+        the folder of the model. Raises as `DataShare.find` and `Sharing.find`."""
+        self.data_share.find()
+        return self.sharing.find()
+
+    async def _stock(self) -> None:
+        """Get what a relay is to give to others; a trainer's engine thread asks for it."""
+        if self.settings.role == "relay" and self.sharing.gives:
+            await asyncio.to_thread(self._gather)
 
     async def _train_once_begun(self) -> None:
         """Start the engine of a node that begins with a checkpoint, once that is here."""
@@ -253,8 +302,8 @@ class RunningNode:
 
     async def _end(self, driving: asyncio.Task[None], looking: list[asyncio.Task[None]]) -> None:
         """Stop computing, log and send what is finished, and close the links."""
-        self.neighbourhood.peering.leave()
-        self.supplies.sharing.close()
+        self.peering.leave()
+        self.sharing.close()
         self.limiter.stop()
         if self.organising:
             await self.organising.stop()
@@ -268,9 +317,6 @@ class RunningNode:
         await asyncio.gather(*looking, return_exceptions=True)
 
     # -- the control API ---------------------------------------------------------------------------
-
-    def status(self) -> Status:
-        return describe(self)
 
     async def evaluate(
         self, base: bool, limit: int, calibrated: bool = False, probe: bool = False

@@ -18,12 +18,13 @@ from pydantic import ValidationError
 from sfnode.daemon_thread import in_daemon_thread
 from sfnode.errors import UserError
 from sfnode.logging import log
-from sfnode.node.training.engine_thread import Answered, Engine
+from sfnode.node.context import NodeContext
 from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.disk_errors import write_whole
 
 if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.samples import Answered
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at what is sealed."""
@@ -43,7 +44,7 @@ answers of 200 in letters of four bytes."""
 class Sampling:
     """The samples of one trainer; `run` takes them until cancelled."""
 
-    def __init__(self, node: RunningNode) -> None:
+    def __init__(self, node: NodeContext) -> None:
         self._node = node
         self._file = node.data_dir.samples
         self._kept = Samples(rows=[], moments=[])

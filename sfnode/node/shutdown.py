@@ -1,4 +1,4 @@
-"""Departure of a node that has done its work: it may leave once its neighbours have what it has.
+"""Shutdown of a node that has done its work: it may leave once its neighbours have what it has.
 
 Reads the machine; decides nothing about training, and closes nothing. Updates that no neighbour has taken
 stay in the log and are handed over after the next start.
@@ -19,7 +19,7 @@ LEAVE_GRACE = 30.0
 """Seconds after which a node that is done leaves, whatever its neighbours have or lack."""
 
 
-class Departure:
+class Shutdown:
     """Ask `due` whenever the machine's state may have changed, and once a second at least."""
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import TypeVar
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import is_file
+from sfnode.manifest.sections import is_file
 from sfnode.node.driver import LogStore
 from sfnode.node.training.engine_loading import check_devices
 from sfnode.peers import introductions

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import sfnode
 from sfnode.node import readiness
+from sfnode.node.views import budget_of, carried, epochs_of, greeted, role_of
 from sfnode.organising.reporting.alarms import shown
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import (
@@ -21,8 +22,6 @@ from sfnode.schema.status import (
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
-    from sfnode.transport.base import Link
-    from sfprotocol.link import Link as ProtocolLink
     from sfprotocol.machine import Machine
 
 
@@ -30,7 +29,7 @@ def describe(node: RunningNode) -> Status:
     """Return the node's status as of now."""
     machine, scheduler, traffic = node.machine, node.model.scheduler, node.driver.traffic
     reports, now, asked = node.reports, node.clock(), node.model.asked
-    sent, received = carried(node)
+    sent, received = carried(node.context)
     fetch = _fetch(node)
     return Status(
         version=sfnode.__version__,
@@ -82,41 +81,6 @@ def describe(node: RunningNode) -> Status:
     )
 
 
-def budget_of(machine: Machine) -> int:
-    """Return the number of updates with which the run is complete."""
-    return machine.organised.counting.budget if machine.organised else machine.run.update_budget
-
-
-def epochs_of(machine: Machine) -> int:
-    """Return the number of epochs of the whole run: in an organised one, if those to come are as large as the
-    manifest says."""
-    if machine.organised is None:
-        return machine.run.last_epoch + 1
-    counting = machine.organised.counting
-    if counting.complete:
-        return counting.open_epoch
-    to_come = -(-(counting.budget - counting.counted) // machine.run.epoch_updates)
-    return max(counting.open_epoch + 1, counting.sealed + to_come)
-
-
-def carried(node: RunningNode) -> tuple[int, int]:
-    """Return the bytes sent and received over all links since the start."""
-    traffic, links = node.driver.traffic, [pump.link for pump in node.driver.pumps.values()]
-    sent = traffic.sent + sum(link.bytes_sent for link in links)
-    return sent, traffic.received + sum(link.bytes_received for link in links)
-
-
-def greeted(node: RunningNode) -> list[tuple[ProtocolLink, Link]]:
-    """Return the links whose peer has introduced itself."""
-    pairs = ((node.machine.links.get(key), pump.link) for key, pump in node.driver.pumps.items())
-    return [(state, link) for state, link in pairs if state is not None and state.greeted]
-
-
-def role_of(number: int) -> str:
-    """Return the name of a role (SPEC L2)."""
-    return "relay" if number else "trainer"
-
-
 def _links(node: RunningNode) -> list[LinkStatus]:
     return [
         LinkStatus(
@@ -128,7 +92,7 @@ def _links(node: RunningNode) -> list[LinkStatus]:
             bytes_sent=link.bytes_sent,
             bytes_received=link.bytes_received,
         )
-        for state, link in greeted(node)
+        for state, link in greeted(node.context)
     ]
 
 
@@ -174,9 +138,9 @@ def lacks(machine: Machine) -> bool:
 
 def _fetch(node: RunningNode) -> FetchStatus | None:
     """Return the download that is under way."""
-    if data := node.supplies.data.progress:
+    if data := node.data_share.progress:
         return FetchStatus(what="data", **data._asdict())
-    if model := node.supplies.sharing.progress:
+    if model := node.sharing.progress:
         return FetchStatus(**model._asdict())
     bases = node.bases.progress if node.bases else None
     return FetchStatus(what="bases", **bases._asdict()) if bases else None
@@ -208,7 +172,7 @@ def _of_this_node(node: RunningNode) -> list[AlarmStatus]:
 
 def _lonely(node: RunningNode) -> WaitStatus | None:
     """Return what a node waits for that would catch up with others, had it found any."""
-    scheduler, what = node.model.scheduler, node.neighbourhood.waits_for()
+    scheduler, what = node.model.scheduler, node.peering.waits_for()
     if what is None or (scheduler and scheduler.ready):
         return None
     begins = ""

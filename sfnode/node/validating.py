@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.node.training.engine_thread import Engine
+from sfnode.node.context import NodeContext
 from sfnode.organising.evaluation.origins import Brought, Origins, parts_of
 from sfnode.organising.evaluation.searching import BUSY, ORIGIN_ROWS
 from sfnode.schema.organising import ValidatorStatus
@@ -28,7 +28,7 @@ from sfprotocol.weighing import Counted, counts_alike
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks whether an epoch is to be measured: one takes some microseconds for each feed."""
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 
 async def measured(
-    node: RunningNode, epoch: int, skipped: Iterable[int], rows: Rows, go_on: Callable[[], bool]
+    node: NodeContext, epoch: int, skipped: Iterable[int], rows: Rows, go_on: Callable[[], bool]
 ) -> tuple[tuple[Brought, ...], int]:
     """Return what each feed has brought in a closed epoch, at the weights by the seals before and in the
     middle of its step without the feeds with the numbers `skipped`; and the example-forwards of measuring it.
@@ -80,13 +80,13 @@ async def measured(
 class Validating:
     """The validator of one node that may be named; it is asked to be one by nobody but the control feed."""
 
-    def __init__(self, node: RunningNode) -> None:
+    def __init__(self, node: NodeContext) -> None:
         assert node.machine.organised is not None
         self._node = node
         self._organised: Organised = node.machine.organised
         data = node.manifest.data
         self._able = node.manifest.task.has_slopes and bool(data.validation or data.validation_limit)
-        self._origins = Origins(kept=node.manifest.training.basis == "features")
+        self._origins = Origins(kept=node.manifest.training.trains_a_head)
         self._named = False
         """Whether this node was named when it was last looked at."""
         self._measured = 0

@@ -13,8 +13,8 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.models.files import licence_of
+from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
-from sfnode.node.state import budget_of, carried, epochs_of, greeted, role_of
 from sfnode.node.timeline import Decided
 from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import Latency
@@ -47,9 +47,9 @@ from sfprotocol.link import Link as ProtocolLink
 from sfprotocol.names import NAMELESS, Names
 
 if TYPE_CHECKING:
-    from sfnode.node.running import RunningNode
     from sfnode.schema.evaluation import NodeEvaluation
     from sfnode.transport.base import Link
+    from sfprotocol.machine import Machine
 
 T = TypeVar("T")
 
@@ -66,9 +66,19 @@ MAX_MEASUREMENTS = 256
 class Views:
     """The views of one node; `run` samples it until cancelled."""
 
-    def __init__(self, node: RunningNode, caught_up: Callable[[], bool]) -> None:
-        """`caught_up` says whether updates that arrive are new, not history that this node is loading."""
+    def __init__(
+        self,
+        node: NodeContext,
+        *,
+        started_at: float,
+        caught_up: Callable[[], bool],
+        samples: Callable[[], Samples],
+    ) -> None:
+        """`caught_up` says whether updates that arrive are new, not history that this node is loading;
+        `samples` returns the answers to test rows that were recorded."""
         self._node = node
+        self._started_at = started_at
+        self.samples = samples
         self._caught_up = caught_up
         self._series = TimeSeries(SAMPLE_INTERVAL)
         self._rate = Rate()
@@ -110,7 +120,7 @@ class Views:
 
     async def about(self) -> About:
         """Return what the run is for, and what it is made of."""
-        manifest, folder = self._node.manifest, self._node.supplies.sharing.folder
+        manifest, folder = self._node.manifest, self._node.sharing.folder
         task = manifest.task
         licence = await self._ask(lambda: licence_of(folder)) if folder else None
         return About(
@@ -138,11 +148,6 @@ class Views:
         if self._node.machine.organised is None:
             return Timeline(total=0, entries=[])
         return await self._ask(lambda: self._decided.last(query.limit, self._names()))
-
-    def samples(self) -> Samples:
-        """Return the answers to test rows that were recorded."""
-        sampling = self._node.sampling
-        return sampling.view() if sampling else Samples(rows=[], moments=[])
 
     def progress(self) -> Progress:
         """Return how far the run has come."""
@@ -210,7 +215,7 @@ class Views:
         node = self._node
         relays = {link.peer for state, link in greeted(node) if state.role}
         own, met = node.transport.addresses(), remembered_peers(node.log)
-        url = node.neighbourhood.contacts_url
+        url = node.peering.contacts_url
         return invite(node.manifest, compose(node.manifest.run_id, own, met, relays, url))
 
     def _names(self) -> dict[bytes, Names]:
@@ -236,7 +241,7 @@ class Views:
                 known=record.known,
                 lag=self._lag(record.known),
             )
-            for record in node.neighbourhood.peering.roster
+            for record in node.peering.roster
             if record.peer not in near
         ]
         edges = [
@@ -268,7 +273,7 @@ class Views:
         )
 
     def _uptime(self) -> float:
-        return self._node.clock() - self._node.started_at
+        return self._node.clock() - self._started_at
 
     def _lag(self, known: int) -> int:
         return max(0, self._node.machine.frontier.known - known)
@@ -278,7 +283,7 @@ class Views:
         found = {}
         for link in links:
             seen = f"{link.address.partition('/p2p/')[0]}/p2p/{link.peer}" if link.address else ""
-            ways = [*self._node.neighbourhood.book.addresses(link.peer), *filter(None, [seen])]
+            ways = [*self._node.peering.book.addresses(link.peer), *filter(None, [seen])]
             if ways:
                 found[link.peer] = ways[0]
         return found
@@ -328,3 +333,38 @@ def _left(updates: int, rate: float | None) -> float | None:
     if updates <= 0:
         return 0.0
     return updates / rate if rate else None
+
+
+def budget_of(machine: Machine) -> int:
+    """Return the number of updates with which the run is complete."""
+    return machine.organised.counting.budget if machine.organised else machine.run.update_budget
+
+
+def epochs_of(machine: Machine) -> int:
+    """Return the number of epochs of the whole run: in an organised one, if those to come are as large as the
+    manifest says."""
+    if machine.organised is None:
+        return machine.run.last_epoch + 1
+    counting = machine.organised.counting
+    if counting.complete:
+        return counting.open_epoch
+    to_come = -(-(counting.budget - counting.counted) // machine.run.epoch_updates)
+    return max(counting.open_epoch + 1, counting.sealed + to_come)
+
+
+def carried(node: NodeContext) -> tuple[int, int]:
+    """Return the bytes sent and received over all links since the start."""
+    traffic, links = node.driver.traffic, [pump.link for pump in node.driver.pumps.values()]
+    sent = traffic.sent + sum(link.bytes_sent for link in links)
+    return sent, traffic.received + sum(link.bytes_received for link in links)
+
+
+def greeted(node: NodeContext) -> list[tuple[ProtocolLink, Link]]:
+    """Return the links whose peer has introduced itself."""
+    pairs = ((node.machine.links.get(key), pump.link) for key, pump in node.driver.pumps.items())
+    return [(state, link) for state, link in pairs if state is not None and state.greeted]
+
+
+def role_of(number: int) -> str:
+    """Return the name of a role (SPEC L2)."""
+    return "relay" if number else "trainer"

@@ -44,9 +44,8 @@ from sfprotocol.decisions import Decision
 from sfprotocol.machine import Machine
 from sfprotocol.messages import ControlHead, Feed, Petition, Position, Segment
 from sfprotocol.organised import Organised
-from sfprotocol.segments import first_updates
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates
 from sfprotocol.signing import extend
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 class Log(Protocol):

@@ -37,7 +37,7 @@ _NEVER, _ALWAYS = float("inf"), float("-inf")
 
 
 @dataclass(slots=True)
-class Job:
+class RecurringJob:
     """Something that is done at intervals and takes a while."""
 
     began: float = _ALWAYS

@@ -38,7 +38,7 @@ REMIND = 60.0
 """Seconds between two lines of the log that say what is waited for."""
 
 
-class Introduction(NamedTuple):
+class PeerAnswer(NamedTuple):
     """The outcome of asking one peer which run it serves."""
 
     address: str
@@ -76,7 +76,7 @@ async def run_of(
     return await _search(transport, _whole(run_id, plain), plain, random)
 
 
-def _what_it_is(answer: Introduction) -> str:
+def _what_it_is(answer: PeerAnswer) -> str:
     if answer.plain:
         what = (
             "is a peer of Hivemind's DHT and no node: it leads to nodes of the run, and relays nothing of it"
@@ -101,7 +101,7 @@ def _whole(run_id: str, plain: Sequence[str]) -> bytes:
     )
 
 
-def _chosen(answers: Sequence[Introduction]) -> Manifest:
+def _chosen(answers: Sequence[PeerAnswer]) -> Manifest:
     """Return the manifest of the first peer that has sent a usable one. Raises UserError as `run_of`."""
     unusable: UserError | None = None
     for answer in answers:
@@ -123,7 +123,7 @@ def _read(manifest: bytes, source: str) -> Manifest:
     return Manifest.from_canonical(manifest, source).current(source)
 
 
-async def _ask_all(transport: Transport, addresses: Sequence[str]) -> list[Introduction]:
+async def _ask_all(transport: Transport, addresses: Sequence[str]) -> list[PeerAnswer]:
     """Return what each peer has answered a moment after the first usable manifest, or when all have."""
     asking = [asyncio.create_task(_ask(transport, address)) for address in addresses]
     try:
@@ -136,24 +136,24 @@ async def _ask_all(transport: Transport, addresses: Sequence[str]) -> list[Intro
     finally:
         await _call_off(asking)
     return [
-        Introduction(address, reason="it is slower than others") if task.cancelled() else task.result()
+        PeerAnswer(address, reason="it is slower than others") if task.cancelled() else task.result()
         for address, task in zip(addresses, asking, strict=True)
     ]
 
 
-async def _ask(transport: Transport, address: str) -> Introduction:
+async def _ask(transport: Transport, address: str) -> PeerAnswer:
     try:
-        return Introduction(address, await ask_manifest(transport, address))
+        return PeerAnswer(address, await ask_manifest(transport, address))
     except NotSpoken as error:
         with suppress(TransportError):
             await transport.clock_ahead(address)  # as every peer of Hivemind's DHT can tell
-            return Introduction(address, plain=True, reason=error.reason)
-        return Introduction(address, reason=f"{error.reason}, and there is no Hivemind DHT either")
+            return PeerAnswer(address, plain=True, reason=error.reason)
+        return PeerAnswer(address, reason=f"{error.reason}, and there is no Hivemind DHT either")
     except (TransportError, RemoteProtocolError) as error:
-        return Introduction(address, reason=str(error))
+        return PeerAnswer(address, reason=str(error))
 
 
-async def _call_off(tasks: Iterable[asyncio.Task[Introduction]]) -> None:
+async def _call_off(tasks: Iterable[asyncio.Task[PeerAnswer]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -204,9 +204,9 @@ async def _who_has(
     return None
 
 
-async def _ask_record(transport: Transport, record: PeerRecord) -> Introduction:
+async def _ask_record(transport: Transport, record: PeerRecord) -> PeerAnswer:
     """Ask a node at its addresses, one after the other; whatever comes of it is an answer."""
-    answer = Introduction("")
+    answer = PeerAnswer("")
     with suppress(TimeoutError, UserError):
         async with asyncio.timeout(ASK_DEADLINE):
             for address in record.addresses:

@@ -58,8 +58,8 @@ from sfnode.peers.events import (
     StopDial,
     Wake,
 )
-from sfnode.peers.intervals import Job, first_probe, next_probe
-from sfnode.peers.selection import PeerStanding, address_range
+from sfnode.peers.intervals import RecurringJob, first_probe, next_probe
+from sfnode.peers.selection import LinkFacts, address_range
 from sfnode.transport.base import CONNECT_DEADLINE, peer_of
 
 BOOTSTRAPS_ALONE = 8
@@ -101,8 +101,8 @@ class _Neighbour:
     """The machine's own count when `useful` was last brought up to date."""
     counted_at: float = 0.0
 
-    def standing(self) -> PeerStanding:
-        return PeerStanding(self.peer, self.chosen, self.since, self.range, self.useful, self.blank)
+    def standing(self) -> LinkFacts:
+        return LinkFacts(self.peer, self.chosen, self.since, self.range, self.useful, self.blank)
 
 
 class PeerManager:
@@ -124,7 +124,7 @@ class PeerManager:
         """Peers of the present round of bootstrap attempts that have not answered yet."""
         self._until_one = False
         """Whether the present round ends with the first answer."""
-        self._announcing, self._finding, self._round = Job(), Job(), Job()
+        self._announcing, self._finding, self._round = RecurringJob(), RecurringJob(), RecurringJob()
         self._checked_at = _ALWAYS
         self._probe_at = now + first_probe(random)
         self._in_vain = 0
@@ -183,13 +183,13 @@ class PeerManager:
         """Whether there is no link, and none is being opened."""
         return not (self.linked or self.dialling)
 
-    def standings(self) -> list[PeerStanding]:
+    def standings(self) -> list[LinkFacts]:
         """Return the links as `selection` sees them, in the order in which they were opened."""
         return [neighbour.standing() for neighbour in self._neighbours.values()]
 
     def has_room_for(self, peer: str, address: str, now: float) -> bool:
         """Tell whether an inbound link of this peer, which has none, would be accepted."""
-        newcomer = PeerStanding(peer, False, now, address_range(address))
+        newcomer = LinkFacts(peer, False, now, address_range(address))
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
         return self.presence is Presence.OPEN and verdict.accept
 
@@ -270,7 +270,7 @@ class PeerManager:
 
     def _has_room(self, event: LinkOpened, now: float) -> bool:
         """Decide about a peer that is no neighbour; make room for it if selection says so."""
-        newcomer = PeerStanding(event.peer, event.outbound, now, address_range(event.address))
+        newcomer = LinkFacts(event.peer, event.outbound, now, address_range(event.address))
         if event.outbound:
             return selection.may_keep(newcomer, self.standings())
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
@@ -398,7 +398,7 @@ class PeerManager:
         else:
             addresses = self.book.due_for_bootstrap(now, self.linked, BOOTSTRAPS_BESIDE)
         self._bootstrapping = {peer_of(address): None for address in addresses}
-        self._round = Job(now, running=len(addresses))
+        self._round = RecurringJob(now, running=len(addresses))
         self._bootstrap_from(addresses)
 
     def _bootstrap_from(self, addresses: Iterable[str]) -> None:

@@ -61,7 +61,7 @@ HALF_LIFE = 300.0
 """Seconds after which the updates that a link has brought count half."""
 
 
-class PeerStanding(NamedTuple):
+class LinkFacts(NamedTuple):
     """One link, as far as decisions depend on it."""
 
     peer: str
@@ -77,32 +77,32 @@ class PeerStanding(NamedTuple):
     """Whether the peer has shown nothing so far."""
 
 
-class PeerVerdict(NamedTuple):
+class InboundVerdict(NamedTuple):
     """Whether to accept an inbound link, and which peer's link to give up for it."""
 
     accept: bool
     instead_of: str | None = None
 
 
-REFUSED = PeerVerdict(False)
+REFUSED = InboundVerdict(False)
 
 
 def whom_to_dial(
-    links: Sequence[PeerStanding], dialling: Collection[str], book: AddressBook, now: float
+    links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
     """Return the peers to dial now, in addition to those that are being dialled already."""
     peers = _in_turn(links, book, book.candidates(now))
     return _choose(links, dialling, book, peers, missing(links) - len(dialling))
 
 
-def missing(links: Sequence[PeerStanding]) -> int:
+def missing(links: Sequence[LinkFacts]) -> int:
     """Return how many more links a node should open."""
     wanted = max(TARGET_LINKS - len(links), WANTED_OUTBOUND - _count(links, outbound=True))
     return max(0, min(wanted, MAX_LINKS - len(links)))
 
 
 def whom_to_probe(
-    links: Sequence[PeerStanding], dialling: Collection[str], book: AddressBook, now: float
+    links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
     """Return at most one peer that is no neighbour, to dial beyond the target if there is room."""
     count = min(1, MAX_LINKS - len(links) - len(dialling))
@@ -110,8 +110,8 @@ def whom_to_probe(
 
 
 def whom_to_let_in(
-    newcomer: PeerStanding, links: Sequence[PeerStanding], book: AddressBook, now: float
-) -> PeerVerdict:
+    newcomer: LinkFacts, links: Sequence[LinkFacts], book: AddressBook, now: float
+) -> InboundVerdict:
     """Judge an inbound link of a peer that is no neighbour yet."""
     inbound = [link for link in links if not link.outbound]
     if book.refused(newcomer.peer, now):
@@ -119,18 +119,18 @@ def whom_to_let_in(
     if newcomer.range and _of_range(inbound, newcomer.range) >= MAX_INBOUND_OF_RANGE:
         return REFUSED
     if len(inbound) < MAX_INBOUND and len(links) < MAX_LINKS:
-        return PeerVerdict(True)
+        return InboundVerdict(True)
     return _replaceable(links, now)
 
 
-def may_keep(link: PeerStanding, links: Sequence[PeerStanding]) -> bool:
+def may_keep(link: LinkFacts, links: Sequence[LinkFacts]) -> bool:
     """Judge a link that we have just opened, now that its address is known; `links` are all others."""
     outbound = [other for other in links if other.outbound]
     crowded = bool(link.range) and _of_range(outbound, link.range) >= MAX_OUTBOUND_OF_RANGE
     return len(links) < MAX_LINKS and not crowded
 
 
-def whom_to_give_up(links: Sequence[PeerStanding], now: float) -> str | None:
+def whom_to_give_up(links: Sequence[LinkFacts], now: float) -> str | None:
     """Return the peer of the least useful link of our own choice; None unless there are more than wanted."""
     if len(links) <= TARGET_LINKS or _count(links, outbound=True) <= WANTED_OUTBOUND:
         return None
@@ -140,7 +140,7 @@ def whom_to_give_up(links: Sequence[PeerStanding], now: float) -> str | None:
 
 
 def whom_to_let_go(
-    links: Sequence[PeerStanding], dialling: Collection[str], book: AddressBook, now: float
+    links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
     """Return the peers of our own choice that have shown nothing for BLANK_TIME. MIN_OUTBOUND links of our
     choice remain, mute or not, unless there are peers to dial instead."""
@@ -186,11 +186,7 @@ def address_range(address: str) -> str | None:
 
 
 def _choose(
-    links: Sequence[PeerStanding],
-    dialling: Collection[str],
-    book: AddressBook,
-    peers: Iterable[str],
-    count: int,
+    links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, peers: Iterable[str], count: int
 ) -> list[str]:
     """Return the first `count` of `peers` that are neither neighbours nor in a crowded range."""
     if count <= 0:
@@ -217,7 +213,7 @@ def range_of(addresses: Iterable[str]) -> str | None:
     return next(filter(None, map(address_range, addresses)), None)
 
 
-def _in_turn(links: Sequence[PeerStanding], book: AddressBook, peers: Iterable[str]) -> list[str]:
+def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]) -> list[str]:
     """Order `peers` so that half of our choice are trusted, however many strangers fill the roster, and half
     are strangers, however many we trust."""
     busy = {link.peer for link in links}
@@ -232,41 +228,41 @@ def _in_turn(links: Sequence[PeerStanding], book: AddressBook, peers: Iterable[s
     return pairs + first[len(second) :] + second[len(first) :]
 
 
-def _replaceable(links: Sequence[PeerStanding], now: float) -> PeerVerdict:
+def _replaceable(links: Sequence[LinkFacts], now: float) -> InboundVerdict:
     """Make room for a newcomer: in place of a mute inbound peer, else of the least useful inbound link that
     nothing protects."""
     blank = [link.peer for link in links if not link.outbound and _stale(link, now)]
     if blank:
-        return PeerVerdict(True, blank[0])
+        return InboundVerdict(True, blank[0])
     best = sorted(links, key=lambda link: (-link.useful, link.since, link.peer))
     kept = _oldest(links) | {link.peer for link in best[:MOST_USEFUL_KEPT] if link.useful > 0}
     spare = [link for link in links if not link.outbound and link.peer not in kept and _settled(link, now)]
     if not spare:
         return REFUSED
-    return PeerVerdict(True, min(spare, key=_worth).peer)
+    return InboundVerdict(True, min(spare, key=_worth).peer)
 
 
-def _worth(link: PeerStanding) -> tuple[float, float, str]:
+def _worth(link: LinkFacts) -> tuple[float, float, str]:
     """Sort key: the least useful link first, of equals the youngest."""
     return link.useful, -link.since, link.peer
 
 
-def _oldest(links: Sequence[PeerStanding]) -> set[str]:
+def _oldest(links: Sequence[LinkFacts]) -> set[str]:
     order = sorted(links, key=lambda link: (link.since, link.peer))
     return {link.peer for link in order[:OLDEST_KEPT]}
 
 
-def _stale(link: PeerStanding, now: float) -> bool:
+def _stale(link: LinkFacts, now: float) -> bool:
     return link.blank and now - link.since >= BLANK_TIME
 
 
-def _settled(link: PeerStanding, now: float) -> bool:
+def _settled(link: LinkFacts, now: float) -> bool:
     return now - link.since >= SETTLE_TIME
 
 
-def _count(links: Sequence[PeerStanding], *, outbound: bool) -> int:
+def _count(links: Sequence[LinkFacts], *, outbound: bool) -> int:
     return sum(link.outbound == outbound for link in links)
 
 
-def _of_range(links: Sequence[PeerStanding], where: str | None) -> int:
+def _of_range(links: Sequence[LinkFacts], where: str | None) -> int:
     return sum(link.range == where for link in links)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sfnode.history.time_travel import Past
-from sfnode.manifest import Manifest
-from sfnode.manifest.sources import public_name
+from sfnode.manifest import Manifest, public_name
 from sfnode.node.startup import settled
 from sfnode.organising.evaluation import health
 from sfnode.organising.guard import Guard

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
-from sfnode.manifest.sources import names_folders
+from sfnode.manifest import Manifest, names_folders
 from sfnode.models.files import BUILTIN, EMBEDDED, licence_of
 from sfnode.publish import downloads, run_file
 from sfnode.publish.asking import NodeAnswers

@@ -40,7 +40,7 @@ BYTES_PER_PARAMETER = {
 """Bytes that a parameter of a large model takes, by the dtype of the weights."""
 
 
-class ModelFit(NamedTuple):
+class LargestModel(NamedTuple):
     """The largest model that fits in one dtype."""
 
     dtype: str
@@ -62,11 +62,11 @@ def weights(parameters: int, dtype: str) -> int:
     return int(parameters * BYTES_PER_PARAMETER[dtype])
 
 
-def largest(free: int, overhead: int) -> list[ModelFit]:
+def largest(free: int, overhead: int) -> list[LargestModel]:
     """Return what fits into `free` bytes when `overhead` of them go to everything but the weights."""
     room = max(0, free - overhead)
     sizes = {dtype: BYTES_PER_PARAMETER[dtype] for dtype in ("float32", "bfloat16", "int8", "nf4")}
-    return [ModelFit(dtype, size, int(room / size)) for dtype, size in sizes.items()]
+    return [LargestModel(dtype, size, int(room / size)) for dtype, size in sizes.items()]
 
 
 def free(device: torch.device) -> int | None:

@@ -134,7 +134,7 @@ def spare_cores(free: float, before: int | None) -> int:
     return most if before is None else min(max(before, least), most)
 
 
-class MeasuredUse(NamedTuple):
+class ComputeUsage(NamedTuple):
     """Resources that computing has used since the process started."""
 
     cpu: float
@@ -147,7 +147,7 @@ class MeasuredUse(NamedTuple):
 class ComputeRate:
     """The rest between two steps that the limits on CPU, GPU and power ask for."""
 
-    def __init__(self, limits: Limits, cores: float, usage: MeasuredUse, now: float) -> None:
+    def __init__(self, limits: Limits, cores: float, usage: ComputeUsage, now: float) -> None:
         rates = (_share(limits.cpu, cores), _share(limits.gpu, 1), limits.watts)
         self._buckets = [(rate, Bucket(BURST * rate, now)) if rate else None for rate in rates]
         self._usage = usage
@@ -157,7 +157,7 @@ class ComputeRate:
         """Whether any of these limits is set."""
         return any(self._buckets)
 
-    def rest(self, usage: MeasuredUse, now: float) -> float:
+    def rest(self, usage: ComputeUsage, now: float) -> float:
         """Return the seconds until the next step may begin, given all that has been used by now."""
         rests = [0.0]
         for bucket, total, before in zip(self._buckets, usage, self._usage, strict=True):

@@ -2,6 +2,10 @@
 
 Reads them through psutil, and those of NVIDIA GPUs through NVML where its library is installed; only those
 that a limit asks for. What follows from the readings, `policy` decides.
+
+Cgroups may allow this process fewer cores than there are: `docker run --cpus` and systemd's `CPUQuota=` set
+that. Such a limit hides no cores. Threads on all of them would use up what is allowed in the first part of
+each tenth of a second and stand still for the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psutil
@@ -39,13 +43,6 @@ _psutil: Any = psutil
 """psutil, untyped: some of its functions exist on some systems only."""
 
 
-class GpuReading(Protocol):
-    """The sensors of a GPU."""
-
-    def celsius(self) -> float: ...
-    def joules(self) -> float: ...
-
-
 class Sensors:
     """The sensors that one node computing on `devices` needs. Not for two threads at once, except
     `joules`."""
@@ -53,9 +50,9 @@ class Sensors:
     def __init__(self, *devices: str) -> None:
         self._devices = tuple(dict.fromkeys(devices))
         self._process = psutil.Process()
-        self._gpus: dict[str, GpuReading] = {}
+        self._gpus: dict[str, Nvidia] = {}
         """Those that were opened, by device."""
-        self._daemon = DaemonProcess(self._process)
+        self._daemon = NetworkDaemon(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
         """Share of the machine that other programs used between the last two looks."""
@@ -122,7 +119,7 @@ class Sensors:
             for device in self._devices
         )
 
-    def _open_gpu(self, device: str, limit: str) -> GpuReading:
+    def _open_gpu(self, device: str, limit: str) -> Nvidia:
         if device not in self._gpus:
             if not device.startswith("cuda"):
                 raise _unavailable(limit, f"no sensor tells what {device!r} draws", _GPU_ONLY)
@@ -219,7 +216,7 @@ def _used_by(process: psutil.Process) -> _Used:
     return _Used(moved, times.user + times.system)
 
 
-class DaemonProcess:
+class NetworkDaemon:
     """The network daemon that this process has started, and those that ran before it."""
 
     def __init__(self, parent: psutil.Process) -> None:
@@ -318,12 +315,6 @@ def _load(own: float) -> _Load:
 
 def _unavailable(limit: str, why: str, fix: str) -> UserError:
     return UserError(Code.LIMIT_UNAVAILABLE, f"the limit {limit} cannot be kept: {why}", fix)
-
-
-# Number of cores that cgroups allow this process: what `docker run --cpus` and systemd's `CPUQuota=` set.
-#
-# Such a limit hides no cores. Threads on all of them would use up what is allowed in the first part of each
-# tenth of a second and stand still for the rest.
 
 
 GROUPS = Path("/sys/fs/cgroup")

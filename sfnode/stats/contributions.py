@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from sfnode.store.log import Tail, UpdateLog
 from sfprotocol.messages import Feed
-from sfprotocol.segments import first_updates
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates
 
 
 class FeedCount(NamedTuple):

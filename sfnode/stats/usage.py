@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import psutil
 
 from sfnode.errors import UserError
-from sfnode.resources.sensors import DaemonProcess, Nvidia, allowed_here
+from sfnode.resources.sensors import NetworkDaemon, Nvidia, allowed_here
 from sfnode.schema.status import GpuStatus, MachineStatus
 from sfnode.stats.time_series import Rate
 
@@ -31,7 +31,7 @@ class Usage:
     def __init__(self, *devices: str) -> None:
         self._devices = devices
         self._process = psutil.Process()
-        self._daemon = DaemonProcess(self._process)
+        self._daemon = NetworkDaemon(self._process)
         self._rate = Rate()
         self._gpus: dict[str, Gpu | None] = {}
         """Sensors of the GPUs that were looked for, by device."""

@@ -72,7 +72,7 @@ _LENGTH = 4
 _BOUNDS = {"max_array_len": 8, "max_map_len": 0, "max_ext_len": 0}
 
 
-class ArchivedKind(IntEnum):
+class EntryKind(IntEnum):
     """Kinds of entries; all of a kind come before those of the next."""
 
     CONTROL = 0
@@ -83,11 +83,11 @@ class ArchivedKind(IntEnum):
 
 
 _FIELDS = {
-    ArchivedKind.CONTROL: 3,
-    ArchivedKind.AUTHORITY: 1,
-    ArchivedKind.UPDATES: 4,
-    ArchivedKind.CUT: 3,
-    ArchivedKind.CARD: 3,
+    EntryKind.CONTROL: 3,
+    EntryKind.AUTHORITY: 1,
+    EntryKind.UPDATES: 4,
+    EntryKind.CUT: 3,
+    EntryKind.CARD: 3,
 }
 """Fields of an entry besides its kind."""
 
@@ -197,17 +197,17 @@ def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
     """Yield everything in a log that is for others."""
     kept = kept_control(update_log)
     for entry in kept.entries:
-        yield [ArchivedKind.CONTROL, *entry]
+        yield [EntryKind.CONTROL, *entry]
     for message in kept.authority:
-        yield [ArchivedKind.AUTHORITY, wire_codec.encode(message, run.scalar_bytes)]
+        yield [EntryKind.AUTHORITY, wire_codec.encode(message, run.scalar_bytes)]
     for feed, segment, head in update_log.records():
-        yield [ArchivedKind.UPDATES, *feed, segment.first, records.encode(segment, head)]
+        yield [EntryKind.UPDATES, *feed, segment.first, records.encode(segment, head)]
     for cut in update_log.cuts():
-        yield [ArchivedKind.CUT, *cut.feed, cut.proof]
+        yield [EntryKind.CUT, *cut.feed, cut.proof]
     for feed in update_log.evicted():
-        yield [ArchivedKind.CUT, *feed, b""]
+        yield [EntryKind.CUT, *feed, b""]
     for card in update_log.cards():
-        yield [ArchivedKind.CARD, *card.feed, card.frame]
+        yield [EntryKind.CARD, *card.feed, card.frame]
 
 
 def _published(run: RunParameters, update_log: UpdateLog) -> list[str]:
@@ -373,22 +373,22 @@ class _ArchiveReader:
             if kind < self._kind:
                 raise ValueError("the entries of its log are not in order")
             self._kind = kind
-            self._write(ArchivedKind(kind), fields)
+            self._write(EntryKind(kind), fields)
 
-    def _write(self, kind: ArchivedKind, entries: Sequence[Sequence[Any]]) -> None:
+    def _write(self, kind: EntryKind, entries: Sequence[Sequence[Any]]) -> None:
         match kind:
-            case ArchivedKind.CONTROL:
+            case EntryKind.CONTROL:
                 decided = tuple(_entry(*fields) for fields in entries)
                 self._log.append([], control=[KeepControl(self._decisions, decided)])
                 self._decisions += len(decided)
-            case ArchivedKind.AUTHORITY:
+            case EntryKind.AUTHORITY:
                 said = [self._message(Succession | ControlFork, *fields)[1] for fields in entries]
                 self._log.append([], authority=said)
-            case ArchivedKind.UPDATES:
+            case EntryKind.UPDATES:
                 self._log.append([self._row(*fields) for fields in entries])
-            case ArchivedKind.CUT:
+            case EntryKind.CUT:
                 self._log.append([], [self._cut(*fields) for fields in entries])
-            case ArchivedKind.CARD:
+            case EntryKind.CARD:
                 self._log.append([], cards=[self._card(*fields) for fields in entries])
 
     def _row(self, origin: Any, incarnation: Any, first: Any, body: Any) -> Record:

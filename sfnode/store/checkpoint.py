@@ -12,7 +12,6 @@ All other integers are big-endian. Its size follows from the decisions and the m
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from sfnode.engine.core import Core
 from sfnode.engine.core import digest as core_digest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.store.disk_errors import disk_faults, sync_folder
+from sfnode.store.disk_errors import disk_faults, sync_folder, write_whole
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfprotocol.checkpoints import Base, feeds_digest, listing
@@ -55,7 +54,7 @@ _SUBSPACE = struct.Struct(">I")
 
 
 @dataclass(frozen=True)
-class State:
+class CheckpointState:
     """The state that a checkpoint is the digest of."""
 
     epoch: int
@@ -71,7 +70,7 @@ class State:
         )
 
 
-class Stop(NamedTuple):
+class FeedStop(NamedTuple):
     """The end of what closes have named of a feed."""
 
     feed: Feed
@@ -80,31 +79,36 @@ class Stop(NamedTuple):
     tag: bytes
 
 
-class Plan(NamedTuple):
+class CheckpointPlan(NamedTuple):
     """Basis of a state, as decisions say it."""
 
     epoch: int
-    stops: Mapping[int, Stop]
+    stops: Mapping[int, FeedStop]
     """Ends by the ascending numbers of feeds."""
     before: Mapping[Feed, Counted]
     """Weights in the state from which the computation begins."""
     counted: Mapping[Feed, Counted]
 
 
-def plan(counting: Counting, epoch: int, previous: State | None = None) -> Plan:
+def plan(counting: Counting, epoch: int, previous: CheckpointState | None = None) -> CheckpointPlan:
     """Return what is to be computed, by the decisions so far, of the epochs up to `epoch`, which is sealed;
     from `previous`, a state of a checkpoint that is usable and not of a later epoch, or from nothing."""
     stops = {}
     for number, step in counting.positions(epoch).items():
         mark = counting.landmark(number, step)
         assert mark is not None
-        stops[number] = Stop(counting.feed(number), *mark)
-    return Plan(epoch, stops, named(counting, previous.epoch) if previous else {}, named(counting, epoch))
+        stops[number] = FeedStop(counting.feed(number), *mark)
+    return CheckpointPlan(
+        epoch, stops, named(counting, previous.epoch) if previous else {}, named(counting, epoch)
+    )
 
 
 def compute(
-    manifest: Manifest, update_log: UpdateLog, planned: Plan, previous: State | None = None
-) -> State | None:
+    manifest: Manifest,
+    update_log: UpdateLog,
+    planned: CheckpointPlan,
+    previous: CheckpointState | None = None,
+) -> CheckpointState | None:
     """Compute a state from the log, and from `previous` as it was given to `plan`; takes as long as reading
     what came since.
 
@@ -122,10 +126,10 @@ def compute(
     subspace_epochs = manifest.parameters().subspace_epochs
     for batch in changes(update_log, planned.before, planned.counted, subspace_epochs):
         core.add(batch)
-    return State(planned.epoch, bases, core.cores())
+    return CheckpointState(planned.epoch, bases, core.cores())
 
 
-def _base(update_log: UpdateLog, stop: Stop) -> Base | None:
+def _base(update_log: UpdateLog, stop: FeedStop) -> Base | None:
     """Return where a feed goes on after a stop; None if the log does not have it up to there."""
     if update_log.stop(stop.feed) < stop.step:
         return None
@@ -138,7 +142,7 @@ def _base(update_log: UpdateLog, stop: Stop) -> Base | None:
 # -- files ---------------------------------------------------------------------------------------------
 
 
-def encode(state: State) -> bytes:
+def encode(state: CheckpointState) -> bytes:
     """Return the content of the file of a state."""
     parts = [_HEAD.pack(_MAGIC, state.epoch, len(state.bases), len(state.cores))]
     parts += [_FEED.pack(number, *base[1:]) for number, base in state.bases.items()]
@@ -154,7 +158,7 @@ def most_bytes(manifest: Manifest, counting: Counting, epoch: int) -> int:
     return _HEAD.size + feeds + subspaces * (_SUBSPACE.size + _core_bytes(manifest))
 
 
-def decode(manifest: Manifest, counting: Counting, data: bytes) -> State:
+def decode(manifest: Manifest, counting: Counting, data: bytes) -> CheckpointState:
     """Return the state in a file, whose feeds `counting` names; its digests tell whether it is true.
 
     Raises UserError LOG_CORRUPT for what is not the file of a state. Allocates no more than the file's size.
@@ -178,7 +182,7 @@ def decode(manifest: Manifest, counting: Counting, data: bytes) -> State:
         for subspace, start in zip(subspaces, starts, strict=True)
     }
     shaped = {k: core.reshape(layers, rank, rank).astype(np.int64, copy=False) for k, core in entries.items()}
-    return State(epoch, bases, shaped)
+    return CheckpointState(epoch, bases, shaped)
 
 
 def _require(condition: bool) -> None:
@@ -213,21 +217,13 @@ def _epoch(file: Path) -> int:
     return int(file.name.partition("-")[0])
 
 
-def keep(folder: Path, run_id: bytes, state: State, needed: Iterable[int] = ()) -> None:
+def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[int] = ()) -> None:
     """Write the file of a state, durably and all or nothing; remove what was stated of its epoch before, and
     all others but the KEPT newest and those of the epochs `needed`. Raises UserError DISK_FULL."""
     path = folder / name(state.decision(run_id))
-    partial = path.with_suffix(".partial")
     with disk_faults(folder):
         folder.mkdir(exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                file.write(encode(state))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, encode(state))
         here = _files(folder)
         epochs = {state.epoch, *needed, *sorted({_epoch(one) for one in here})[-KEPT:]}
         for one in here:
@@ -236,7 +232,7 @@ def keep(folder: Path, run_id: bytes, state: State, needed: Iterable[int] = ()) 
         sync_folder(folder)
 
 
-def load(folder: Path, manifest: Manifest, counting: Counting, stated: Checkpoint) -> State:
+def load(folder: Path, manifest: Manifest, counting: Counting, stated: Checkpoint) -> CheckpointState:
     """Return the state of a checkpoint from its file. Raises UserError LOG_CORRUPT if that is not the one
     which was stated."""
     path = folder / name(stated)

@@ -9,20 +9,21 @@ then by feed. `Columns.at` takes such a prefix; `Columns.prefix` takes any front
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from sfnode.engine.core import UpdateBatch
+from sfnode.store.known_feeds import Tail
+from sfnode.store.records import Record
+from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.seeds import I64, U64, update_seeds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from sfnode.store.log import UpdateLog
 
 
 class Updates(NamedTuple):
@@ -96,12 +97,13 @@ class Columns:
         return replace(self, updates=Updates._make(column[chosen] for column in self.updates))
 
 
-def columns_of(update_log: UpdateLog) -> Columns:
-    """Read the updates that count in this log. Raises UserError LOG_CORRUPT."""
-    tails, bases = update_log.tails(), update_log.bases()
+def columns_of(
+    run_id: bytes, tails: Sequence[Tail], bases: Mapping[Feed, Base], records: Iterable[Record]
+) -> Columns:
+    """Return the updates that count among the records of a log with these tails and bases."""
     stops = {tail.feed: (number, tail.next) for number, tail in enumerate(tails)}
     pieces = [Updates(*(np.empty(0, np.int64),) * 3, np.empty(0, np.uint64), np.empty(0, np.int64))]
-    for record in update_log.records():
+    for record in records:
         number, stop = stops.get(record.feed, (0, 0))
         if record.segment.first < stop:  # else it is behind a cut, or news since `tails`
             pieces.append(_updates_of(number, record.segment, stop))
@@ -109,7 +111,7 @@ def columns_of(update_log: UpdateLog) -> Columns:
     begins = [bases.get(tail.feed) for tail in tails]
     order = _order(updates, np.array([(base.epoch, base.labelled) if base else (-1, 0) for base in begins]))
     return Columns(
-        update_log.run_id,
+        run_id,
         tuple(tail.feed for tail in tails),
         tuple(base.step if base else 0 for base in begins),
         Updates._make(column[order] for column in updates),

@@ -39,83 +39,49 @@ _LOCATION = "place"
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
+class _Inside:
+    """The path of something in a data folder, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: Layout, _: object) -> Path:
+        return layout.path / self._name
+
+
 @dataclass(frozen=True)
 class Layout:
     """The paths in a data folder, whoever uses it at the moment."""
 
     path: Path
 
-    @property
-    def log(self) -> Path:
-        return self.path / "updates.sqlite"
-
-    @property
-    def identity(self) -> Path:
-        """The Ed25519 key that signs updates."""
-        return self.path / "identity.pem"
-
-    @property
-    def libp2p_identity(self) -> Path:
-        """The RSA key that names the node in libp2p; written by the transport."""
-        return self.path / "libp2p.key"
-
-    @property
-    def ports(self) -> Path:
-        """The ports on which the node listened last; written by the transport."""
-        return self.path / "ports"
-
-    @property
-    def contacts(self) -> Path:
-        """The invitation by peers that the node has met, for when it does not run (`run.json`)."""
-        return self.path / "contacts.json"
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "run.toml"
-
-    @property
-    def model(self) -> Path:
-        """The folder of the base model, if it was downloaded from peers."""
-        return self.path / "model"
-
-    @property
-    def partial_model(self) -> Path:
-        """The folder of an unfinished download of the base model."""
-        return self.path / "model.partial"
-
-    @property
-    def listing(self) -> Path:
-        """The listing of the base model (SPEC B1)."""
-        return self.path / "model.listing"
-
-    @property
-    def bases(self) -> Path:
-        """The folder of published bases, in files that their digests name."""
-        return self.path / "bases"
-
-    @property
-    def data(self) -> Path:
-        """The folder of the run's public data, in files that their digests name."""
-        return self.path / "data"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the states of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def exports(self) -> Path:
-        """The folder of the models that were exported as the run went on."""
-        return self.path / "exports"
-
-    @property
-    def samples(self) -> Path:
-        """Answers of the base model and of later ones to a few test rows."""
-        return self.path / "samples.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
+    log = _Inside("updates.sqlite")
+    manifest = _Inside("run.toml")
+    lock = _Inside("lock")
+    identity = _Inside("identity.pem")
+    """The Ed25519 key that signs updates."""
+    libp2p_identity = _Inside("libp2p.key")
+    """The RSA key that names the node in libp2p; written by the transport."""
+    ports = _Inside("ports")
+    """The ports on which the node listened last; written by the transport."""
+    contacts = _Inside("contacts.json")
+    """The invitation by peers that the node has met, for when it does not run (`run.json`)."""
+    model = _Inside("model")
+    """The folder of the base model, if it was downloaded from peers."""
+    partial_model = _Inside("model.partial")
+    """The folder of an unfinished download of the base model."""
+    listing = _Inside("model.listing")
+    """The listing of the base model (SPEC B1)."""
+    bases = _Inside("bases")
+    """The folder of published bases, in files that their digests name."""
+    data = _Inside("data")
+    """The folder of the run's public data, in files that their digests name."""
+    checkpoints = _Inside("checkpoints")
+    """The folder of the states of checkpoints."""
+    exports = _Inside("exports")
+    """The folder of the models that were exported as the run went on."""
+    samples = _Inside("samples.json")
+    """Answers of the base model and of later ones to a few test rows."""
 
     @property
     def control_socket(self) -> Path:

@@ -54,11 +54,14 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file durably, all or nothing. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
     with disk_faults(path):
         partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
         sync_folder(path.parent)
 
 

@@ -28,12 +28,20 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
-from sfnode.store import feeds, rows, tables
+from sfnode.store import known_feeds, rows, tables
 from sfnode.store.disk_errors import BrokenRowError, disk_faults, unusable
-from sfnode.store.feeds import FeedState, Tail
-from sfnode.store.known_feeds import KnownFeeds
-from sfnode.store.records import CardRecord, CutRecord, Record, decode, join
-from sfnode.store.spans import Span, covering, label_before, let_go
+from sfnode.store.known_feeds import KnownFeeds, StoredFeed, Tail
+from sfnode.store.records import (
+    CardRecord,
+    CutRecord,
+    Record,
+    Span,
+    covering,
+    decode,
+    join,
+    label_before,
+    let_go,
+)
 from sfprotocol import seeds
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
@@ -104,15 +112,15 @@ class UpdateLog:
             tables.upgrade(self._writer)
             self._reader = tables.connect(self.path, read_only=True)
         bases = tables.bases(self._reader)
-        states = {base.feed: feeds.fresh(self._run_id, number, base) for number, base in bases}
+        states = {base.feed: known_feeds.fresh(self._run_id, number, base) for number, base in bases}
         for number, origin, incarnation, first, body in rows.last(self._reader):
             feed = Feed(origin, incarnation)
-            state = states.get(feed) or feeds.unknown(self._run_id, feed, number)
+            state = states.get(feed) or known_feeds.unknown(self._run_id, feed, number)
             last = decode(feed, state.key, first, body)
-            states[feed] = state._replace(tail=feeds.tail_after(last))
+            states[feed] = state._replace(tail=known_feeds.tail_after(last))
         cuts = tables.cuts(self._reader)
         for number, cut in cuts:
-            states.setdefault(cut.feed, feeds.unknown(self._run_id, cut.feed, number))
+            states.setdefault(cut.feed, known_feeds.unknown(self._run_id, cut.feed, number))
         self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])
 
     def close(self) -> None:
@@ -183,12 +191,12 @@ class UpdateLog:
             before = self._known.states()
             states = dict(before)
             for feed in wanted:
-                states.setdefault(feed, feeds.unknown(self._run_id, feed, len(states) + 1))
+                states.setdefault(feed, known_feeds.unknown(self._run_id, feed, len(states) + 1))
             try:
                 with self._transaction() as db:
                     self._insert_feeds(db, states)
                     for feed, state in states.items():
-                        base = wanted.get(feed) or feeds.beginning(self._run_id, feed)
+                        base = wanted.get(feed) or known_feeds.beginning(self._run_id, feed)
                         states[feed] = rows.rebase(db, self._run_id, state, base)
                     tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
                     self._known.begin_at(states)  # before the commit: a read that misses a row finds out why
@@ -203,12 +211,12 @@ class UpdateLog:
         with self._writing, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _insert_feeds(self, db: sqlite3.Connection, states: Mapping[Feed, FeedState]) -> None:
+    def _insert_feeds(self, db: sqlite3.Connection, states: Mapping[Feed, StoredFeed]) -> None:
         new = [(state.number, *feed) for feed, state in states.items() if feed not in self._known]
         db.executemany("INSERT INTO feed (id, origin, incarnation) VALUES (?, ?, ?)", new)
 
     def _insert(
-        self, db: sqlite3.Connection, records: Sequence[Record], moved: Mapping[Feed, FeedState]
+        self, db: sqlite3.Connection, records: Sequence[Record], moved: Mapping[Feed, StoredFeed]
     ) -> None:
         self._insert_feeds(db, moved)
         stops = {feed: self._known[feed].tail.next for feed in moved if feed in self._known}
@@ -339,7 +347,7 @@ class UpdateLog:
         if recent:
             return join(recent, first, max_updates)
 
-        def stored(state: FeedState) -> Segment | None:
+        def stored(state: StoredFeed) -> Segment | None:
             if not state.base.step <= first < state.tail.next:
                 return None
             with closing(rows.since(self._reader, state, first)) as segments:
@@ -354,7 +362,7 @@ class UpdateLog:
         signature; beyond the end, and before a base, the chain head is empty, too.
         """
 
-        def stored(state: FeedState) -> tuple[bytes, Segment]:
+        def stored(state: StoredFeed) -> tuple[bytes, Segment]:
             if not state.base.step <= step <= state.tail.next:
                 return b"", Segment(state.key, step, (), bytes(64))
             return rows.past(self._reader, state, step)
@@ -370,7 +378,7 @@ class UpdateLog:
         if not step:
             return 0, 0
 
-        def stored(state: FeedState) -> tuple[int, int]:
+        def stored(state: StoredFeed) -> tuple[int, int]:
             if step > state.tail.next:
                 raise BrokenRowError(f"step {step - 1} of a feed is missing")
             if step < state.base.step:
@@ -380,7 +388,7 @@ class UpdateLog:
 
         return self._read(feed, stored)
 
-    def _read(self, feed: Feed, read: Callable[[FeedState], T]) -> T:
+    def _read(self, feed: Feed, read: Callable[[StoredFeed], T]) -> T:
         """Return what `read` finds of a feed; it is called again if rows were let go meanwhile."""
         while True:
             state = self._known.state(feed)
@@ -430,10 +438,11 @@ class UpdateLog:
                     yield record
 
     def columns(self) -> Columns:
-        """Read all updates that count as numpy columns, for programs that study a run."""
+        """Read all updates that count as numpy columns, for programs that study a run. Raises UserError
+        LOG_CORRUPT."""
         from sfnode.store.columns import columns_of
 
-        return columns_of(self)
+        return columns_of(self._run_id, self.tails(), self.bases(), self.records())
 
     def replay(self, batch: int = 65_536) -> Iterator[tuple[Feed, int, list[EpochScalars]]]:
         """Yield all updates as (feed, first step, scalars by epoch), in the order of `records`.

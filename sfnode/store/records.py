@@ -4,6 +4,8 @@ The body of a row, little-endian: CRC-32 of all that follows, signature (64 byte
 scalar width (1 byte), number of parts (4 bytes), then epoch and count of every part (4 bytes each), then the
 scalars of all parts. The width is 1 byte where every scalar of the row fits, else 2: late in a run, when
 derivatives are small, this halves the log.
+
+Whoever wants to read names spans of steps; `covering` finds the segments that hold them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from sfnode.errors import Code, UserError
 from sfnode.store.disk_errors import BrokenRowError
 from sfprotocol import segments
+from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.wire_codec import pack_scalars, unpack_scalars
 
 PACKED_UPDATES = 512
@@ -128,3 +133,61 @@ def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
             start = index
     if records:
         yield records[start:]
+
+
+class Span(Protocol):
+    """Steps `first .. stop - 1` of a feed."""
+
+    @property
+    def feed(self) -> Feed: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+def covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Yield those of consecutive `segments` that hold steps of `span`.
+
+    Raises BrokenRowError when steps are missing.
+    """
+    following = span.first
+    for segment in segments:
+        if following >= span.stop:
+            return
+        if not segment.first <= following < segment.stop:
+            break
+        yield segment
+        following = segment.stop
+    if following < span.stop:
+        raise BrokenRowError(f"step {following} of a feed is missing")
+
+
+def label_before(backwards: Iterable[Segment], step: int, base: Base) -> tuple[int, int]:
+    """Return the epoch of the update before `step` and how many updates there belong to it.
+
+    The segments are consecutive, the last first, back to the base; they are read only as far as needed.
+    """
+    epoch: int | None = None
+    labelled = 0
+    for segment in backwards:
+        known = drop_updates(segment.parts, max(0, base.step - segment.first))
+        for part in first_updates(known, step - max(segment.first, base.step))[::-1]:
+            if epoch not in (None, part.epoch):
+                return epoch, labelled
+            epoch, labelled = part.epoch, labelled + len(part.scalars)
+    if epoch in (None, base.epoch):
+        return base.epoch, labelled + base.labelled
+    return epoch, labelled
+
+
+def let_go(feed: Feed, step: int) -> UserError:
+    """Return the error of reading a step of a feed that begins later here, at a checkpoint."""
+    return UserError(
+        Code.CHECKPOINT_UNUSABLE,
+        f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: a "
+        "state before its checkpoint was asked for, or the organiser has changed what counts of what that "
+        "stands for",
+        "Start it again with --from-checkpoint once the organiser has signed a newer one, or join with "
+        "an empty --data-dir.",
+    )

@@ -33,7 +33,7 @@ BATCH_UPDATES = 65_536
 """Updates of a batch, which may end with one segment more: 1.5 MB, and enough for vectorised sums."""
 
 
-class ReplayedPart(NamedTuple):
+class WeightedScalars(NamedTuple):
     """Scalars of consecutive updates that are added to one core with one weight."""
 
     subspace: int
@@ -42,17 +42,17 @@ class ReplayedPart(NamedTuple):
     scalars: tuple[int, ...]
 
 
-class ReplayedPiece(NamedTuple):
+class UpdatePiece(NamedTuple):
     """Consecutive updates of one feed."""
 
     feed_key: int
     first: int
     """Step of the first one."""
-    parts: tuple[ReplayedPart, ...]
+    parts: tuple[WeightedScalars, ...]
     """Parts in order; there is one at least."""
 
 
-def batch_of(pieces: Sequence[ReplayedPiece]) -> UpdateBatch:
+def batch_of(pieces: Sequence[UpdatePiece]) -> UpdateBatch:
     """Return all these updates as columns, in the same order; `pieces` must not be empty."""
     parts = [part for piece in pieces for part in piece.parts]
     lengths = [len(part.scalars) for part in parts]
@@ -64,7 +64,7 @@ def batch_of(pieces: Sequence[ReplayedPiece]) -> UpdateBatch:
     return UpdateBatch(subspaces, _seeds(pieces, counts), scalars)
 
 
-def _seeds(pieces: Sequence[ReplayedPiece], counts: list[int]) -> U64:
+def _seeds(pieces: Sequence[UpdatePiece], counts: list[int]) -> U64:
     """Return the seeds of all updates (SPEC R5); as `seeds.update_seeds`, for many feeds at once."""
     starts = np.cumsum([0, *counts])  # where each piece begins in the columns
     begin = np.array([piece.first + 1 for piece in pieces], np.uint64) - starts[:-1].astype(np.uint64)
@@ -170,18 +170,19 @@ def changes(
     """Yield what takes cores from what they have `applied` of each feed to what is `wanted`.
 
     Every update comes with its scalar times the difference of its two weights, and goes to the core of its
-    subspace; what counts as before is not read. Feeds that `wanted` lacks stay as they are. Batches have
-    BATCH_UPDATES updates, and a segment more at most. Raises UserError LOG_CORRUPT, also when the log ends
-    before `wanted`.
+    subspace; what counts as before is not read. Feeds that `wanted` lacks stay as they are. A batch has
+    BATCH_UPDATES, and one segment more at most. Raises UserError LOG_CORRUPT, also when the log ends before
+    `wanted`.
     """
-    pieces: list[ReplayedPiece] = []
+    pieces: list[UpdatePiece] = []
     size = 0
     for change, segment in update_log.segments(_changed(applied, wanted)):
         first, told = _within(change, segment)
         parts = (
-            ReplayedPart(label // subspace_epochs, change.weight(label), scalars) for label, scalars in told
+            WeightedScalars(label // subspace_epochs, change.weight(label), scalars)
+            for label, scalars in told
         )
-        pieces.append(ReplayedPiece(segment.feed_key, first, tuple(parts)))
+        pieces.append(UpdatePiece(segment.feed_key, first, tuple(parts)))
         size += sum(len(scalars) for _, scalars in told)
         if size >= BATCH_UPDATES:
             yield batch_of(pieces)
@@ -198,12 +199,12 @@ def counted_anew(
 ) -> dict[Feed, tuple[UpdateBatch, I64]]:
     """Return the updates of every feed that count otherwise by `wanted` than by `before`, with their scalars
     as they were sent, and by how much the weight of each changes, (n,). Raises as `changes` does."""
-    pieces: dict[Feed, list[ReplayedPiece]] = {}
+    pieces: dict[Feed, list[UpdatePiece]] = {}
     weights: dict[Feed, list[int]] = {}
     for change, segment in update_log.segments(_changed(before, wanted)):
         first, told = _within(change, segment)
-        parts = tuple(ReplayedPart(label // subspace_epochs, 1, scalars) for label, scalars in told)
-        pieces.setdefault(change.feed, []).append(ReplayedPiece(segment.feed_key, first, parts))
+        parts = tuple(WeightedScalars(label // subspace_epochs, 1, scalars) for label, scalars in told)
+        pieces.setdefault(change.feed, []).append(UpdatePiece(segment.feed_key, first, parts))
         weights.setdefault(change.feed, []).extend(
             change.weight(label) for label, scalars in told for _ in scalars
         )

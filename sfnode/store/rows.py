@@ -3,10 +3,10 @@
 Functions on a connection, within the caller's transaction where they write. They know one feed at a time, and
 no memory of the log.
 
-Most rows end with a signature that vouches for all of them. Where another history has taken the place of
-a feed's end, the steps before it may have lost the signature that was theirs; if they are too many to be one
-segment with those that follow, they are a row without one (`UNSIGNED`). Such a row is only read together
-with the next.
+Most rows end with a signature that vouches for all of them. Where another history has taken the place of a
+feed's end, the steps before it may have lost the signature that was theirs; if they are too many to be one
+segment with those that follow, they are a row without one (`UNSIGNED`). Such a row is only read together with
+the next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
-from sfnode.store.feeds import FeedState, check_epochs, fresh
+from sfnode.store.known_feeds import StoredFeed, check_epochs, fresh
 from sfnode.store.records import (
     PACKED_UPDATES,
     SMALL_UPDATES,
@@ -29,9 +29,8 @@ from sfnode.store.records import (
 )
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Segment
-from sfprotocol.segments import first_updates, merge, without_front
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, merge, without_front
 from sfprotocol.signing import extend
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 _INSERT = "INSERT INTO segment (feed, first, body) VALUES (?, ?, ?)"
 _DROP = "DELETE FROM segment WHERE feed = ? AND first >= ?"
@@ -57,25 +56,25 @@ def everything(db: sqlite3.Connection) -> Iterator[tuple[bytes, int, int, bytes]
     return db.execute(_ALL)
 
 
-def since(db: sqlite3.Connection, state: FeedState, first: int) -> Generator[Segment, None, None]:
+def since(db: sqlite3.Connection, state: StoredFeed, first: int) -> Generator[Segment, None, None]:
     """Yield the stored segments of a feed from the one with step `first` on, read one by one."""
     with closing(db.execute(_SINCE, (state.number, first))) as cursor:
         yield from _decoded(state, cursor)
 
 
-def span(db: sqlite3.Connection, state: FeedState, first: int, stop: int) -> Iterator[Segment]:
+def span(db: sqlite3.Connection, state: StoredFeed, first: int, stop: int) -> Iterator[Segment]:
     """Yield the stored segments of a feed that have some of the steps `first .. stop - 1`."""
     return _decoded(state, db.execute(_SPAN, (state.number, first, stop)))
 
 
-def backwards(db: sqlite3.Connection, state: FeedState, step: int) -> Generator[Record, None, None]:
+def backwards(db: sqlite3.Connection, state: StoredFeed, step: int) -> Generator[Record, None, None]:
     """Yield the rows of a feed that begin before `step`, the last one first."""
     with closing(db.execute(_BEFORE, (state.number, step))) as cursor:
         for first, body in cursor:
             yield decode(state.feed, state.key, first, body)
 
 
-def past(db: sqlite3.Connection, state: FeedState, step: int) -> tuple[bytes, Segment]:
+def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, Segment]:
     """Return the chain head before `step`, which the feed reaches, and the updates from there to the next
     signature.
 
@@ -99,12 +98,12 @@ def past(db: sqlite3.Connection, state: FeedState, step: int) -> tuple[bytes, Se
     return chain, rest if rest.count <= MAX_SEGMENT_UPDATES else replace(rest, parts=(), signature=UNSIGNED)
 
 
-def insert(db: sqlite3.Connection, state: FeedState, segment: Segment, chain: bytes) -> None:
+def insert(db: sqlite3.Connection, state: StoredFeed, segment: Segment, chain: bytes) -> None:
     """Add a row; `chain` is the chain head after it."""
     db.execute(_INSERT, (state.number, segment.first, encode(segment, chain)))
 
 
-def take_place(db: sqlite3.Connection, state: FeedState, segment: Segment) -> Segment:
+def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> Segment:
     """Drop what is stored of a feed from where `segment` begins; return what is to be stored from there on.
 
     The steps before it in a row that spans its first one become part of the result, as its signature vouches
@@ -126,7 +125,7 @@ def take_place(db: sqlite3.Connection, state: FeedState, segment: Segment) -> Se
     return segment
 
 
-def pack(db: sqlite3.Connection, state: FeedState) -> None:
+def pack(db: sqlite3.Connection, state: StoredFeed) -> None:
     """Join the small rows at the end of a feed into few."""
     for group in packs(_small_rows_at_end(db, state)):
         if len(group) == 1:
@@ -140,7 +139,7 @@ def pack(db: sqlite3.Connection, state: FeedState) -> None:
         insert(db, state, joined, final.chain)
 
 
-def _small_rows_at_end(db: sqlite3.Connection, state: FeedState) -> list[Record]:
+def _small_rows_at_end(db: sqlite3.Connection, state: StoredFeed) -> list[Record]:
     found: list[Record] = []
     for record in backwards(db, state, 1 << 62):
         if record.segment.count >= SMALL_UPDATES or record.segment.signature == UNSIGNED:
@@ -149,7 +148,7 @@ def _small_rows_at_end(db: sqlite3.Connection, state: FeedState) -> list[Record]
     return found[::-1]
 
 
-def rebase(db: sqlite3.Connection, run_id: bytes, state: FeedState, base: Base) -> FeedState:
+def rebase(db: sqlite3.Connection, run_id: bytes, state: StoredFeed, base: Base) -> StoredFeed:
     """Let a feed begin at `base`, keeping what follows from it and nothing else; return the feed's state."""
     if base == state.base:
         return state
@@ -165,5 +164,5 @@ def rebase(db: sqlite3.Connection, run_id: bytes, state: FeedState, base: Base) 
     return state._replace(base=base)
 
 
-def _decoded(state: FeedState, rows: Iterable[tuple[int, bytes]]) -> Iterator[Segment]:
+def _decoded(state: StoredFeed, rows: Iterable[tuple[int, bytes]]) -> Iterator[Segment]:
     return (decode(state.feed, state.key, *row).segment for row in rows)

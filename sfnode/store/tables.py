@@ -1,9 +1,11 @@
-"""The SQLite file of the update log: opening it, its tables, and the run that it belongs to.
-
-Knows pragmas and versions; does not know what a segment is.
+"""The SQLite file of the update log: opening it, its tables, the run that it belongs to, and what is read and
+written of all tables but that of segments (`rows`).
 
 Segments are stored in order of arrival with an index on (feed, step). Clustering them by feed would look more
 natural, but then an append of N feeds dirties N pages instead of a few, each written whole to the WAL.
+
+Functions on a connection, within the caller's transaction where they write. Logs of older versions lack some
+of the tables; they read as empty.
 """
 
 from __future__ import annotations
@@ -183,12 +185,6 @@ def shrink(db: sqlite3.Connection) -> None:
 def _pragma(db: sqlite3.Connection, name: str) -> int:
     (value,) = db.execute(f"PRAGMA {name}").fetchone()
     return int(value)
-
-
-# The tables of the log beside its segments: cuts, cards, bases and the control feed.
-#
-# Functions on a connection, within the caller's transaction where they write. Logs of older versions lack
-# some of the tables; they read as empty.
 
 
 _OF_FEED = "FROM {0} x JOIN feed f ON f.id = x.feed ORDER BY f.origin, f.incarnation"

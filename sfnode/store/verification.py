@@ -16,8 +16,8 @@ from sfnode.manifest import Manifest
 from sfnode.schema.results import SealsResult, VerifyResult
 from sfnode.store import checkpoint
 from sfnode.store.checkout import Checkout, last_seal
-from sfnode.store.checkpoint import State
-from sfnode.store.feeds import beginning
+from sfnode.store.checkpoint import CheckpointState
+from sfnode.store.known_feeds import beginning
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.records import UNSIGNED
 from sfnode.store.replay import changes, counting_of, kept_control, sound_control, state_digest
@@ -39,7 +39,11 @@ from sfprotocol.weighing import NOTHING, Counted, live, named, once
 
 
 def verify_log(
-    manifest: Manifest, update_log: UpdateLog, state: State | None = None, *, as_of_now: bool = False
+    manifest: Manifest,
+    update_log: UpdateLog,
+    state: CheckpointState | None = None,
+    *,
+    as_of_now: bool = False,
 ) -> VerifyResult:
     """Replay everything from genesis, or from the state of a usable checkpoint; of an organised run the core
     is that of the last seal that is here as a whole, unless it is to be `as_of_now`.
@@ -51,7 +55,7 @@ def verify_log(
     return _Verification(manifest, update_log, core, state).result(as_of_now)
 
 
-def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path) -> State | None:
+def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path) -> CheckpointState | None:
     """Return the state of the newest usable checkpoint in `folder`; None if there is none. Raises UserError
     as `checkpoint.start` and `checkpoint.load`."""
     run = manifest.parameters()
@@ -66,7 +70,7 @@ class _Verification:
     """The verification of one log; the core is empty at first."""
 
     def __init__(
-        self, manifest: Manifest, update_log: UpdateLog, core: Core, state: State | None = None
+        self, manifest: Manifest, update_log: UpdateLog, core: Core, state: CheckpointState | None = None
     ) -> None:
         self._manifest = manifest
         self._run = run = manifest.parameters()

@@ -20,7 +20,7 @@ import numpy as np
 from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.printable import paragraph
 from sfnode.sizes import size_text

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.verifiers.specs import PRESETS as VERIFIERS

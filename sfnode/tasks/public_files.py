@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sfnode.errors import Code, UserError
 from sfnode.listed_files import listed
-from sfnode.manifest.data import Data, DataRole
+from sfnode.manifest.sections import Data, DataRole
 from sfprotocol.model_listing import MAX_DATA, Listing, encode, hash_data
 
 FILE = "data"

@@ -52,7 +52,7 @@ SCALAR_DELTA = 1.0
 """Unit of scalars: at that deviation alphas have a root mean square of 35."""
 
 SCALAR_LIMIT = 280
-"""Largest scalar unless it is measured: 8 times that, as in other runs (`engine.pilot`). No alpha at
+"""Largest scalar unless it is measured: 8 times that, as in other runs (`engine.scalar_limit`). No alpha at
 EPSILON is larger than 500, as rewards are 0 to 1."""
 
 ANSWER_TOKENS = 256

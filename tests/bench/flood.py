@@ -42,8 +42,8 @@ from sfprotocol.messages import (
     Summary,
 )
 from sfprotocol.seeds import feed_key
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend, genesis, head_message
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 RUN = RunParameters(bytes(range(32)), 1 << 16, (1 << 32) - 1, scalar_bytes=2, scalar_limit=1000)
 OWN_PACE = 0.1

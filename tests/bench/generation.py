@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from sflab.bench.subject import BenchSubject, load_subject
 from sfnode.engine import generation
-from sfnode.engine.generation import Plan, Row, generate
+from sfnode.engine.generation import AnswerPlan, AnswerRequest, generate
 from sfprotocol.seeds import stream, update_seeds
 from tests.bench.subjects import MINI, SHARED, wanted
 
@@ -58,9 +58,9 @@ def contestants(subject: BenchSubject, rows: int, tokens: int) -> dict[str, Cont
     lengths = np.linspace(SHORTEST, LONGEST, rows).astype(int)
     prompts = [(stream(n, 0, length) % np.uint64(vocabulary)).tolist() for n, length in enumerate(lengths)]
     directions = subject.trainer().space.directions(update_seeds(1, 0, rows).tolist(), 0)
-    plan = Plan(tokens, ends=frozenset())
-    moved = [Row(prompt, n, EPSILON * (-1) ** n) for n, prompt in enumerate(prompts)]
-    still = [Row(prompt) for prompt in prompts]
+    plan = AnswerPlan(tokens, ends=frozenset())
+    moved = [AnswerRequest(prompt, n, EPSILON * (-1) ** n) for n, prompt in enumerate(prompts)]
+    still = [AnswerRequest(prompt) for prompt in prompts]
 
     plain: Any = AutoModelForCausalLM
     model = plain.from_pretrained(loaded.folder, dtype=loaded.dtype).eval().to(loaded.device)
@@ -87,10 +87,10 @@ def queued(subject: BenchSubject, places: int) -> dict[str, Contestant]:
     vocabulary = loaded.model.config.vocab_size
     prompts = [(stream(n, 0, SHORTEST) % np.uint64(vocabulary)).tolist() for n in range(rows)]
     directions = subject.trainer().space.directions(update_seeds(1, 0, places).tolist(), 0)
-    asked = [Row(prompt, n // QUEUE, EPSILON * (-1) ** n, n) for n, prompt in enumerate(prompts)]
+    asked = [AnswerRequest(prompt, n // QUEUE, EPSILON * (-1) ** n, n) for n, prompt in enumerate(prompts)]
     bytes_at_once = places * generation.token_bytes(loaded) * (SHORTEST + MOST)
     ends = frozenset(range(0, vocabulary, ENDS))
-    plan = Plan(MOST, temperature=1.0, ends=ends, cache_bytes=bytes_at_once)
+    plan = AnswerPlan(MOST, temperature=1.0, ends=ends, cache_bytes=bytes_at_once)
 
     def refilled(share: int) -> None:
         usual, generation.REFILL_SHARE = generation.REFILL_SHARE, share

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfnode.engine import pilot
+from sfnode.engine import scalar_limit
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
@@ -38,7 +38,7 @@ def train(run: Trainer, updates: int) -> None:
 
 def measure(run: Trainer, share: float) -> str:
     """Measure updates of one size; returns a row of the table."""
-    scalar = round(share * pilot.typical_weight(run.loaded) / run.scale(0))
+    scalar = round(share * scalar_limit.typical_weight(run.loaded) / run.scale(0))
     found = []
     for seed in update_seeds(2, 0, DIRECTIONS):
         for sign in (1, -1):

@@ -14,7 +14,7 @@ import argparse
 import numpy as np
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.noise import LocalNoise
+from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
 from sfnode.models.manifest_builder import build

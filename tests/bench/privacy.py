@@ -61,7 +61,7 @@ def slopes(run: Trainer, rows: list[dataset.Row], seeds: list[int]) -> Floats:
     for seed in seeds:
         directions = run.space.directions([seed], 0)
         with torch.inference_mode():
-            columns = estimator.Columns(directions)
+            columns = estimator.along_queries(directions)
             log_probs = estimator._log_probs(run.loaded, directions, both, epsilon, columns)
         plus, minus = (batch.losses(half).double() for half in log_probs.chunk(2))
         found.append(((plus - minus) / (2 * epsilon)).numpy())

@@ -34,7 +34,7 @@ from sfnode.cli import trained_model
 from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation

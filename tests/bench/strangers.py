@@ -77,7 +77,7 @@ from sfprotocol.events import Action, OwnUpdates
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
 from sfprotocol.rate_limit import ORIGIN_BURST, ORIGIN_RATE, Bucket
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 STRANGER = "stranger"
 """First argument of this program as a stranger's node."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from scripts import real_model
 from sflab.bench.subject import SubjectSpec
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models import loader
 

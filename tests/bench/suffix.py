@@ -21,7 +21,7 @@ import torch
 from scripts import real_model
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfprotocol.seeds import update_seeds

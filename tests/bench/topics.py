@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.tasks.presets import Preset
 from sfprotocol.seeds import derive_key, stream

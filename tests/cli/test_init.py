@@ -16,12 +16,12 @@ import pytest
 
 from sfnode.cli.init_questions import INTRODUCTION, QUESTIONS
 from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
-from sfnode.engine import making_bases, pilot, reward_trial, trial
-from sfnode.engine.pilot import SLOPES
+from sfnode.engine import making_bases, reward_trial, scalar_limit, trial
+from sfnode.engine.scalar_limit import SLOPES
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Open
-from sfnode.models import bases, loader, manifest_builder, pieces
+from sfnode.manifest.sections import OpenSection
+from sfnode.models import bases, files, loader, manifest_builder
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
@@ -76,13 +76,13 @@ FEW = 8
 def default_manifest() -> Manifest:
     """Return the built-in run as `sfnode init --open` writes it: with work for newcomers."""
     built = manifest_builder.default_manifest()
-    return built.model_copy(update={"open": Open(work_bits=OPEN_WORK_BITS)})
+    return built.model_copy(update={"open": OpenSection(work_bits=OPEN_WORK_BITS)})
 
 
 @pytest.fixture(autouse=True)
 def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little, and try numbers out only where a test asks for it."""
-    monkeypatch.setattr(pilot, "SLOPES", FEW)
+    monkeypatch.setattr(scalar_limit, "SLOPES", FEW)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
     monkeypatch.setattr(reward_trial, "UPDATES", FEW)
     monkeypatch.setenv("SFNODE_CALIBRATE", "false")
@@ -137,7 +137,9 @@ def but_for_prior(manifest: Manifest) -> Manifest:
 def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(
     sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pilot, "SLOPES", SLOPES)  # all of them: a limit that is near that of the run stays
+    monkeypatch.setattr(
+        scalar_limit, "SLOPES", SLOPES
+    )  # all of them: a limit that is near that of the run stays
     manifest = written(sfnode("init", "--open"))
     assert but_for_prior(manifest) == default_manifest()
     assert manifest.model.source == "builtin:tiny"
@@ -315,7 +317,7 @@ def test_numbers_with_which_nothing_can_be_measured_are_refused_unmeasured(
 
 
 def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilot, "SLOPES", SLOPES)
+    monkeypatch.setattr(scalar_limit, "SLOPES", SLOPES)
     ended = sfnode("init", "--learning-rate", 5e-4, "--scalar-delta", 0.001)
     limit = written(ended).training.scalar_limit
     found = re.search(
@@ -371,7 +373,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def run(_trainer: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
         kept.append(keep_epsilon)
-        slopes = pilot.Pilot(np.array([1.0, -1.0]), 0.05, example_forwards=100)
+        slopes = scalar_limit.SlopeSample(np.array([1.0, -1.0]), 0.05, example_forwards=100)
         halves = {"bfloat16": 6e-3, "float16": 3e-3}
         costs = {"float32": 1.01, "bfloat16": 1.3, "float16": 1.04}
         return trial.Trial(2e-3, halves, costs, slopes, 1 / 32, 3e-4, 64, 9.0)
@@ -489,7 +491,7 @@ def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Pat
     assert f"Others get these {data.stat().st_size} B from your nodes" in ended.out
     manifest = written(ended)
     assert str(data.parent) not in manifest.data.model_dump_json()
-    assert manifest.model.listing == pieces.listing_hash(model)
+    assert manifest.model.listing == files.listing_hash(model)
     assert default_manifest().model.listing == ""
 
 
@@ -537,7 +539,7 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(
 
 
 def test_nothing_is_overwritten_unasked(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilot, "SLOPES", SLOPES)
+    monkeypatch.setattr(scalar_limit, "SLOPES", SLOPES)
     Path("run.toml").write_text("precious")
     ended = sfnode("init")
     assert ended.status == 1
@@ -623,7 +625,7 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
 def test_at_a_terminal_one_may_answer_that_the_run_is_open(
     sfnode: Run, answers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pilot, "SLOPES", SLOPES)
+    monkeypatch.setattr(scalar_limit, "SLOPES", SLOPES)
     answers("", "", "", "", "", "open", "")
     assert sfnode("init").status == 0
     assert but_for_prior(Manifest.from_toml(Path("run.toml"))) == default_manifest()
@@ -632,7 +634,7 @@ def test_at_a_terminal_one_may_answer_that_the_run_is_open(
 def test_runs_are_organised_unless_asked_otherwise(
     sfnode: Run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pilot, "SLOPES", SLOPES)
+    monkeypatch.setattr(scalar_limit, "SLOPES", SLOPES)
     assert organised(sfnode("init"), home / ".local/share/sfnode/keys").training.schedule == "constant"
     assert but_for_prior(written(sfnode("init", "--force", "--open"))) == default_manifest()
 

@@ -16,7 +16,7 @@ from sfnode.cli.folders import note
 from sfnode.cli.trained_model import load
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Parent
+from sfnode.manifest.sections import Parent
 from sfnode.models import bases, files
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.schema.history import (

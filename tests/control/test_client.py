@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 from sfnode import schema
-from sfnode.control import http
+from sfnode.control import client
 from sfnode.control.client import FEEDS_PAGE, Client, SyncClient
 from sfnode.errors import Code, UserError
 from sfnode.schema import status, unchecked, views
@@ -156,7 +156,7 @@ def test_a_field_that_is_missing_is_another_version_of_sfnode() -> None:
 )
 def test_what_is_no_whole_answer_is_refused(received: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"."):
-        http.response(received)
+        client.http_response(received)
     with answering(tmp_path / "s", received), pytest.raises(UserError) as refusal:
         SyncClient(tmp_path / "s").status()
     assert refusal.value.code == Code.NODE_NOT_ANSWERING

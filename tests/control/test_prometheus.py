@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sfnode.control import prometheus
 from sfnode.control.prometheus import METRICS
 from sfnode.errors import Code, UserError
+from sfnode.node.training import limiter
 from sfnode.organising.reporting import alarms
-from sfnode.resources import limiter, policy
+from sfnode.resources import policy
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
@@ -80,14 +81,14 @@ async def test_metrics_on_tcp_answer_there_and_nothing_else(swarm: Swarm) -> Non
 
 async def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError) as refusal:
-        await prometheus.serve(Told(None), "127.0.0.1", taken.getsockname()[1])
+        await prometheus.serve(Told(None).status, "127.0.0.1", taken.getsockname()[1])
     assert refusal.value.code == Code.PORT_IN_USE
     assert "--metrics" in refusal.value.fix
 
 
 async def test_an_address_that_is_not_of_this_machine_is_an_error_of_the_user() -> None:
     with pytest.raises(UserError) as refusal:
-        await prometheus.serve(Told(None), "203.0.113.7", 0)
+        await prometheus.serve(Told(None).status, "203.0.113.7", 0)
     assert refusal.value.code == Code.BAD_OPTION
 
 
@@ -95,7 +96,7 @@ async def test_metrics_on_tcp_are_not_for_pages_of_other_sites() -> None:
     """A page may give its own name this machine's address, or send its browser here."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    close = await prometheus.serve(Told(None), "127.0.0.1", port)
+    close = await prometheus.serve(Told(None).status, "127.0.0.1", port)
     url = f"http://127.0.0.1:{port}/nothing"  # past the check there is no such page
 
     async def status(**headers: str) -> int:

@@ -23,7 +23,7 @@ from sfnode.doctor.disk import look_at_disk
 from sfnode.doctor.findings import CheckedCase, CheckFinding, Examination, Subject, number
 from sfnode.doctor.network import look_at_ports
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.store.data_folder import open_data_dir
 from tests.doctor.helpers import Peer, TimeServer
 from tests.models import hostile

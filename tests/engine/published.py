@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models import bases
 from tests.engine.helpers import manifest
 

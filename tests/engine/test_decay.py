@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 
 from sfnode.engine import merging
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.decay import Decay
-from sfnode.engine.line import Line, difference
-from sfnode.engine.merging import MergedWeights
-from sfnode.engine.trainer import Trainer, line_batches
+from sfnode.engine.line import Line, difference, line_to
+from sfnode.engine.losses import line_batches
+from sfnode.engine.merging import Decay, MergedWeights
+from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.models.loader import matrix
 from tests.engine.helpers import ROWS, data_file, manifest, part, trainer, updates
 
@@ -198,7 +198,7 @@ def test_a_search_begins_where_what_came_before_is_as_old_as_at_its_end(tmp_path
     run = trainer(SHARED)
     run.apply(counted())
     after = run.cores() | {7: np.ones_like(run.core.of(0))}
-    line = run._line_to(after)
+    line = line_to(run, after)
     batches = line_batches(run.manifest, run.loaded.tokenizer, ROWS)
     older = trainer(SHARED)
     older.begin(run.cores())

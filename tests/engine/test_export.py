@@ -18,12 +18,11 @@ from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sfnode.engine.adapter import Fit
-from sfnode.engine.export import export_lora, export_model
+from sfnode.engine.export import AdapterFit, export_lora, export_model
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.provenance import Contributor, Provenance, Told
 from tests.engine.helpers import FAMILIES, data_file, manifest, model_folder, part, trainer, updates
@@ -103,7 +102,7 @@ def test_an_adapter_has_no_more_rank_than_the_matrix_however_many_subspaces_ther
     assert 20 * run.space.rank > max(ranks.values())
     for name, most in ranks.items():
         assert len(held[f"base_model.model.{name}.lora_A.weight"]) == most
-    assert fit == Fit(max(ranks.values()), max(ranks.values()), 0.0, 0.0)
+    assert fit == AdapterFit(max(ranks.values()), max(ranks.values()), 0.0, 0.0)
     base = AutoModelForCausalLM.from_pretrained(model_folder(family))
     adapted = peft.PeftModel.from_pretrained(base, str(tmp_path / "out"))
     run.weights.rebuild()
@@ -113,7 +112,7 @@ def test_an_adapter_has_no_more_rank_than_the_matrix_however_many_subspaces_ther
 def test_subspaces_side_by_side_have_the_rank_of_their_sum(tmp_path: Path) -> None:
     run = trainer(manifest("opt", learning_rate=1e-3))
     run.apply(updates(2, (0, 1)))  # one entry of each core: one product of two vectors
-    assert export_lora(run, tmp_path / "out") == Fit(2, 2, 0.0, 0.0)
+    assert export_lora(run, tmp_path / "out") == AdapterFit(2, 2, 0.0, 0.0)
 
 
 def test_an_adapter_of_a_capped_rank_says_what_it_leaves_out(tmp_path: Path) -> None:
@@ -244,18 +243,18 @@ def test_of_many_contributors_a_card_lists_those_with_most_updates() -> None:
     assert f"| 150 others | | {sum(300 - n for n in range(100, 250))} |" in card
 
 
-@pytest.mark.parametrize("fit", [None, Fit(4, 4, 0.0, 0.0)])
-def test_the_hub_reads_the_head_of_the_card(fit: Fit | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ["", "rank 4, nothing left out"])
+def test_the_hub_reads_the_head_of_the_card(adapter: str, tmp_path: Path) -> None:
     described = manifest("opt", test="hf:glue:sst2:validation")
     folder = shutil.copytree(model_folder("opt"), tmp_path / "base")
     (folder / "README.md").write_text("---\ntags:\n- x\nlicense: apache-2.0\n---\n# Base\n")
-    card = model_card(trainer(described, model_override=folder), fit=fit)
+    card = model_card(trainer(described, model_override=folder), adapter=adapter)
     (tmp_path / "card.md").write_text(card)
     assert metadata_load(tmp_path / "card.md") == {
-        "library_name": "peft" if fit else "transformers",
+        "library_name": "peft" if adapter else "transformers",
         "tags": ["sfnode", "decentralized-training", "zeroth-order-optimization"],
         "base_model": "tiny/opt",
-        "base_model_relation": "adapter" if fit else "finetune",
+        "base_model_relation": "adapter" if adapter else "finetune",
         "license": "apache-2.0",
         "datasets": ["glue"],
         "pipeline_tag": "text-generation",

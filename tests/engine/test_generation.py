@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sfnode.engine import forward, generation
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.generation import Answer, Plan, Row, complete, drawn, generate
+from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, complete, drawn, generate
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
@@ -34,15 +34,15 @@ PROMPTS = [[1, 2, 4, 6, 8], [1, 3], [1, 2, 5, 7, 9, 10, 11, 12, 13]]
 TOKENS = 6
 EPSILON = 0.05
 NO_END: frozenset[int] = frozenset()
-TO_THE_END = Plan(TOKENS, ends=NO_END)
+TO_THE_END = AnswerPlan(TOKENS, ends=NO_END)
 
 EVERY_WAY = [
-    Row(PROMPTS[0], 0, EPSILON),
-    Row(PROMPTS[2], 0, -EPSILON),
-    Row(PROMPTS[1], 1, EPSILON),
-    Row(PROMPTS[1], 1, -EPSILON),
-    Row(PROMPTS[2], 2, EPSILON),
-    Row(PROMPTS[0]),
+    AnswerRequest(PROMPTS[0], 0, EPSILON),
+    AnswerRequest(PROMPTS[2], 0, -EPSILON),
+    AnswerRequest(PROMPTS[1], 1, EPSILON),
+    AnswerRequest(PROMPTS[1], 1, -EPSILON),
+    AnswerRequest(PROMPTS[2], 2, EPSILON),
+    AnswerRequest(PROMPTS[0]),
 ]
 """Directions of three queries, to both sides, and none."""
 
@@ -60,7 +60,7 @@ def llama() -> Trainer:
     return trainer(manifest("llama"))
 
 
-def written_alone(run: Trainer, row: Row) -> list[int]:
+def written_alone(run: Trainer, row: AnswerRequest) -> list[int]:
     """The likeliest tokens by weights that are moved by hand."""
     moves = written_directions(run, SEEDS[row.query], epoch=2)
     with hand_moved(run, moves, row.amount) if row.amount else nullcontext():
@@ -79,7 +79,7 @@ def likeliest(run: Trainer, prompt: Sequence[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
-def write(run: Trainer, rows: Sequence[Row], plan: Plan = TO_THE_END) -> list[Answer]:
+def write(run: Trainer, rows: Sequence[AnswerRequest], plan: AnswerPlan = TO_THE_END) -> list[Continuation]:
     answers = generate(run.loaded, rows, plan, run.space.directions(SEEDS, 2))
     assert answers is not None
     return answers
@@ -128,7 +128,9 @@ def test_a_row_is_written_the_same_whatever_is_written_beside_it(data: Any) -> N
         assert together[id(row)] == write(run, [row])[0]
 
 
-def of_rows(run: Trainer, rows: Sequence[Row], most: int, plan: Plan = TO_THE_END) -> Plan:
+def of_rows(
+    run: Trainer, rows: Sequence[AnswerRequest], most: int, plan: AnswerPlan = TO_THE_END
+) -> AnswerPlan:
     """A plan by which at most so many rows are written at once."""
     token = generation.token_bytes(run.loaded)
     return plan._replace(cache_bytes=most * token * (max(len(row.prompt) for row in rows) + plan.tokens))
@@ -161,7 +163,7 @@ def test_the_bound_on_the_cache_bounds_the_rows_at_once(
     write(llama, EVERY_WAY * 3, of_rows(llama, EVERY_WAY, 5))
     assert max(rows for rows, _ in passes) == 5
     passes.clear()
-    write(llama, EVERY_WAY, Plan(TOKENS, ends=NO_END, cache_bytes=0))
+    write(llama, EVERY_WAY, AnswerPlan(TOKENS, ends=NO_END, cache_bytes=0))
     assert {rows for rows, _ in passes} == {1}
 
 
@@ -169,7 +171,7 @@ def test_rows_that_are_done_leave_and_waiting_ones_take_their_places(
     llama: Trainer, passes: list[tuple[int, int]]
 ) -> None:
     rows = EVERY_WAY * 8
-    plan = Plan(12, temperature=2.0, ends=frozenset({2, 3, 4}))
+    plan = AnswerPlan(12, temperature=2.0, ends=frozenset({2, 3, 4}))
     drawn_apart = [row._replace(key=number) for number, row in enumerate(rows)]
     eight = of_rows(llama, rows, 8, plan)
     passes.clear()
@@ -188,19 +190,19 @@ def test_rows_that_are_done_leave_and_waiting_ones_take_their_places(
 
 def test_an_answer_ends_at_the_models_own_end_of_text_which_is_no_part_of_it(llama: Trainer) -> None:
     end = llama.loaded.model.generation_config.eos_token_id
-    long = [write(llama, [row], Plan(30, ends=NO_END))[0].tokens for row in EVERY_WAY]
-    for tokens, answer in zip(long, write(llama, EVERY_WAY, Plan(30)), strict=True):
+    long = [write(llama, [row], AnswerPlan(30, ends=NO_END))[0].tokens for row in EVERY_WAY]
+    for tokens, answer in zip(long, write(llama, EVERY_WAY, AnswerPlan(30)), strict=True):
         assert answer.ended == (end in tokens)
         assert answer.tokens == (tokens[: tokens.index(end)] if end in tokens else tokens)
 
 
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_its_text(built_in: Trainer) -> None:
-    prompt = [Row(generation.prompt_ids(built_in.loaded, "a moving and funny film", 8))]
-    (whole,) = generate(built_in.loaded, prompt, Plan(8, ends=NO_END)) or []
+    prompt = [AnswerRequest(generation.prompt_ids(built_in.loaded, "a moving and funny film", 8))]
+    (whole,) = generate(built_in.loaded, prompt, AnswerPlan(8, ends=NO_END)) or []
     words = whole.text.split()
     assert len(words) > 3
     stop = f"{words[1]} {words[2][:2]}"  # begins and ends within words
-    (found,) = generate(built_in.loaded, prompt, Plan(8, stop=("never", stop), ends=NO_END)) or []
+    (found,) = generate(built_in.loaded, prompt, AnswerPlan(8, stop=("never", stop), ends=NO_END)) or []
     assert found.text == whole.text[: whole.text.index(stop)]
     assert found.ended
     assert len(found.tokens) < 8
@@ -211,11 +213,11 @@ def test_it_stops_between_tokens_and_puts_the_weights_back() -> None:
     run = trainer(manifest("opt", selection=EVERYTHING))
     before, asked = weights(run), []
 
-    def go_on() -> bool:
+    def keep_going() -> bool:
         asked.append(True)
         return len(asked) <= 3
 
-    assert generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), go_on) is None
+    assert generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), keep_going) is None
     assert len(asked) == 4
     assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
 
@@ -224,14 +226,14 @@ def test_weights_are_back_before_anybody_hears_of_an_error() -> None:
     run = trainer(manifest("opt", selection=EVERYTHING))
     before, asked = weights(run), []
 
-    def go_on() -> bool:
+    def keep_going() -> bool:
         asked.append(True)
         if len(asked) > 3:
             raise MemoryError
         return True
 
     try:
-        generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), go_on)
+        generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), keep_going)
     except MemoryError:
         assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
     assert len(asked) == 4
@@ -239,7 +241,7 @@ def test_weights_are_back_before_anybody_hears_of_an_error() -> None:
 
 def test_a_row_that_diverges_takes_no_other_with_it(llama: Trainer) -> None:
     """Not even one that has its place after it."""
-    lost = [Row(PROMPTS[2], 0, 1e30), Row(PROMPTS[2], 1, -1e30)]
+    lost = [AnswerRequest(PROMPTS[2], 0, 1e30), AnswerRequest(PROMPTS[2], 1, -1e30)]
     rows = [*lost, *EVERY_WAY]
     for room in (3, len(rows)):
         answers = write(llama, rows, of_rows(llama, rows, room))
@@ -250,12 +252,12 @@ def test_nothing_to_write_is_written_at_once(llama: Trainer) -> None:
     assert write(llama, []) == []
 
 
-SAMPLED = Plan(TOKENS, temperature=1.5, ends=NO_END)
+SAMPLED = AnswerPlan(TOKENS, temperature=1.5, ends=NO_END)
 
 
 def test_tokens_are_drawn_by_update_prompt_and_place_alone(llama: Trainer) -> None:
     keys = token_keys(SEEDS[0], len(PROMPTS)).tolist()
-    rows = [Row(prompt, 0, 0.0, key) for prompt, key in zip(PROMPTS, keys, strict=True)]
+    rows = [AnswerRequest(prompt, 0, 0.0, key) for prompt, key in zip(PROMPTS, keys, strict=True)]
     first = write(llama, rows, SAMPLED)
     assert write(llama, rows, SAMPLED) == first
     assert write(llama, rows * 2, SAMPLED)[3:] == first  # both points of a pair, were they not apart
@@ -307,7 +309,7 @@ def test_a_model_that_keeps_a_state_reads_texts_anew_for_every_token(llama: Trai
     perturber = Perturber(model, ())
     loaded = replace(llama.loaded, model=model.to(llama.loaded.device), sites=(), perturber=perturber)
     assert generation.token_bytes(loaded) == 0
-    rows = [Row(prompt) for prompt in PROMPTS]
+    rows = [AnswerRequest(prompt) for prompt in PROMPTS]
     answers = generate(loaded, rows, TO_THE_END) or []
     run: Any = SimpleNamespace(loaded=loaded)
     assert [list(answer.tokens) for answer in answers] == [likeliest(run, row.prompt) for row in rows]

@@ -11,13 +11,12 @@ import pytest
 import torch
 from transformers import pipeline
 
-from sfnode.engine import head_numbers
+from sfnode.engine import trial
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Parent
+from sfnode.manifest.sections import Data, Parent
 from sfnode.manifest.training import Training, features_text
 from sfnode.models import loader
 from sfnode.models.manifest_builder import forked, unsuited
@@ -159,7 +158,7 @@ def test_features_make_a_basis_of_equal_spread_with_a_bias(tmp_path: Path) -> No
 def test_numbers_follow_from_the_features_but_for_those_that_are_given(tmp_path: Path) -> None:
     file = str(data_file(tmp_path))
     run = trainer(headed("llama", rows=file, epsilon=0.5), Path(file))
-    fit = head_numbers.fitted(run, {"epsilon"}, lambda done, total: None)
+    fit = trial.with_features(run, {"epsilon"}, lambda done, total: None)
     manifest = fit.manifest
     assert Manifest(**manifest.model_dump()) == manifest
     assert len(manifest.training.scales_and_means()) == 16

@@ -12,7 +12,7 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.line import Line, difference
 from sfnode.engine.losses import line_batches, line_rows
 from sfnode.engine.trainer import Trainer
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.organising.evaluation.line_search import AMOUNTS, LineSearch
 from tests.engine.helpers import ROWS, TASK, data_file, manifest, trainer, updates

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from sfnode.engine.noise import LocalNoise
+from sfnode.engine.estimator import LocalNoise
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import data_file, manifest, trainer
 

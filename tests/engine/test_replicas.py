@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfnode.engine.replicas import FORGET, Replica, ReplicatedTrainer, _shares, divide, names
-from sfnode.engine.trainer import StepResult, Trainer
+from sfnode.engine.trainable_model import StepResult
+from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode.engine import rewards
+from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import quantise
-from sfnode.engine.generation import Plan, generate
-from sfnode.engine.generation import Row as Asked
+from sfnode.engine.estimator import quantise, representable
+from sfnode.engine.generation import AnswerPlan, generate
+from sfnode.engine.generation import AnswerRequest as AnswerRequest
 from sfnode.engine.model_card import model_card
-from sfnode.engine.rewards import Question
+from sfnode.engine.reward_objective import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models.targets import Selection
 from sfnode.tasks import public_files
@@ -96,9 +96,9 @@ def test_scalars_are_those_of_rewards_of_the_prompts_that_seeds_draw(tmp_path: P
         for rows in drawn
         for _ in range(group or 1)
     ]
-    directions, plan = run.space.directions(SEEDS, 0), Plan(5, 1.0)
-    found = rewards.estimates(run.loaded, directions, SEEDS, batches, score_of(TASK), plan, 0.05, group)
-    assert found is not None
+    directions, plan = run.space.directions(SEEDS, 0), AnswerPlan(5, 1.0)
+    answers = reward_objective.written(run.loaded, directions, SEEDS, batches, plan, 0.05, group)
+    found = reward_objective.scored(answers, batches, score_of(TASK), representable(0.05, directions), group)
     assert result.scalars == tuple(quantised(run, one.alpha) for one in found)
     assert result.loss == pytest.approx(np.mean([one.loss for one in found]))
     assert any(result.scalars)
@@ -134,7 +134,7 @@ def test_the_greedy_answers_of_an_evaluation_are_rewarded_one_by_one(tmp_path: P
     run.apply(updates(40, (0,)))
     base, now = run.evaluate_base(), run.evaluate()
     assert base == trainer(run.manifest, data=tmp_path).evaluate()
-    answers = generate(run.loaded, [Asked(ids_of(run, row)) for row in ROWS], Plan(5)) or []
+    answers = generate(run.loaded, [AnswerRequest(ids_of(run, row)) for row in ROWS], AnswerPlan(5)) or []
     found = [score_of(TASK)(answer.text, row) for answer, row in zip(answers, ROWS, strict=True)]
     assert now.losses == tuple(1 - reward for reward in found)
     assert now.value == found.count(1.0) / len(found)
@@ -171,7 +171,7 @@ def test_a_run_without_rewards_has_no_pass_at_k() -> None:
 
 def test_an_evaluation_that_is_broken_off_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        started(tmp_path).evaluate(go_on=lambda: False)
+        started(tmp_path).evaluate(keep_going=lambda: False)
     assert caught.value.code is Code.PAUSED
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sfnode.engine import reward_trial
-from sfnode.engine.pilot import Pilot
 from sfnode.engine.reward_trial import LEAST, RewardTrial, alike, measure, run
+from sfnode.engine.scalar_limit import SlopeSample
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -55,9 +55,9 @@ def test_unit_and_rate_follow_from_how_rewards_vary(reward_run: Any) -> None:
     assert (found.epsilon, found.updates, found.answers) == (0.02, UPDATES, UPDATES * 2 * 4)
     assert found.answers <= found.tokens <= 6 * found.answers
     assert 0 < found.reward < 1
-    assert found.rate == rate(0.02, found.pilot.spread, 2)
-    assert 8 <= found.pilot.spread / found.delta <= 128
-    assert found.apart == np.count_nonzero(found.pilot.slopes) / UPDATES
+    assert found.rate == rate(0.02, found.sample.spread, 2)
+    assert 8 <= found.sample.spread / found.delta <= 128
+    assert found.apart == np.count_nonzero(found.sample.slopes) / UPDATES
 
 
 def test_where_small_steps_change_no_answer_larger_ones_are_tried(
@@ -92,7 +92,7 @@ def test_a_slow_machine_measures_fewer(reward_run: Any) -> None:
 
 def test_without_rows_there_is_nothing_to_measure(reward_run: Any) -> None:
     found = run(reward_run(train="", train_limit=0))
-    assert isinstance(found, Pilot)
+    assert isinstance(found, SlopeSample)
     assert (len(found.slopes), found.reason) == (0, "the run names no data")
 
 
@@ -115,6 +115,6 @@ def test_a_run_in_which_no_update_tells_anything_is_refused_with_advice(
 
 
 def test_answers_that_were_cut_off_may_be_why_none_is_right() -> None:
-    nothing = RewardTrial(1e-3, Pilot(np.zeros(4), 0.1), 1.0, 1e-6, 4, 32, 320, 0, 0.0, 1.0)
+    nothing = RewardTrial(1e-3, SlopeSample(np.zeros(4), 0.1), 1.0, 1e-6, 4, 32, 320, 0, 0.0, 1.0)
     assert "cut off" not in alike(nothing).what
     assert "30 of them were cut off: give --answer-tokens" in alike(nothing._replace(cut=30)).what

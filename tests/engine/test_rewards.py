@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sfnode.engine import rewards
+from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import quantise
-from sfnode.engine.generation import Plan, Row, generate
-from sfnode.engine.rewards import Question
+from sfnode.engine.estimator import quantise, representable
+from sfnode.engine.generation import AnswerPlan, AnswerRequest, generate
+from sfnode.engine.reward_objective import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
 from sfprotocol.seeds import token_keys
@@ -17,7 +17,7 @@ from tests.engine.helpers import manifest, trainer
 from tests.engine.test_estimator import SEEDS, hand_moved, written_directions
 
 EPSILON = 0.05
-SAMPLED = Plan(6, temperature=1.0)
+SAMPLED = AnswerPlan(6, temperature=1.0)
 FIRST = [Question([1, 2, 4, 6], "good"), Question([1, 3], "story"), Question([5, 7, 9], "film")]
 BATCHES = [FIRST, [Question([1, 2, 5, 7, 9, 10], "bad")] * 2, FIRST[1:]]
 
@@ -38,16 +38,15 @@ def mean_reward(run: Trainer, query: int, side: int, batch: list[Question], seed
     with hand_moved(run, written_directions(run, SEEDS[query], 2), side * EPSILON):
         found = []
         for key, question in zip(token_keys(seed, len(batch)).tolist(), batch, strict=True):
-            (answer,) = generate(run.loaded, [Row(question.prompt, key=key)], SAMPLED) or []
+            (answer,) = generate(run.loaded, [AnswerRequest(question.prompt, key=key)], SAMPLED) or []
             found.append(score(answer.text, question.row))
     return float(np.mean(found))
 
 
-def estimates(run: Trainer, batches: list[list[Question]], group: int = 0) -> list[rewards.Estimate]:
+def estimates(run: Trainer, batches: list[list[Question]], group: int = 0) -> list[reward_objective.Estimate]:
     directions = run.space.directions(SEEDS, 2)
-    found = rewards.estimates(run.loaded, directions, SEEDS, batches, score, SAMPLED, EPSILON, group)
-    assert found is not None
-    return found
+    answers = reward_objective.written(run.loaded, directions, SEEDS, batches, SAMPLED, EPSILON, group)
+    return reward_objective.scored(answers, batches, score, representable(EPSILON, directions), group)
 
 
 def test_a_pair_measures_the_slope_of_the_mean_of_1_less_the_reward(run: Trainer) -> None:
@@ -87,16 +86,6 @@ def test_an_update_moves_the_weights_towards_the_higher_reward(run: Trainer) -> 
         run.loaded.sites, before, written_directions(run, SEEDS[number], 2), strict=True
     ):
         assert float(((matrix(site) - old) * move).sum()) * better > 0
-
-
-def test_a_measurement_that_is_broken_off_is_none(run: Trainer) -> None:
-    directions = run.space.directions(SEEDS, 2)
-    assert (
-        rewards.estimates(
-            run.loaded, directions, SEEDS, BATCHES, score, SAMPLED, EPSILON, go_on=lambda: False
-        )
-        is None
-    )
 
 
 def test_a_measurement_can_be_repeated(run: Trainer) -> None:

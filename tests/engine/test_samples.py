@@ -11,7 +11,7 @@ import pytest
 from sfnode.engine import samples
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from tests.engine.helpers import ROWS, data_file, manifest, trainer, updates
 

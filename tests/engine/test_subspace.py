@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sfnode.engine.basis import RandomBasis
 from sfnode.engine.subspace import CACHED_EPOCHS, Subspace
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models.perturbation import Directions
 from sfprotocol.seeds import basis_signs, coordinates, update_seeds
 from tests.engine.helpers import DEVICE

@@ -211,9 +211,9 @@ def test_bases_are_those_of_the_whole_model(tmp_path: Path) -> None:
 def test_of_texts_that_are_being_written_nothing_is_kept(tmp_path: Path) -> None:
     run = running(tmp_path, "llama")
     before = kept(run).forwards
-    plan = generation.Plan(4, ends=frozenset())
+    plan = generation.AnswerPlan(4, ends=frozenset())
     for found in (run.loaded, replace(run.loaded, kept=None)):
-        (answer,) = generation.generate(found, [generation.Row([1, 2, 4])], plan) or ()
+        (answer,) = generation.generate(found, [generation.AnswerRequest([1, 2, 4])], plan) or ()
         assert len(answer.tokens) == 4
     assert kept(run).forwards == before
 

@@ -18,12 +18,12 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from sfnode.engine import forward, target_check
+from sfnode.engine import forward, loading
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfnode.models.targets import DEFAULT, Selection
@@ -48,13 +48,13 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 @pytest.mark.parametrize("selection", [DEFAULT, EVERYTHING], ids=["matrices", "everything"])
 @pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
 def test_no_family_has_anything_to_complain_of(family: str, selection: Selection) -> None:
-    assert target_check.problem(trainer(manifest(family, selection=selection)).loaded) is None
+    assert loading.target_problem(trainer(manifest(family, selection=selection)).loaded) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["opt", "gemma2", "bert"])
 def test_rounding_is_no_problem(family: str, dtype: str) -> None:
-    assert target_check.problem(trainer(manifest(family), dtype=dtype).loaded) is None
+    assert loading.target_problem(trainer(manifest(family), dtype=dtype).loaded) is None
 
 
 def plain(mlp: Any, x: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ import torch
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.pilot import any_trainer, prior_of
+from sfnode.engine.scalar_limit import any_trainer, prior_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import PRIOR_ONE, Task
 from sfnode.models import loader
 from sfnode.tasks import public_files

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sfnode.engine import pilot, step_size, trial
+from sfnode.engine import scalar_limit, step_size, trial
 from sfnode.engine.trial import Trial, distances_of, suitable_delta, suitable_epsilon
 from sfnode.manifest.training import Training
 from tests.engine.helpers import data_file, manifest, trainer
@@ -68,7 +68,7 @@ def test_a_unit_that_is_fine_stays_and_others_become_a_power_of_two() -> None:
 @pytest.fixture
 def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trial]:
     """A function that tries out a tiny model."""
-    monkeypatch.setattr(pilot, "SLOPES", 8)
+    monkeypatch.setattr(scalar_limit, "SLOPES", 8)
     file = data_file(tmp_path)
     file.write_text(file.read_text() + "".join(file.read_text().splitlines(True)[1:]) * 12)
 
@@ -96,8 +96,8 @@ def test_a_run_with_groups_is_tried_out_with_the_scalars_that_it_will_have(
 ) -> None:
     pairs, groups = (tried(1e-3, group=m) for m in (0, 5))
     assert groups.rate > 0
-    assert len(groups.pilot.slopes) == len(pairs.pilot.slopes) == 8
-    assert 1 / 4 <= groups.pilot.spread / pairs.pilot.spread <= 4
+    assert len(groups.sample.slopes) == len(pairs.sample.slopes) == 8
+    assert 1 / 4 <= groups.sample.spread / pairs.sample.spread <= 4
 
 
 def test_where_the_loss_does_not_evidently_bend_the_rate_is_a_cautious_one(

@@ -36,8 +36,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import UserError
 from sfnode.history.exchange import take_in
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.node import checkpoints, organising, validating
 from sfnode.organising import checkpoints as organised_checkpoints
 from sfnode.organising import organiser
@@ -201,7 +200,7 @@ class Case:
     def _run(self) -> Manifest:
         if self.plan.role is Role.OPEN:
             return manifest()
-        said = Organised(
+        said = OrganisedSection(
             organiser=self.organiser.public.hex(),
             deputies=tuple(origin_of(name).hex() for name in DEPUTIES),
             votes=VOTES,

@@ -143,6 +143,6 @@ def _check_queues(node: Node) -> None:
         assert len(pump._outgoing) <= MAX_QUEUED_FRAMES
     for frames in driver._host._frames.values():
         assert len(frames) <= MAX_UNHANDLED + 1
-    assert len(running.neighbourhood.book) <= MAX_BOOK + MAX_MET + 16
+    assert len(running.peering.book) <= MAX_BOOK + MAX_MET + 16
     if running.organising:
         assert len(running.organising.petitions()) <= MAX_PENDING

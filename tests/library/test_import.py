@@ -50,8 +50,8 @@ def test_making_a_node_or_a_swarm_does_nothing_that_can_be_seen() -> None:
 import logging, os, signal, tempfile, threading
 from pathlib import Path
 from sfnode import LocalSwarm, Manifest, Node, Settings
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model
+from sfnode.manifest.sections import Data
+from sfnode.manifest.sections import Model
 from sfnode.manifest.task import Task
 os.chdir(tempfile.mkdtemp())
 handlers = [signal.getsignal(number) for number in signal.valid_signals()]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import MAX_QUOTA
+from sfnode.manifest.sections import MAX_QUOTA
 from sfprotocol.messages import Authority
 from tests.manifest.fields import DEPUTY, FIELDS, ORGANISER, OTHER, organised
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.manifest.sources import is_on_hub, names_folders, public_name
+from sfnode.manifest import is_on_hub, names_folders, public_name
 from sfnode.models.manifest_builder import default_manifest
 
 

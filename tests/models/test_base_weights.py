@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models import loader
-from sfnode.models.base_weights import BaseWeights, float_tensors
-from sfnode.models.targets import Form, Selection, Site, view
+from sfnode.models.loader import BaseWeights, float_tensors
+from sfnode.models.targets import Form, Selection, TargetSite, view
 from tests.engine.helpers import (
     ENCODERS,
     FAMILIES,
@@ -86,11 +86,11 @@ def test_a_weight_is_read_in_the_dtype_that_it_is_stored_in(copy: Path, dtype: t
         assert torch.equal(base, tensors[f"{site.target.name}.weight"])
 
 
-def lone_site(weight: torch.Tensor, name: str = "body.layer") -> Site:
+def lone_site(weight: torch.Tensor, name: str = "body.layer") -> TargetSite:
     module = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     module.weight.data = weight
     target = Target(name=name, out_features=weight.shape[0], in_features=weight.shape[1])
-    return Site(target, module, "weight", Form.LINEAR)
+    return TargetSite(target, module, "weight", Form.LINEAR)
 
 
 @pytest.mark.parametrize("case", ["under another name", "joined with others", "other numbers"])

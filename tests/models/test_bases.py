@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models import bases
 from sfprotocol.model_listing import PIECE, decode
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.models.cuts import cut_of
-from sfnode.models.targets import Form, Site
+from sfnode.models.targets import Form, TargetSite
 from tests.models.families import random_model
 
 CPU = torch.device("cpu")
 
 
-def sites(model: Any, *names: str) -> list[Site]:
+def sites(model: Any, *names: str) -> list[TargetSite]:
     modules = [model.get_submodule(name) for name in names]
     return [
-        Site(
+        TargetSite(
             Target(name=name, out_features=module.out_features, in_features=module.in_features),
             module,
             "weight",

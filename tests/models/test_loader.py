@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from sfnode.engine import forward
 from sfnode.errors import Code, UserError
-from sfnode.manifest.model import Model
+from sfnode.manifest.sections import Model
 from sfnode.manifest.task import Task
 from sfnode.models import files, loader
 from sfnode.tasks.encoding import encode

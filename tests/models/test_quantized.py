@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.quantized import INT8_STEPS, Int8Linear, Nf4Linear, QuantisedLinear, quantise_layers
-from sfnode.models.targets import Site
+from sfnode.models.targets import TargetSite
 from tests.engine.helpers import DEVICE, FAMILIES, held_weights, manifest, trainer, updates, weights
 
 CPU = torch.device("cpu")
@@ -192,7 +192,7 @@ def test_four_bits_are_stored_in_blocks_of_rows_as_the_whole_is(step: int) -> No
     assert torch.equal(layer.dense(), nf4(weight).dense())
 
 
-def dense(site: Site) -> Tensor:
+def dense(site: TargetSite) -> Tensor:
     assert isinstance(site.module, Nf4Linear)
     return site.module.dense()
 

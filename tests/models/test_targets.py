@@ -18,8 +18,8 @@ from transformers import (
     AutoTokenizer,
 )
 
-from sfnode.manifest.model import Target
-from sfnode.models.targets import Form, Selection, Site, choose, locate, view
+from sfnode.manifest.sections import Target
+from sfnode.models.targets import Form, Selection, TargetSite, choose, locate, view
 from tests.models.families import ENCODERS, FAMILIES, LABELS, WORDS, empty_model, model_folder, random_model
 
 EVERY = FAMILIES + ENCODERS
@@ -140,7 +140,7 @@ def chosen(model: Any, *modules: str, **kinds: bool) -> list[str]:
     return [str(target) for target in choose(model, Selection(modules, **kinds))]
 
 
-def sites(model: Any) -> tuple[Site, ...]:
+def sites(model: Any) -> tuple[TargetSite, ...]:
     return locate(model, choose(model, EVERYTHING))
 
 

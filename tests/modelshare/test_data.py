@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.modelshare import download
 from sfnode.tasks import dataset, public_files
 from sfnode.transport.base import Asker
@@ -128,7 +128,7 @@ async def test_a_relay_that_gives_the_model_gives_the_data(
     await swarm.first()
     relay = await swarm.join("r", role="relay", share_model=True)
     idle = await swarm.join("i", role="relay")
-    await eventually(lambda: bytes.fromhex(run.data.digests["train"]) in relay.node.supplies.sharing.listed)
+    await eventually(lambda: bytes.fromhex(run.data.digests["train"]) in relay.node.sharing.listed)
     assert not idle.layout.data.exists()
     reply = await ask(relay, PartRequest(bytes.fromhex(run.data.digests["train"]), 1, 0, 100))
     assert reply == PartReply(PIECE, ROWS[:100].encode())

@@ -14,7 +14,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import files
-from sfnode.models import pieces as listing
+from sfnode.models import files as listing
 from sfnode.modelshare import download, sharing
 from sfnode.resources.bandwidth_limits import LONGEST_HOLD, Bandwidth
 from sfnode.transport.base import Asker, TransportError
@@ -192,8 +192,8 @@ async def test_pieces_that_have_come_are_not_downloaded_again_after_a_stop(
     a = await swarm.first(model=model)
     await a.until(lambda: a.node.model.loaded)
     b = await swarm.join("b")
-    await b.until(lambda: b.node.supplies.sharing.progress and b.node.supplies.sharing.progress.done >= PIECE)
-    before = b.node.supplies.sharing.progress
+    await b.until(lambda: b.node.sharing.progress and b.node.sharing.progress.done >= PIECE)
+    before = b.node.sharing.progress
     assert before is not None
     assert before.done < before.total == sum(file.stat().st_size for file in listing.covered(model))
     assert not b.node.model.loaded
@@ -264,7 +264,7 @@ async def test_a_listing_of_another_model_is_detected_before_anything_is_loaded(
     swarm = swarm_of(run_of(model, digest="ab" * 32))
     without_updates(swarm, "b")
     a = await swarm.first(role="relay", share_model=True, model=model)
-    await a.until(lambda: a.node.supplies.sharing.folder)
+    await a.until(lambda: a.node.sharing.folder)
     b = await swarm.join("b")
     with pytest.raises(UserError) as refusal:
         await b.ended()
@@ -381,7 +381,7 @@ async def test_the_model_is_sent_and_received_within_the_nodes_limits(swarm_of: 
     b = await swarm.join("b")
     b.node.driver.bandwidth.set_remaining(0)
     total = sum(file.stat().st_size for file in listing.covered(model))
-    await b.until(lambda: b.node.supplies.sharing.progress)
+    await b.until(lambda: b.node.sharing.progress)
     assert b.node.driver.bandwidth.download.total < total
     assert not b.layout.model.exists()
     b.node.driver.bandwidth.set_remaining(1e12)
@@ -405,7 +405,7 @@ async def test_many_requests_at_once_get_no_more_than_the_limit_on_sending(
     async def sent(rate: int) -> int:
         a.node.driver.bandwidth.upload.limit(rate)
         replies = await asyncio.gather(
-            *(a.node.supplies.sharing.answer(question, Asker("b", "/memory/b")) for _ in range(32))
+            *(a.node.sharing.answer(question, Asker("b", "/memory/b")) for _ in range(32))
         )
         return sum(len(reply.data) for reply in replies)
 
@@ -439,10 +439,9 @@ def model_download(
     return download.ModelDownload(
         hash_listing(encoded),
         into,
-        request=request or FailingRequest(),
-        peers=lambda: peers,
-        rate_limit=rate_limit,
-        clock=asyncio.get_running_loop().time,
+        download.Givers(
+            lambda: peers, request or FailingRequest(), rate_limit, asyncio.get_running_loop().time
+        ),
     )
 
 

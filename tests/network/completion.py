@@ -14,10 +14,10 @@ from typing import NamedTuple
 import pytest
 import uvloop
 
+from sfnode.daemon import Node
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.node import shutdown
-from sfnode.node.node import Node
 from sfnode.schema.evaluation import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir

@@ -39,8 +39,8 @@ from sfprotocol.messages import (
 )
 from sfprotocol.petitions import petition_message
 from sfprotocol.seeds import feed_key
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend, genesis, head_message
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.network.hostile_client import FAILURES, LINK, PATIENCE, REQUEST, Client, Stream, framed, hang_up
 
 LISTENING = 0.5

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from sfnode.node import link_pump, readiness, shutdown
-from sfnode.node.network import peering
 from sfnode.peers import address_book, intervals
 from sfnode.stats import history
+from sfnode.transport.libp2p import restarts
 from sfprotocol import anti_entropy, machine, pulls
 from tests.node.helpers import Swarm
 
@@ -30,8 +30,8 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the intervals of nodes."""
     monkeypatch.setattr(intervals, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(intervals, "LONELY_INTERVAL", 0.05)
-    monkeypatch.setattr(peering, "RESTART_SPACING", 0.05)
-    monkeypatch.setattr(peering, "RESTART_PAUSE", 0.05)
+    monkeypatch.setattr(restarts, "RESTART_SPACING", 0.05)
+    monkeypatch.setattr(restarts, "RESTART_PAUSE", 0.05)
     monkeypatch.setattr(address_book, "BACKOFF_FIRST", 0.1)
     monkeypatch.setattr(link_pump, "LAST_FRAMES", 0.2)
     monkeypatch.setattr(machine, "SYNC_INTERVAL", 0.1)

@@ -19,18 +19,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from sfnode.control.client import Client
+from sfnode.daemon import Node as PublicNode
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model
+from sfnode.manifest.sections import Data, Model
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
-from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
-from sfnode.node.training.engine_thread import HeldOut, Searches
 from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings
@@ -204,7 +202,7 @@ class SmallEngine:
         self.epochs.append(epoch)
         return Result(tuple(map(scalar_of, seeds)))
 
-    def evaluate(self, limit: int, wanted: Callable[[], bool], rows: HeldOut = "test") -> Evaluation:
+    def evaluate(self, limit: int, wanted: Callable[[], bool], rows: str = "test") -> Evaluation:
         self.restore()
         while self.endless:
             self.measuring.set()
@@ -218,7 +216,7 @@ class SmallEngine:
         return LayeredDrift(norm=1.0, distance=0.01 * len(self.applied), kl=0.5, tokens=9, layers=[])
 
     def evaluate_base(
-        self, limit: int, wanted: Callable[[], bool], rows: HeldOut = "test", *, calibrated: bool = False
+        self, limit: int, wanted: Callable[[], bool], rows: str = "test", *, calibrated: bool = False
     ) -> Evaluation:
         self.restore()
         found = accuracy(0.0, 0.0, 0.1, loss=0.7, rows=limit)
@@ -228,7 +226,7 @@ class SmallEngine:
         self.latest = len(self.applied)
         return {subspace: core.copy() for subspace, core in self.core.cores().items()}
 
-    def search(self, after: Mapping[int, I64], search: Searches, go_on: Callable[[], bool]) -> int:
+    def search(self, after: Mapping[int, I64], search: Any, go_on: Callable[[], bool]) -> int:
         """Find the least loss at `best`."""
         taken = 0
         while wanted := search.wanted:
@@ -264,7 +262,7 @@ class SmallEngine:
         return published_bases.write(folder, pairs_of(self.run, 8 + self.made))
 
     def evaluate_towards(
-        self, after: Mapping[int, I64], amount: float, go_on: Callable[[], bool], rows: HeldOut = "test"
+        self, after: Mapping[int, I64], amount: float, go_on: Callable[[], bool], rows: str = "test"
     ) -> Evaluation:
         """Say how many updates were there when `after` was read."""
         self.towards.append((len(self.applied), amount))

@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.node import checkpoints, organising
 from sfnode.node.training.model import LocalModel
 from sfnode.organising import checkpoints as organised_checkpoints
@@ -45,7 +45,7 @@ def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def organised(swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
     key, deputy = Identity.generate(), Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
+    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
     run = manifest(update_budget=100_000).model_copy(update={"admission": "organised", "organised": said})
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
     return swarm_of(run)
@@ -116,7 +116,7 @@ async def test_an_engine_that_begins_with_a_checkpoint_is_not_told_of_what_is_no
         start(model)
 
     a = await organised.first(**options(tmp_path))
-    await a.until(lambda: usable(a) and a.node.supplies.sharing.files)
+    await a.until(lambda: usable(a) and a.node.sharing.files)
     monkeypatch.setattr(LocalModel, "start", started)
     late = await organised.join("late", from_checkpoint=True)
     await late.until(lambda: late.node.model.loaded)
@@ -128,11 +128,11 @@ async def test_a_state_that_is_not_the_checkpoints_is_not_begun_with(
 ) -> None:
     a = await organised.first(**options(tmp_path))
     b = await organised.join("b")
-    await b.until(lambda: b.node.supplies.sharing.files and a.node.supplies.sharing.files)
+    await b.until(lambda: b.node.sharing.files and a.node.sharing.files)
     spoilt = tmp_path / "spoilt"
     spoilt.write_bytes(bytes(100))
     stated = [listing(one.feeds, one.cores) for one in usable(a)]
-    a.node.supplies.sharing.files = dict.fromkeys(stated, spoilt)
+    a.node.sharing.files = dict.fromkeys(stated, spoilt)
     a.node.checkpoints._give_all = lambda: None
     late = await organised.join("late", from_checkpoint=True)
     await late.until(lambda: late.machine.frontier.known)
@@ -171,7 +171,7 @@ async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_
         await b.node.core_status()
     assert refused.value.code is Code.CHECKPOINT_UNUSABLE
     await b.stop()
-    await a.until(lambda: a.node.supplies.sharing.files)
+    await a.until(lambda: a.node.sharing.files)
     b = await organised.join("b", from_checkpoint=True)
     await b.until(lambda: (b.machine.may_compute or b.machine.complete) and b.node.model.loaded)
     assert b.node.checkpoints.problem() is None

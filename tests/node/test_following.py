@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.model import Parent
+from sfnode.manifest.sections import OrganisedSection, Parent
 from sfnode.node import following
 from sfnode.organising.sequel import announcement, link_in
 from sfnode.store.data_folder import Layout
@@ -26,7 +25,9 @@ SwarmOf = Callable[..., Swarm]
 def run_of(keys: Path, name: str, parent: Manifest | None = None) -> Manifest:
     """An organised run, whose organiser's key lies in a folder; it may have begun with another."""
     key = Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120)
+    said = OrganisedSection(
+        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
+    )
     run = manifest(name).model_copy(update={"admission": "organised", "organised": said})
     if parent:
         begun = Parent(run_id=parent.run_id.hex(), epoch=0, digest="0" * 64)
@@ -101,7 +102,7 @@ async def test_a_run_that_did_not_begin_with_this_one_is_not_followed(
 async def test_a_node_that_its_owner_stops_goes_on_nowhere(swarm_of: SwarmOf, keys: Path) -> None:
     old = run_of(keys, "old")
     _, b, _ = await begun(swarm_of(old), keys, run_of(keys, "new", parent=old))
-    b.node.go_on("sfnode:x")
+    b.node.continue_in("sfnode:x")
     await b.stop()
     assert b.node.sequel is None
 

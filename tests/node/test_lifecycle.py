@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from sfnode.control.client import Client
+from sfnode.daemon import Node
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.node.node import Node
 from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
 from sfnode.transport.memory import MemoryTransport, Network

@@ -13,8 +13,7 @@ import pytest
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser
@@ -76,7 +75,7 @@ def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path)
     """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data. With validation
     rows it is long enough to pay for searches, however its epochs fall out."""
     key, deputy = Identity.generate(), Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
+    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
     fields = {
         "admission": "organised",
         "organised": said,
@@ -178,7 +177,7 @@ async def test_members_whose_admission_a_succession_has_dropped_are_admitted_aga
     monkeypatch.setattr(petitions, "SEND_AGAIN", 0.1)
     monkeypatch.setattr(petitions, "REPEAT_TIME", 0.0)
     key, deputy = Identity.generate(), Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
+    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
     run = manifest().model_copy(update={"admission": "organised", "organised": said})
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
     swarm = swarm_of(run)
@@ -236,7 +235,7 @@ async def test_after_a_restart_the_run_goes_on_from_what_was_decided(
 def test_a_private_run_admits_nobody_whom_its_owner_does_not_know(
     private: bool, chosen: str | None, expected: Admission
 ) -> None:
-    said = Organised(organiser=Identity.generate().public.hex(), quota=1, private=private)
+    said = OrganisedSection(organiser=Identity.generate().public.hex(), quota=1, private=private)
     run = manifest().model_copy(update={"admission": "organised", "organised": said})
     assert organising.policy_of(run, chosen).admission is expected
 
@@ -332,7 +331,9 @@ async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(
 ) -> None:
     key, rank_1 = Identity.generate(), {"rank": 1, "basis": "published", "update_budget": 1000}
     first = bases.write(tmp_path / "first", pairs_of(manifest(**rank_1, bases="0" * 64), 8))
-    said = Organised(organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120)
+    said = OrganisedSection(
+        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
+    )
     fields = {"admission": "organised", "organised": said, "data": Data(train="none")}
     run = manifest(**rank_1, bases=first).model_copy(update=fields)
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
@@ -512,7 +513,9 @@ async def test_what_has_spoilt_a_run_is_taken_back_and_everybody_who_comes_has_t
     swarm_of: SwarmOf, tmp_path: Path
 ) -> None:
     key = Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120)
+    said = OrganisedSection(
+        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
+    )
     fields = {"admission": "organised", "organised": said, "data": Data(train="none", validation="rows")}
     run = manifest(update_budget=800).model_copy(update=fields)
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sfnode.node import progress_log
-from sfnode.node.progress_log import ProgressLog
+from sfnode.node import recorder
+from sfnode.node.recorder import ProgressLog
 from sfnode.schema.status import AlarmStatus, Status
 from tests.schema.helpers import organised
 from tests.swarm.helpers import status
@@ -20,7 +20,7 @@ RISING = AlarmStatus(code="SF071", what="the sea is rising", fix="Climb.")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_log, "REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(recorder, "REPORT_INTERVAL", 0.0)
 
 
 async def told(

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.node import organising
@@ -103,7 +102,7 @@ async def test_an_organised_run_is_judged_by_answers_and_searches_nothing(
     monkeypatch.setattr(organising, "policy_of", lambda *of: replace(policy(*of), work_bits=4))
     monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
     key = Identity.generate()
-    said = Organised(organiser=key.public.hex(), quota=60)
+    said = OrganisedSection(organiser=key.public.hex(), quota=60)
     run = run.model_copy(update={"admission": "organised", "organised": said})
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
     swarm = Swarm(tmp_path, run)
@@ -129,7 +128,7 @@ async def test_an_organised_run_is_judged_by_answers_and_searches_nothing(
 
 
 def test_an_organiser_of_rewards_has_the_settings_that_need_no_slopes(run: Manifest) -> None:
-    run = run.model_copy(update={"organised": Organised(organiser=ORGANISER, quota=60)})
+    run = run.model_copy(update={"organised": OrganisedSection(organiser=ORGANISER, quota=60)})
     policy = policy_of(run, search=True, renew_bases=100)
     assert (policy.search_rows, policy.renew_updates) == (0, 0)
     assert not policy.origins

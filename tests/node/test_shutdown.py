@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfnode.node import shutdown
-from sfnode.node.shutdown import LEAVE_GRACE, Departure
+from sfnode.node.shutdown import LEAVE_GRACE, Shutdown
 from sfprotocol.link import Link, LinkState
 from sfprotocol.messages import Feed
 from tests.node.helpers import machine, manifest
@@ -20,7 +20,7 @@ class Door:
         self.alone = False
         self.machine = machine(manifest(update_budget=100), ())
         self.learn(known)
-        self.departure = Departure(
+        self.shutdown = Shutdown(
             self.machine, done=lambda: self.done, alone=lambda: self.alone, clock=lambda: self.now
         )
 
@@ -34,7 +34,7 @@ class Door:
 
     def due_after(self, seconds: float) -> bool:
         self.now += seconds
-        return self.departure.due()
+        return self.shutdown.due()
 
 
 def test_a_node_that_is_not_done_never_leaves() -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from sfnode.daemon import Node
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Open
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, OpenSection
 from sfnode.models import files
 from sfnode.models.files import EMBEDDED
 from sfnode.node import startup
-from sfnode.node.node import Node
 from sfnode.settings import Settings
 from sfnode.sizes import SPARE_BYTES
 from sfnode.store import tables
@@ -323,7 +322,7 @@ def test_who_has_said_something_hears_that_it_goes_on_under_another_name(
     assert warned == [f"the feed of {author.origin.hex()[:4]} was copied; continuing under a new incarnation"]
 
 
-WORKING = RUN.model_copy(update={"open": Open(work_bits=10)})
+WORKING = RUN.model_copy(update={"open": OpenSection(work_bits=10)})
 
 
 async def begun(data_dir: DataDir, log: UpdateLog) -> Feed:
@@ -347,7 +346,7 @@ async def test_the_search_for_a_first_feed_can_be_interrupted_and_is_no_secret(
     data_dir: DataDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(startup, "SILENT_WORK", 0.0)
-    impossible = RUN.model_copy(update={"open": Open.model_construct(quota=0, work_bits=200)})
+    impossible = RUN.model_copy(update={"open": OpenSection.model_construct(quota=0, work_bits=200)})
     caplog.set_level("INFO")
     with UpdateLog.open(data_dir.log, impossible.run_id) as log:
         starting = asyncio.create_task(

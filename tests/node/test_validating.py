@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.trainer import paused
+from sfnode.engine.objective import paused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.node import organising, validating
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import organiser
@@ -153,7 +152,7 @@ class Run:
 @pytest.fixture
 async def run(swarm_of: SwarmOf, tmp_path: Path) -> Run:
     key, deputy = Identity.generate(), Identity.generate()
-    organised = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
+    organised = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
     fields = {"admission": "organised", "organised": organised, "data": Data(train="none", validation="rows")}
     made = manifest(update_budget=100_000).model_copy(update=fields)
     write_key(key, organiser_key(made.run_id, tmp_path / "keys"))

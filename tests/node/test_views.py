@@ -236,7 +236,7 @@ async def test_the_swarm_is_this_node_its_neighbours_and_who_else_is_in_the_rost
 
 async def test_a_peer_of_the_roster_alone_is_known_and_no_neighbour(swarm: Swarm) -> None:
     a, b = await swarm.first(), await swarm.join("b")
-    await eventually(lambda: any(record.peer == "a" for record in b.node.neighbourhood.peering.roster))
+    await eventually(lambda: any(record.peer == "a" for record in b.node.peering.roster))
     await a.stop()
     await eventually(lambda: not b.node.views.swarm().edges)
     others = [node for node in b.node.views.swarm().nodes if node.kind == "known"]

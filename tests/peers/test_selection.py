@@ -22,8 +22,8 @@ from sfnode.peers.selection import (
     SETTLE_TIME,
     TARGET_LINKS,
     WANTED_OUTBOUND,
-    PeerStanding,
-    PeerVerdict,
+    InboundVerdict,
+    LinkFacts,
     address_range,
     whom_to_dial,
     whom_to_give_up,
@@ -51,17 +51,17 @@ def names(count: int, letter: str = "p") -> list[str]:
     return [f"{letter}{number:02}" for number in range(count)]
 
 
-def inbound(count: int, since: float = 0.0) -> list[PeerStanding]:
-    return [PeerStanding(peer, False, since + n) for n, peer in enumerate(names(count, "i"))]
+def inbound(count: int, since: float = 0.0) -> list[LinkFacts]:
+    return [LinkFacts(peer, False, since + n) for n, peer in enumerate(names(count, "i"))]
 
 
-def outbound(count: int, since: float = 0.0) -> list[PeerStanding]:
-    return [PeerStanding(peer, True, since + n) for n, peer in enumerate(names(count, "o"))]
+def outbound(count: int, since: float = 0.0) -> list[LinkFacts]:
+    return [LinkFacts(peer, True, since + n) for n, peer in enumerate(names(count, "o"))]
 
 
 links_lists = st.lists(
     st.builds(
-        PeerStanding,
+        LinkFacts,
         peer=st.sampled_from(names(40)),
         outbound=st.booleans(),
         since=st.floats(0, NOW),
@@ -72,7 +72,7 @@ links_lists = st.lists(
     unique_by=lambda link: link.peer,
 )
 newcomers = st.builds(
-    PeerStanding,
+    LinkFacts,
     peer=st.just("new"),
     outbound=st.just(False),
     since=st.just(NOW),
@@ -109,10 +109,10 @@ def test_however_many_strangers_the_roster_names_every_other_peer_is_one_known_o
 
 def test_a_single_missing_link_goes_to_a_friend_or_a_stranger_whoever_are_fewer() -> None:
     known = book(*names(9), given=("friend0", "friend1", "friend2"))
-    links = [*inbound(5), PeerStanding("p00", True, 0), PeerStanding("p01", True, 0)]
+    links = [*inbound(5), LinkFacts("p00", True, 0), LinkFacts("p01", True, 0)]
     (chosen,) = whom_to_dial(links, [], known, NOW)
     assert chosen.startswith("friend")
-    links = [*inbound(5), PeerStanding("friend0", True, 0), PeerStanding("friend1", True, 0)]
+    links = [*inbound(5), LinkFacts("friend0", True, 0), LinkFacts("friend1", True, 0)]
     (chosen,) = whom_to_dial(links, [], known, NOW)
     assert chosen.startswith("p")
 
@@ -125,7 +125,7 @@ def test_a_range_of_public_addresses_gets_a_few_of_our_links_and_the_rest_go_els
     chosen = whom_to_dial([], [], known, NOW)
     assert sum(peer.startswith("p") for peer in chosen) == MAX_OUTBOUND_OF_RANGE
     assert sum(peer.startswith("q") for peer in chosen) == 4
-    one = [PeerStanding("x", True, 0, address_range("/ip4/5.6.99.1/tcp/1"))]
+    one = [LinkFacts("x", True, 0, address_range("/ip4/5.6.99.1/tcp/1"))]
     assert sum(peer.startswith("p") for peer in whom_to_dial(one, [], known, NOW)) == 1
     assert not any(peer.startswith("p") for peer in whom_to_dial(one, ["p00"], known, NOW))
 
@@ -137,14 +137,14 @@ def test_a_laboratory_behind_private_addresses_is_one_range_without_a_limit() ->
 
 
 def test_an_address_that_a_record_kept_quiet_about_is_judged_when_it_is_found() -> None:
-    crowded = [PeerStanding(f"o{n}", True, 0, "0506") for n in range(MAX_OUTBOUND_OF_RANGE)]
-    assert not selection.may_keep(PeerStanding("new", True, NOW, "0506"), crowded)
-    assert selection.may_keep(PeerStanding("new", True, NOW, "0708"), crowded)
-    assert selection.may_keep(PeerStanding("new", True, NOW, None), crowded)
+    crowded = [LinkFacts(f"o{n}", True, 0, "0506") for n in range(MAX_OUTBOUND_OF_RANGE)]
+    assert not selection.may_keep(LinkFacts("new", True, NOW, "0506"), crowded)
+    assert selection.may_keep(LinkFacts("new", True, NOW, "0708"), crowded)
+    assert selection.may_keep(LinkFacts("new", True, NOW, None), crowded)
 
 
 @given(links_lists, st.integers(0, 20))
-def test_dialling_never_leads_beyond_the_most_links(links: list[PeerStanding], dialling: int) -> None:
+def test_dialling_never_leads_beyond_the_most_links(links: list[LinkFacts], dialling: int) -> None:
     busy = names(dialling, "d")
     chosen = whom_to_dial(links, busy, book(*names(40)), NOW)
     assert len(chosen) == len(set(chosen))
@@ -156,43 +156,41 @@ def test_dialling_never_leads_beyond_the_most_links(links: list[PeerStanding], d
 
 
 def test_inbound_links_never_take_the_room_of_those_that_we_want_to_choose() -> None:
-    newcomer = PeerStanding("new", False, NOW)
+    newcomer = LinkFacts("new", False, NOW)
     for count in range(MAX_INBOUND):
-        assert whom_to_let_in(newcomer, inbound(count, NOW - 1), book(), NOW) == PeerVerdict(True)
+        assert whom_to_let_in(newcomer, inbound(count, NOW - 1), book(), NOW) == InboundVerdict(True)
     assert not whom_to_let_in(newcomer, inbound(MAX_INBOUND, NOW - 10), book(), NOW).accept
     assert MAX_LINKS - MAX_INBOUND > WANTED_OUTBOUND  # one more, for a probe
 
 
 def test_a_range_of_public_addresses_gets_a_few_inbound_links() -> None:
     links = [link._replace(range="0506") for link in inbound(MAX_INBOUND_OF_RANGE)]
-    assert not whom_to_let_in(PeerStanding("new", False, NOW, "0506"), links, book(), NOW).accept
-    assert whom_to_let_in(PeerStanding("new", False, NOW, "0708"), links, book(), NOW).accept
+    assert not whom_to_let_in(LinkFacts("new", False, NOW, "0506"), links, book(), NOW).accept
+    assert whom_to_let_in(LinkFacts("new", False, NOW, "0708"), links, book(), NOW).accept
     private = [link._replace(range=None) for link in inbound(MAX_INBOUND_OF_RANGE)]
-    assert whom_to_let_in(PeerStanding("new", False, NOW, None), private, book(), NOW).accept
+    assert whom_to_let_in(LinkFacts("new", False, NOW, None), private, book(), NOW).accept
 
 
 def test_when_full_the_least_useful_link_gives_way_and_a_young_one_never() -> None:
     links = [link._replace(useful=float(9 - n)) for n, link in enumerate(inbound(MAX_INBOUND))]
-    newcomer = PeerStanding("new", False, NOW)
-    assert whom_to_let_in(newcomer, links, book(), NOW) == PeerVerdict(True, links[-1].peer)
+    newcomer = LinkFacts("new", False, NOW)
+    assert whom_to_let_in(newcomer, links, book(), NOW) == InboundVerdict(True, links[-1].peer)
     young = links[-1]._replace(since=NOW - SETTLE_TIME + 1)
-    assert whom_to_let_in(newcomer, [*links[:-1], young], book(), NOW) == PeerVerdict(True, links[-2].peer)
+    assert whom_to_let_in(newcomer, [*links[:-1], young], book(), NOW) == InboundVerdict(True, links[-2].peer)
 
 
 def test_peers_that_have_nothing_to_say_make_room_however_long_and_whoever_they_are() -> None:
-    mute = [PeerStanding(f"m{index}", False, NOW - BLANK_TIME, blank=True) for index in range(MAX_INBOUND)]
-    assert whom_to_let_in(PeerStanding("n", False, NOW), mute, book(), NOW) == (True, "m0")
+    mute = [LinkFacts(f"m{index}", False, NOW - BLANK_TIME, blank=True) for index in range(MAX_INBOUND)]
+    assert whom_to_let_in(LinkFacts("n", False, NOW), mute, book(), NOW) == (True, "m0")
     young = [link._replace(since=NOW - BLANK_TIME / 2) for link in mute]
-    assert not whom_to_let_in(PeerStanding("n", False, NOW), young, book(), NOW).accept
-    chosen = [*outbound(2), PeerStanding("m", True, NOW - BLANK_TIME, blank=True)]
+    assert not whom_to_let_in(LinkFacts("n", False, NOW), young, book(), NOW).accept
+    chosen = [*outbound(2), LinkFacts("m", True, NOW - BLANK_TIME, blank=True)]
     assert whom_to_let_go(chosen, [], book(), NOW) == ["m"]
     assert whom_to_let_go([link._replace(outbound=False) for link in chosen], [], book(), NOW) == []
 
 
 def test_the_last_links_of_our_own_choice_stay_though_mute_unless_there_are_others_to_dial() -> None:
-    mute = [
-        PeerStanding(f"m{index}", True, NOW - BLANK_TIME, blank=True) for index in range(MIN_OUTBOUND + 1)
-    ]
+    mute = [LinkFacts(f"m{index}", True, NOW - BLANK_TIME, blank=True) for index in range(MIN_OUTBOUND + 1)]
     assert whom_to_let_go(mute, [], book(), NOW) == ["m0"]
     assert whom_to_let_go(mute, [], book("m0", "m1", "m2"), NOW) == ["m0"]  # they are no others
     assert whom_to_let_go(mute, ["p"], book("p"), NOW) == ["m0"]  # nor is one that is being dialled
@@ -206,15 +204,13 @@ def test_the_last_links_of_our_own_choice_stay_though_mute_unless_there_are_othe
 def test_a_peer_that_broke_a_rule_is_not_let_in_before_its_time() -> None:
     known = book("bad")
     known.misbehaved("bad", NOW)
-    assert not whom_to_let_in(PeerStanding("bad", False, NOW), [], known, NOW).accept
+    assert not whom_to_let_in(LinkFacts("bad", False, NOW), [], known, NOW).accept
     assert whom_to_dial([], [], known, NOW) == []
-    assert whom_to_let_in(PeerStanding("bad", False, NOW), [], known, NOW + FAULT_FIRST).accept
+    assert whom_to_let_in(LinkFacts("bad", False, NOW), [], known, NOW + FAULT_FIRST).accept
 
 
 @given(links_lists, newcomers)
-def test_a_newcomer_takes_no_place_that_is_protected(
-    links: list[PeerStanding], newcomer: PeerStanding
-) -> None:
+def test_a_newcomer_takes_no_place_that_is_protected(links: list[LinkFacts], newcomer: LinkFacts) -> None:
     verdict = whom_to_let_in(newcomer, links, book(), NOW)
     after = [link for link in links if link.peer != verdict.instead_of]
     if not verdict.accept:
@@ -238,7 +234,7 @@ def test_a_newcomer_takes_no_place_that_is_protected(
         )
 
 
-def _protected(links: list[PeerStanding]) -> set[PeerStanding]:
+def _protected(links: list[LinkFacts]) -> set[LinkFacts]:
     oldest = sorted(links, key=lambda link: (link.since, link.peer))[:OLDEST_KEPT]
     return {link for link in links if NOW - link.since < SETTLE_TIME} | set(oldest)
 
@@ -251,10 +247,10 @@ def test_a_flood_of_newcomers_never_displaces_old_friends_or_our_own_choices(see
     friends = {link.peer for link in links}
     for number in range(flood):
         now = NOW + number
-        verdict = whom_to_let_in(PeerStanding(f"s{number}", False, now), links, book(), now)
+        verdict = whom_to_let_in(LinkFacts(f"s{number}", False, now), links, book(), now)
         if verdict.accept:
             links = [link for link in links if link.peer != verdict.instead_of]
-            links.append(PeerStanding(f"s{number}", False, now, useful=draw.uniform(0, 5)))
+            links.append(LinkFacts(f"s{number}", False, now, useful=draw.uniform(0, 5)))
     assert {link.peer for link in links if link.outbound} == {"o00", "o01", "o02"}
     assert sum(not link.outbound for link in links) <= MAX_INBOUND
     oldest = sorted(links, key=lambda link: link.since)[:OLDEST_KEPT]
@@ -272,7 +268,7 @@ def test_of_more_links_than_wanted_the_least_useful_of_our_own_goes() -> None:
 
 
 @given(links_lists)
-def test_giving_up_leaves_enough(links: list[PeerStanding]) -> None:
+def test_giving_up_leaves_enough(links: list[LinkFacts]) -> None:
     peer = whom_to_give_up(links, NOW)
     left = [link for link in links if link.peer != peer]
     if peer is not None:

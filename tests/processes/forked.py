@@ -27,7 +27,7 @@ from tests.network.namespaces import move_to
 LIBRARIES = (
     "sfnode.cli.join",
     "sfnode.engine.trainer",
-    "sfnode.node.node",
+    "sfnode.daemon",
     "sfnode.transport.libp2p.transport",
     "transformers.models.opt.modeling_opt",
 )

@@ -17,7 +17,7 @@ import pytest
 
 from sfnode.cli.exit import TERMINATED
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.models.files import EMBEDDED, SINGLE, digest
 from sfnode.models.manifest_builder import build
 from sfprotocol import PROTOCOL_VERSION

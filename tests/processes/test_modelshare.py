@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.models import files, pieces
+from sfnode.models import files
 from sfprotocol import PROTOCOL_VERSION, invitation
 from tests.processes.helpers import LOOPBACK, Node, here, nodes, printed_json, sfnode, until
 
@@ -50,7 +50,7 @@ def lying_copy(home: Path, model: Path) -> Path:
     copy = Path(shutil.copytree(model, home / "lies"))
     (copy / "vocab.bpe").write_bytes(os.urandom(PADDING))
     (home / "liar").mkdir(mode=0o700)
-    (home / "liar" / "model.listing").write_bytes(pieces.list_model(model))
+    (home / "liar" / "model.listing").write_bytes(files.list_model(model))
     return copy
 
 

@@ -13,9 +13,8 @@ from sfprotocol.decisions import Checkpoint
 from sfprotocol.events import Admit, Rebase
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
-from sfprotocol.segments import first_updates, join, merge, without_front
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, join, merge, without_front
 from sfprotocol.signing import extend, head_message
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
 

@@ -34,8 +34,9 @@ from sfprotocol.messages import (
 )
 from sfprotocol.names import NAMELESS, Names
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend
-from sfprotocol.wire_codec import LENGTH_BYTES, MAX_SEGMENT_UPDATES
+from sfprotocol.wire_codec import LENGTH_BYTES
 from tests.protocol.feeds import RUN, Log, Told, origin_of, signing_key
 
 

@@ -9,9 +9,8 @@ from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit, Close, Move, Recorded
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.segments import first_updates
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates
 from sfprotocol.signing import extend, genesis
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, origin_of, signed
 
 FEED = Feed(origin_of("b"), 0)

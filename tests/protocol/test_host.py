@@ -36,7 +36,7 @@ from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, E
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Goodbye, Hello, Message, Proof, Segment, Summary
 from sfprotocol.names import Names
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, origin_of, signing_key
 
 ANN, EVE = Feed(origin_of("ann"), 1), Feed(origin_of("eve"), 1)

@@ -33,8 +33,8 @@ from sfprotocol.messages import (
 )
 from sfprotocol.pulls import GRAFT_DELAY, HEDGE_DELAY, WANT_TIMEOUT
 from sfprotocol.rate_limit import INTAKE_RATE, LEAST_REST, PROOF_RATE
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend, genesis
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, signed
 from tests.protocol.scripted import ANN, BOB, EVE, Scripted, admits, drops, said, serves, wants
 

@@ -21,7 +21,8 @@ from sfprotocol.messages import (
     Want,
 )
 from sfprotocol.plumtree import HAVE_DELAY, MAX_BURST, MAX_BURST_UPDATES, PUSH_BURST, TTL
-from sfprotocol.wire_codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
+from sfprotocol.wire_codec import MAX_ENTRIES
 from tests.protocol.feeds import RUN
 from tests.protocol.scripted import ANN, BOB, Scripted, haves, prunes, said, serves, summaries, wants
 from tests.protocol.swarm import Faults, Swarm

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import MAX_DESCRIPTION
-from sfnode.manifest.admission import MAX_DEPUTIES, MAX_QUOTA, MAX_WORK_BITS
+from sfnode.manifest.sections import MAX_DEPUTIES, MAX_QUOTA, MAX_WORK_BITS
 from sfnode.manifest.task import MAX_ANSWER_TOKENS, MAX_STOP, MAX_STOPS
 from sfnode.manifest.training import MAX_GROUP
 from sfnode.modelshare import sharing
@@ -31,6 +31,7 @@ from sfprotocol import (
     plumtree,
     pulls,
     rate_limit,
+    segments,
     validators,
     wire_codec,
 )
@@ -137,7 +138,7 @@ def test_protocol_sources_cite_the_rules() -> None:
     [
         ("message", f"{wire_codec.MAX_FRAME:,} bytes"),
         ("entries of a message", f"{wire_codec.MAX_ENTRIES:,}"),
-        ("updates of a Segment", f"{wire_codec.MAX_SEGMENT_UPDATES:,}"),
+        ("updates of a Segment", f"{segments.MAX_SEGMENT_UPDATES:,}"),
         ("listing of a base model", f"{model_listing.MAX_LISTING:,} bytes"),
         ("piece of a base model", f"{model_listing.PIECE:,} bytes"),
         ("file of data (B9)", f"{model_listing.MAX_DATA:,} bytes"),

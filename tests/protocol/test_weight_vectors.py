@@ -15,13 +15,12 @@ import torch
 
 from sfnode.engine.basis import Basis, PublishedBasis, RandomBasis
 from sfnode.engine.core import Core
-from sfnode.engine.decay import Decay
-from sfnode.engine.merging import MergedWeights
+from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.subspace import Subspace
-from sfnode.manifest.model import Target
+from sfnode.manifest.sections import Target
 from sfnode.manifest.training import Training
 from sfnode.models import bases
-from sfnode.models.targets import Form, Site
+from sfnode.models.targets import Form, TargetSite
 from sfprotocol.seeds import basis_signs
 
 VECTORS = json.loads(
@@ -117,7 +116,7 @@ def test_weights_by_the_engine(vector: dict[str, Any], dtype: torch.dtype, tmp_p
     layer = torch.nn.Linear(in_features, out_features, bias=False, dtype=dtype)
     layer.weight.requires_grad_(requires_grad=False)
     loaded: Any = SimpleNamespace(
-        sites=(Site(target, layer, "weight", Form.LINEAR),),
+        sites=(TargetSite(target, layer, "weight", Form.LINEAR),),
         base_weights=SimpleNamespace(read=lambda _: base),
         dtype=dtype,
         device=torch.device("cpu"),

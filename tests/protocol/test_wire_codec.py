@@ -35,7 +35,8 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
-from sfprotocol.wire_codec import LENGTH_BYTES, MAX_ENTRIES, MAX_FRAME, MAX_PART_BYTES, MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
+from sfprotocol.wire_codec import LENGTH_BYTES, MAX_ENTRIES, MAX_FRAME, MAX_PART_BYTES
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 B32 = st.binary(min_size=32, max_size=32)

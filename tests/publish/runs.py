@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising.evaluation.health import published
 from sfnode.schema.evaluation import Evaluation
@@ -36,7 +36,7 @@ HOSTILE = Names("<script>alert(1)</script>", "</title><img src=x>")
 def manifest_of(**changes: object) -> Manifest:
     """The built-in run with an organiser whose key is that of `origin_of("organiser")`."""
     run = default_manifest()
-    rules = Organised(organiser=origin_of("organiser").hex(), quota=1 << 20, subspace_epochs=16)
+    rules = OrganisedSection(organiser=origin_of("organiser").hex(), quota=1 << 20, subspace_epochs=16)
     numbers = {"update_budget": 1 << 21, "epoch_updates": 4096, "learning_rate": 2.0**-12}
     training = run.training.model_copy(update=numbers | {"schedule": "constant"})
     changed = {"name": "reviews", "admission": "organised", "organised": rules, "training": training}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sfnode.limits import Limits
-from sfnode.resources.policy import BURST, ComputeRate, MeasuredUse, Readings, pause_reasons, spare_cores
+from sfnode.resources.policy import BURST, ComputeRate, ComputeUsage, Readings, pause_reasons, spare_cores
 
 NOTHING = Readings(
     moment=time(12, 0), idle=0, mains=True, programs=frozenset(), celsius=0, resident=0, free=2, day_bytes=0
@@ -97,7 +97,7 @@ def test_a_reading_that_swings_about_its_limit_does_not_switch_every_second(
     ],
 )
 def test_a_rest_makes_up_for_what_was_used_too_fast(limits: Limits, cores: int, rest: float) -> None:
-    rate = ComputeRate(limits, cores, MeasuredUse(1, 1, 1), 10.0)
-    assert rate.rest(MeasuredUse(1, 1, 1), 10.0) == 0
-    assert rate.rest(MeasuredUse(9, 3, 501), 13.0) == pytest.approx(rest, abs=BURST)
+    rate = ComputeRate(limits, cores, ComputeUsage(1, 1, 1), 10.0)
+    assert rate.rest(ComputeUsage(1, 1, 1), 10.0) == 0
+    assert rate.rest(ComputeUsage(9, 3, 501), 13.0) == pytest.approx(rest, abs=BURST)
     assert rate.limited == (limits != Limits())

@@ -11,7 +11,7 @@ import pytest
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.store import checkpoint
-from sfnode.store.checkpoint import State, compute, decode, encode, plan
+from sfnode.store.checkpoint import CheckpointState, compute, decode, encode, plan
 from sfnode.store.replay import changes, frontier_of
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Void
@@ -39,17 +39,19 @@ def counting(made: Logged, name: str = "a") -> Counting:
     return found
 
 
-def computed(made: Logged, epoch: int, previous: State | None = None, name: str = "a") -> State | None:
+def computed(
+    made: Logged, epoch: int, previous: CheckpointState | None = None, name: str = "a"
+) -> CheckpointState | None:
     return compute(MEANT, made.logs[name], plan(counting(made, name), epoch, previous), previous)
 
 
-def state(made: Logged, epoch: int) -> State:
+def state(made: Logged, epoch: int) -> CheckpointState:
     found = computed(made, epoch)
     assert found
     return found
 
 
-def signed(made: Logged, epoch: int) -> State:
+def signed(made: Logged, epoch: int) -> CheckpointState:
     """The state of an epoch, once the organiser has signed it."""
     found = state(made, epoch)
     made.decide(found.decision(ORGANISED.run_id))

@@ -22,9 +22,8 @@ from sfprotocol.decisions import Admit, Close, Decision, Move, encode
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars
-from sfprotocol.segments import merge
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, merge
 from sfprotocol.signing import extend, genesis
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.store.helpers import RUN_ID, Author, unpacked
 
 

@@ -15,7 +15,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.store import replay
 from sfnode.store.log import CutRecord, UpdateLog
-from sfnode.store.replay import ReplayedPart, ReplayedPiece, batch_of, changes, frontier_of
+from sfnode.store.replay import UpdatePiece, WeightedScalars, batch_of, changes, frontier_of
 from sfprotocol.counting import Counting, Run
 from sfprotocol.decisions import FACTOR_ONE, RateFrom, Recorded
 from sfprotocol.messages import EpochScalars, Feed
@@ -62,9 +62,9 @@ def said(name: str, first: int, scalars: list[int]) -> list[tuple[int, int, int]
 
 def test_columns_of_many_feeds_at_once_are_those_of_one_after_the_other() -> None:
     pieces = [
-        ReplayedPiece(2**64 - 5, 0, (ReplayedPart(0, 1, (1, -2)), ReplayedPart(3, 2**40, (7,)))),
-        ReplayedPiece(12345, 2**31, (ReplayedPart(9, -1, (4,)),)),
-        ReplayedPiece(12345, 5, (ReplayedPart(1, 1, (-32768, 32767)),)),
+        UpdatePiece(2**64 - 5, 0, (WeightedScalars(0, 1, (1, -2)), WeightedScalars(3, 2**40, (7,)))),
+        UpdatePiece(12345, 2**31, (WeightedScalars(9, -1, (4,)),)),
+        UpdatePiece(12345, 5, (WeightedScalars(1, 1, (-32768, 32767)),)),
     ]
     found = batch_of(pieces)
     assert found.epochs.tolist() == [0, 0, 3, 9, 1, 1]

@@ -22,7 +22,7 @@ from sfnode.store.records import UNSIGNED
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.store.helpers import RUN_ID, Author, unpacked
 from tests.store.test_log import from_step, histories
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import (
     RunKeys,
@@ -123,7 +123,7 @@ def test_the_keys_of_a_new_run_are_what_its_manifest_says(keys_dir: Path) -> Non
     keys = RunKeys.generate()
     files = keys.write(RUN, keys_dir, b"correct horse")
     assert files == (organiser_key(RUN, keys_dir), recovery_key(RUN, keys_dir))
-    said = Organised(**keys.options(), quota=1)
+    said = OrganisedSection(**keys.options(), quota=1)
     assert (
         load_organiser_key(RUN, bytes.fromhex(said.organiser), keys_dir, b"correct horse") == keys.organiser
     )

@@ -15,7 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.store import rows
-from sfnode.store.checkpoint import State, compute, plan
+from sfnode.store.checkpoint import CheckpointState, compute, plan
 from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
 from sfnode.store.verification import verify_log
@@ -177,7 +177,7 @@ def test_a_seal_of_other_updates_is_refused(made: Logged) -> None:
     assert finding.value.code == Code.SEAL_DIFFERS
 
 
-def state_of(made: Logged, epoch: int, previous: State | None = None) -> State:
+def state_of(made: Logged, epoch: int, previous: CheckpointState | None = None) -> CheckpointState:
     """The state of a checkpoint of `epoch` by the decisions so far, computed from the organiser's log."""
     counting = made["a"].machine.frontier.counting
     assert counting
@@ -191,7 +191,7 @@ def sealed_cores(made: Logged, epoch: int) -> str:
     return state_of(made, epoch).decision(ORGANISED.run_id).cores.hex()
 
 
-def checkpoint(made: Logged, epoch: int) -> State:
+def checkpoint(made: Logged, epoch: int) -> CheckpointState:
     """Sign a checkpoint; return its state."""
     state = state_of(made, epoch)
     made.decide(state.decision(ORGANISED.run_id))

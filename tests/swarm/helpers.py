@@ -9,9 +9,7 @@ from typing import Any
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
-from sfnode.manifest.data import Data
-from sfnode.manifest.model import Model
+from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.schema import DecisionResult, OrganiserStatus
 from sfnode.schema.evaluation import NodeEvaluation, ProbeEvaluation
@@ -39,7 +37,7 @@ PROBE = ProbeEvaluation(
 
 def organised_run() -> Manifest:
     """The same run with an organiser, whose keys are new every time."""
-    said = Organised(**RunKeys.generate().options(), quota=9)
+    said = OrganisedSection(**RunKeys.generate().options(), quota=9)
     return MANIFEST.model_copy(update={"admission": "organised", "organised": said})
 
 

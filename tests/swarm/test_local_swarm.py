@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.tasks.dataset import Row, held_out_rows, load_rows, select, shard, training_rows
 from sfprotocol.model_listing import MAX_DATA

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.tasks import dataset, prompts, public_files
 from sfnode.tasks.presets import PRESETS

@@ -19,7 +19,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.data import is_file
+from sfnode.manifest.sections import is_file
 from sfnode.manifest.task import Task
 from sfnode.tasks.dataset import load_rows
 

@@ -26,9 +26,8 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.host import Commit, cut_chain
 from sfprotocol.messages import Card, ControlFork, Entry, Feed, Proof, RunParameters, Segment, Succession
 from sfprotocol.seeds import feed_key
-from sfprotocol.segments import drop_updates, first_updates, join, merge, without_front
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, drop_updates, first_updates, join, merge, without_front
 from sfprotocol.signing import extend, genesis
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 if TYPE_CHECKING:
     from sflab.sim.world.checkpoints import State, Sum

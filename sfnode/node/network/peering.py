@@ -1,8 +1,8 @@
 """The peer manager in the daemon: carries out its actions with transport and driver, reports the results.
 
-Decides nothing about peers; that is `peers.manager`. It also watches the transport and restarts it when it
-breaks. The address book is written on a thread of its own, and no link is carried before everything that was
-to be remembered by then is on disk (SPEC I2).
+Decides nothing about peers; that is `peers.manager`. It also has a transport that breaks restarted. The
+address book is written on a thread of its own, and no link is carried before everything that was to be
+remembered by then is on disk (SPEC I2).
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from math import isfinite
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 from sfnode.errors import UserError
 from sfnode.logging import log
+from sfnode.node import startup
 from sfnode.node.driver import Driver
+from sfnode.node.network import contacts
+from sfnode.node.run_context import RunContext
 from sfnode.peers.address_book import AddressBook
 from sfnode.peers.events import (
     Action,
@@ -58,12 +61,10 @@ from sfnode.transport.base import (
     TransportError,
     serve_link,
 )
+from sfnode.transport.libp2p.restarts import keep_running
 
-RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
-"""Seconds before another attempt to restart a transport that could not be restarted; doubles."""
-
-RESTART_SPACING = 5.0
-"""Seconds between two restarts at least, should the network daemon die as soon as it runs."""
+MODEL_SOURCES = 16
+"""Peers that are asked for what has to come from peers: data, the base model, bases."""
 
 Jobs = dict[str, asyncio.Task[None]]
 """Tasks by peer."""
@@ -83,15 +84,22 @@ class Peering:
         remember: Callable[[list[str]], None],
         random: Random,
         rostered: bool = True,
+        contacts_url: str = "",
     ) -> None:
         """Take a started transport, the roster's `topic` (the run id), the record to announce, and a function
-        that stores addresses durably and is called on another thread. `rostered` as for `PeerManager`."""
+        that stores addresses durably and is called on another thread. `rostered` as for `PeerManager`.
+        `contacts_url` is the web page with the current contacts of the run; empty if none is known."""
         self.manager = PeerManager(transport.peer, book, random, _now(), rostered=rostered)
+        self.restarts = 0
+        """Number of times that the transport has been restarted."""
         self.roster: list[PeerRecord] = []
         """Result of the last search."""
+        self.book = book
+        self.contacts_url = contacts_url
         self._transport = transport
         self._driver = driver
         self._topic = topic
+        self._rostered = rostered
         self._own_record = own_record
         self._remember = remember
         self._numbers = count(1)
@@ -113,6 +121,37 @@ class Peering:
         """Whether there is no link, and none is being opened."""
         return self.manager.alone
 
+    def sources(self) -> list[str]:
+        """Return addresses of peers that may have what this node lacks: data, model, bases, a checkpoint."""
+        return self.book.nodes(MODEL_SOURCES)
+
+    def nobody_else(self) -> bool:
+        """Return whether peers of Hivemind's DHT are all that is known, and this node's record is all that
+        they have of the run: they keep records, and there is no other."""
+        roster = {record.peer for record in self.roster}
+        return self.book.plain_only and self.alone and roster == {self._transport.peer}
+
+    def waits_for(self) -> str | None:
+        """Return what a node waits for that knows nobody but peers of Hivemind's DHT, in words; None for any
+        other."""
+        if not self.book.plain_only or self._driver.pumps:
+            return None
+        if not self._rostered:
+            return (
+                "a node of this private run, which is in no DHT: name one with --peers (without --peers the "
+                "organiser's node begins it)"
+            )
+        if others := len({record.peer for record in self.roster} - {self._transport.peer}):
+            return f"an answer of the nodes in the DHT of these peers: {others} are named"
+        return "a node of the run in the DHT of these peers: none is named yet"
+
+    async def ask_contacts(self) -> None:
+        """Ask the page with contacts for peers whenever none is there; until cancelled."""
+        links = self._driver.pumps
+        await contacts.keep_company(
+            self.contacts_url, self._topic, lambda: len(links), self.hear, SystemRandom()
+        )
+
     def stay_away(self, away: bool) -> None:
         """Have no links from now on, or have them again; without effect once `leave` was called."""
         self._tell(PresenceChanged(Presence.AWAY if away else Presence.OPEN))
@@ -130,7 +169,7 @@ class Peering:
         self._transport.on_link(self.serve)
         self._driver.on_fault = self._blame
         self._start(self._keep_time())
-        self._start(self._watch())
+        self._start(keep_running(self._transport, self._restarted, _now))
         try:
             raise await self._faults.get()
         finally:
@@ -223,32 +262,9 @@ class Peering:
                 async with asyncio.timeout(delay if isfinite(delay) else None):
                     await self._told.wait()
 
-    async def _watch(self) -> None:
-        """Restart the transport whenever it breaks; nothing else is awaited here."""
-        restarted_at = float("-inf")
-        while True:
-            why = await self._transport.broken()
-            await asyncio.sleep(restarted_at + RESTART_SPACING - _now())
-            restarted_at = _now()
-            log.warning("the network daemon %s; restarting it", why)
-            await self._restart()
-            log.info("the network daemon is back after %.1f s", _now() - restarted_at)
-
-    async def _restart(self) -> None:
-        """Try until it works."""
-        pause = RESTART_PAUSE
-        while not await self._restarted():
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RESTART_PAUSE_MOST)
+    def _restarted(self) -> None:
+        self.restarts += 1
         self._tell(Restarted())
-
-    async def _restarted(self) -> bool:
-        try:
-            await self._transport.restart()
-            return True
-        except (TransportError, UserError) as error:
-            log.warning("restarting the network daemon failed: %s", error)
-            return False
 
     # -- links -------------------------------------------------------------------------------------
 
@@ -325,6 +341,34 @@ class Peering:
         with suppress(TransportError, UserError):
             answered = await self._transport.bootstrap([address]) > 0
         self._tell(BootstrapAnswered(peer, answered))
+
+
+def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peering:
+    """Return the links and the address book of a node that has joined its run."""
+    transport, manifest, random = context.transport, context.manifest, SystemRandom()
+    role = 0 if context.settings.role == "trainer" else 1
+
+    def record() -> PeerRecord:
+        addresses = tuple(transport.addresses())
+        return PeerRecord(transport.peer, addresses, role, context.machine.frontier.known)
+
+    def remember(met: list[str]) -> None:
+        startup.remember_peers(context.log, met)
+        with suppress(UserError):
+            contacts.keep(context.data_dir.contacts, manifest, met, contacts_url)
+
+    given, remembered = context.settings.peers, startup.remembered_peers(context.log)
+    return Peering(
+        transport,
+        driver,
+        topic=manifest.run_id,
+        book=AddressBook(transport.peer, given, remembered, random),
+        own_record=record,
+        remember=remember,
+        random=random,
+        rostered=not manifest.organised.private,
+        contacts_url=contacts_url,
+    )
 
 
 async def _outcome(written: asyncio.Future[None]) -> None:

@@ -1,70 +1,78 @@
-"""The published bases of a running node: which its run has now, and which it lacks for its next step.
+"""The published bases of one node: finds those that the run names, gets them from peers, and gives them on.
 
-Getting them here and giving them on is `sfnode.modelshare.bases`. A run with random bases has none of this.
+They lie in files of the data folder that their digests name. Which ones are wanted follows from the manifest,
+and in an organised run from the decisions so far. What the run names and nobody
+could use (an organiser errs) is reported, and ends nothing: the node waits for a better decision.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
-from sfnode.errors import UserError
-from sfnode.modelshare.bases import BasesShare
-from sfnode.modelshare.download import DownloadProgress
-from sfnode.modelshare.sharing import Sharing
-from sfnode.node.joined import Joined
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.models import bases as files
+from sfnode.modelshare.download import DownloadProgress, ModelDownload, put_in_place
+from sfnode.modelshare.sharing import Listed, Sharing, one_file
+from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
-from sfnode.resources.bandwidth_limits import RateLimit
+from sfnode.sizes import size_text
+from sfnode.store.disk_errors import disk_faults
 from sfprotocol.decisions import Bases
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.model_listing import Listing, decode, hash_bases
+
+LOOK_INTERVAL = 1.0
+"""Seconds between looks at what is wanted, and for files that somebody has put into the folder."""
 
 
 class PublishedBases:
-    """The published bases of one node; `run` looks after them until cancelled."""
+    """The published bases of one run, here and among peers; `run` looks after them until cancelled."""
 
-    def __init__(
-        self,
-        joined: Joined,
-        sharing: Sharing,
-        *,
-        givers: Callable[[], list[str]],
-        rate_limit: RateLimit,
-        come: Callable[[], None],
-    ) -> None:
-        """`givers()` are addresses of peers that may have some; `come()` is called when some have come."""
-        settings = joined.settings
-        self._machine = joined.machine
+    def __init__(self, context: RunContext, sharing: Sharing, come: Callable[[], None]) -> None:
+        """Bases that lie beside the manifest are taken from there. `come()` is called when some have come."""
+        manifest, settings = context.manifest, context.settings
+        self._targets, self._rank = manifest.model.parsed_targets(), manifest.training.rank
+        self._machine = context.machine
+        self._folder = context.data_dir.bases
+        self._beside = settings.run.parent if settings.run else None
         self._is_relay = settings.role == "relay"
+        self._sharing = sharing
+        self._fetches = not self._is_relay or sharing.gives
+        """Whether what is lacking is asked of peers."""
         self._come = come
         self._told: tuple[Bases, ...] = ()
         """Those that the engine was told of, or has to be told of again if there are none."""
-        self._share = BasesShare(
-            joined.manifest,
-            joined.data_dir.bases,
-            settings.run.parent if settings.run else None,
-            sharing,
-            published=self._published,
-            fetches=settings.role == "trainer" or sharing.gives,
-            come=self._have_come,
-            request=joined.transport.request,
-            peers=givers,
-            rate_limit=rate_limit,
-            clock=joined.clock,
-        )
-        self.run = self._share.run
+        self._here: set[bytes] = set()
+        """Digests of the files that were found right."""
+        self._refused: set[tuple[Path, int]] = set()
+        """Files that are not what they should be, with the times of their last changes."""
+        self._fetching: asyncio.Task[None] | None = None
+        self._download: ModelDownload | None = None
+        self._failed: dict[bytes, UserError] = {}
+        """Reasons for which files are not here, by digest."""
 
     @property
     def progress(self) -> DownloadProgress | None:
         """Progress of the download from peers; None while there is none."""
-        return self._share.progress
+        return self._download.progress if self._download else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the bases of one subspace."""
+        return files.size_of(self._targets, self._rank)
 
     def lacking(self) -> list[Bases]:
         """Return those without which this node makes no updates now; a relay needs none."""
-        if self._is_relay:
-            return []
-        return self._share.lacking(self._machine.run.subspace_of(self._machine.epoch))
+        subspace = self._machine.run.subspace_of(self._machine.epoch)
+        return [] if self._is_relay else [one for one in self._lacked() if one.subspace <= subspace]
 
     def problem(self) -> UserError | None:
         """Return what keeps these from being here, if it does not come right by itself."""
-        return self._share.problem(self.lacking())
+        return next(filter(None, (self._failed.get(one.digest) for one in self.lacking())), None)
 
     def tell(self, engine: EngineThread) -> None:
         """Tell the engine of bases that are new or have come."""
@@ -73,11 +81,119 @@ class PublishedBases:
             self._told = published
             engine.call(lambda engine: engine.use_bases(published))
 
+    async def run(self) -> None:
+        """Look after the bases. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+        with disk_faults(self._folder):
+            self._folder.mkdir(exist_ok=True)
+        try:
+            while True:
+                for one in self._lacked():
+                    await self._look_here(one)
+                self._look_among_peers()
+                await asyncio.sleep(LOOK_INTERVAL)
+        finally:
+            if self._fetching:
+                self._fetching.cancel()
+                await asyncio.gather(self._fetching, return_exceptions=True)
+
     def _published(self) -> tuple[Bases, ...]:
         """Return the published bases of the run as of now."""
         counting = self._machine.frontier.counting
         return counting.bases if counting else (Bases(0, self._machine.run.bases),)
 
-    def _have_come(self) -> None:
-        self._told = ()
-        self._come()
+    def _lacked(self) -> list[Bases]:
+        return [one for one in self._published() if one.digest not in self._here]
+
+    async def _look_here(self, one: Bases) -> None:
+        """Take a file that is here."""
+        with disk_faults(self._folder):
+            listed = await asyncio.to_thread(self._local, one.digest.hex())
+        if listed:
+            self._here.add(one.digest)
+            self._failed.pop(one.digest, None)
+            self._sharing.listed[one.digest] = listed
+            self._told = ()
+            self._come()
+
+    def _look_among_peers(self) -> None:
+        """Have what is lacking fetched, one file at a time, those first that have not failed before.
+
+        Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
+        """
+        if self._fetching:
+            if not self._fetching.done():
+                return
+            self._fetching.result()
+        possible = [one for one in self._lacked() if self._may_come(one)] if self._fetches else []
+        first = min(possible, key=lambda one: (one.digest in self._failed, one.subspace), default=None)
+        self._fetching = asyncio.create_task(self._fetch(first)) if first else None
+
+    def _may_come(self, one: Bases) -> bool:
+        """Return whether it is not known that nobody could use this file."""
+        known = self._failed.get(one.digest)
+        return known is None or known.code != Code.BASES_UNUSABLE
+
+    def _note(self, one: Bases, error: UserError) -> None:
+        """Remember why a file could not be had. Raises the error if the fault is on this machine."""
+        if error.code == Code.MODEL_NOT_FOUND:
+            error = files.missing(
+                f"no peer sends the published bases {one.digest.hex()[:16]}... ({size_text(self.size)}) of "
+                f"subspace {one.subspace}, in which this node computes nothing without them"
+            )
+        elif error.code != Code.BASES_UNUSABLE:
+            raise error
+        self._failed[one.digest] = error
+        log.warning("%s", error.what)
+
+    def _local(self, digest: str) -> Listed | None:
+        """Return a file that is here and right; remove one that is not."""
+        kept = files.path_in(self._folder, digest)
+        for file in (files.path_in(folder, digest) for folder in (self._folder, self._beside) if folder):
+            if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
+                continue
+            try:
+                files.read(file, self._targets, self._rank, digest)
+                if file != kept:
+                    files.keep(file, self._folder, self._targets, self._rank)
+                return one_file(files.listing_of(kept), kept)
+            except UserError as error:
+                log.warning("%s", error.what)
+                self._refused.add(seen)
+                if file == kept:
+                    file.unlink()
+        return None
+
+    async def _fetch(self, one: Bases) -> None:
+        """Get a file from peers. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+        digest, size = one.digest.hex(), size_text(self.size)
+        log.info("bases %s of subspace %d: asking peers for %s", digest[:16], one.subspace, size)
+        arriving = self._folder / f"{digest}.partial"
+        self._download = ModelDownload(
+            one.digest,
+            arriving,
+            self._sharing.givers,
+            what=f"bases of subspace {one.subspace}",
+            named=hash_bases,
+            checked=self._checked,
+        )
+        try:
+            await self._download.run()
+            kept = files.path_in(self._folder, digest)
+            read = partial(files.read, targets=self._targets, rank=self._rank, digest=digest)
+            await asyncio.to_thread(put_in_place, arriving, files.FILE, kept, read)
+            log.info("bases %s: complete", digest[:16])
+            await self._look_here(one)
+        except UserError as error:
+            self._note(one, error)
+        finally:
+            self._download = None
+
+    def _checked(self, encoded: bytes) -> Listing:
+        """Return the listing of bases for this run. Raises UserError BASES_UNUSABLE (SPEC B8)."""
+        try:
+            listing = decode(encoded)
+        except RemoteProtocolError as error:
+            raise files.unusable("the listing that is named", f"cannot be read: {error.reason}") from error
+        if not files.is_right(listing, self._targets, self._rank):
+            raise files.unusable("what is named", f"is not one file of {self.size:,} bytes")
+        return listing

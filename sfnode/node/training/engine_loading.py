@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from secrets import token_bytes
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from sfnode.manifest import Manifest
-from sfnode.node.privacy import clip_of
-from sfnode.node.training.engine_thread import Engine
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
+
+if TYPE_CHECKING:
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
 
 SECRET_BYTES = 16
 """Bytes of the secret that hides which of its own rows a node draws: new at every start, as nobody has to
@@ -36,6 +38,12 @@ def check_devices(settings: Settings) -> None:
         bitsandbytes()
 
 
+def clip_of(settings: Settings, manifest: Manifest) -> float:
+    """Return the largest slope that a node with noise tells of: unless it says so the run's largest."""
+    numbers = manifest.training
+    return settings.noise_clip or numbers.scalar_limit * numbers.scalar_delta
+
+
 def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     """Load the base model and the training rows. Takes seconds: call it on the engine's thread.
 
@@ -43,7 +51,7 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     """
     import torch
 
-    from sfnode.engine.noise import LocalNoise
+    from sfnode.engine.estimator import LocalNoise
     from sfnode.engine.replicas import ReplicatedTrainer
 
     layout = Layout(settings.data_dir)

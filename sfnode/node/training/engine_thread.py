@@ -18,145 +18,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sfnode.engine.core import Core, UpdateBatch
-from sfnode.errors import UserError
-from sfnode.schema.evaluation import Evaluation, LayeredDrift, ProbeEvaluation
-from sfnode.schema.provenance import Provenance
-from sfprotocol.decisions import Bases
+from sfnode.engine.core import UpdateBatch
 from sfprotocol.messages import Feed
-from sfprotocol.seeds import I64
 from sfprotocol.weighing import NOTHING, Counted
 
+if TYPE_CHECKING:  # they load torch
+    from sfnode.engine.replicas import Replica
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainable_model import StepResult
+
 T = TypeVar("T")
-
-
-HeldOut = Literal["test", "validation"]
-"""Rows on which nobody trains (`tasks.dataset`)."""
-
-
-class StepResult(Protocol):
-    """The engine's result for a step (`engine.trainer.StepResult`)."""
-
-    @property
-    def scalars(self) -> tuple[int, ...]: ...
-    @property
-    def loss(self) -> float: ...
-    @property
-    def failed(self) -> int: ...
-
-
-class Searches(Protocol):
-    """A line search (`organising.line_search`)."""
-
-    @property
-    def amounts(self) -> Sequence[float]: ...
-    @property
-    def wanted(self) -> range: ...
-    def take(self, losses: NDArray[np.float64]) -> None: ...
-
-
-class Share(Protocol):
-    """The share that updates have in a step (`engine.slopes.Share`)."""
-
-    @property
-    def updates(self) -> int: ...
-    @property
-    def sum(self) -> float: ...
-    @property
-    def squares(self) -> float: ...
-    @property
-    def worth(self) -> float: ...
-    @property
-    def error(self) -> float: ...
-
-
-class Answered(Protocol):
-    """A model's answer to a row (`engine.samples.Answered`)."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def right(self) -> str: ...
-    @property
-    def said(self) -> str: ...
-    @property
-    def score(self) -> float: ...
-
-
-class MiniBatches(Protocol):
-    """The part of an engine that any thread may call, at any time (`engine.mini_batches.MiniBatches`)."""
-
-    def prepare(self, seeds: Sequence[int]) -> None:
-        """Have the mini-batches of a coming step tokenised elsewhere; returns at once."""
-        ...
-
-
-class Device(Protocol):
-    """A device that takes part in steps (`engine.replicas.Replica`); any thread may read it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def updates(self) -> int: ...
-    @property
-    def seconds(self) -> float | None: ...
-    @property
-    def fault(self) -> UserError | None: ...
-
-
-class Engine(Protocol):
-    """The part of `engine.replicas.ReplicatedTrainer` that a node needs, declared without torch.
-
-    Everything but `mini_batches.prepare` and `devices` is called on the engine thread.
-    """
-
-    @property
-    def core(self) -> Core: ...
-    @property
-    def mini_batches(self) -> MiniBatches: ...
-    @property
-    def devices(self) -> Sequence[Device]: ...
-    @property
-    def odds(self) -> tuple[int, int]: ...
-    def begin(self, cores: Mapping[int, I64]) -> None: ...
-    def use_bases(self, published: Sequence[Bases]) -> None: ...
-    def apply(self, batch: UpdateBatch) -> None: ...
-    def step(self, seeds: Sequence[int], epoch: int) -> StepResult: ...
-    def evaluate(self, limit: int, go_on: Callable[[], bool], rows: HeldOut = ...) -> Evaluation: ...
-    def cores(self) -> dict[int, I64]: ...
-    def search(self, after: Mapping[int, I64], search: Searches, go_on: Callable[[], bool]) -> int: ...
-    def shares(
-        self,
-        after: Mapping[int, I64],
-        updates: Sequence[tuple[UpdateBatch, I64]],
-        rows: int,
-        turn: int,
-        go_on: Callable[[], bool],
-    ) -> tuple[Sequence[Share], int]: ...
-    def suitable_rate(self, epoch: int) -> float | None: ...
-    def make_bases(self, folder: Path) -> str: ...
-    def evaluate_towards(
-        self, after: Mapping[int, I64], amount: float, go_on: Callable[[], bool], rows: HeldOut = ...
-    ) -> Evaluation: ...
-    def evaluate_base(
-        self, limit: int, go_on: Callable[[], bool], rows: HeldOut = ..., *, calibrated: bool = ...
-    ) -> Evaluation: ...
-    def probe(self, limit: int) -> ProbeEvaluation | None: ...
-    def drift(self) -> LayeredDrift: ...
-    def offload(self) -> None: ...
-    def restore(self) -> None: ...
-    def use_threads(self, count: int | None, most: int | None) -> None: ...
-    def export(self, out: Path, form: Literal["hf", "lora"], about: Provenance) -> object: ...
-    def generate(self, prompt: str, tokens: int) -> tuple[str, str]: ...
-    def read_test_rows(self) -> None: ...
-    def answer(self, rows: int, *, base: bool) -> Sequence[Answered]: ...
-
 
 ReadChanges = Callable[[Mapping[Feed, Counted], Mapping[Feed, Counted]], Iterator[UpdateBatch]]
 """`read(applied, wanted)`: what takes the cores from the one to the other, in batches of bounded size;
@@ -212,7 +85,7 @@ class EngineThread:
         self._jobs: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
         self.busy = 0.0
         """Seconds in which a step ran, until now."""
-        self.devices: Sequence[Device] = ()
+        self.devices: Sequence[Replica] = ()
         """Devices that compute; none before the engine is loaded."""
         self._lock = threading.Lock()
         """Guards the three below; held for moments only."""

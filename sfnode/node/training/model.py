@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.node.driver import Driver
-from sfnode.node.joined import Joined
+from sfnode.node.run_context import RunContext
 from sfnode.node.training.bases import PublishedBases
-from sfnode.node.training.engine_thread import Engine, EngineThread, Order, StepResult
+from sfnode.node.training.engine_thread import EngineThread, Order
+from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.step_scheduler import StepScheduler, batches_of
-from sfnode.resources.limiter import ResourceLimiter
 from sfnode.settings import Settings
 from sfnode.store import checkpoint as states
 from sfnode.store.checkout import Checkout, last_seal
@@ -27,16 +27,20 @@ from sfnode.store.replay import changes
 from sfprotocol.messages import Feed
 from sfprotocol.weighing import Counted
 
+if TYPE_CHECKING:
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainable_model import StepResult
+
 ENGINE_GRACE = 0.5
 """Seconds that a step in progress may still take when the node stops; then it is abandoned."""
 
-LoadEngine = Callable[[Settings, Manifest], Engine]
+LoadEngine = Callable[[Settings, Manifest], "Engine"]
 """Loads the model and the data; called on the engine's thread."""
 
 T = TypeVar("T")
 
 
-class Moment(NamedTuple):
+class ModelMoment(NamedTuple):
     """The state whose model an answer of the engine is about."""
 
     digest: str
@@ -45,7 +49,7 @@ class Moment(NamedTuple):
     """Epoch of the seal; in an open run the one that is open."""
 
 
-class Asked(NamedTuple):
+class PendingQuestion(NamedTuple):
     """A question that the engine has not answered yet."""
 
     what: str
@@ -61,7 +65,7 @@ class LocalModel:
 
     def __init__(
         self,
-        joined: Joined,
+        context: RunContext,
         driver: Driver,
         limiter: ResourceLimiter,
         bases: PublishedBases | None,
@@ -78,10 +82,10 @@ class LocalModel:
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
-        self._asked: list[Asked] = []
+        self._asked: list[PendingQuestion] = []
         """Questions in the order in which the engine answers them."""
-        self._joined = joined
-        self._machine = joined.machine
+        self._context = context
+        self._machine = context.machine
         self._driver = driver
         self._limiter = limiter
         self._bases = bases
@@ -100,7 +104,7 @@ class LocalModel:
         """
         self.thread = EngineThread(
             self._load,
-            partial(changes, self._joined.log, subspace_epochs=self._machine.run.subspace_epochs),
+            partial(changes, self._context.log, subspace_epochs=self._machine.run.subspace_epochs),
             on_ready=self._on_ready,
             on_result=self._on_result,
             on_failure=self._fail,
@@ -147,15 +151,15 @@ class LocalModel:
         return self.scheduler is not None and self.scheduler.exhausted
 
     def _make_scheduler(self, thread: EngineThread) -> StepScheduler:
-        settings = self._joined.settings
+        settings = self._context.settings
         scheduler = StepScheduler(
             self._machine,
             order=thread.order,
             post=self._driver.post,
-            clock=self._joined.clock,
-            queries=settings.queries_of(self._joined.manifest.training) * batches_of(len(settings.devices)),
+            clock=self._context.clock,
+            queries=settings.queries_of(self._context.manifest.training) * batches_of(len(settings.devices)),
             steps=settings.steps,
-            together=self._joined.manifest.training.batch_updates,
+            together=self._context.manifest.training.batch_updates,
         )
         if self._bases:
             scheduler.hindered = partial(self._lacks_any, self._bases, thread)
@@ -168,9 +172,9 @@ class LocalModel:
 
     def _beginning(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
         """Return what gives the engine the cores of the newest checkpoint that is here and usable."""
-        folder, counting = self._joined.data_dir.checkpoints, self._machine.frontier.counting
-        manifest = self._joined.manifest
-        checkpoint, counted = states.start(folder, counting, self._joined.log)
+        folder, counting = self._context.data_dir.checkpoints, self._machine.frontier.counting
+        manifest = self._context.manifest
+        checkpoint, counted = states.start(folder, counting, self._context.log)
 
         def begin(engine: Engine) -> Mapping[Feed, Counted]:
             if checkpoint and counting:
@@ -195,13 +199,13 @@ class LocalModel:
     async def is_abreast(self) -> bool:
         """Wait until the engine has applied everything until now; False while it is still loading."""
         if self.thread is None:
-            return self._joined.settings.role == "relay"
+            return self._context.settings.role == "relay"
         if self.loaded:
             await self.thread.ask(lambda engine: None)
         return self.loaded
 
     @property
-    def asked(self) -> Asked | None:
+    def asked(self) -> PendingQuestion | None:
         """The question that keeps the engine busy beside steps; None if none does that takes long."""
         return next((one for one in self._asked if one.what), None) if self.loaded else None
 
@@ -210,7 +214,7 @@ class LocalModel:
         question: Callable[[Engine], T],
         of: Callable[[], Mapping[Feed, Counted]] | None = None,
         what: str = "",
-    ) -> tuple[Moment, T]:
+    ) -> tuple[ModelMoment, T]:
         """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
 
         With `of`, which is asked at that moment, it has applied those instead. `what` tells the owner
@@ -223,11 +227,11 @@ class LocalModel:
             raise problem
         async with self._driver.between_rounds:
             frontier = self._machine.frontier
-            moment = Moment(frontier.digest().hex(), frontier.known)
+            moment = ModelMoment(frontier.digest().hex(), frontier.known)
             if self._bases:
                 self._bases.tell(self.thread)  # it knows of all that this moment's decisions name
             answer = self.thread.ask(self._limiter.offloading_again(question), of and of())
-        asked = Asked(what, self._joined.clock())
+        asked = PendingQuestion(what, self._context.clock())
         self._asked.append(asked)
         try:
             return moment, await answer
@@ -242,7 +246,9 @@ class LocalModel:
         finally:
             self._asked.remove(asked)
 
-    async def ask_of_last_seal(self, question: Callable[[Engine], T], what: str = "") -> tuple[Moment, T]:
+    async def ask_of_last_seal(
+        self, question: Callable[[Engine], T], what: str = ""
+    ) -> tuple[ModelMoment, T]:
         """Return the engine's answer about the model that `sfnode export` would write: that of the last seal
         which is here as a whole, with its core digest; in an open run, that of now.
 
@@ -254,11 +260,11 @@ class LocalModel:
         found: list[Checkout] = []
 
         def counted() -> Mapping[Feed, Counted]:
-            control = self._joined.log.control()
+            control = self._context.log.control()
             found.append(last_seal(self._machine.run, control, self._machine.frontier.next))
             return found[-1].counted
 
         _, (digest, answer) = await self.ask(
             lambda engine: (engine.core.digest().hex(), question(engine)), counted, what
         )
-        return Moment(digest, found[-1].updates, found[-1].epoch), answer
+        return ModelMoment(digest, found[-1].updates, found[-1].epoch), answer

@@ -14,16 +14,20 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.node.training.engine_thread import Order, StepResult
+from sfnode.node.training.engine_thread import Order
 from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
 from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
+
+if TYPE_CHECKING:
+    from sfnode.engine.trainable_model import StepResult
 
 ORDERS_AHEAD = 2
 """Steps handed to the engine at a time: one that runs and one that follows at once."""

@@ -108,7 +108,7 @@ class Reports:
         self._read, self._chain = 0, b""
         """Decisions that were looked through, and the chain hash after them."""
         self._verdict = Verdict(RunHealth.UNKNOWN)
-        self._origins = Origins(kept=manifest.training.basis == "features")
+        self._origins = Origins(kept=manifest.training.trains_a_head)
 
     @property
     def counting(self) -> Counting:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.node.network import peering
 from sfnode.peers import address_book, intervals, manager, selection
 from sfnode.peers.address_book import AddressBook
 from sfnode.peers.selection import MAX_INBOUND, MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
 from sfnode.transport.base import Link, TransportError
+from sfnode.transport.libp2p import restarts
 from sfprotocol import wire_codec
 from sfprotocol.messages import Goodbye
 from tests.node.helpers import PATIENCE, eventually
@@ -328,7 +328,7 @@ async def test_a_death_is_noticed_at_once_whatever_else_is_waited_for(town: Town
 async def test_a_daemon_that_dies_as_soon_as_it_runs_is_not_restarted_without_a_pause(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peering, "RESTART_SPACING", 0.2)
+    monkeypatch.setattr(restarts, "RESTART_SPACING", 0.2)
     a = await town.add("a")
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.node import readiness
 from sfnode.organising import organiser
 from sfnode.schema.node_state import NodeState, Wait
@@ -55,7 +55,7 @@ def keys(tmp_path: Path) -> Path:
 def organised(keys: Path, **more: Any) -> Manifest:
     """An organised run whose organiser's key is in `keys`."""
     key, deputy = Identity.generate(), Identity.generate()
-    said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120, **more)
+    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120, **more)
     run = manifest().model_copy(update={"admission": "organised", "organised": said})
     write_key(key, organiser_key(run.run_id, keys))
     return run
@@ -145,4 +145,4 @@ async def test_a_plain_peer_is_asked_for_no_part_of_a_model(beside: Beside) -> N
     await a.until(lambda: waits(a))
     b = await swarm.node("b").start(peers=(PLAIN, a.address))
     await b.until(lambda: trains(b))
-    await a.until(lambda: a.node.neighbourhood.givers() == [b.address])
+    await a.until(lambda: a.node.peering.sources() == [b.address])

@@ -11,7 +11,7 @@ import pytest
 
 from sfnode.limits import Limits
 from sfnode.manifest import Manifest
-from sfnode.manifest.data import Data
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.node.training.engine_loading import load_trainer

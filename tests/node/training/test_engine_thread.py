@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.node.training.engine_thread import EngineThread, Order, StepResult
+from sfnode.node.training.engine_thread import EngineThread, Order
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.replay import changes
 from sfprotocol.counting import Run
@@ -57,7 +57,7 @@ class Owner:
 
     def __init__(self, load: Callable[[], Any], read: Callable[..., Iterator[UpdateBatch]] = nothing) -> None:
         self.ready = asyncio.Event()
-        self.results: list[tuple[Order, StepResult]] = []
+        self.results: list[tuple[Order, Any]] = []
         self.failures: list[BaseException] = []
         self.loop_thread = threading.current_thread()
         self.thread = EngineThread(
@@ -76,7 +76,7 @@ class Owner:
         assert threading.current_thread() is self.loop_thread
         self.ready.set()
 
-    def _on_result(self, order: Order, result: StepResult) -> None:
+    def _on_result(self, order: Order, result: Any) -> None:
         assert threading.current_thread() is self.loop_thread
         self.results.append((order, result))
 

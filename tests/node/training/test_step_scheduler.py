@@ -22,7 +22,7 @@ from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.joining import ENOUGH, MIN_INTERVAL
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Segment
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
 
 OTHER = Feed(bytes(31) + b"\x09", 0)

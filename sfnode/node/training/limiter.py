@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
@@ -20,13 +20,19 @@ from sfnode.logging import log
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.resources.policy import (
     ComputeRate,
-    MeasuredUse,
+    ComputeUsage,
     PauseReason,
     Readings,
     pause_reasons,
     spare_cores,
 )
 from sfnode.resources.quotas import DailyTraffic
+
+if TYPE_CHECKING:
+    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.node.training.engine_thread import EngineThread
+    from sfnode.node.training.step_scheduler import StepScheduler
+    from sfnode.resources.sensors import Sensors
 
 LOOK_INTERVAL = 2.0
 """Seconds between looks at the machine: soon enough for somebody who starts a game, and hardly any work."""
@@ -45,50 +51,7 @@ ROOM = "room"
 """Name of the reason that is no limit: the model was offloaded, and other programs have taken its memory."""
 
 
-class Machine(Protocol):
-    """Readings of the machine (`resources.sensors.Sensors`). Not for two threads at once, except `joules`."""
-
-    @property
-    def cores(self) -> float: ...
-    def check(self, limits: Limits) -> None: ...
-    def look(self, limits: Limits) -> Readings: ...
-    def joules(self) -> float: ...
-
-
-class Engine(Protocol):
-    """The part of `engine.trainer.Trainer` by which limits change a model between two steps."""
-
-    def offload(self) -> None: ...
-    def restore(self) -> None: ...
-    def use_threads(self, count: int | None, most: int | None) -> None: ...
-
-
-class Scheduler(Protocol):
-    """The part of `node.training.step_scheduler` that hands steps to the engine."""
-
-    held: bool
-    """No more steps are ordered."""
-    paused: bool
-    """The pause is longer than a rest between two steps: finished updates are posted at once."""
-    ahead: int
-    """Steps handed to the engine at a time."""
-
-    def advance(self) -> None: ...
-    def forget(self, orders: list[Any]) -> None: ...
-
-
 T = TypeVar("T")
-E = TypeVar("E", bound=Engine)
-
-
-class EngineThread(Protocol):
-    """The part of `node.training.engine_thread` that evaluates the steps."""
-
-    busy: float
-    """Seconds in which a step ran."""
-
-    def withdraw(self) -> list[Any]: ...
-    def call(self, function: Callable[[Engine], T], /) -> asyncio.Future[T]: ...
 
 
 class ResourceLimiter:
@@ -101,7 +64,7 @@ class ResourceLimiter:
         self,
         limits: Limits,
         *,
-        machine: Machine,
+        machine: Sensors,
         bandwidth: Bandwidth,
         traffic: DailyTraffic,
         close_links: Callable[[bool], None],
@@ -122,7 +85,7 @@ class ResourceLimiter:
         self._close_links = close_links
         self._fail = fail
         self._clock = clock
-        self._scheduler: Scheduler | None = None
+        self._scheduler: StepScheduler | None = None
         self._engine_thread: EngineThread | None = None
         self._steps_ahead = 1
         """Steps that the scheduler hands out at a time when no rest is due after each."""
@@ -144,7 +107,7 @@ class ResourceLimiter:
         self._timer: asyncio.TimerHandle | None = None
         self._sensing = asyncio.Lock()
         """Held while the sensors are read, and while limits are replaced."""
-        self._compute_rate = ComputeRate(Limits(), math.inf, MeasuredUse(0.0, 0.0, 0.0), clock())
+        self._compute_rate = ComputeRate(Limits(), math.inf, ComputeUsage(0.0, 0.0, 0.0), clock())
 
     async def start(self) -> None:
         """Put the limits in force. Raises UserError LIMIT_UNAVAILABLE."""
@@ -153,7 +116,7 @@ class ResourceLimiter:
             self._apply()
         self._bandwidth.on_exhausted = self._settle
 
-    def serve(self, scheduler: Scheduler, engine_thread: EngineThread) -> None:
+    def serve(self, scheduler: StepScheduler, engine_thread: EngineThread) -> None:
         """Limit this engine, too; nothing is ordered before the machine has been looked at."""
         self._scheduler, self._engine_thread = scheduler, engine_thread
         self._steps_ahead = scheduler.ahead
@@ -222,10 +185,10 @@ class ResourceLimiter:
         count = self._pause_count
         return lambda: self._pause_count == count and not self._stopped
 
-    def offloading_again(self, question: Callable[[E], T]) -> Callable[[E], T]:
+    def offloading_again(self, question: Callable[[Engine], T]) -> Callable[[Engine], T]:
         """Return `question`, after which a model that was offloaded for a pause is offloaded again."""
 
-        def ask(engine: E) -> T:
+        def ask(engine: Engine) -> T:
             try:
                 return question(engine)
             finally:
@@ -400,9 +363,9 @@ class ResourceLimiter:
             self._fail(error)
         self._settle()
 
-    def _usage(self) -> MeasuredUse:
+    def _usage(self) -> ComputeUsage:
         joules = self._machine.joules() if self.limits.watts is not None else 0.0
-        return MeasuredUse(
+        return ComputeUsage(
             time.process_time(), self._engine_thread.busy if self._engine_thread else 0.0, joules
         )
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.admission import Organised
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.models import bases
-from sfnode.modelshare import bases as share
 from sfnode.modelshare import download
 from sfnode.node import organising
+from sfnode.node.training import bases as share
 from sfnode.organising import organiser
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.store.identity import Identity
@@ -117,7 +117,7 @@ async def test_bases_that_nobody_could_use_are_said_to_be_so_and_end_nothing(
     b = await swarm.join("b")
     # as it is not taken for the run's, nobody gives it: the listing comes from somebody who does
     listing = bases.listing_of(bases.path_in(tmp_path, wrong))
-    a.node.supplies.sharing.listed[bytes.fromhex(wrong)] = share.Listed(listing, [], tmp_path)
+    a.node.sharing.listed[bytes.fromhex(wrong)] = share.Listed(listing, [], tmp_path)
     await b.until(lambda: b.node.status().alarms and b.node.status().state is NodeState.WAITING)
     assert [alarm.code for alarm in b.node.status().alarms] == ["SF082"]
 
@@ -144,7 +144,7 @@ async def test_who_gives_the_model_gives_bases(
     swarm = swarm_of(run_of(digest))
     swarm.node("a", make_engine=SmallEngine)
     a = await swarm.first(role=role, share_model=gives)
-    await eventually(lambda: bytes.fromhex(digest) in a.node.supplies.sharing.listed)
+    await eventually(lambda: bytes.fromhex(digest) in a.node.sharing.listed)
     listing = bases.listing_of(bases.path_in(tmp_path, digest))
     wanted = bytes.fromhex(digest)
     assert await ask(a, PartRequest(wanted, 0, 0, 1000)) == PartReply(len(listing), listing)
@@ -172,7 +172,7 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
     )
     first, second = made(tmp_path), made(tmp_path / "a" / "bases", 2)
     key = Identity.generate()
-    said = Organised(organiser=key.public.hex(), quota=120, subspace_epochs=2)
+    said = OrganisedSection(organiser=key.public.hex(), quota=120, subspace_epochs=2)
     run = run_of(first).model_copy(update={"admission": "organised", "organised": said})
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
     swarm = swarm_of(run)

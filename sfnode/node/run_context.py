@@ -1,4 +1,4 @@
-"""The things that a node has once it has joined its run. Its parts are made of them; here none is known."""
+"""The things that a node has once it has joined its run, and of which its parts are made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sfprotocol.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class RunContext:
     """A node's place in its run; `clock` is that of the event loop on which it lives."""
 
     settings: Settings

@@ -19,12 +19,12 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.node import shutdown
-from sfnode.resources import limiter
+from sfnode.node.training import limiter
+from sfnode.node.training.limiter import asked_text
 from sfnode.resources.bandwidth_limits import Bandwidth
-from sfnode.resources.limiter import asked_text
 from sfnode.resources.policy import BURST, Readings
 from sfnode.resources.quotas import DailyTraffic
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually
 
 LARGEST = 3 * MAX_SEGMENT_UPDATES + 200

@@ -8,8 +8,8 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.tasks.encoding import Encoded, encode
+from sfnode.tasks.mini_batches import REFERENCES, Shard
 from sfnode.tasks.prompts import Row
-from sfnode.tasks.shard import REFERENCES, Shard
 from sfprotocol.seeds import balanced_rows, batch_rows, update_seeds
 from tests.engine.helpers import ROWS, TASK
 from tests.tasks.test_encoding import tokenizer, words_of

@@ -1,15 +1,19 @@
-"""Protection of a local HTTP server from pages of other sites (DNS rebinding).
+"""Access to the control API, and protection of other local HTTP servers from pages of other sites.
 
-A page may give its own host name the address of this machine, and its browser then takes our answers for
-those of the page. Such a request carries the page's name: so a server answers to IP addresses, which cannot
-be rebound, and to names that it knows. Knows no routes and no tokens.
+The control API has no tokens: whoever can open its socket, which is this user alone, may ask and direct the
+node. A TCP server, of metrics or of the dashboard, is also reached by pages (DNS rebinding): a page may give
+its own host name the address of this machine, and its browser then takes our answers for those of the page.
+Such a request carries the page's name: so a server answers to IP addresses, which cannot be rebound, and to
+names that it knows. Knows no routes.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -61,3 +65,18 @@ def only_known_hosts(host: str) -> Middleware:
         return await handler(request)
 
     return check
+
+
+def bind_private(path: Path) -> socket.socket:
+    """Return a listening Unix socket that only this user can open."""
+    path.unlink(missing_ok=True)  # left by a node that was killed; the data folder's lock is ours
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listener

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfnode import preparing
-from sfnode.engine import pilot
+from sfnode.engine import scalar_limit
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.pilot import Pilot
+from sfnode.engine.scalar_limit import SlopeSample
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -24,32 +24,32 @@ from sfnode.models.targets import Selection
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import data_file, manifest, trainer
 
-FORWARDS = preparing.FORWARDS - pilot.PRIOR_ROWS
+FORWARDS = preparing.FORWARDS - scalar_limit.PRIOR_ROWS
 """Example-forwards that `sfnode init` has for it."""
 
 
 @pytest.fixture(scope="module")
-def built_in() -> Pilot:
+def built_in() -> SlopeSample:
     """What is measured of the built-in run."""
     return measure(default_manifest(), FORWARDS)
 
 
-def measure(run: Manifest, forwards: int = pilot.FORWARDS) -> Pilot:
-    found, reason = pilot.any_trainer(run, "cpu", "float32")
+def measure(run: Manifest, forwards: int = scalar_limit.FORWARDS) -> SlopeSample:
+    found, reason = scalar_limit.any_trainer(run, "cpu", "float32")
     with found:
         assert not reason
-        return pilot.measure(found, forwards)
+        return scalar_limit.measure(found, forwards)
 
 
-def slopes(spread: float, weight: float = 0.05) -> Pilot:
-    """A pilot with slopes of this root mean square."""
-    return Pilot(np.array([spread, -spread]), weight)
+def slopes(spread: float, weight: float = 0.05) -> SlopeSample:
+    """A sample of slopes with slopes of this root mean square."""
+    return SlopeSample(np.array([spread, -spread]), weight)
 
 
-def test_the_built_in_run_has_the_limit_that_is_measured_for_it(built_in: Pilot) -> None:
+def test_the_built_in_run_has_the_limit_that_is_measured_for_it(built_in: SlopeSample) -> None:
     assert len(built_in.slopes) == FORWARDS // (3 * 8)
     assert built_in.example_forwards <= FORWARDS
-    assert pilot.with_limit(default_manifest(), built_in) == default_manifest()
+    assert scalar_limit.with_limit(default_manifest(), built_in) == default_manifest()
 
 
 @pytest.mark.parametrize(("present", "kept"), [(39, 80), (40, 40), (160, 160), (161, 80)])
@@ -57,11 +57,11 @@ def test_a_limit_that_is_near_the_one_that_is_measured_stays(present: int, kept:
     run = default_manifest()
     training = run.training.model_copy(update={"scalar_delta": 0.1, "scalar_limit": present})
     found = slopes(spread=1, weight=1e12)
-    chosen = pilot.with_limit(run.model_copy(update={"training": training}), found)
+    chosen = scalar_limit.with_limit(run.model_copy(update={"training": training}), found)
     assert chosen.training.scalar_limit == kept
 
 
-def test_what_is_measured_does_not_depend_on_the_limit_that_the_manifest_has(built_in: Pilot) -> None:
+def test_what_is_measured_does_not_depend_on_the_limit_that_the_manifest_has(built_in: SlopeSample) -> None:
     run = default_manifest()
     other = run.model_copy(update={"training": run.training.model_copy(update={"scalar_limit": 7})})
     assert (measure(other, FORWARDS).slopes == built_in.slopes).all()
@@ -76,7 +76,7 @@ def test_the_limit_is_eight_times_the_scalars_rounded_up_to_two_digits(
     spread: float, bits: int, delta: float
 ) -> None:
     training = Training(scalar_bits=bits, scalar_delta=delta, scalar_limit=1)
-    limit = pilot.suitable_limit(training, slopes(spread, weight=1e12))
+    limit = scalar_limit.suitable_limit(training, slopes(spread, weight=1e12))
     assert 1 <= limit <= training.largest_scalar
     least = min(8 * spread / delta, training.largest_scalar)
     assert limit >= least * (1 - 1e-9)
@@ -87,33 +87,33 @@ def test_the_limit_is_eight_times_the_scalars_rounded_up_to_two_digits(
 def test_a_large_learning_rate_lowers_the_limit_down_to_twice_the_scalars(rate: float, limit: int) -> None:
     training = Training(learning_rate=rate, scalar_delta=0.01)
     found = slopes(spread=1, weight=4 * 2e-3 * 0.01 * 400 * 1.001)
-    assert pilot.suitable_limit(training, found) == limit
+    assert scalar_limit.suitable_limit(training, found) == limit
 
 
 @given(spread=st.floats(1e-6, 1e6), bits=st.sampled_from([8, 16]))
 def test_the_delta_that_is_advised_makes_room_for_eight_times_the_scalars(spread: float, bits: int) -> None:
     training = Training(scalar_bits=bits, scalar_limit=1)
-    delta = pilot.suitable_delta(training, slopes(spread))
+    delta = scalar_limit.suitable_delta(training, slopes(spread))
     assert training.largest_scalar / 2 <= 8 * spread / delta * (1 + 1e-9)
     assert 8 * spread / delta <= training.largest_scalar * (1 + 1e-9)
 
 
 def test_without_slopes_the_limit_stays_what_it_is() -> None:
     training = Training(scalar_limit=55)
-    assert pilot.suitable_limit(training, Pilot(np.zeros(0), 0.05, "no data")) == 55
+    assert scalar_limit.suitable_limit(training, SlopeSample(np.zeros(0), 0.05, "no data")) == 55
 
 
 def test_scalars_that_are_lost_are_counted() -> None:
-    found = Pilot(np.array([0.4, -0.4, 2, 9, -9.0]), 1)
-    assert pilot.shares(Training(scalar_delta=1, scalar_limit=5), found) == (0.4, 0.4)
+    found = SlopeSample(np.array([0.4, -0.4, 2, 9, -9.0]), 1)
+    assert scalar_limit.shares(Training(scalar_delta=1, scalar_limit=5), found) == (0.4, 0.4)
 
 
-def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: Pilot) -> None:
+def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: SlopeSample) -> None:
     run = default_manifest()
-    limit = pilot.suitable_limit(run.training, built_in)
+    limit = scalar_limit.suitable_limit(run.training, built_in)
     numbers = run.training.model_copy(update={"scalar_limit": 32_767})
     with pytest.raises(UserError, match=r"one update could wreck the model") as caught:
-        pilot.check(numbers, built_in)
+        scalar_limit.check(numbers, built_in)
     assert caught.value.code is Code.UPDATE_TOO_LARGE
     assert caught.value.fix == f"Lower --scalar-limit to {limit}."
     with Trainer.load(run) as trained:
@@ -149,10 +149,10 @@ def after(trained: Trainer, scalar: int) -> float:
     spread=st.sampled_from([0.0, 0.01, 1.0, 100.0]),
 )
 def test_who_follows_the_advice_is_not_refused_again(rate: float, limit: int, spread: float) -> None:
-    found = slopes(spread) if spread else Pilot(np.zeros(0), 0.05, "no data")
+    found = slopes(spread) if spread else SlopeSample(np.zeros(0), 0.05, "no data")
     training = Training(learning_rate=rate, scalar_limit=limit)
     try:
-        pilot.check(training, found)
+        scalar_limit.check(training, found)
     except UserError as error:
         words = error.fix.removeprefix("Lower ").removesuffix(".").split(" and ")
         advice = {
@@ -161,7 +161,7 @@ def test_who_follows_the_advice_is_not_refused_again(rate: float, limit: int, sp
         better = Training.model_validate(training.model_dump() | advice)
         assert better.learning_rate <= rate
         assert better.scalar_limit <= limit
-        pilot.check(better, found)
+        scalar_limit.check(better, found)
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
@@ -169,14 +169,14 @@ def test_a_weight_s_usual_size_is_that_of_a_typical_matrix_whatever_else_is_trai
     every = trainer(manifest(family, selection=Selection(biases=True, norms=True)))
     matrices = trainer(manifest(family))
     sizes = [float(matrix(site).square().mean().sqrt()) for site in matrices.loaded.sites]
-    assert pilot.typical_weight(matrices.loaded) == pytest.approx(float(np.median(sizes)))
-    assert pilot.typical_weight(every.loaded) == pilot.typical_weight(matrices.loaded)
+    assert scalar_limit.typical_weight(matrices.loaded) == pytest.approx(float(np.median(sizes)))
+    assert scalar_limit.typical_weight(every.loaded) == scalar_limit.typical_weight(matrices.loaded)
 
 
 def test_where_only_vectors_are_trained_their_size_counts() -> None:
     run = trainer(manifest("opt", selection=Selection((), norms=True)))
     sizes = [float(matrix(site).square().mean().sqrt()) for site in run.loaded.sites]
-    assert pilot.typical_weight(run.loaded) == pytest.approx(float(np.median(sizes)))
+    assert scalar_limit.typical_weight(run.loaded) == pytest.approx(float(np.median(sizes)))
 
 
 def test_a_run_that_has_test_data_only_is_measured_on_them() -> None:
@@ -188,10 +188,12 @@ def test_a_run_that_has_test_data_only_is_measured_on_them() -> None:
 def test_what_groups_tell_follows_from_slopes_and_bends(tmp_path: Path) -> None:
     """Of directions on mini-batches of their own; updates of a group share one."""
     run, distance = trainer(manifest("opt", group=5, batch_size=4), data_file(tmp_path)), 0.02
-    seeds, slopes, bends, taken = pilot.three_points(run, distance, 3 * 4 * 30, lambda done, total: None)
+    seeds, slopes, bends, taken = scalar_limit.three_points(
+        run, distance, 3 * 4 * 30, lambda done, total: None
+    )
     assert (len(seeds), taken) == (30, 3 * 4 * 30)
-    measured = [one.alpha for one in run.estimate(pilot.seeds_of(run, 60), 0, distance)]
-    found = pilot.told(run.manifest.training, slopes, bends, distance)
+    measured = [one.alpha for one in run.estimate(scalar_limit.seeds_of(run, 60), 0, distance)]
+    found = scalar_limit.as_scalars(run.manifest.training, slopes, bends, distance)
     assert np.sqrt(np.mean(found**2)) == pytest.approx(np.sqrt(np.mean(np.square(measured))), rel=0.4)
 
 
@@ -200,4 +202,4 @@ def test_large_mini_batches_are_measured_in_part_and_few_directions_where_they_c
     large = run.model_copy(update={"training": run.training.model_copy(update={"batch_size": 512})})
     found = measure(large, forwards=3 * 8 * 5)
     assert (len(found.slopes), found.example_forwards) == (5, 120)
-    assert len(measure(large, forwards=0).slopes) == pilot.LEAST_SLOPES
+    assert len(measure(large, forwards=0).slopes) == scalar_limit.LEAST_SLOPES

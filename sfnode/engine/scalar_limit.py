@@ -1,4 +1,4 @@
-"""A pilot: measures a run before it starts, to set the limit of its scalars and to judge its numbers.
+"""Measures slopes of a run before it starts, to set the limit of its scalars and to judge its numbers.
 
 A node can say any scalar up to the limit, by malice or by a fault, and everybody applies it. So the limit is
 to be near what honest scalars reach, and no update at the limit may wreck the model. This module knows what
@@ -29,8 +29,8 @@ from sfnode.tasks import calibration, dataset
 from sfprotocol.seeds import feed_key, update_seeds
 
 FORWARDS = 342
-"""Example-forwards of a pilot, or of a trial: what is left of those of `sfnode init` (`sfnode.preparing`) for
-a run whose bases are made and whose loss is centred."""
+"""Example-forwards of a sample of slopes, or of a trial: what is left of those of `sfnode init`
+(`sfnode.preparing`) for a run whose bases are made and whose loss is centred."""
 
 SLOPES, LEAST_SLOPES = 64, 4
 """Directional derivatives that are measured, at most and at least. Between runs of the built-in model that
@@ -66,7 +66,7 @@ Advance = Callable[[int, int], None]
 """Told how many slopes are measured, and of how many."""
 
 
-class Pilot(NamedTuple):
+class SlopeSample(NamedTuple):
     """The size of a run's slopes and of its weights, as measured."""
 
     slopes: NDArray[np.float64]
@@ -83,17 +83,19 @@ class Pilot(NamedTuple):
         return float(np.sqrt(np.mean(self.slopes**2))) if len(self.slopes) else 0.0
 
 
-def measure(trainer: Trainer, forwards: int = FORWARDS, advance: Advance = lambda done, total: None) -> Pilot:
+def measure(
+    trainer: Trainer, forwards: int = FORWARDS, advance: Advance = lambda done, total: None
+) -> SlopeSample:
     """Measure slopes on a trainer's rows, of `any_trainer`, by at most so many example-forwards.
 
     Raises UserError as `Trainer.estimate` does.
     """
     weight, distance = typical_weight(trainer.loaded), trainer.epsilon
     _, slopes, bends, taken = three_points(trainer, distance, forwards, advance)
-    slopes = told(trainer.manifest.training, slopes, bends, distance)
+    slopes = as_scalars(trainer.manifest.training, slopes, bends, distance)
     if not slopes.any():
-        return Pilot(np.zeros(0), weight, "the loss does not change along any direction", taken)
-    return Pilot(slopes, weight, example_forwards=taken)
+        return SlopeSample(np.zeros(0), weight, "the loss does not change along any direction", taken)
+    return SlopeSample(slopes, weight, example_forwards=taken)
 
 
 def three_points(
@@ -125,7 +127,7 @@ def seeds_of(trainer: Trainer, count: int) -> list[int]:
     return found
 
 
-def told(
+def as_scalars(
     training: Training, slopes: NDArray[np.float64], bends: NDArray[np.float64], distance: float
 ) -> NDArray[np.float64]:
     """Return what updates of a run would tell along directions with these slopes and bends (n,): in groups
@@ -137,8 +139,8 @@ def told(
     return found
 
 
-def with_limit(manifest: Manifest, found: Pilot) -> Manifest:
-    """Return the manifest with the `scalar_limit` that the pilot asks for, or its own if that is NEAR it.
+def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
+    """Return the manifest with the `scalar_limit` that the sample asks for, or its own if that is NEAR it.
 
     Raises UserError as `check` does.
     """
@@ -150,7 +152,7 @@ def with_limit(manifest: Manifest, found: Pilot) -> Manifest:
     return manifest.model_copy(update={"training": training})
 
 
-def suitable_limit(training: Training, found: Pilot) -> int:
+def suitable_limit(training: Training, found: SlopeSample) -> int:
     """Return HEADROOM times the root mean square of the scalars, rounded up to two digits.
 
     Less if the scalar's bits, or the model (`harmless_limit`), bear no more, but never less than
@@ -165,30 +167,30 @@ def suitable_limit(training: Training, found: Pilot) -> int:
     return min(wanted, max(least, harmless_limit(training, found)), training.largest_scalar)
 
 
-def harmless_limit(training: Training, found: Pilot) -> int:
+def harmless_limit(training: Training, found: SlopeSample) -> int:
     """Return the largest limit that `check` lets pass, rounded down to two digits; 0 if there is none."""
     bound = LARGEST_MOVE * found.weight / (training.learning_rate * training.scalar_delta)
     return math.floor(_in_two_digits(bound, math.floor)) if bound else training.largest_scalar
 
 
-def suitable_delta(training: Training, found: Pilot) -> float:
+def suitable_delta(training: Training, found: SlopeSample) -> float:
     """Return the smallest power of two as `scalar_delta` with which HEADROOM times the spread is a scalar."""
     return 2.0 ** math.ceil(math.log2(HEADROOM * found.spread / training.largest_scalar))
 
 
-def shares(training: Training, found: Pilot) -> tuple[float, float]:
+def shares(training: Training, found: SlopeSample) -> tuple[float, float]:
     """Return the share of slopes that are 0 as scalars, and the share that the limit clips."""
     exact = np.abs(found.slopes) / training.scalar_delta
     zeros = [quantise(slope, training.scalar_delta, training.scalar_limit) == 0 for slope in found.slopes]
     return float(np.mean(zeros)), float(np.mean(exact > training.scalar_limit))
 
 
-def still(found: Pilot) -> float:
+def still(found: SlopeSample) -> float:
     """Return the share of directions along which the loss does not change at all."""
     return float(np.mean(found.slopes == 0))
 
 
-def check(training: Training, found: Pilot) -> None:
+def check(training: Training, found: SlopeSample) -> None:
     """Raise UserError UPDATE_TOO_LARGE if one update at the limit can wreck the model.
 
     An update moves every entry of every trained matrix by learning rate x delta x |scalar|, as the entries of

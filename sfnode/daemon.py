@@ -18,9 +18,11 @@ from sfnode.control import prometheus, server
 from sfnode.loggers.open import opened
 from sfnode.logging import begins
 from sfnode.node import startup
-from sfnode.node.joined import Joined
 from sfnode.node.network import contacts
+from sfnode.node.peer_questions import answers_to_peers
+from sfnode.node.run_context import RunContext
 from sfnode.node.running import RunningNode
+from sfnode.node.state import describe
 from sfnode.node.training.engine_loading import load_trainer
 from sfnode.node.training.model import LoadEngine
 from sfnode.store.data_folder import DataDir, control_socket_path, open_data_dir
@@ -169,17 +171,18 @@ class Node:
             clock = asyncio.get_running_loop().time
             machine = startup.open_machine(settings, manifest, data_dir, update_log, clock(), draw)
             running = RunningNode(
-                Joined(settings, manifest, data_dir, update_log, transport, machine, clock),
+                RunContext(settings, manifest, data_dir, update_log, transport, machine, clock),
                 self._load_engine,
                 logger,
                 contacts.known_url(settings.contacts_url, update_log),
+                describe,
             )
-            transport.on_request(running.peer_questions.answer)
+            transport.on_request(answers_to_peers(running.context))
             stack.enter_context(startup.organising(settings, manifest, machine, self._passphrase))
             await running.limiter.start()
             stack.push_async_callback(await server.serve(running, data_dir.control_socket))
             if settings.metrics:
-                stack.push_async_callback(await prometheus.serve(running, *settings.metrics))
+                stack.push_async_callback(await prometheus.serve(running.status, *settings.metrics))
             self._running = running
             joined.set_result(None)
             await running.live()

@@ -1,0 +1,272 @@
+"""A model with its core, trained without a network: applies updates and measures the next ones (DESIGN 6).
+
+Synchronous, and for one thread but for `mini_batches`. It knows nothing of peers: what comes through `apply`
+may be anybody's, and what `step` returns changes nothing here until it is applied. What else is asked of a
+model are functions over it: `evaluation`, `line`, `slopes`, `step_size`, `probe`, `drift`, `making_bases`,
+`export`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from sfnode.engine.basis import PublishedBasis, basis_of
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.devices import Offloading, usable_device
+from sfnode.engine.estimator import Estimate, LocalNoise, quantise
+from sfnode.engine.head import HeadLosses, takes_features
+from sfnode.engine.loading import load_model, training_rows
+from sfnode.engine.losses import Losses, Priors
+from sfnode.engine.merging import Decay, MergedWeights
+from sfnode.engine.objective import RunRows
+from sfnode.engine.prefetching import MiniBatches
+from sfnode.engine.reward_objective import Rewards
+from sfnode.engine.subspace import Subspace
+from sfnode.manifest import Manifest
+from sfnode.models import loader
+from sfnode.tasks import dataset
+from sfprotocol.decisions import RATE_ONE, Bases
+from sfprotocol.seeds import I64
+
+THREADS = torch.get_num_threads()
+"""CPU threads that torch uses unless told otherwise."""
+
+
+class StepResult(NamedTuple):
+    """Outcome of one step."""
+
+    scalars: tuple[int, ...]
+    """One quantised directional derivative per seed."""
+    loss: float
+    """Mean loss of the step's mini-batches, but for those whose measurement failed; NaN if all did."""
+    failed: int
+    """Measurements that gave no finite number; their scalars are 0."""
+
+
+class TrainableModel:
+    """A base model, the updates so far, and the rows that new ones are measured on.
+
+    Use `load` to make one from a manifest, and `close` or a `with` block to end its threads.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        loaded: loader.LoadedModel,
+        rows: Sequence[dataset.Row],
+        public: Sequence[dataset.Row] | None = None,
+        bases: Path | None = None,
+        secret: bytes = b"",
+        noise: LocalNoise | None = None,
+        data: Path | None = None,
+        core: Core | None = None,
+    ) -> None:
+        """`public`: the run's public training rows, if they were read already; `bases`: the folder with
+        published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.mini_batches`),
+        and `noise` what is measured on them. `data` is the folder with files of the run's data. `core` is
+        that of the trainer of which this one is a replica (`engine.replicas`)."""
+        numbers = manifest.training
+        targets = manifest.model.parsed_targets()
+        device = loaded.device
+        self._basis = basis_of(manifest, bases, device)
+        self.manifest = manifest
+        self.run = manifest.parameters()
+        self.loaded = loaded
+        self.core = Core(len(targets), numbers.rank) if core is None else core
+        self.space = Subspace(
+            self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
+        )
+        self.scale = scale_of(manifest)
+        self.decay = Decay(numbers.decay)
+        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic, self.decay)
+        self._offloading = Offloading(loaded, self.space)
+        self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
+        self._noise = noise
+        self.rows = rows
+        self.run_rows = RunRows(manifest, data, public)
+        """Public rows of the run."""
+        self.priors = Priors(manifest.task, loaded, self.run_rows)
+        losses = HeadLosses if loaded.kept and takes_features(manifest) else Losses
+        self.objective: Losses | Rewards = (
+            losses(manifest, loaded, rows, self.run_rows, self.priors, secret)
+            if manifest.task.has_slopes
+            else Rewards(manifest, loaded, rows, secret)
+        )
+        """Says what updates measure, and evaluates models."""
+        self.of_base: dict[Hashable, Any] = {}
+        """Things that measurements keep of the base model, which does not change."""
+        self.odds = self.objective.odds if rows else (0, 0)
+        """Rows that a mini-batch draws, and of how many."""
+        self.mini_batch: Callable[[int], Any] = self.objective.mini_batch
+        """Encodes the mini-batch that a seed draws."""
+        self.mini_batches = MiniBatches(self.mini_batch, self._ahead, numbers.batch_updates)
+        """Mini-batches of coming steps; any thread may prepare them."""
+
+    @classmethod
+    def load(
+        cls,
+        manifest: Manifest,
+        *,
+        model_override: Path | None = None,
+        data_override: Path | None = None,
+        skip_bad_rows: bool = False,
+        shard: tuple[int, int] | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        training: bool = True,
+        bases: Path | None = None,
+        secret: bytes = b"",
+        noise: LocalNoise | None = None,
+        data: Path | None = None,
+    ) -> Self:
+        """Load the base model and the training rows of a run.
+
+        `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
+        not apply to a node's own data, and `skip_bad_rows` to nothing else); `shard` (k, n) keeps every n-th
+        training row from row k on; without `training` no training rows are read and `step` must not be
+        called. `dtype` as for `models.loader.load`; `bases` is the folder with published bases; `secret`,
+        `noise` and `data` as in the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
+        """
+        where = usable_device(device)
+        rows, public = (
+            training_rows(manifest, data_override, shard, data, skip_bad=skip_bad_rows)
+            if training
+            else ([], None)
+        )
+        loaded = load_model(manifest, model_override, where, dtype)
+        return cls(manifest, loaded, rows, public, bases, secret, noise, data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads; no step may follow."""
+        self._ahead.shutdown(cancel_futures=True)
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the computation, such as `float32`."""
+        return str(self.loaded.dtype).removeprefix("torch.")
+
+    @property
+    def epsilon(self) -> float:
+        """Distance of an update's points in this number format."""
+        return self.manifest.training.epsilon_in(self.dtype)
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
+        else."""
+        self.weights.begin(cores)
+
+    def use_bases(self, published: Sequence[Bases]) -> None:
+        """Take the published bases of each subspace from here from now on, ascending from subspace 0.
+
+        To be called again when some have come: until then steps go on without the updates in them, and
+        whatever needs the exact model raises UserError BASES_MISSING.
+        """
+        basis, subspaces = self._basis, self.core.touched()
+        if isinstance(basis, PublishedBasis):
+            before = [basis.digest(subspace) for subspace in subspaces]
+            basis.follow(published)
+            self.space.forget()
+            if self.weights.incomplete or before != [basis.digest(subspace) for subspace in subspaces]:
+                self.weights.renew()
+
+    def apply(self, batch: UpdateBatch) -> None:
+        """Add updates, own ones too: to the core at once and exactly, to the weights soon.
+
+        None of them may come twice. Updates with negated scalars subtract what was added.
+        """
+        self.weights.add(batch)
+
+    def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
+        """Measure one update per seed, labelled `epoch`, each on the mini-batch that its seed draws, or the
+        first one of its group: in a run with groups seeds are those of whole groups.
+
+        Raises as `estimate` does.
+        """
+        numbers = self.manifest.training
+        found = self.estimate(seeds, epoch, self.epsilon)
+        disclosed = self._noise or float
+        scalars = tuple(
+            quantise(disclosed(estimate.alpha), numbers.scalar_delta, numbers.scalar_limit)
+            for estimate in found
+        )
+        losses = [estimate.loss for estimate in found if not estimate.failed]
+        loss = sum(losses) / len(losses) if losses else math.nan
+        return StepResult(scalars, loss, len(found) - len(losses))
+
+    def recompute(self, seeds: Sequence[int], epoch: int) -> StepResult:
+        """Measure updates as `step` does, with exactly the updates applied that there are (SPEC U10).
+
+        Raises as `estimate` does, and BASES_MISSING.
+        """
+        self.rebuild()
+        return self.step(seeds, epoch)
+
+    def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
+        """Return what the losses at `distance` along the directions of these seeds say, of whole groups in a
+        run that has them (`engine.estimator`).
+
+        All targets move at once (DESIGN 3). Raises UserError OUT_OF_MEMORY when an offloaded model finds no
+        room, DATA_MALFORMED for a row that does not fit.
+        """
+        if len(seeds) % self.manifest.training.batch_updates:
+            raise ValueError(f"{len(seeds)} seeds are not those of whole groups")
+        self.restore()
+        subspace = self.run.subspace_of(epoch)
+        self.weights.follow(subspace)
+        directions = self.space.directions(seeds, subspace)
+        coming = epoch + 1 if self.run.organised else min(epoch + 1, self.run.last_epoch)
+        self.space.expect(self.run.subspace_of(coming), self._ahead)
+        return self.objective.estimates(directions, seeds, self.mini_batches.take(seeds), distance)
+
+    def offload(self) -> None:
+        """Move the model to main memory until it is needed again, which restores it by itself."""
+        self._offloading.offload()
+
+    def restore(self) -> None:
+        """Move the model back to its device, every bit as it was. Raises as `Offloading.restore`."""
+        self._offloading.restore()
+
+    def rebuild(self, newest: int | None = None) -> None:
+        """Have the model on its device, with the weights as of now. Raises as `restore`, and as
+        `MergedWeights.rebuild`, which takes `newest`."""
+        self.restore()
+        self.weights.rebuild(newest)
+
+    def use_threads(self, count: int | None, most: int | None) -> None:
+        """Compute with `count` CPU threads from now on; None: with torch's usual number, or `most` if
+        less."""
+        torch.set_num_threads(count or min(THREADS, most or THREADS))
+
+    def cores(self) -> dict[int, I64]:
+        """Return a copy of the cores of all subspaces, (layers, rank, rank) each."""
+        return {subspace: core.copy() for subspace, core in self.core.cores().items()}
+
+
+def scale_of(manifest: Manifest) -> Callable[[int], float]:
+    """Return the function that says by how much one unit of a subspace's core changes a weight, where entries
+    of the bases are 1.
+
+    In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate
+    is rounded to float32, since the last bits of a cosine differ between machines. In an organised run the
+    rates are in the core already, in units of 2^-32 (SPEC O8). The basis's unit is in it, twice: a power of
+    two (SPEC R10).
+    """
+    numbers = manifest.training
+    unit = numbers.unit**2
+    if manifest.parameters().organised:
+        return lambda subspace: numbers.scalar_delta / RATE_ONE * unit
+    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta * unit

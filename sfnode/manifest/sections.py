@@ -1,0 +1,209 @@
+"""Tables of the manifest, frozen, strict, and in one canonical order: the base model and which of its
+matrices are trained; the sources of rows to train, to validate and to test on; admission, which is the price
+of an open run and the organiser of an organised one. Those of the task and of training are modules of their
+own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from sfprotocol.signing import sound
+
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""32 bytes as lower-case hex digits."""
+
+
+MAX_EPOCHS = 65_536
+"""Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
+
+
+class Section(BaseModel):
+    """A frozen table of the manifest; unknown keys are errors, so that a typo cannot pass silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def sorted_keys(value: Any) -> Any:
+    """Return the same value with the keys of every map in the order of their UTF-8 bytes."""
+    if isinstance(value, dict):
+        return {key: sorted_keys(value[key]) for key in sorted(value)}  # code points sort as UTF-8 does
+    if isinstance(value, list):
+        return [sorted_keys(item) for item in value]
+    return value
+
+
+FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
+"""Ends of the names of files with rows, in upper or lower case."""
+
+DataRole = Literal["train", "test", "validation"]
+"""Purposes of a run's rows."""
+
+MOST_ROWS = (1 << 64) - 1
+"""The largest integer that the encoding behind the run id has (MessagePack)."""
+
+
+def is_file(source: str) -> bool:
+    """Return whether a source of rows is a file, rather than a data set that has a name for everybody."""
+    return source.lower().endswith(FILE_KINDS) and not source.startswith(("hf:", "builtin:"))
+
+
+class Data(Section):
+    """The sources of rows.
+
+    A file (.tsv .csv .jsonl .parquet), `hf:NAME[:CONFIG]:SPLIT` or `builtin:NAME:SPLIT`.
+    `train` may be empty for a run on private data only: every trainer then brings its own with `--data`.
+    Validation rows come from `validation`, or, if that is empty, are `validation_limit` rows of the training
+    data, on which then nobody trains (SPEC R9); by them an organiser judges, and they are never tested on.
+    `digests` name what is in sources that are files (SPEC B9): nodes get these from each other, and a source
+    is no more than the file's name.
+    """
+
+    train: str = ""
+    test: str = ""
+    train_limit: int = Field(default=0, ge=0, le=MOST_ROWS)
+    train_min_words: int = Field(default=0, ge=0, le=MOST_ROWS)
+    test_limit: int = Field(default=0, ge=0, le=MOST_ROWS)
+    validation: str = ""
+    validation_limit: int = Field(default=0, ge=0, le=MOST_ROWS)
+    digests: dict[DataRole, Hex32] = Field(default_factory=dict)
+
+    def source(self, role: DataRole) -> str:
+        """Return the source of these rows; an empty one if there is none."""
+        found: str = getattr(self, role)
+        return found
+
+    def testing_as_training(self) -> Data:
+        """Return data whose training rows are the test rows, with nothing beside them."""
+        digests: dict[DataRole, str] = {"train": self.digests["test"]} if "test" in self.digests else {}
+        return Data(train=self.test, train_limit=self.test_limit, digests=digests)
+
+    @property
+    def withheld(self) -> int:
+        """Number of rows of the training data on which nobody trains, because they validate."""
+        return 0 if self.validation else self.validation_limit
+
+    @model_validator(mode="after")
+    def _apart(self) -> Data:
+        if self.validation and self.validation in (self.train, self.test):
+            raise ValueError("validation rows are neither trained nor tested on: name a source of their own")
+        if self.withheld and not self.train:
+            raise ValueError("validation_limit needs training data to take the rows from, or validation")
+        if self.withheld and self.train == self.test:
+            raise ValueError("validation rows of the training data would be tested on: name other test data")
+        if any(not is_file(self.source(role)) for role in self.digests):
+            raise ValueError("digests are of sources that are files, .tsv, .csv, .jsonl or .parquet")
+        return self
+
+
+class Target(Section):
+    """One trained matrix, `name:OUTxIN` in the TOML: W has shape (out_features, in_features)."""
+
+    name: str = Field(min_length=1, max_length=200)
+    out_features: int = Field(ge=1, le=1 << 24)
+    in_features: int = Field(ge=1, le=1 << 24)
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        form = re.fullmatch(r"(.+):([0-9]+)x([0-9]+)", text, re.ASCII)
+        if form is None:
+            raise ValueError(f"{text!r} is not of the form NAME:OUTxIN")
+        return cls(name=form[1], out_features=int(form[2]), in_features=int(form[3]))
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.out_features}x{self.in_features}"
+
+
+class Parent(Section):
+    """The state of another run that a base model is (SPEC M7)."""
+
+    run_id: Hex32
+    epoch: int = Field(ge=0, lt=MAX_EPOCHS)
+    """Epoch of the seal."""
+    digest: Hex32
+    """Core digest of what counted when it was sealed."""
+
+    def __str__(self) -> str:
+        return f"run {self.run_id[:16]} at the seal of epoch {self.epoch}"
+
+
+class Model(Section):
+    """The base model. `source`: `builtin:NAME`, a local folder, or a Hugging Face hub id."""
+
+    source: str
+    revision: str = ""
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    listing: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    """Hash of the listing by which nodes download the model from each other (SPEC B2); empty: they do not."""
+    targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    parent: Parent | None = None
+    """State of another run that the model is; None if it is none. The run's id commits to it."""
+
+    @field_validator("targets")
+    @classmethod
+    def _targets_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            Target.parse(text)
+        if len(set(value)) != len(value):
+            raise ValueError("a target is listed twice")
+        return value
+
+    def parsed_targets(self) -> tuple[Target, ...]:
+        """Return the targets in the order in which layers are numbered."""
+        return tuple(Target.parse(text) for text in self.targets)
+
+
+MAX_DEPUTIES = 64
+"""Most deputies of a run: the votes of all of them take 5 kB."""
+
+MAX_QUOTA = 1 << 20
+"""Largest quota: 256 full segments, so that the 64 feeds of one admission make nobody hold more than 128 MiB
+of 16-bit scalars for an epoch."""
+
+MAX_WORK_BITS = 26
+"""Most bits of work of a feed: of the 2^32 incarnations of an origin, 64 have that much on average."""
+
+
+class OpenSection(Section):
+    """The price of taking part in an open run, and what it buys; in an organised run 0."""
+
+    quota: int = Field(default=0, ge=0, lt=1 << 32)
+    """Updates that one feed may have in all; 0 if only the budget bounds them (SPEC U6)."""
+    work_bits: int = Field(default=0, ge=0, le=MAX_WORK_BITS)
+    """Leading zero bits of the proof of work in the name of a feed (SPEC S7)."""
+
+
+class OrganisedSection(Section):
+    """Those whose decisions say what counts in an organised run (SPEC O1); in an open run the defaults."""
+
+    organiser: Hex32 | Literal[""] = ""
+    """Ed25519 public key that signs the decisions, until the deputies name another."""
+    deputies: tuple[Hex32, ...] = Field(default=(), max_length=MAX_DEPUTIES)
+    """Keys of those who together can name another organiser."""
+    votes: int = Field(default=1, ge=1)
+    """Deputies that it takes: more than half of them, so that they cannot decide two things."""
+    quota: int = Field(default=0, ge=0, le=MAX_QUOTA)
+    """Updates of one feed with one epoch label that an admission allows unless it says otherwise."""
+    subspace_epochs: int = Field(default=1, ge=1, le=MAX_EPOCHS)
+    """Epochs that share the bases of one subspace."""
+    private: bool = False
+    """Whether nodes keep out of the public roster: peers are told by links and addresses alone."""
+
+    @model_validator(mode="after")
+    def _trustworthy(self) -> OrganisedSection:
+        keys = [key for key in (self.organiser, *self.deputies) if key]
+        if any(not sound(bytes.fromhex(key)) for key in keys):
+            raise ValueError("a key is weak: anybody could sign for it")
+        if len(set(keys)) != len(keys):
+            raise ValueError("the organiser and the deputies have different keys")
+        if not len(self.deputies) < 2 * self.votes <= 2 * max(1, len(self.deputies)):
+            raise ValueError("votes is more than half of the deputies, and not more than all of them")
+        if self.organiser and not self.quota:
+            raise ValueError("an organised run needs a quota of at least 1")
+        chosen = self.deputies, self.quota, self.subspace_epochs, self.private
+        if not self.organiser and chosen != ((), 0, 1, False):
+            raise ValueError("an open run has no organiser, and none of what comes with one")
+        return self

@@ -1,0 +1,23 @@
+"""The context of those parts of a node that watch it, ask its model, or do what only some nodes do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sfnode.modelshare.sharing import Sharing
+from sfnode.node.driver import Driver
+from sfnode.node.network.peering import Peering
+from sfnode.node.run_context import RunContext
+from sfnode.node.training.limiter import ResourceLimiter
+from sfnode.node.training.model import LocalModel
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext(RunContext):
+    """A node's place in its run, and the parts with which every node takes part in it."""
+
+    driver: Driver
+    limiter: ResourceLimiter
+    peering: Peering
+    sharing: Sharing
+    model: LocalModel
