@@ -1,6 +1,6 @@
 """The organiser in a node, and a newcomer's petition.
 
-Carries out what the sans-IO desk (`sfnode.organising.desk`) asks for: decisions go to the machine,
+Carries out what the sans-IO organiser (`sfnode.organising.organiser`) asks for: decisions go to the machine,
 evaluations to the engine, answers to the owner. It decides nothing itself.
 """
 
@@ -20,38 +20,34 @@ from sfnode.manifest import Manifest
 from sfnode.node.training.engine_thread import Engine
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import admission
-from sfnode.organising.desk import OrganiserDesk
 from sfnode.organising.evaluation.judging import by_schedule
 from sfnode.organising.evaluation.line_search import Found, LineSearch
 from sfnode.organising.evaluation.origins import Brought
 from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     Action,
+    Answer,
     BasesMade,
-    DeskEvent,
     Evaluate,
     EvaluationEnded,
-    FindingHeard,
+    Event,
     MakeBases,
     NobodyElse,
     OwnerWish,
-    PetitionHeard,
-    Refuse,
     Round,
     Sign,
-    Signed,
     Stop,
     Summarise,
     Summarised,
 )
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import Organiser, State
 from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
+from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
-from sfprotocol.events import FindingHeard as FindingTaken
-from sfprotocol.events import OwnDecision, OwnPetition
+from sfprotocol.events import FindingHeard, OwnDecision, OwnPetition
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
@@ -131,39 +127,38 @@ class Organising:
         self._running: set[asyncio.Task[None]] = set()
         self._stopped = False
         self._wishes: list[tuple[Decision, asyncio.Future[str | None]]] = []
-        self._untold: list[DeskEvent] = []
-        """Events of which the desk hears at the end of a round."""
+        self._untold: list[Event] = []
+        """Events of which the organiser hears at the end of a round."""
         self._begun = False
         """Whether it has begun the run because nobody else was to be found."""
-        self._desk = OrganiserDesk(
-            node.machine,
-            node.log,
-            key=feed.key,
-            policy=policy_of(
+        self._organiser = Organiser(
+            View(node.machine, node.log),
+            policy_of(
                 node.manifest,
                 node.settings.admission,
                 node.settings.search,
                 node.settings.renew_bases,
                 node.settings.guard,
             ),
-            judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
+            by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
+            key=feed.key,
             draw=secrets.token_bytes,
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
             now=node.clock(),
         )
         node.driver.on_round = self._on_round
         node.driver.look_at = self._look_at
-        node.driver.on_petition = lambda asked: self._tell(PetitionHeard(asked.petition, asked.via))
+        node.driver.on_petition = self._tell
         node.driver.on_finding = self._heard
 
     @property
     def state(self) -> State:
         """Whether it signs."""
-        return self._desk.state
+        return self._organiser.state
 
     def petitions(self) -> list[Petition]:
         """Return the petitions that wait for the owner."""
-        return self._desk.petitions(self._node.clock())
+        return self._organiser.petitions(self._node.clock())
 
     async def wish(self, decision: Decision) -> str | None:
         """Return once the owner's decision is signed and on disk; or the reason if it would change nothing.
@@ -192,29 +187,29 @@ class Organising:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    # -- what the desk asks for --------------------------------------------------------------------
+    # -- what the organiser asks for ---------------------------------------------------------------
 
-    def _heard(self, found: FindingTaken) -> None:
+    def _heard(self, found: FindingHeard) -> None:
         log.debug("validator %d has measured epoch %d: %d feeds", found.member, found.epoch, len(found.parts))
-        self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
+        self._tell(found)
 
-    def _tell(self, event: DeskEvent) -> None:
-        """Tell the desk at the end of a round, which comes soon: within one the machine may hold less than
-        the desk knows of, and what is not here any more would be named."""
+    def _tell(self, event: Event) -> None:
+        """Tell the organiser at the end of a round, which comes soon: within one the machine may hold less
+        than the organiser knows of, and what is not here any more would be named."""
         self._untold.append(event)
         self._node.driver.look()
 
     def _look_at(self) -> float:
-        return float("inf") if self._stopped else self._desk.next_deadline()
+        return float("inf") if self._stopped else self._organiser.next_deadline()
 
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
-        events: list[DeskEvent] = [Round(moved), *self._untold]
+        events: list[Event] = [Round(moved), *self._untold]
         self._untold.clear()
         if not (self._begun or self._organised.control.feed.stop) and self._node.readiness.begins():
             self._begun = True
             events.append(NobodyElse())
         for event in events if not self._stopped else ():
-            for action in self._desk.handle(event, self._node.clock()):
+            for action in self._organiser.handle(event, self._node.clock()):
                 self._do(action)
 
     def _do(self, action: Action) -> None:
@@ -229,10 +224,8 @@ class Organising:
                 self._start(self._summarise(epoch))
             case MakeBases(epoch=epoch):
                 self._start(self._make_bases(epoch))
-            case Refuse(decision=decision, reason=reason):
+            case Answer(decision=decision, refused=reason):
                 self._answer(decision, reason)
-            case Signed(decision=decision):
-                self._answer(decision, None)
             case Stop(reason=reason):
                 log.warning("this node does not organise the run any more: %s", reason)
 

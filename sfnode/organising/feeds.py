@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sfnode.organising.evaluation.origins import GAIN_BY_COST, Weighted, told, weighted_median
-from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
+from sfnode.organising.view import Mark, View
 from sfprotocol import holding
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
-from sfprotocol.frontier import MAX_FEEDS
 from sfprotocol.messages import Feed
 from sfprotocol.quotas import UNLIMITED
 
@@ -132,6 +131,8 @@ class HeldFeeds:
         self._feeds: dict[Feed, HeldFeed] = {}
         self._served: dict[int, float] = {}
         """Time at which something of a member was last named."""
+        self._unshown: dict[Feed, None] = {}
+        """Feeds of which more is held than peers have shown."""
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -140,28 +141,43 @@ class HeldFeeds:
         """Return what is known of a feed."""
         return self._feeds.setdefault(feed, HeldFeed(now, now))
 
-    def marked(self, feed: Feed, stop: int) -> bool:
-        """Return whether the chain hash after `stop` steps of a feed is known."""
-        held = self._feeds.get(feed)
-        return held is not None and held.mark(stop) is not None
-
     # -- what is seen ------------------------------------------------------------------------------
 
-    def take(self, event: HeldChanged | ForkProven | PeerShows, counting: Counting, now: float) -> None:
-        """Take note of what has changed."""
-        match event:
-            case HeldChanged(feed=feed, first=first, marks=marks):
-                held = self.of(feed, now)
-                held.marks = [mark for mark in held.marks if mark.stop <= first] + list(marks)
-                held.shown, held.grown = min(held.shown, first), now
-            case ForkProven(feed=feed, at=at):
-                held = self.of(feed, now)
-                held.forked = min(held.forked, at)
-            case PeerShows(positions=positions):
-                for feed, stop in positions:
-                    if feed in self._feeds or counting.number(feed) is not None or len(self) < MAX_FEEDS:
-                        held = self.of(feed, now)
-                        held.shown = max(held.shown, stop)
+    def follow(self, view: View, moved: Iterable[Feed], now: float) -> int:
+        """Look at feeds of which something else is held, counts or is proven; return how many updates have
+        come."""
+        return sum(self._look_at(feed, view, now) for feed in moved)
+
+    def _look_at(self, feed: Feed, view: View, now: float) -> int:
+        held, state = self.of(feed, now), view.state(feed)
+        held.forked, first = min(held.forked, state.forked), held.stop
+        if not self._continues(feed, held, view):
+            held.marks, held.shown, held.grown, first = _marks(feed, view), 0, now, 0
+        elif first < state.next:
+            held.marks += view.marks(feed, first)
+            held.grown = now
+        if state.next > held.shown:
+            self._unshown[feed] = None
+        return max(0, held.stop - first)
+
+    @staticmethod
+    def _continues(feed: Feed, held: HeldFeed, view: View) -> bool:
+        """Return whether what is held of a feed continues what was, with a mark wherever one has to be."""
+        last, now = held.marks[-1:], view.state(feed).next
+        if not last or view.chain(feed, min(held.stop, now)) != last[0].chain:
+            return False
+        number = view.counting.number(feed)
+        judged = 0 if number is None else _judged(number, view.counting)
+        landmarks = () if number is None else view.counting.landmarks(number, judged, held.stop)
+        return all(held.mark(landmark.stop) for landmark in landmarks)
+
+    def hear(self, view: View) -> None:
+        """Take note of how much of what is held peers have shown to hold, too."""
+        for feed, stop in view.shown(self._unshown).items():
+            held = self._feeds[feed]
+            held.shown = max(held.shown, stop)
+            if stop >= held.stop:
+                del self._unshown[feed]
 
     def refresh(self, counting: Counting, now: float, *, asked: bool) -> None:
         """Bring the times up to date since which feeds wait or miss something; `asked`: there are peers."""
@@ -330,11 +346,12 @@ class HeldFeeds:
         marks = held.marks if held else []
         return any(first < mark.stop <= stop and mark.label in labels for mark in marks)
 
-    def lost(self, counting: Counting, after: float, claimed: frozenset[Feed], now: float) -> Amend | None:
+    def lost(self, view: View, after: float, now: float) -> Amend | None:
         """Return the end of a feed of which named steps have been missing for `after` seconds, at the last
-        close that is all here; longer if a peer says that it has them (`claimed`)."""
+        close that is all here; longer if a peer says that it has them."""
+        counting = view.counting
         for feed, held in self.missing().items():
-            patience = after * CLAIMED if feed in claimed else after
+            patience = after * CLAIMED if view.claimed(feed) else after
             number = counting.number(feed)
             if number is None or now - held.missing_since < patience:
                 continue
@@ -344,3 +361,15 @@ class HeldFeeds:
                 number, next(e for e in range(counting.open_epoch) if counting.named(number, e) > whole)
             )
         return None
+
+
+def _judged(number: int, counting: Counting) -> int:
+    """Return the step up to which seals have judged a feed, but for the last one."""
+    return counting.named(number, counting.sealed - 2)
+
+
+def _marks(feed: Feed, view: View) -> list[Mark]:
+    """Return the marks of all that is held of a feed and may still be named, or sealed."""
+    number = view.counting.number(feed)
+    first = min(view.state(feed).next, 0 if number is None else _judged(number, view.counting))
+    return [*([view.mark(feed, first)] if first else []), *view.marks(feed, first)]

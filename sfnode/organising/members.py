@@ -1,8 +1,7 @@
 """Members in the eyes of an organiser: whose work its seals count, and what follows for whom.
 
-The owner's word is the last one, and is remembered as long as this organiser runs. Without one the evidence
-speaks (`origins`): it is a function of the control feed, in which what was measured is signed first. Whose
-work evidently does harm is revoked, and what it has brought since is void.
+The evidence speaks (`origins`): it is a function of the control feed, in which what was measured is signed
+first. Whose work evidently does harm is revoked, and what it has brought since is void.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ class Members:
         self._evidence = evidence
         self._judged = judged
         self._revoked = judged and revoked
-        self._trust: dict[int, bool] = {}
-        """The owner's word: whether seals count a member's work."""
         self._oversized: set[Recount] = set()
         """Work that waits for the seal before the end, as decisions tell."""
         self._too_large = Counter[int]()
@@ -42,17 +39,13 @@ class Members:
         self._sanctioned: set[int] = set()
         """Members about whom that was decided."""
 
-    def trust(self, member: int, trusted: bool) -> None:
-        """Remember the owner's word on a member."""
-        self._trust[member] = trusted
-
     def measured(self, worths: Iterable[Worth]) -> None:
         """Have it signed what was measured."""
         self._worths += worths
 
     def trusted(self, member: int) -> bool:
         """Return whether the work of a member counts."""
-        return self._trust.get(member, not self._judged or self._evidence.trusts(member))
+        return not self._judged or self._evidence.trusts(member)
 
     def outlier(self, number: int, epoch: int) -> bool:
         """Return whether what the close of an epoch has named of a feed evidently is no measurement."""
@@ -90,8 +83,7 @@ class Members:
         if self._worths:
             return self._worths.pop(0)
         if self._revoked:
-            found = (member for member in self._evidence.harmful if not self._trust.get(member, False))
-            for member in sorted(set(found) - self._sanctioned):
+            for member in sorted(self._evidence.harmful - self._sanctioned):
                 self._sanctioned.add(member)
                 since, last = self._evidence.members[member].harm_since or 0, counting.sealed - 1
                 self._sanctions.append(Revoke(member, since))
@@ -107,8 +99,7 @@ class Members:
         self, counting: Counting, judgement: Judgement, guard: Guard | None, *, last: bool, rate: int
     ) -> tuple[Recount, ...]:
         """Return what seals have skipped and the next one is to count: what the judge says, and work of
-        members whom the owner trusts, or for whom there is enough evidence, of epochs with this `rate` at
-        most; `last`: the run is about to end. It stays skipped where they may have been revoked when they
+        members for whom there is enough evidence, of epochs with this `rate` at most; `last`: the run is about to end. It stays skipped where they may have been revoked when they
         made it, where it would evidently do harm, where the guard has taken back what it brings, and where
         its author makes work that is too large again and again."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
@@ -116,7 +107,6 @@ class Members:
         known = evidence.members.items() if self._judged else ()
         trusted = {number for number, one in known if (one.recounted_at_last if last else one.recounted)}
         trusted = {number for number in trusted if not self._often_too_large(number, counting)}
-        trusted = {one for one in trusted | self._trust.keys() if self._trust.get(one, True)}
         never = evidence.outliers | judgement.recounted
         never |= set() if last else self._oversized
         for number in sorted(trusted):

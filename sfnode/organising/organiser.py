@@ -1,8 +1,12 @@
 """The organiser: when to close, seal, admit and finish, and what a seal says.
 
-Sans-IO: `handle(event, now)` returns what to do, `next_deadline()` says when to send the next Wake. Time is
-an argument (seconds of any monotonic clock), randomness is injected. What counts is read from a `Counting`
-and never changed here: a decision comes back as the control feed grows.
+Sans-IO, and the same in the daemon and in the simulator: `handle(event, now)` returns what to do,
+`next_deadline()` says when to send the next Round, even if none was carried out. Time is an argument (seconds
+of any monotonic clock), randomness is injected. It is told of every round that was carried out, with the
+feeds of which something else is held or counts, and reads the rest from the node (`view`), which it never
+changes: a decision comes back as the control feed grows. A round in which nothing has happened costs nothing;
+what peers have shown is looked at when the organiser looks, and only for feeds of which they have not shown
+everything.
 
 Theory of operation.
 
@@ -50,7 +54,7 @@ Peers who say that they have it delay that, and no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 
 from sfnode.organising import wishes
@@ -63,35 +67,25 @@ from sfnode.organising.evaluation.panel import Panels
 from sfnode.organising.evaluation.searching import GROWTH, Search
 from sfnode.organising.events import (
     Action,
+    Answer,
     BasesMade,
-    ControlChanged,
     EvaluationEnded,
     Event,
-    FindingHeard,
-    ForkProven,
-    HeldChanged,
     MakeBases,
     NobodyElse,
-    OwnerTrusts,
     OwnerWish,
-    PeerControl,
-    PeerGone,
-    PeersClaim,
-    PeerShows,
-    PetitionHeard,
-    Refuse,
+    Round,
     Sign,
     Stop,
     Summarise,
     Summarised,
-    Tenure,
-    Wake,
 )
 from sfnode.organising.feeds import HeldFeeds, Nameable
 from sfnode.organising.guard import Guard
 from sfnode.organising.members import Members
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
+from sfnode.organising.view import View
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting, named_digest
 from sfprotocol.decisions import (
     INCARNATIONS,
@@ -102,7 +96,10 @@ from sfprotocol.decisions import (
     Oversized,
     Recount,
     Seal,
+    read,
 )
+from sfprotocol.events import FindingHeard
+from sfprotocol.host import Asked
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.quotas import UNPROVEN_PART
 
@@ -152,7 +149,10 @@ here, trainers come to the end of their quotas instead of going on without end."
 SALT_BYTES = 8
 
 
+PASSED_ON = "the deputies have passed the run on to another key"
+FORKED = "the key of the present term has signed two sequences"
 UNSUPPORTED = "the control feed has a decision that this version does not know"
+"""Reasons for which an organiser signs nothing any more."""
 
 
 class State(Enum):
@@ -168,34 +168,34 @@ class Organiser:
 
     def __init__(
         self,
-        run_id: bytes,
-        counting: Counting,
+        view: View,
         policy: OrganiserPolicy,
         judge: Judge,
         *,
+        key: bytes,
         draw: Callable[[int], bytes],
         alone: bool = False,
         now: float,
-        known: Origins | None = None,
     ) -> None:
-        """`draw` returns random bytes. `known`: the evidence by the decisions so far, which whoever reads
-        them keeps up to date. `alone`: the owner says that nobody knows more of the control feed than this
-        node; while it has no peers it names what it alone holds."""
+        """`key` is the public half of the organiser's key; `draw` returns random bytes. `alone`: the owner
+        says that nobody knows more of the control feed than this node; while it has no peers it names what it
+        alone holds."""
         self.state = State.RESTARTED
         self.stopped: str | None = None
         """The reason for which nothing is signed any more."""
         self.policy = policy
-        self._run_id = run_id
-        self._counting = counting
+        self._view, self._key = view, key
         self._judge = judge
-        self.search = Search(policy, counting) if policy.search_rows and policy.seal_wait else None
+        self.search = Search(policy, view.counting) if policy.search_rows and policy.seal_wait else None
         """The searches; None if there are none."""
         self.guard = Guard() if policy.guard and policy.seal_wait else None
         """The guard; None if there is none."""
         self._draw = draw
         self._alone = alone
-        self._decisions = counting.decisions
-        """Decisions when the control feed last changed."""
+        self._read, self._chain = 0, b""
+        """Decisions that were read, and the chain hash after them."""
+        self._tenure: str | None = None
+        """The reason for which our key signs nothing, when they were read."""
         self._grown_at = now
         self._wake_at, self._look_at = now, float("inf")
         """The time of the next look, and an earlier one at which a close is due."""
@@ -206,33 +206,33 @@ class Organiser:
         """The epoch that was open when we last looked, and the time since when."""
         self._signing: Sign | None = None
         self._feeds = HeldFeeds()
-        self._claimed: frozenset[Feed] = frozenset()
-        """Feeds of which linked peers say that they have more than is here."""
-        self._known = known or Origins(kept=policy.kept)
+        self._unseen = view.feeds()
+        """Feeds that have not been looked at yet."""
+        self._known = Origins(kept=policy.kept)
         self._members = Members(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
         self._panels = Panels(self._known, now)
-        self._petitions = Petitions(run_id, policy)
+        self._petitions = Petitions(view.control.authority.run_id, policy)
+        self._wanted: list[Decision] = []
+        """Decisions that the owner wants, until they are signed or refused."""
         self._wishes: list[Decision] = []
+        """Those of them that have not had their turn."""
         self._evaluations = Evaluations(policy, self.search, now)
         self._renewal = Renewal(policy.renew_updates, self.search, now)
         self._checkpoints = Checkpoints(policy.checkpoint_epochs, now)
         self._actions: list[Action] = []
+        self._read_decisions(now)
 
     # -- what others ask ---------------------------------------------------------------------------
 
     def next_deadline(self) -> float:
-        """Return the time at which Wake is due at the latest."""
+        """Return the time at which a Round is due at the latest, even if none was carried out."""
         return float("inf") if self.state is State.STOPPED and not self._wishes else self._wake_at
 
     def petitions(self, now: float) -> list[Petition]:
         """Return the petitions that wait for the owner, or for their turn."""
         return self._petitions.waiting(self._counting, now)
-
-    def marked(self, feed: Feed, stop: int) -> bool:
-        """Return whether the chain hash after `stop` steps of a feed is known."""
-        return self._feeds.marked(feed, stop)
 
     @property
     def behind(self) -> int:
@@ -240,82 +240,99 @@ class Organiser:
         return sum(held.named - held.stop for held in self._feeds.missing().values())
 
     @property
-    def missing(self) -> Iterable[Feed]:
-        """Feeds of which named updates were not here when we last looked."""
-        return self._feeds.missing()
+    def _counting(self) -> Counting:
+        return self._view.counting
 
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event; return what to do, in order. Only Wake has it look: by then it knows of all that
-        has happened in the same round."""
+        """Take in one event, a Round only once it was carried out; return what to do, in order. It looks last
+        of all: by then it knows of all that has happened in the same round."""
+        self._read_decisions(now)
         match event:
-            case ControlChanged():
-                self._on_control_changed(event, now)
-            case HeldChanged() | ForkProven() | PeerShows():
-                self._on_feeds(event, now)
-            case PeersClaim(feeds=feeds):
-                self._claimed = feeds
-            case PeerControl() | PeerGone() | NobodyElse():
-                self._on_peers(event, now)
-            case PetitionHeard(petition=petition, via=via):
+            case Round(moved=moved):
+                self._on_moved(moved, now)
+            case NobodyElse():
+                self._alone, self._wake_at = True, now
+            case Asked(petition=petition, via=via):
                 self._petitions.hear(petition, via, self._counting, now)
-            case EvaluationEnded() | FindingHeard():
-                self._on_measured(event, now)
-            case Summarised() | BasesMade():
-                self._on_made(event, now)
-            case OwnerTrusts(member=member, trusted=trusted):
-                self._members.trust(member, trusted)
+            case FindingHeard():
+                self._panels.hear(event, self._counting, now)
+            case EvaluationEnded():
+                self._on_evaluated(event, now)
+            case Summarised(checkpoint=checkpoint):
+                self._checkpoints.summarised(checkpoint, now)
+            case BasesMade(digest=digest):
+                self._renewal.made(digest, now)
+                self._look_soon(now)
             case OwnerWish(decision=decision):
                 self._on_wish(decision, now)
-            case Wake() if now >= self._wake_at:
-                self._look(now)
+        if now >= self.next_deadline():
+            self._look(now)
         actions, self._actions = self._actions, []
         return actions
 
-    def _on_control_changed(self, event: ControlChanged, now: float) -> None:
-        counting = self._counting = event.counting
-        before, self._decisions = self._decisions, counting.decisions
-        if event.anew:
+    def _read_decisions(self, now: float) -> None:
+        """Take in the decisions that are new; all of them if some that were here are gone."""
+        feed, tenure = self._view.control, self._why_silent()
+        if (feed.stop, feed.chain, tenure) == (self._read, self._chain, self._tenure):
+            return
+        before, follows = self._read, feed.stop >= self._read and feed.chains[self._read] == self._chain
+        if before and not follows:
             self._members.forget()
             self.guard = Guard() if self.guard else None
-        for decision in event.decisions:
-            self._members.take(decision)
-            if self.guard:
-                self.guard.take(decision)
-        unsupported = UNSUPPORTED if counting.unsupported else None
-        reason = unsupported if event.tenure is Tenure.HELD else event.tenure.value
+        news = feed.entries[before if follows else 0 :]
+        self._read, self._chain, self._tenure = feed.stop, feed.chain, tenure
+        for entry in news:
+            self._on_decision(read(entry.record).decision)
+        self._known.follow(feed)
+        if feed.stop != before:
+            self._grown_at = now
         if self.stopped:
             return
-        if reason:
-            self.state, self.stopped, self._signing = State.STOPPED, reason, None
-            self._actions.append(Stop(reason))
-        elif self._decisions < before:  # a succession to the same key keeps less than was here
-            self.state, self._signing, self._alone = State.RESTARTED, None, False
-            self._checkpoints.forget()
-            self._panels = Panels(self._known, now)
-        elif self._signing and self._decisions > self._signing.position:
+        if tenure:
+            self.state, self.stopped, self._signing = State.STOPPED, tenure, None
+            self._actions.append(Stop(tenure))
+        elif feed.stop < before:  # a succession to the same key keeps less than was here
+            self._restart(now)
+        elif self._signing and feed.stop > self._signing.position:
             self._signing, self._wake_at = None, now
-        if self._decisions != before:
-            self._grown_at = now
 
-    def _on_peers(self, event: PeerControl | PeerGone | NobodyElse, now: float) -> None:
-        match event:
-            case PeerControl(peer=peer, decisions=decisions):
-                self._peers[peer] = decisions
-            case PeerGone(peer=peer):
-                self._peers.pop(peer, None)
-            case NobodyElse():
-                self._alone, self._wake_at = True, now
+    def _why_silent(self) -> str | None:
+        """Return the reason for which our key signs nothing; None while it does."""
+        feed = self._view.control
+        if feed.key != self._key:
+            return PASSED_ON
+        if feed.frozen:
+            return FORKED
+        return UNSUPPORTED if self._counting.unsupported else None
+
+    def _on_decision(self, decision: Decision) -> None:
+        if decision in self._wanted:
+            self._wanted.remove(decision)
+            self._actions.append(Answer(decision, None))
+        self._members.take(decision)
+        if self.guard:
+            self.guard.take(decision)
+
+    def _restart(self, now: float) -> None:
+        self.state, self._signing, self._alone = State.RESTARTED, None, False
+        self._checkpoints.forget()
+        self._panels = Panels(self._known, now)
+
+    def _on_moved(self, moved: tuple[Feed, ...], now: float) -> None:
+        changed, self._unseen = dict.fromkeys([*self._unseen, *moved]), []
+        if come := self._feeds.follow(self._view, changed, now):
+            self._lacking -= come
+            if self._lacking <= 0:
+                self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
 
     def _on_wish(self, decision: Decision, now: float) -> None:
+        self._wanted.append(decision)
         self._wishes.append(decision)
         self._look_soon(now)
 
-    def _on_measured(self, event: EvaluationEnded | FindingHeard, now: float) -> None:
-        if isinstance(event, FindingHeard):
-            self._panels.hear(event, self._counting, now)
-            return
+    def _on_evaluated(self, event: EvaluationEnded, now: float) -> None:
         if not self._evaluations.is_under_way(event.epoch):
             return
         own = self._evaluations.ended(event, self._counting, now)
@@ -324,21 +341,6 @@ class Organiser:
             for base in (event.base, event.calibrated):
                 self.guard.note(event.epoch, base, base=True)
             self.guard.note(event.epoch, event.result)
-
-    def _on_made(self, event: Summarised | BasesMade, now: float) -> None:
-        """Take what was made here in order to be signed."""
-        if isinstance(event, Summarised):
-            self._checkpoints.summarised(event.checkpoint, now)
-            return
-        self._renewal.made(event.digest, now)
-        self._look_soon(now)
-
-    def _on_feeds(self, event: HeldChanged | ForkProven | PeerShows, now: float) -> None:
-        self._feeds.take(event, self._counting, now)
-        if isinstance(event, HeldChanged) and event.marks:
-            self._lacking -= event.marks[-1].stop - event.first
-            if self._lacking <= 0:
-                self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
 
     def _look_soon(self, at: float) -> None:
         """Look at a time already, unless a decision is under way: then there is a look once it has come."""
@@ -349,6 +351,8 @@ class Organiser:
 
     def _look(self, now: float) -> None:
         """Sign what is due first; look again later if nothing is."""
+        self._peers = self._view.peers()
+        self._feeds.hear(self._view)
         self._lacking = NEVER
         if self._signing:
             self._sign(self._signing, now)  # the same: a position is signed once
@@ -421,7 +425,8 @@ class Organiser:
             reason = self.stopped or wishes.refusal(self._counting, wish)
             if reason is None:
                 return wish
-            self._actions.append(Refuse(wish, reason))
+            self._wanted.remove(wish)
+            self._actions.append(Answer(wish, reason))
         return None
 
     # -- seals -------------------------------------------------------------------------------------
@@ -444,7 +449,7 @@ class Organiser:
         skipped = self._skipped(epoch, judgement)
         self._evaluations.sealing(epoch, skipped, drained=drained)
         self._feeds.forget(chains, counting)
-        digest, recounted = named_digest(self._run_id, chains), self._recounted(epoch, judgement)
+        digest, recounted = named_digest(self._view.control.authority.run_id, chains), self._recounted(epoch, judgement)
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
     def _recounted(self, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:
@@ -601,4 +606,4 @@ class Organiser:
     def _amend(self, now: float) -> Amend | None:
         """End a feed of which named steps are not to be had from anybody."""
         after = self.policy.amend_after
-        return self._feeds.lost(self._counting, after, self._claimed, now) if after is not None else None
+        return self._feeds.lost(self._view, after, now) if after is not None else None

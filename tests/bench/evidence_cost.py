@@ -20,7 +20,7 @@ import numpy as np
 from sfnode.organising.evaluation.line_search import AMOUNTS, Found
 from sfnode.organising.evaluation.origins import Brought, parts_of
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
-from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
+from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfprotocol.decisions import INCARNATIONS, Validators, Worth
 from sfprotocol.validators import REVEAL_AFTER, panel
 from tests.organising.bench import EVALUATED, Bench, feed_of, scores

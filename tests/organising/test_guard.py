@@ -14,7 +14,7 @@ from sfnode.organising import guard as policy
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.judging import Judgement, by_schedule
 from sfnode.organising.evaluation.rates import Schedule
-from sfnode.organising.events import EvaluationEnded, OwnerTrusts
+from sfnode.organising.events import EvaluationEnded
 from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guard
 from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
@@ -389,8 +389,6 @@ def test_work_from_before_that_comes_late_does_not_bring_it_back() -> None:
     assert late >= 5
     assert bench.of(Seal)[-1].skipped == (64,)
     assert bench.counting.counted == 300
-    bench.do(OwnerTrusts(1, trusted=False))
-    bench.do(OwnerTrusts(1, trusted=True))
     bench.update(BOB, 20)
     epoch(bench, 0.3)
     assert bench.of(Seal)[-1].recounted == ()

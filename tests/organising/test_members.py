@@ -12,7 +12,7 @@ from sfnode.organising.evaluation.origins import (
     Brought,
 )
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
-from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded, OwnerTrusts
+from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded
 from sfnode.organising.feeds import HEAVY
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -262,17 +262,21 @@ def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() ->
     assert len(run.bench.of(Revoke)) == len(run.bench.of(Void)) == 1
 
 
-def test_a_policy_may_only_tell_of_harm_and_the_owner_has_the_last_word() -> None:
+def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted() -> None:
+    run = Organised(revokes=False)
+    for _ in range(2):
+        run.epoch(BAD)
+    run.bench.wish(Revoke(4, 1))
+    run.bench.origins.members[4].useful = RECOUNTED_FROM
+    assert run.epoch().recounted == (Recount(EVE, 0),)
+
+
+def test_a_policy_may_only_tell_of_harm() -> None:
     told = Organised(revokes=False)
     for _ in range(20):
         told.epoch(BAD)
     assert not told.bench.of(Revoke)
     assert told.bench.origins.harmful == {4}
-    trusted = Organised()
-    trusted.bench.do(OwnerTrusts(4, trusted=True))
-    for _ in range(20):
-        assert trusted.epoch(BAD).skipped == ()
-    assert not trusted.bench.of(Revoke)
 
 
 def test_measuring_is_among_what_a_twentieth_of_the_work_pays_for() -> None:

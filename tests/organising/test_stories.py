@@ -10,7 +10,7 @@ import pytest
 
 from sfnode.organising.evaluation.judging import by_schedule
 from sfnode.organising.evaluation.rates import Schedule
-from sfnode.organising.events import ForkProven, HeldChanged, PeerControl, PetitionHeard, Wake
+from sfnode.organising.events import Round
 from sfnode.organising.policy import Admission
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import (
@@ -28,6 +28,7 @@ from sfprotocol.decisions import (
     Validators,
     Void,
 )
+from sfprotocol.host import Asked
 from sfprotocol.messages import Petition
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of
 
@@ -55,8 +56,8 @@ class Story:
         )
         self.names = [f"member {number}" for number in range(5)]
         self.made: dict[tuple[object, int], int] = {}
-        self.forked: dict[object, int] = {}
-        self.bench.do(PeerControl("peer", 0))
+        self.forked = self.bench.node.forked
+        self.bench.link()
 
     def step(self) -> None:
         random, bench = self.random, self.bench
@@ -70,10 +71,10 @@ class Story:
                 feed = random.choice(list(bench.marks))
                 if feed not in self.forked:
                     self.forked[feed] = random.randrange(bench.marks[feed][-1].stop + 1)
-                    bench.do(ForkProven(feed, self.forked[feed]))
+                    bench.do(Round((feed,)))
             case 6:
                 origin = feed_of(random.choice(self.names)).origin
-                bench.do(PetitionHeard(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
+                bench.do(Asked(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
             case 7:
                 bench.wish(self.wish())
             case 8 if bench.asked and random.random() < 0.5:
@@ -83,7 +84,7 @@ class Story:
             case 10 if random.random() < 0.1:
                 self.restart()
             case 10:
-                bench.do(Wake())
+                bench.do()
             case _:
                 bench.commit()
 
@@ -93,11 +94,7 @@ class Story:
         bench.outbox.clear()
         bench.asked.clear()
         bench.start()
-        bench.do(PeerControl("peer", bench.counting.decisions))
-        for feed, marks in bench.marks.items():
-            bench.do(HeldChanged(feed, 0, tuple(marks)))
-            if feed in self.forked:
-                bench.do(ForkProven(feed, self.forked[feed]))
+        bench.link()
 
     def update(self) -> None:
         """Let a member make updates as it may, most of them with the label of the open epoch."""

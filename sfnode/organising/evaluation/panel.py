@@ -34,9 +34,9 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from sfnode.organising.evaluation.origins import OUTLIER, SCORE_ONE, Origins, weights_of, worths_of
-from sfnode.organising.events import FindingHeard
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Announce, Decision, Part, Validators, Worth
+from sfprotocol.events import FindingHeard
 from sfprotocol.validators import panel
 
 QUORUM = 3

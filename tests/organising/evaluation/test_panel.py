@@ -26,7 +26,7 @@ from sfnode.organising.evaluation.panel import (
     middle,
 )
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
-from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
+from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfprotocol.decisions import Announce, Part, Revoke, Seal, Validators, Worth
 from tests.bench import evidence_cost
 from tests.bench.validators import Run as Simulated
