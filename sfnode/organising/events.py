@@ -73,16 +73,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-Event = (
-    Round
-    | NobodyElse
-    | Asked
-    | FindingHeard
-    | EvaluationEnded
-    | Summarised
-    | BasesMade
-    | OwnerWish
-)
+Event = Round | NobodyElse | Asked | FindingHeard | EvaluationEnded | Summarised | BasesMade | OwnerWish
 
 
 # -- actions -------------------------------------------------------------------------------------------

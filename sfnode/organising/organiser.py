@@ -449,7 +449,10 @@ class Organiser:
         skipped = self._skipped(epoch, judgement)
         self._evaluations.sealing(epoch, skipped, drained=drained)
         self._feeds.forget(chains, counting)
-        digest, recounted = named_digest(self._view.control.authority.run_id, chains), self._recounted(epoch, judgement)
+        digest, recounted = (
+            named_digest(self._view.control.authority.run_id, chains),
+            self._recounted(epoch, judgement),
+        )
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
     def _recounted(self, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:

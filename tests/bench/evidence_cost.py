@@ -22,6 +22,7 @@ from sfnode.organising.evaluation.origins import Brought, parts_of
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfprotocol.decisions import INCARNATIONS, Validators, Worth
+from sfprotocol.events import FindingHeard
 from sfprotocol.validators import REVEAL_AFTER, panel
 from tests.organising.bench import EVALUATED, Bench, feed_of, scores
 
@@ -195,7 +196,7 @@ class Swarm:
         salt, named = counting.drawn_from(epoch)
         for member in panel(named, salt):
             parts = parts_of(self._brought(epoch, ORIGIN_ROWS), counting)
-            bench.do(FindingHeard(epoch, member, ORIGIN_ROWS, parts))
+            bench.do(FindingHeard(member, epoch, ORIGIN_ROWS, parts))
 
     def _brought(self, epoch: int, rows: int) -> list[Brought]:
         counting = self.bench.counting

@@ -2,7 +2,7 @@
 
     python -m tests.bench.honest_cases [CASE ...] [--seconds 600] [--json FILE]
 
-Nodes are the simulator's: the shipped machine, host and desk on a virtual clock, with links of 100 ms there
+Nodes are the simulator's: the shipped machine, host and organiser on a virtual clock, with links of 100 ms there
 and back. The organiser's policy is the product's, with searches that change nothing, and scores of updates
 that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two
 can be compared: `--against FILE` prints the ratios to what another one has written.
@@ -30,7 +30,7 @@ from sflab.sim.world.topology import regular
 from sflab.sim.world.world import ORGANISER, World, organised
 from sfnode.organising.evaluation.line_search import Found
 from sfnode.organising.evaluation.origins import Brought
-from sfnode.organising.events import DeskEvent, Evaluate, EvaluationEnded
+from sfnode.organising.events import Evaluate, EvaluationEnded, Event
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit
@@ -98,19 +98,19 @@ CASES = {
 class Answering(organising.Organising):
     """An organiser whose searches change nothing, and find that all work is alike."""
 
-    def _tell(self, event: DeskEvent) -> None:
-        handle = self.desk.handle
+    def _tell(self, event: Event) -> None:
+        handle = self.organiser.handle
 
-        def answered(event: DeskEvent, now: float) -> list[Any]:
+        def answered(event: Event, now: float) -> list[Any]:
             actions = handle(event, now)
             for action in actions:
                 if isinstance(action, Evaluate):
                     self._later(ANSWER, self._answer(action))
             return [action for action in actions if not isinstance(action, Evaluate)]
 
-        self.desk.handle = answered  # type: ignore[method-assign]
+        self.organiser.handle = answered  # type: ignore[method-assign]
         super()._tell(event)
-        self.desk.handle = handle  # type: ignore[method-assign]
+        self.organiser.handle = handle  # type: ignore[method-assign]
 
     def _answer(self, plan: Evaluate) -> EvaluationEnded:
         counting = self._node.organised.counting

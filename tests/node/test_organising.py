@@ -20,11 +20,10 @@ from sfnode.node import organising
 from sfnode.organising import organiser
 from sfnode.organising.events import (
     Action,
-    DeskEvent,
     Evaluate,
     EvaluationEnded,
+    Event,
     OwnerWish,
-    PetitionHeard,
     Round,
     Sign,
 )
@@ -93,10 +92,10 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
     """What the organiser in a node is told when it has asked for this, though it has not."""
-    told, desk = list[EvaluationEnded](), node.node.organising._desk
+    told, desk = list[EvaluationEnded](), node.node.organising._organiser
     handle = desk.handle
 
-    def hear(event: DeskEvent, now: float) -> list[Action]:
+    def hear(event: Event, now: float) -> list[Action]:
         if not isinstance(event, EvaluationEnded) or event.epoch != asked.epoch:
             return handle(event, now)
         told.append(event)
@@ -409,8 +408,8 @@ async def test_an_organiser_that_has_stopped_begins_nothing_more_while_its_node_
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: counted(a) > 0)
     await a.node.organising.stop()
-    begun = list[DeskEvent]()
-    a.node.organising._desk.handle = lambda event, now: begun.append(event) or []
+    begun = list[Event]()
+    a.node.organising._organiser.handle = lambda event, now: begun.append(event) or []
     known = a.known
     await a.until(lambda: a.known > known)
     assert begun == []
@@ -422,7 +421,7 @@ async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_w
     """A proof of a fork that the machine has and the organiser does not may have taken what it would name."""
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: a.machine.may_compute)
-    desk, told = a.node.organising._desk, list[DeskEvent]()
+    desk, told = a.node.organising._organiser, list[Event]()
     handle = desk.handle
     desk.handle = lambda event, now: told.append(event) or handle(event, now)
     async with a.node.driver.between_rounds:
@@ -432,7 +431,7 @@ async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_w
         await asyncio.sleep(0)
         assert told == []
     assert await asked is None
-    assert [type(event) for event in told[:3]] == [Round, PetitionHeard, OwnerWish]
+    assert [type(event) for event in told[:3]] == [Round, Asked, OwnerWish]
 
 
 async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(

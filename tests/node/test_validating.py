@@ -23,11 +23,12 @@ from sfnode.node.validating import Rows, measured
 from sfnode.organising import organiser
 from sfnode.organising.evaluation.origins import said
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS
-from sfnode.organising.events import Action, DeskEvent, Evaluate, FindingHeard
+from sfnode.organising.events import Action, Evaluate, Event
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import validators
 from sfprotocol.decisions import Validators
+from sfprotocol.events import FindingHeard
 from sfprotocol.seeds import I64
 from sfprotocol.validators import PANEL
 from tests.node.helpers import Node, Share, SmallEngine, Swarm, manifest
@@ -135,9 +136,9 @@ class Run:
     def _listen(self) -> None:
         """Hear what the organiser is told, and have it wait before it seals what the panel measures."""
         side = self.a.node.organising
-        handle, evaluate = side._desk.handle, side._evaluate
+        handle, evaluate = side._organiser.handle, side._evaluate
 
-        def hear(event: DeskEvent, now: float) -> list[Action]:
+        def hear(event: Event, now: float) -> list[Action]:
             if isinstance(event, FindingHeard):
                 self.heard.append(event)
             return handle(event, now)
@@ -147,7 +148,7 @@ class Run:
                 await self.may_seal[asked.epoch].wait()
             await evaluate(asked)
 
-        side._desk.handle, side._evaluate = hear, wait
+        side._organiser.handle, side._evaluate = hear, wait
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ async def test_findings_of_members_are_what_the_organiser_would_measure_on_their
         rows = Rows(ORIGIN_ROWS, epoch * PANEL + place)
         brought, _ = await measured(run.a.node, epoch, (), rows, lambda: True)
         (expected,) = said(epoch, rows.number, brought, run.counting)
-        assert run.found(epoch)[member] == FindingHeard(epoch, member, ORIGIN_ROWS, expected.parts)
+        assert run.found(epoch)[member] == FindingHeard(member, epoch, ORIGIN_ROWS, expected.parts)
         assert {part.feed for part in expected.parts} == set(run.counting.moved(epoch))
         worths.add(expected.parts)
     assert len(worths) == 2  # each on rows of its own

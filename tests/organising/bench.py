@@ -195,7 +195,9 @@ class Bench:
 
     def do(self, *events: Event) -> list[Action]:
         """Tell what happens; without an event that a round was carried out."""
-        actions = [action for event in events or [Round()] for action in self.organiser.handle(event, self.now)]
+        actions = [
+            action for event in events or [Round()] for action in self.organiser.handle(event, self.now)
+        ]
         for action in actions:
             match action:
                 case Sign():

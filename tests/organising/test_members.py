@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
 from sfnode.organising.evaluation.origins import (
     RECOUNTED_AT_LAST,
     RECOUNTED_FROM,
     TRUSTED_FROM,
     Brought,
+    Evidence,
 )
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded
@@ -262,12 +265,14 @@ def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() ->
     assert len(run.bench.of(Revoke)) == len(run.bench.of(Void)) == 1
 
 
-def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted() -> None:
+def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = Organised(revokes=False)
     for _ in range(2):
         run.epoch(BAD)
     run.bench.wish(Revoke(4, 1))
-    run.bench.origins.members[4].useful = RECOUNTED_FROM
+    monkeypatch.setattr(Evidence, "recounted", True)
     assert run.epoch().recounted == (Recount(EVE, 0),)
 
 

@@ -28,6 +28,7 @@ from sfnode.organising.evaluation.panel import (
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfprotocol.decisions import Announce, Part, Revoke, Seal, Validators, Worth
+from sfprotocol.events import FindingHeard
 from tests.bench import evidence_cost
 from tests.bench.validators import Run as Simulated
 from tests.organising.bench import Bench, feed_of
@@ -124,7 +125,7 @@ class Run:
         return epoch
 
     def tell(self, epoch: int, member: int, *said: float) -> None:
-        self.bench.do(FindingHeard(epoch, member, ROWS, parts(*said)))
+        self.bench.do(FindingHeard(member, epoch, ROWS, parts(*said)))
 
     def wait(self, seconds: float = 10.0) -> None:
         """Let time pass; whatever the organiser asks for is measured at once."""
@@ -283,7 +284,7 @@ def test_numbers_that_no_decision_can_hold_stop_no_organiser(liars: int) -> None
             part._replace(worth=(1 << 63) - 1, score=(1 << 63) - 1) if lies else part
             for part in parts(*HONEST)
         )
-        run.bench.do(FindingHeard(epoch, member, (1 << 32) - 1 if lies else ROWS, told))
+        run.bench.do(FindingHeard(member, epoch, (1 << 32) - 1 if lies else ROWS, told))
     run.wait(LATE + 10)
     (worth,) = run.bench.of(Worth)
     assert worth.rows == (4 * ROWS if liars == 1 else (1 << 32) - 1)
@@ -330,7 +331,7 @@ def test_nothing_is_kept_of_sealed_epochs_by_an_organiser_who_asks_no_panel() ->
     panels = Panels(Origins(), 0.0)
     for _ in range(4):
         epoch = run.close()
-        panels.hear(FindingHeard(epoch, 0, ROWS, parts(*HONEST)), run.bench.counting, 0.0)
+        panels.hear(FindingHeard(0, epoch, ROWS, parts(*HONEST)), run.bench.counting, 0.0)
         run.wait(FINDINGS_WAIT + 10)
     assert len(panels._heard) == 1
 
@@ -387,7 +388,7 @@ def test_nor_do_they_once_those_of_whom_nothing_is_said_are_left_out() -> None:
         run.close()
         run.wait(FINDINGS_WAIT + 10 if run.bench.counting.open_epoch < 4 else 0)
     for member in range(5):
-        panels.hear(FindingHeard(3, member, ROWS, parts(-6, -4, 1, 2, 3)), run.bench.counting, 0.0)
+        panels.hear(FindingHeard(member, 3, ROWS, parts(-6, -4, 1, 2, 3)), run.bench.counting, 0.0)
     (worth,) = panels.settle(3, check=False)
     assert [part.feed // 64 for part in worth.parts] == [2, 3, 4]
     known.take(worth)
