@@ -35,6 +35,7 @@ from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
+from sfnode.schema.evaluation import Share
 from sfnode.tasks.encoding import Encoded, encode
 from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import I64, coordinates
@@ -57,21 +58,6 @@ START, MIDDLE = 0.0, 0.5
 Updates = tuple[UpdateBatch, I64]
 """Updates whose share is asked for, with their scalars as they were sent; and the factors of these in the
 cores, (n,)."""
-
-
-class Share(NamedTuple):
-    """The share that updates have in a step."""
-
-    updates: int
-    sum: float
-    """Sum of the roots of |q * p| with the signs of q * p, where q are their scalars and p the slopes along
-    their directions, in units of a scalar: positive if they agree."""
-    squares: float
-    """Sum of |q * p|."""
-    worth: float
-    """Nats by which they lower the loss."""
-    error: float
-    """Standard error of `worth` over the batches of rows."""
 
 
 class Slopes(NamedTuple):

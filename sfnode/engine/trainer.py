@@ -41,7 +41,14 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
-from sfnode.schema.evaluation import Evaluation, EvaluationOfRows, LayeredDrift, PassAt, ProbeEvaluation
+from sfnode.schema.evaluation import (
+    Evaluation,
+    EvaluationOfRows,
+    LayeredDrift,
+    PassAt,
+    ProbeEvaluation,
+    Share,
+)
 from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset, verifying
 from sfnode.tasks.encoding import Prior
@@ -389,7 +396,7 @@ class Trainer:
         rows: int,
         turn: int,
         go_on: GoOn = always,
-    ) -> tuple[list[slopes.Share], int]:
+    ) -> tuple[list[Share], int]:
         """Return the share of each of these `updates` in what leads from the weights as of now to those with
         the cores `after`, on so many validation rows, and the example-forwards that it took.
 

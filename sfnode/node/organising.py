@@ -22,7 +22,6 @@ from sfnode.node.validating import Rows, measured
 from sfnode.organising import admission
 from sfnode.organising.evaluation.judging import by_schedule
 from sfnode.organising.evaluation.line_search import Found, LineSearch
-from sfnode.organising.evaluation.origins import Brought
 from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     Action,
@@ -43,7 +42,7 @@ from sfnode.organising.events import (
 from sfnode.organising.organiser import Organiser, State
 from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.organising.view import View
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, Share
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
@@ -56,7 +55,6 @@ from sfprotocol.weighing import Counted, counts_alike
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
-    from sfnode.schema.evaluation import Evaluation
 
 WISH_DEADLINE = 60.0
 """Seconds for a wish to be signed: one decision is under way at a time, and each takes a commit."""
@@ -277,7 +275,7 @@ class Organising:
         """Do what the organiser wants to know of an epoch, on the validation rows; measure the base model
         first if that was not done yet."""
         result = base = calibrated = found = rate = None
-        forwards, epoch, brought = 0, asked.epoch, tuple[Brought, ...]()
+        forwards, epoch, shares = 0, asked.epoch, dict[Feed, Share]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
         try:
             if asked.scored and not self._has_base:
@@ -301,11 +299,11 @@ class Organising:
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
         if asked.origins:
-            brought, taken = await self._brought(asked, wanted)
+            shares, taken = await self._shares(asked, wanted)
             forwards += taken
-        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate, brought))
+        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate, shares))
 
-    async def _brought(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[tuple[Brought, ...], int]:
+    async def _shares(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[dict[Feed, Share], int]:
         """Return what each feed has brought in an epoch, and the example-forwards of measuring it; nothing
         where that cannot be measured."""
         try:
@@ -314,7 +312,7 @@ class Organising:
             )
         except UserError as error:
             log.warning("what nodes brought in epoch %d is not known: %s", asked.epoch, error.what)
-            return (), 0
+            return {}, 0
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the base model less its prior; None where that cannot be measured."""

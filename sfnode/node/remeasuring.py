@@ -11,14 +11,14 @@ from typing import NamedTuple, Protocol
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
-from sfnode.node.training.engine_thread import Share
-from sfnode.organising.evaluation.origins import Brought, Origins, said
+from sfnode.organising.evaluation.origins import Origins, parts_of
+from sfnode.schema.evaluation import Share
 from sfnode.schema.history import Remeasured
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew
 from sfprotocol import decisions
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Recount, Seal, Worth
+from sfprotocol.decisions import INCARNATIONS, Part, Recount, Seal, Worth
 from sfprotocol.messages import Entry, Feed
 from sfprotocol.seeds import I64
 from sfprotocol.weighing import NOTHING, Counted, named
@@ -75,11 +75,9 @@ def remeasure(
         updates = counted_anew(update_log, asked.before, asked.named, run.subspace_epochs)
         rows, epoch = asked.worth.rows, asked.worth.epoch
         shares, _ = engine.shares(core.cores(), list(updates.values()), rows, epoch)
-        brought = [
-            Brought(feed, s.updates, s.sum, s.squares, s.worth, s.error)
-            for feed, s in zip(updates, shares, strict=True)
-        ]
-        found.append(_compared(asked.worth, said(epoch, rows, brought, asked.counting)))
+        found.append(
+            _compared(asked.worth, parts_of(dict(zip(updates, shares, strict=True)), asked.counting))
+        )
         tell(found[-1])
     return found
 
@@ -121,8 +119,8 @@ def _asked(manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Wo
         origins.take(recorded.decision)
 
 
-def _compared(worth: Worth, found: Sequence[Worth]) -> Remeasured:
-    ours = {part.feed: part.worth for one in found for part in one.parts}
+def _compared(worth: Worth, found: Sequence[Part]) -> Remeasured:
+    ours = {part.feed: part.worth for part in found}
     theirs = {part.feed: part.worth for part in worth.parts}
     off = sum(abs(theirs.get(feed, 0) - ours.get(feed, 0)) for feed in {*ours, *theirs})
     whole = sum(map(abs, theirs.values()))

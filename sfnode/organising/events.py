@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sfnode.organising.evaluation.line_search import LATE_SCALE, Found
-from sfnode.organising.evaluation.origins import Brought
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, Share
 from sfprotocol.decisions import Checkpoint, Decision, Recount
 from sfprotocol.events import FindingHeard
 from sfprotocol.host import Asked
 from sfprotocol.messages import Feed
-
 
 # -- events --------------------------------------------------------------------------------------------
 
@@ -38,8 +37,8 @@ class EvaluationEnded:
     """Example-forwards that it has taken, but for those of the rate, which are spent once."""
     rate: float | None = None
     """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
-    brought: tuple[Brought, ...] = ()
-    """Figures of what each feed has brought, if that was wanted and could be measured."""
+    shares: Mapping[Feed, Share] = field(default_factory=dict)
+    """What each feed has brought, if that was wanted and could be measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,10 @@ class Members:
         self, counting: Counting, judgement: Judgement, guard: Guard | None, *, last: bool, rate: int
     ) -> tuple[Recount, ...]:
         """Return what seals have skipped and the next one is to count: what the judge says, and work of
-        members for whom there is enough evidence, of epochs with this `rate` at most; `last`: the run is about to end. It stays skipped where they may have been revoked when they
-        made it, where it would evidently do harm, where the guard has taken back what it brings, and where
-        its author makes work that is too large again and again."""
+        members for whom there is enough evidence, of epochs with this `rate` at most; `last`: the run is
+        about to end. It stays skipped where they may have been revoked when they made it, where it would
+        evidently do harm, where the guard has taken back what it brings, and where its author makes work that
+        is too large again and again."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
         evidence = self._evidence
         known = evidence.members.items() if self._judged else ()

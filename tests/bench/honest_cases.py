@@ -2,9 +2,9 @@
 
     python -m tests.bench.honest_cases [CASE ...] [--seconds 600] [--json FILE]
 
-Nodes are the simulator's: the shipped machine, host and organiser on a virtual clock, with links of 100 ms there
-and back. The organiser's policy is the product's, with searches that change nothing, and scores of updates
-that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two
+Nodes are the simulator's: the shipped machine, host and organiser on a virtual clock, with links of 100 ms
+there and back. The organiser's policy is the product's, with searches that change nothing, and scores of
+updates that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two
 can be compared: `--against FILE` prints the ratios to what another one has written.
 """
 
@@ -29,9 +29,9 @@ from sflab.sim.world.node import Node
 from sflab.sim.world.topology import regular
 from sflab.sim.world.world import ORGANISER, World, organised
 from sfnode.organising.evaluation.line_search import Found
-from sfnode.organising.evaluation.origins import Brought
 from sfnode.organising.events import Evaluate, EvaluationEnded, Event
 from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfnode.schema.evaluation import Share
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit
 
@@ -117,15 +117,15 @@ class Answering(organising.Organising):
         random = Random(f"{plan.epoch}/scores")
         found = Found(1.0, 1.0, plan.rows) if plan.rows else None
         numbers = counting.moved(plan.epoch) if plan.origins else ()
-        brought = tuple(_brought(counting, number, plan.epoch, random) for number in numbers)
+        shares = {counting.feed(number): _share(counting, number, plan.epoch, random) for number in numbers}
         base = organising.RESULT if plan.epoch == 0 else None
-        return EvaluationEnded(plan.epoch, organising.RESULT, base, found=found, brought=brought)
+        return EvaluationEnded(plan.epoch, organising.RESULT, base, found=found, shares=shares)
 
 
-def _brought(counting: Counting, number: int, epoch: int, random: Random) -> Brought:
+def _share(counting: Counting, number: int, epoch: int, random: Random) -> Share:
     updates = counting.named(number, epoch) - counting.named(number, epoch - 1)
     score = DRIFT * math.sqrt(updates) + random.gauss(0, 1)
-    return Brought(counting.feed(number), updates, score, 1.0, updates * 1e-6, 1e-6)
+    return Share(updates, score, 1.0, updates * 1e-6, 1e-6)
 
 
 class Sparse(Random):

@@ -15,10 +15,10 @@ from sfnode.engine.estimator import estimates
 from sfnode.engine.line import Line, difference
 from sfnode.engine.losses import line_rows
 from sfnode.engine.objective import Held
-from sfnode.engine.slopes import Share
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models.targets import DEFAULT, Selection
+from sfnode.schema.evaluation import Share
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
 from tests.engine.helpers import ROWS, TASK, trainer, updates, weights

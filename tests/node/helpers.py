@@ -31,7 +31,7 @@ from sfnode.node.driver import Driver
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
 from sfnode.node.training.engine_thread import HeldOut, Searches
-from sfnode.schema.evaluation import Evaluation, LayeredDrift
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, Share
 from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
@@ -109,16 +109,6 @@ class Answered(NamedTuple):
     right: str
     said: str
     score: float
-
-
-class Share(NamedTuple):
-    """`engine.slopes.Share`, without torch."""
-
-    updates: int
-    sum: float
-    squares: float
-    worth: float
-    error: float
 
 
 class SmallEngine:

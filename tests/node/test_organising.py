@@ -285,11 +285,11 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
     before, after = counting.positions(epoch - 1), counting.positions(epoch)
     assert a.engine.shared_at == sum(before.values())
     wanted = {counting.feed(feed): after[feed] - before.get(feed, 0) for feed in after}
-    assert {one.feed: one.updates for one in ended.brought} == {f: n for f, n in wanted.items() if n}
+    assert {feed: one.updates for feed, one in ended.shares.items()} == {f: n for f, n in wanted.items() if n}
     assert ended.forwards == 3 * 24
     with organised.log("a") as log:
-        for one in ended.brought:
-            named = [u for u in weighed(log, named_by(counting, epoch)) if u.feed == one.feed][-one.updates :]
+        for feed, one in ended.shares.items():
+            named = [u for u in weighed(log, named_by(counting, epoch)) if u.feed == feed][-one.updates :]
             assert one.sum == sum(update.scalar for update in named)
             assert one.worth == sum(update.scalar * update.weight for update in named)
     await a.until(lambda: a.machine.complete)
@@ -322,7 +322,7 @@ async def test_a_seal_is_made_though_nobody_can_tell_what_feeds_have_brought(
     a.engine.shares = fail
     ended = await evaluated(a, Evaluate(0, origins=24))
     assert ended.result is not None
-    assert ended.brought == ()
+    assert ended.shares == {}
     assert "there is no room" in caplog.text
 
 

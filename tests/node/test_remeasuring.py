@@ -7,10 +7,11 @@ from pathlib import Path
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.node.remeasuring import TOLERANCE, remeasure
+from sfnode.schema.evaluation import Share
 from sfnode.schema.history import Remeasured
 from sfprotocol.decisions import Part, Worth
 from sfprotocol.seeds import I64
-from tests.node.helpers import Share, manifest
+from tests.node.helpers import manifest
 from tests.store.folders import Folder, organised
 
 MANIFEST = organised(manifest())

@@ -21,9 +21,10 @@ from sfnode.manifest.data import Data
 from sfnode.node import organising, validating
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import organiser
-from sfnode.organising.evaluation.origins import said
+from sfnode.organising.evaluation.origins import parts_of
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS
 from sfnode.organising.events import Action, Evaluate, Event
+from sfnode.schema.evaluation import Share
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import validators
@@ -31,7 +32,7 @@ from sfprotocol.decisions import Validators
 from sfprotocol.events import FindingHeard
 from sfprotocol.seeds import I64
 from sfprotocol.validators import PANEL
-from tests.node.helpers import Node, Share, SmallEngine, Swarm, manifest
+from tests.node.helpers import Node, SmallEngine, Swarm, manifest
 
 SwarmOf = Callable[..., Swarm]
 
@@ -170,11 +171,11 @@ async def test_findings_of_members_are_what_the_organiser_would_measure_on_their
     worths = set()
     for place, member in enumerate(panel):
         rows = Rows(ORIGIN_ROWS, epoch * PANEL + place)
-        brought, _ = await measured(run.a.node, epoch, (), rows, lambda: True)
-        (expected,) = said(epoch, rows.number, brought, run.counting)
-        assert run.found(epoch)[member] == FindingHeard(member, epoch, ORIGIN_ROWS, expected.parts)
-        assert {part.feed for part in expected.parts} == set(run.counting.moved(epoch))
-        worths.add(expected.parts)
+        shares, _ = await measured(run.a.node, epoch, (), rows, lambda: True)
+        parts = parts_of(shares, run.counting)
+        assert run.found(epoch)[member] == FindingHeard(member, epoch, ORIGIN_ROWS, parts)
+        assert {part.feed for part in parts} == set(run.counting.moved(epoch))
+        worths.add(parts)
     assert len(worths) == 2  # each on rows of its own
 
 

@@ -126,7 +126,7 @@ class Node(View):
         return next((mark.chain for mark in marks if mark.stop == step), chain_of(feed, step))
 
     def mark(self, feed: Feed, step: int) -> Mark:
-        return next((mark for mark in self.held[feed] if mark.stop == step))
+        return next(mark for mark in self.held[feed] if mark.stop == step)
 
     def marks(self, feed: Feed, first: int) -> Iterator[Mark]:
         marks = self.held.get(feed, [])

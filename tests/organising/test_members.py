@@ -11,12 +11,12 @@ from sfnode.organising.evaluation.origins import (
     RECOUNTED_AT_LAST,
     RECOUNTED_FROM,
     TRUSTED_FROM,
-    Brought,
     Evidence,
 )
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded
 from sfnode.organising.feeds import HEAVY
+from sfnode.schema.evaluation import Share
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Budget,
@@ -76,14 +76,14 @@ class Organised:
     def answer(self, plan: Evaluate, eve: float, times: float) -> None:
         if plan.origins:
             self.measured.append(plan)
-            found = []
+            found = {}
             for number in self.bench.counting.moved(plan.epoch):
                 score, weight = (eve, times) if number == EVE else (GOOD, 1.0)
                 sum_ = score * weight * 6
                 feed = self.bench.counting.feed(number)
-                found.append(Brought(feed, 36, sum_, (weight * 6) ** 2, 1e-3 * sum_, 1e-4))
+                found[feed] = Share(36, sum_, (weight * 6) ** 2, 1e-3 * sum_, 1e-4)
             cost = plan.origins * ORIGIN_FORWARDS
-            self.bench.do(EvaluationEnded(plan.epoch, None, forwards=cost, brought=tuple(found)))
+            self.bench.do(EvaluationEnded(plan.epoch, None, forwards=cost, shares=found))
         else:
             self.searched.append(plan)
             rows = min(plan.rows, FIRST_ROWS)

@@ -172,7 +172,7 @@ class Town:
         held = refused.step - shelf.stop if refused else count
         if held <= 0:
             return 0
-        first, shelf.stop = shelf.stop, shelf.stop + held
+        shelf.stop += held
         shelf.labelled = held + (shelf.labelled if shelf.label == label else 0)
         shelf.label = label
         nothing = min(held, zeros)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import UserError
-from sfnode.schema.evaluation import Evaluation, LayeredDrift, ProbeEvaluation
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, ProbeEvaluation, Share
 from sfnode.schema.provenance import Provenance
 from sfprotocol.decisions import Bases
 from sfprotocol.messages import Feed
@@ -59,21 +59,6 @@ class Searches(Protocol):
     @property
     def wanted(self) -> range: ...
     def take(self, losses: NDArray[np.float64]) -> None: ...
-
-
-class Share(Protocol):
-    """The share that updates have in a step (`engine.slopes.Share`)."""
-
-    @property
-    def updates(self) -> int: ...
-    @property
-    def sum(self) -> float: ...
-    @property
-    def squares(self) -> float: ...
-    @property
-    def worth(self) -> float: ...
-    @property
-    def error(self) -> float: ...
 
 
 class Answered(Protocol):

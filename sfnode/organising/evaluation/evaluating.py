@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sfnode.organising.evaluation import health, origins
+from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.line_search import AMOUNTS
+from sfnode.organising.evaluation.origins import parts_of, worths_of
 from sfnode.organising.evaluation.panel import Says
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS, Plan, Search
 from sfnode.organising.events import Evaluate, EvaluationEnded
@@ -148,7 +149,7 @@ class Evaluations:
         too_late = event.found and event.found.factor != 1.0 and event.epoch < counting.sealed
         if event.result and not too_late:  # what is sealed is another model
             asked.result = health.published(event.epoch, event.result)
-        return origins.said(event.epoch, asked.rows, event.brought, counting)
+        return worths_of(event.epoch, asked.rows, parts_of(event.shares, counting))
 
     def _tell_search(self, event: EvaluationEnded, counting: Counting) -> None:
         if search := self._search:

@@ -45,6 +45,7 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
+from sfnode.schema.evaluation import Share
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth, read
@@ -149,41 +150,12 @@ PARTS_PER_WORTH = 7_000
 """Parts of one decision: at 28 bytes each at most they fit MAX_DECISION."""
 
 
-class Brought(NamedTuple):
-    """Effect that the updates of one feed that a close has named would have on the loss on validation rows.
-
-    With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of
-    the validation loss by the entries of every layer's core at the middle of the step that the epoch makes,
-    p = sum over layers of s * G[i, j] is the scalar that the validation rows would have given.
-    """
-
-    feed: Feed
-    updates: int
-    """Named updates."""
-    sum: float
-    """Sum of the roots of |q * p| with the signs of q * p: positive if the scalars agree with the slopes.
-    Products have heavy tails, so that a sum of them is mostly a few: with the roots half of the updates say
-    as much."""
-    squares: float
-    """Sum of |q * p|: the variance of `sum` if the signs of the scalars were tosses of a coin."""
-    worth: float
-    """Nats by which they lower the validation loss with factor 1: the Aumann-Shapley value of the feed in the
-    epoch's step, by the midpoint rule. The worths of all feeds add up to the whole step's, to third order."""
-    error: float
-    """Standard error of `worth` over the validation rows."""
-
-
-def said(epoch: int, rows: int, brought: Sequence[Brought], counting: Counting) -> list[Worth]:
-    """Return the decisions that tell what was measured of an epoch; none if something of it is no number."""
-    return worths_of(epoch, rows, parts_of(brought, counting))
-
-
-def parts_of(brought: Sequence[Brought], counting: Counting) -> tuple[Part, ...]:
+def parts_of(shares: Mapping[Feed, Share], counting: Counting) -> tuple[Part, ...]:
     """Return what was measured as it is told, ascending by feed; nothing if something of it is no number."""
-    figures = [figure for one in brought for figure in (one.sum, one.squares, one.worth)]
+    figures = [figure for one in shares.values() for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
         return ()
-    numbered = [(counting.number(one.feed), one) for one in brought if one.updates]
+    numbered = [(counting.number(feed), one) for feed, one in shares.items() if one.updates]
     return tuple(sorted(_part(number, one) for number, one in numbered if number is not None))
 
 
@@ -194,7 +166,7 @@ def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
     return [Worth(epoch, rows, tuple(parts[first::count])) for first in range(count)]
 
 
-def _part(number: int, one: Brought) -> Part:
+def _part(number: int, one: Share) -> Part:
     score = one.sum / math.sqrt(one.squares) if one.squares > 0 else 0.0
     most = (1 << 63) - 1
     worth = max(-most, min(most, round(one.worth * WORTH_ONE)))

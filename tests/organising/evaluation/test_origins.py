@@ -21,11 +21,12 @@ from sfnode.organising.evaluation.origins import (
     SCORE_ONE,
     TRUSTED_FROM,
     WORTHWHILE,
-    Brought,
     Evidence,
     Origins,
-    said,
+    parts_of,
+    worths_of,
 )
+from sfnode.schema.evaluation import Share
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     MAX_DECISION,
@@ -491,22 +492,29 @@ def counting_of(members: int) -> Counting:
     return counting
 
 
-def brought(number: int, *, worth: float = 0.25, squares: float = 16.0) -> Brought:
-    return Brought(Feed(number.to_bytes(32, "big"), 0), 300, 9.0, squares, worth, 0.1)
+def said(epoch: int, rows: int, *shares: Share) -> list[Worth]:
+    """Return what is told of the first feeds of so many members."""
+    feeds = (Feed(number.to_bytes(32, "big"), 0) for number in range(len(shares)))
+    parts = parts_of(dict(zip(feeds, shares, strict=True)), counting_of(len(shares)))
+    return worths_of(epoch, rows, parts)
+
+
+def share(*, worth: float = 0.25, squares: float = 16.0) -> Share:
+    return Share(300, 9.0, squares, worth, 0.1)
 
 
 def test_what_was_measured_is_said_in_whole_numbers_in_the_order_of_feeds() -> None:
-    found = said(3, 64, [brought(1), brought(0, worth=-1e-9, squares=0.0)], counting_of(2))
+    found = said(3, 64, share(worth=-1e-9, squares=0.0), share())
     assert found == [Worth(3, 64, (Part(0, 300, -1, 0), Part(64, 300, 250_000_000, 2250)))]
 
 
 def test_nothing_is_said_where_a_figure_is_no_number() -> None:
-    assert said(3, 64, [brought(0), brought(1, worth=math.nan)], counting_of(2)) == []
+    assert said(3, 64, share(), share(worth=math.nan)) == []
 
 
 def test_as_many_parts_as_fit_make_a_decision() -> None:
     members = PARTS_PER_WORTH + 1
-    found = said(65_535, 2**31, [brought(n, worth=-9.0e9) for n in range(members)], counting_of(members))
+    found = said(65_535, 2**31, *(share(worth=-9.0e9) for _ in range(members)))
     assert [len(one.parts) for one in found] == [PARTS_PER_WORTH // 2 + 1, PARTS_PER_WORTH // 2]
     firsts = [[one.parts[place].feed // 64 for place in range(2)] for one in found]
     assert firsts == [[0, 2], [1, 3]], "who came together is not among itself"

@@ -10,7 +10,7 @@ import pytest
 
 from sfnode.organising.evaluation import panel
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.evaluation.origins import OUTLIER, SCORE_ONE, Brought, Origins, weights_of
+from sfnode.organising.evaluation.origins import OUTLIER, SCORE_ONE, Origins, weights_of
 from sfnode.organising.evaluation.panel import (
     ASKED_AGAIN,
     BEYOND,
@@ -27,8 +27,10 @@ from sfnode.organising.evaluation.panel import (
 )
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.schema.evaluation import Share
 from sfprotocol.decisions import Announce, Part, Revoke, Seal, Validators, Worth
 from sfprotocol.events import FindingHeard
+from sfprotocol.messages import Feed
 from tests.bench import evidence_cost
 from tests.bench.validators import Run as Simulated
 from tests.organising.bench import Bench, feed_of
@@ -140,14 +142,14 @@ class Run:
         bench = self.bench
         cost = plan.origins * ORIGIN_FORWARDS + plan.rows * len(AMOUNTS) + plan.scored * 256
         found = Found(1.0, 2.0, FIRST_ROWS) if plan.rows else None
-        told: tuple[Brought, ...] = ()
+        shares = dict[Feed, Share]()
         if plan.origins and self.own:
             said = zip(bench.counting.moved(plan.epoch), self.own, strict=True)
-            told = tuple(
-                Brought(bench.counting.feed(feed), 36, score * 6, 36.0, score * 6e-3, 1e-4)
+            shares = {
+                bench.counting.feed(feed): Share(36, score * 6, 36.0, score * 6e-3, 1e-4)
                 for feed, score in said
-            )
-        bench.do(EvaluationEnded(plan.epoch, None, None, None, found, cost, brought=told))
+            }
+        bench.do(EvaluationEnded(plan.epoch, None, None, None, found, cost, shares=shares))
 
     @property
     def checked(self) -> list[int]:
