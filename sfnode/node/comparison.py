@@ -16,7 +16,7 @@ from sfnode.engine.decay import Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import scale_of
 from sfnode.node.time_travel import Past
-from sfnode.organising.reporting.chronicle import chronicle, parts
+from sfnode.organising.reporting.run_history import parts
 from sfnode.schema.history import DiffResult, LayerChange
 
 
@@ -37,9 +37,8 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
     ]
     more = past.by_origin(after)
     more.subtract(past.by_origin(before))
-    entries = chronicle(past.run, past.entries, (), past.names)
-    seals = {entry.epoch.epoch: entry.epoch for entry in entries if entry.epoch}
-    first, last = sorted((past.seal(before), past.seal(after)))
+    seals = past.history.epochs()
+    first, last = sorted(past.history.seals[epoch].position for epoch in (before, after))
     return DiffResult(
         before=states[0],
         after=states[1],
@@ -47,7 +46,7 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
         origins=parts(more, past.names),
         norm=math.hypot(*norms),
         layers=layers,
-        entries=[entry for entry in entries if first < (entry.position or 0) <= last],
+        entries=[entry for entry in past.history.entries() if first < (entry.position or 0) <= last],
     )
 
 

@@ -15,7 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.organising.reporting import bisection
-from sfnode.organising.reporting.chronicle import DIGITS, chronicle, name_of, parts
+from sfnode.organising.reporting.run_history import DIGITS, RunHistory, name_of, parts
 from sfnode.printable import command
 from sfnode.schema.history import (
     BisectResult,
@@ -28,12 +28,10 @@ from sfnode.schema.history import (
     Without,
 )
 from sfnode.store import checkpoint
-from sfnode.store.checkout import Checkout, advance, at_seal, seal_of, whole
+from sfnode.store.checkout import Checkout, advance, at_seal, whole
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import counting_of, kept_control
-from sfprotocol import decisions
-from sfprotocol.decisions import Seal
+from sfnode.store.replay import kept_control
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Succession
 from sfprotocol.seeds import I64
@@ -55,7 +53,7 @@ def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
         return _history(manifest, None, counted, 0, counted >= budget, budget, entries)
     kept, counting = kept_control(update_log), machine.organised.counting
     successions = (message for message in kept.authority if isinstance(message, Succession))
-    entries = chronicle(machine.run, kept.entries, successions, machine.cards.names())
+    entries = RunHistory(machine.run, machine.cards.names()).follow(kept.entries).entries(successions)
     open_updates = sum(
         counting.closed_updates(epoch) for epoch in range(counting.sealed, counting.open_epoch)
     )
@@ -128,7 +126,9 @@ class Past:
         """Machine in the state of the log."""
         self.names = self.machine.cards.names()
         """Names that origins give themselves."""
-        self.latest = counting_of(self.run, self.entries)
+        self.history = RunHistory(self.run, self.names).follow(self.entries)
+        """History of the run by all decisions."""
+        self.latest = self.history.counting
         """State by all decisions."""
         self._core = Core(len(manifest.model.targets), manifest.training.rank)
         folder = Layout(data_dir).checkpoints
@@ -158,19 +158,13 @@ class Past:
         """Return the digests of a state. Raises UserError as `at_seal`."""
         found = self.checkout(epoch)
         self.cores(found.counted)
-        seal = decisions.read(self.entries[self.seal(epoch)].record).decision
-        assert isinstance(seal, Seal)
         return CheckoutResult(
             run_id=self.run.run_id.hex(),
             epoch=epoch,
             updates=found.updates,
-            named_digest=seal.digest.hex(),
+            named_digest=self.history.seals[epoch].seal.digest.hex(),
             core_digest=self._core.digest().hex(),
         )
-
-    def seal(self, epoch: int) -> int:
-        """Return the number of the decision that has sealed an epoch."""
-        return seal_of(self.run, self.entries, epoch)
 
     def by_origin(self, epoch: int) -> Counter[bytes]:
         """Return how many updates of each origin counted then."""

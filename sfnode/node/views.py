@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 from sfnode.models.files import licence_of
 from sfnode.node.startup import remembered_peers
 from sfnode.node.state import budget_of, carried, epochs_of, greeted, role_of
-from sfnode.node.timeline import Decided
 from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import Latency
 from sfnode.schema import InviteResult
@@ -75,7 +74,6 @@ class Views:
         self._swarm_rate: float | None = None
         self._measurements: list[NodeEvaluation] = []
         self._index = LogIndex(node.log, self._names, node.machine.run)
-        self._decided = Decided(node.log, node.machine.run)
         self._usage = Usage(*node.settings.devices)
         self.machine: MachineStatus | None = None
         """Usage of the machine by the node; None until that was looked at."""
@@ -137,7 +135,7 @@ class Views:
         """Return the last decisions, from the log."""
         if self._node.machine.organised is None:
             return Timeline(total=0, entries=[])
-        return await self._ask(lambda: self._decided.last(query.limit, self._names()))
+        return await self._ask(lambda: self._index.timeline(query.limit))
 
     def samples(self) -> Samples:
         """Return the answers to test rows that were recorded."""

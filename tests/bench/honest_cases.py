@@ -4,8 +4,8 @@
 
 Nodes are the simulator's: the shipped machine, host and organiser on a virtual clock, with links of 100 ms
 there and back. The organiser's policy is the product's, with searches that change nothing, and scores of
-updates that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two
-can be compared: `--against FILE` prints the ratios to what another one has written.
+updates that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so
+that two can be compared: `--against FILE` prints the ratios to what another one has written.
 """
 
 from __future__ import annotations

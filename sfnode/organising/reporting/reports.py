@@ -13,14 +13,14 @@ from typing import Protocol
 from sfnode.manifest import Manifest
 from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.health import Verdict
 from sfnode.organising.evaluation.origins import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Origins
 from sfnode.organising.organiser import State
 from sfnode.organising.reporting.alarms import Silence, alarms
+from sfnode.organising.reporting.run_history import Results
 from sfnode.organising.sequel import link_in
 from sfnode.printable import command
 from sfnode.schema.metrics import model_in_words, result_in_words
-from sfnode.schema.node_state import HEALTH_WORDS, RunHealth, Wait
+from sfnode.schema.node_state import HEALTH_WORDS, Wait
 from sfnode.schema.organising import (
     Change,
     EpochEvaluation,
@@ -44,11 +44,9 @@ from sfprotocol.decisions import (
     Announce,
     Bases,
     Decision,
-    Evaluated,
     Invite,
     Recorded,
     Seal,
-    Void,
     read,
 )
 from sfprotocol.messages import Feed, Petition
@@ -103,11 +101,8 @@ class Reports:
         """Seals when it was last looked at, and the time at which the last one came since the start."""
         self._waiting_since, self._look_at = float("inf"), now
         """Time since which updates wait without a decision, and of the next look at that."""
-        self._noted: list[Decision] = []
-        """The decisions so far that say how the model does, or are announcements."""
-        self._read, self._chain = 0, b""
-        """Decisions that were looked through, and the chain hash after them."""
-        self._verdict = Verdict(RunHealth.UNKNOWN)
+        self._results = Results()
+        self._verdict = self._results.verdict()
         self._origins = Origins(kept=manifest.training.basis == "features")
 
     @property
@@ -120,7 +115,7 @@ class Reports:
 
     def status(self, desk: Desk | None) -> OrganiserStatus:
         """Return the state of the run; `desk` is the organiser if it is here."""
-        counting, feed, noted = self.counting, self._feed, self._look()
+        counting, feed, results = self.counting, self._feed, self._look()
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
             run_name=self._manifest.name,
@@ -147,7 +142,7 @@ class Reports:
             health=self._health(),
             evaluations=self.evaluations(),
             doubted=self._doubted(),
-            announcements=[said.text for said in noted if isinstance(said, Announce)][-ANNOUNCEMENTS:],
+            announcements=results.announcements[-ANNOUNCEMENTS:],
         )
 
     def run(self, own: Feed | None, desk: Desk | None, now: float) -> RunStatus:
@@ -231,7 +226,7 @@ class Reports:
 
     def evaluations(self) -> list[EpochEvaluation]:
         """Return what the organiser has measured on the validation rows: the last ones, oldest first."""
-        return health.evaluations(self._look())[-EVALUATIONS:]
+        return self._look().evaluations[-EVALUATIONS:]
 
     def seals(self, since: int) -> list[Seal]:
         """Return the seals of the epochs from `since` on, in their order."""
@@ -361,13 +356,13 @@ class Reports:
         )
 
     def _announced(self) -> str | None:
-        said = [one.text for one in self._look() if isinstance(one, Announce)]
+        said = self._look().announcements
         return said[-1] if said else None
 
     def sequel(self) -> str | None:
         """Return the link to the run as which this one goes on, as announced last; None if it was not."""
-        links = [link_in(one.text) for one in self._look() if isinstance(one, Announce)]
-        return next((link for link in reversed(links) if link), None)
+        links = map(link_in, reversed(self._look().announcements))
+        return next(filter(None, links), None)
 
     def _since_seal(self, now: float) -> float | None:
         return now - self._sealed_at if math.isfinite(self._sealed_at) else None
@@ -389,8 +384,7 @@ class Reports:
 
     def _said_of(self, own: Feed) -> str:
         """Return what the organiser has announced of an origin last; empty if nothing."""
-        said = [one.text for one in self._look() if isinstance(one, Announce)]
-        named = [text for text in said if own.origin.hex()[:KEY_DIGITS] in text]
+        named = [text for text in self._look().announcements if own.origin.hex()[:KEY_DIGITS] in text]
         return f". It says: {named[-1]}" if named else ""
 
     def _harm_of(self, own: Feed) -> str:
@@ -443,19 +437,13 @@ class Reports:
             lines.append(", ".join([f"{words}: {result_in_words(verdict.latest)}", *beside]))
         return lines
 
-    def _look(self) -> list[Decision]:
-        """Look through the decisions that are new; through all if those from before are not here any more."""
-        feed = self._feed
-        if (feed.stop, feed.chain) == (self._read, self._chain):
-            return self._noted
-        self._origins.follow(feed)
-        if feed.stop < self._read or feed.chains[self._read] != self._chain:
-            self._noted, self._read = [], 0
-        decisions = (read(entry.record).decision for entry in feed.entries[self._read :])
-        self._noted += [said for said in decisions if isinstance(said, Announce | Evaluated | Void)]
-        self._read, self._chain = feed.stop, feed.chain
-        self._verdict = health.verdict(self._noted)
-        return self._noted
+    def _look(self) -> Results:
+        """Return what all decisions of now tell."""
+        results, read = self._results, self._results.read
+        if results.follow(self._feed.entries).read != read:
+            self._verdict = results.verdict()
+        self._origins.follow(self._feed)
+        return results
 
 
 def _numbers(counting: Counting) -> dict[str, int]:
