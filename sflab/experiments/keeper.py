@@ -20,8 +20,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
-from sfnode.organising.evaluation.judging import by_schedule
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Schedule, by_schedule
 from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import (
     BasesMade,
@@ -35,7 +34,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.guard import Rows
 from sfnode.organising.organiser import LOOK_INTERVAL, Organiser
-from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy, has_few_dimensions
+from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.organising.view import View
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
@@ -55,10 +54,10 @@ from sfprotocol.wire_codec import MAX_ENTRIES
 LINK = 1
 """Number of the link to all clients."""
 
-LONGEST_EPOCH = BOUNDS["longest_epoch"][1]
+LONGEST_EPOCH = 604_800.0
 """Seconds: epochs end by count, and by this only when the run is over."""
 
-LONGEST_WAIT = BOUNDS["seal_wait"][1]
+LONGEST_WAIT = 86_400.0
 """Seconds: results come at once."""
 
 ROUND = 5.0

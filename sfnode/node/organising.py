@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.manifest import Manifest
 from sfnode.node.training.engine_thread import Engine
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import admission
-from sfnode.organising.evaluation.judging import by_schedule
+from sfnode.organising.evaluation.judging import Schedule, by_schedule
 from sfnode.organising.evaluation.line_search import Found, LineSearch
-from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     Action,
     Answer,
@@ -40,7 +38,7 @@ from sfnode.organising.events import (
     Summarised,
 )
 from sfnode.organising.organiser import Organiser, State
-from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
+from sfnode.organising.policy import WORK_BITS, has_few_dimensions, policy_of
 from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, Share
 from sfnode.store.disk_errors import disk_faults
@@ -59,50 +57,10 @@ if TYPE_CHECKING:
 WISH_DEADLINE = 60.0
 """Seconds for a wish to be signed: one decision is under way at a time, and each takes a commit."""
 
-WORK_BITS = OrganiserPolicy().work_bits
-"""Bits of the proof of work that a petition shows: as many as organisers ask for by default."""
-
 LOOK_INTERVAL = 5.0
 """Seconds between two looks whether this node is still a member: what takes that from it is rare."""
 
-SEARCH_WAIT = 600.0
-"""Seconds that a seal waits for its line search: two hundred rows at seven places each, by a model that takes
-a third of a second for a row; or for answers to them, which take a pass for each token. Nothing is closed
-meanwhile until the rate has settled."""
-
 MEASURING_BASE = "measuring the base model"
-
-USUAL_ROWS = 256
-"""Validation rows of a run that takes all of a source of its own: a search asks for no more."""
-
-
-def policy_of(
-    manifest: Manifest,
-    admission: str | None = None,
-    search: bool = False,
-    renew_bases: int = 0,
-    guard: bool = True,
-) -> OrganiserPolicy:
-    """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
-    are found by line searches if `search`, and the run has validation rows and a loss with slopes; published
-    bases are made anew every `renew_bases` updates, if not 0, of such a loss; with validation rows a `guard`
-    may watch over it."""
-    data, numbers, slopes = manifest.data, manifest.training, manifest.task.has_slopes
-    validates = bool(data.validation or data.validation_limit)
-    search = search and slopes
-    return OrganiserPolicy(
-        target_updates=numbers.epoch_updates,
-        admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
-        quota=manifest.organised.quota,
-        seal_wait=0.0 if not validates else SEARCH_WAIT if search or not slopes else 120.0,
-        search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
-        origins=search and validates,
-        kept=numbers.basis == "features",
-        size_rate=search and validates and has_few_dimensions(manifest),
-        renew_updates=renew_bases if numbers.bases and slopes else 0,
-        guard=guard and validates,
-        update_forwards=numbers.update_forwards,
-    )
 
 
 def organises(node: RunningNode) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from sfnode.organising.evaluation.judging import Judge, Judgement, by_schedule
+from sfnode.organising.evaluation.judging import Judge, Judgement, Schedule, by_schedule
 from sfnode.organising.evaluation.origins import Origins
-from sfnode.organising.evaluation.rates import Schedule
 from sfnode.organising.events import (
     Action,
     Answer,
@@ -59,10 +58,12 @@ def skipping(members: set[int]) -> Judge:
     return judge
 
 
-UNEVALUATED = OrganiserPolicy(target_updates=100, longest_epoch=60.0, seal_wait=0.0)
+UNEVALUATED = OrganiserPolicy(
+    target_updates=100, longest_epoch=60.0, seal_wait=0.0, quota=1024, update_forwards=8
+)
 """Seals at once; most tests are about closes."""
 
-EVALUATED = OrganiserPolicy(target_updates=100, longest_epoch=60.0, seal_wait=30.0)
+EVALUATED = replace(UNEVALUATED, seal_wait=30.0)
 
 
 def feed_of(name: str, incarnation: int = 0) -> Feed:

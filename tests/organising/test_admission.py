@@ -22,10 +22,10 @@ from sfprotocol import proof_of_work
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit, Invite, Recorded, RevokeInvitation
 from sfprotocol.messages import Petition
-from tests.organising.bench import RUN_ID, feed_of
+from tests.organising.bench import RUN_ID, UNEVALUATED, feed_of
 
 SECRET = bytes(range(16))
-POLICY = OrganiserPolicy(admission_burst=3, admissions_per_minute=6, work_bits=8, quota=77)
+POLICY = replace(UNEVALUATED, admission_burst=3, admissions_per_minute=6, work_bits=8, quota=77)
 ANYONE = replace(POLICY, admission=Admission.ANYONE)
 APPROVE = replace(POLICY, admission=Admission.APPROVE)
 LINKS = replace(POLICY, admission=Admission.LINKS)

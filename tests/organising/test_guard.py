@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from sfnode.organising import guard as policy
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.judging import Judgement, by_schedule
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
 from sfnode.organising.events import EvaluationEnded
 from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guard
 from sfnode.schema.evaluation import EvaluationOfRows

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sfnode.organising import members
-from sfnode.organising.evaluation.judging import Judgement, by_schedule
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
 from sfnode.organising.events import NobodyElse, Round
 from sfnode.organising.organiser import (
     ACTIVE_TIME,

@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from sfnode.organising.evaluation.judging import by_schedule
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Schedule, by_schedule
 from sfnode.organising.events import Round
 from sfnode.organising.policy import Admission
 from sfprotocol.counting import NEVER

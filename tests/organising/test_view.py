@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.organising.evaluation.judging import by_schedule
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Schedule, by_schedule
 from sfnode.organising.events import Action, Answer, OwnerWish, Round, Sign
 from sfnode.organising.feeds import HeldFeed
 from sfnode.organising.organiser import Organiser

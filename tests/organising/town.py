@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.events import Round, Sign
 from sfnode.organising.organiser import Organiser
-from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.view import Mark
 from sfprotocol import holding
 from sfprotocol.checkpoints import Base
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, Admit, Close, Decision, encode
 from sfprotocol.messages import EpochScalars, Feed
-from tests.organising.bench import KEY, Node
+from tests.organising.bench import KEY, UNEVALUATED, Node
 
 TICK = 0.25
 """Seconds between two looks of everybody."""
@@ -30,7 +29,7 @@ TICK = 0.25
 EPOCH = 256
 BUDGET = 1 << 20
 
-POLICY = OrganiserPolicy(target_updates=EPOCH, longest_epoch=60.0, seal_wait=0.0)
+POLICY = replace(UNEVALUATED, target_updates=EPOCH)
 
 USUAL, LARGE = 10, 1000
 """Sizes of scalars."""

@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.sim.world.checkpoints import summarise
 from sflab.sim.world.keys import origin_of
-from sfnode.organising.evaluation.judging import Judgement, by_schedule
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
 from sfnode.organising.events import (
     Evaluate,
     EvaluationEnded,
@@ -44,6 +43,7 @@ POLICY = OrganiserPolicy(
     admissions_per_minute=600.0,
     work_bits=0,
     quota=64,
+    update_forwards=8,
     young_share=0.5,
     share=0.5,
     amend_after=40.0,
