@@ -28,7 +28,7 @@ from sfnode.organising.events import (
     EvaluationEnded,
     Event,
     MakeBases,
-    OwnerWish,
+    OwnerDecision,
     Round,
     Sign,
 )
@@ -131,7 +131,7 @@ class Keeper:
         self._open()
         if self._organiser and not self.decided:
             for feed in self._feeds:
-                self._tell(OwnerWish(Admit(feed.origin, manifest.organised.quota, 0)))
+                self._tell(OwnerDecision(Admit(feed.origin, manifest.organised.quota, 0)))
                 self._settle()
         self._meet()
 
@@ -304,7 +304,7 @@ class Keeper:
             number, member = counting.number(feed), counting.member(feed.origin)
             if number is not None and member and member.revoked == NEVER:
                 left += stop - counting.named(number)
-        self._tell(OwnerWish(Budget(counting.promised + left)))
+        self._tell(OwnerDecision(Budget(counting.promised + left)))
 
     def close(self) -> None:
         """Close the log."""

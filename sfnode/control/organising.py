@@ -1,4 +1,4 @@
-"""Routes of the control API about an organised run. Any node of one answers all but the owner's wishes.
+"""Routes of the control API about an organised run. Any node of one answers all but the owner's decisions.
 
 GET /organising, /organising/members?offset=&limit=&find= and /organising/petitions; POST /organising/decision
 {"decision": hex, "dry_run": bool}, which only the node with the organiser's key signs; GET
@@ -16,9 +16,9 @@ from aiohttp import web
 from sfnode.control.answers import answer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.organising import wishes
+from sfnode.organising import owner_decisions
 from sfnode.organising.organiser import State
-from sfnode.organising.reporting.reports import Desk, Reports
+from sfnode.organising.reporting.reports import Organising, Reports
 from sfnode.schema.organising import (
     DecisionRequest,
     DecisionResult,
@@ -48,7 +48,7 @@ class Node(Protocol):
     @property
     def driver(self) -> Driver: ...
     @property
-    def organising(self) -> Desk | None: ...
+    def organising(self) -> Organising | None: ...
     @property
     def reports(self) -> Reports | None: ...
 
@@ -109,14 +109,16 @@ def _reports(node: Node) -> Callable[[], Reports]:
     return reports
 
 
-async def _decided(reports: Reports, desk: Desk | None, wanted: DecisionRequest) -> DecisionResult:
+async def _decided(
+    reports: Reports, organising: Organising | None, wanted: DecisionRequest
+) -> DecisionResult:
     decision = _decision(wanted)
-    refusal = wishes.refusal(reports.counting, decision)
+    refusal = owner_decisions.refusal(reports.counting, decision)
     if refusal is None and wanted.dry_run:
         return DecisionResult(signed=False, changes=reports.changes(decision), invitation=None)
     if refusal is None:
         changes = reports.changes(decision)
-        refusal = await _signing(desk).wish(decision)
+        refusal = await _signing(organising).decide(decision)
         if refusal is None:
             return DecisionResult(signed=True, changes=changes, invitation=reports.invitation(decision))
     raise UserError(
@@ -137,21 +139,21 @@ def _decision(wanted: DecisionRequest) -> Decision:
         ) from error
 
 
-def _signing(desk: Desk | None) -> Desk:
+def _signing(organising: Organising | None) -> Organising:
     """Return the organiser if it signs. Raises UserError ORGANISER_NEEDED."""
-    if desk is None:
+    if organising is None:
         raise UserError(
             Code.ORGANISER_NEEDED,
             "this node does not have the organiser's key",
             "Ask the node that was started with --organise, or start this one so if you have the key.",
         )
-    if desk.state is State.RESTARTED:
+    if organising.state is State.RESTARTED:
         raise UserError(
             Code.ORGANISER_NEEDED,
             "the organiser was restarted and waits for peers to tell which of its decisions they have",
             "Try again in a minute; if nobody else is there, start the node with --organise --alone.",
         )
-    return desk
+    return organising
 
 
 def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:

@@ -270,7 +270,7 @@ class Auditing:
             looking = LOOK_INTERVAL + LOOK_INTERVAL_PER_FEED * len(self._node.machine.frontier)
             rest = max(looking, spent / share - spent)
 
-    def _refuted(self) -> list[tuple[bytes, policy.Evidence]]:
+    def _refuted(self) -> list[tuple[bytes, policy.AuditEvidence]]:
         return [(origin, one) for origin, one in self._audits.origins.items() if one.refuted]
 
     def _claims(self) -> list[Claim]:
@@ -323,9 +323,9 @@ class Auditing:
         if organised is None or organising is None or number is None:
             return
         revoke = Revoke(number // INCARNATIONS, organised.counting.sealed)
-        for wish in (Announce(f"Revoked: {reason}"), revoke):
+        for decision in (Announce(f"Revoked: {reason}"), revoke):
             try:
-                refusal = await organising.wish(wish)
+                refusal = await organising.decide(decision)
             except UserError as error:
                 refusal = error.what
             if refusal:

@@ -30,7 +30,7 @@ from sfnode.organising.events import (
     Event,
     MakeBases,
     NobodyElse,
-    OwnerWish,
+    OwnerDecision,
     Round,
     Sign,
     Stop,
@@ -54,8 +54,8 @@ from sfprotocol.weighing import Counted, counts_alike
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
 
-WISH_DEADLINE = 60.0
-"""Seconds for a wish to be signed: one decision is under way at a time, and each takes a commit."""
+SIGN_DEADLINE = 60.0
+"""Seconds for an owner's decision to be signed: one decision is under way at a time, and each takes a commit."""
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks whether this node is still a member: what takes that from it is rare."""
@@ -82,7 +82,7 @@ class Organising:
         self._has_base = False
         self._running: set[asyncio.Task[None]] = set()
         self._stopped = False
-        self._wishes: list[tuple[Decision, asyncio.Future[str | None]]] = []
+        self._waiting: list[tuple[Decision, asyncio.Future[str | None]]] = []
         self._untold: list[Event] = []
         """Events of which the organiser hears at the end of a round."""
         self._begun = False
@@ -116,27 +116,27 @@ class Organising:
         """Return the petitions that wait for the owner."""
         return self._organiser.petitions(self._node.clock())
 
-    async def wish(self, decision: Decision) -> str | None:
+    async def decide(self, decision: Decision) -> str | None:
         """Return once the owner's decision is signed and on disk; or the reason if it would change nothing.
 
         Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
         """
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._wishes.append((decision, done))
-        self._tell(OwnerWish(decision))
+        self._waiting.append((decision, done))
+        self._tell(OwnerDecision(decision))
         try:
-            async with asyncio.timeout(WISH_DEADLINE):
+            async with asyncio.timeout(SIGN_DEADLINE):
                 return await done
         except TimeoutError:
             raise _unanswered("a minute has passed and it is not signed") from None
         finally:
-            self._wishes = [wish for wish in self._wishes if wish[1] is not done]
+            self._waiting = [one for one in self._waiting if one[1] is not done]
 
     async def stop(self) -> None:
         """Cancel what is under way, and decide nothing more while the last updates are handed over; whoever
-        has a wish is told that it may not come true."""
+        waits for a decision is told that it may not come."""
         self._stopped = True
-        for _, done in self._wishes:
+        for _, done in self._waiting:
             if not done.done():
                 done.set_exception(_unanswered("the node has ended before it was signed"))
         for task in self._running:
@@ -223,9 +223,9 @@ class Organising:
         self._tell(BasesMade(digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
-        """Tell whoever has wished for this decision first what has become of it."""
-        for wish, done in self._wishes:
-            if wish == wanted and not done.done():
+        """Tell whoever has wanted this decision first what has become of it."""
+        for decision, done in self._waiting:
+            if decision == wanted and not done.done():
                 done.set_result(reason)
                 return
 
@@ -346,7 +346,7 @@ async def be_admitted(node: RunningNode) -> None:
             asked = False
         elif node.organising:
             with suppress(UserError):  # it is carried out all the same, unless the node ends
-                await node.organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
+                await node.organising.decide(Admit(own.origin, node.manifest.organised.quota, 0))
         elif not asked:
             await _ask(node, own.origin)
             asked = True

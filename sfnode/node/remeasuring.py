@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
-from sfnode.organising.evaluation.origins import Origins, parts_of
+from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
 from sfnode.schema.evaluation import Share
 from sfnode.schema.history import Remeasured
 from sfnode.store.log import UpdateLog
@@ -100,7 +100,7 @@ def _asked(manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Wo
     other reasons.
     """
     run = manifest.parameters()
-    counting, origins = Counting.of(run), Origins(kept=manifest.training.basis == "features")
+    counting, origins = Counting.of(run), MembersEvidence(kept=manifest.training.basis == "features")
     doubted: dict[int, set[int]] = {}
     for entry in entries:
         recorded = decisions.read(entry.record)

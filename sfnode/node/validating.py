@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node.training.engine_thread import Engine
-from sfnode.organising.evaluation.origins import Origins, parts_of
+from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
 from sfnode.organising.evaluation.searching import BUSY, ORIGIN_ROWS
 from sfnode.schema.evaluation import Share
 from sfnode.schema.organising import ValidatorStatus
@@ -86,7 +86,7 @@ class Validating:
         self._organised: Organised = node.machine.organised
         data = node.manifest.data
         self._able = node.manifest.task.has_slopes and bool(data.validation or data.validation_limit)
-        self._origins = Origins(kept=node.manifest.training.basis == "features")
+        self._origins = MembersEvidence(kept=node.manifest.training.basis == "features")
         self._named = False
         """Whether this node was named when it was last looked at."""
         self._measured = 0

@@ -58,7 +58,7 @@ class Summarised:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerWish:
+class OwnerDecision:
     """The run's owner wants this decision: an Admit approves, a Revoke or a Void takes back, and so on."""
 
     decision: Decision
@@ -72,7 +72,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-Event = Round | NobodyElse | Asked | FindingHeard | EvaluationEnded | Summarised | BasesMade | OwnerWish
+Event = Round | NobodyElse | Asked | FindingHeard | EvaluationEnded | Summarised | BasesMade | OwnerDecision
 
 
 # -- actions -------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class Guard:
     def _on_result(self, result: Result) -> None:
         if result.said.base:
             self._base[measure_of(result.said)] = result
-        elif not self.drains(result.epoch):
+        elif not self.discards(result.epoch):
             self.results = [one for one in self.results if measure_of(one.said) == measure_of(result.said)]
             self.results.append(result)
             self._mark = self._marked(self._mark, result)
@@ -218,7 +218,7 @@ class Guard:
             self.returns.append(Return(self._sealed))
         return decision
 
-    def drains(self, epoch: int) -> bool:
+    def discards(self, epoch: int) -> bool:
         """Return whether an epoch that is not sealed, or was taken back, is worth nothing."""
         return any(one.first <= epoch < one.until for one in self.returns)
 
@@ -243,7 +243,7 @@ class Guard:
         return (feed, epoch) in self._stale
 
     def judged(self, counting: Counting, judgement: Judgement, *, searched: bool) -> Judgement:
-        """Return a judgement with the rates that returns have left; of nothing, for an epoch that is drained.
+        """Return a judgement with the rates that returns have left; of nothing, for a discarded epoch.
 
         `searched`: its rates follow from those before, and not from a schedule.
         """
@@ -253,7 +253,7 @@ class Guard:
         if not searched:
             rates = tuple(RateFrom(one.epoch, max(1, one.rate // scale)) for one in rates)
             rates = tuple(one for one in rates if one.rate != counting.rate(one.epoch))
-        if not self.drains(epoch):
+        if not self.discards(epoch):
             return replace(judgement, rates=rates)
         if self.returns[-1].until != NEVER or coming >= MAX_EPOCHS:
             return Judgement(factor=0)

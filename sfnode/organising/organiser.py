@@ -20,11 +20,11 @@ There is at most one decision under way. The next one is made from the state tha
 is ever void where it stands, and no position of the control feed is signed twice. While nothing is under way
 an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
 
-    a wish of the owner's          that would change something (`wishes`)
+    a decision of the owner's      that would change something (`owner_decisions`)
     an admission                   that needs no owner, at the rate that the policy allows (`admission`)
     the result of an evaluation    of an epoch that is sealed, or of the base model (`evaluating`)
     a return, or the end           that the guard (`guard`) has made out from these results
-    a worth                        that was measured, and what follows from it for a member (`members`)
+    a worth                        that was measured, and what follows from it for a member (`sanctions`)
     validators                     without those whose figures evidently are wrong (`panel`)
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     bases                          once those of now have served for long enough (`renewing`)
@@ -42,7 +42,7 @@ with what is late. What is left comes next time, the feed first that has waited 
 A seal counts all that its close has named, with the factor that the judge (`judging`) or a line search
 (`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
 its member was revoked since, of members that are not trusted, and what the judge says. What was skipped is
-recounted by a later seal if the judge says so, or once enough evidence speaks for the member (`members`):
+recounted by a later seal if the judge says so, or once enough evidence speaks for the member (`sanctions`):
 what each feed has brought is measured first and signed, and the search goes along what is left. Before the
 close that reaches the budget one that names nothing is made, if anything waits: its seal recounts that, with
 a factor of its own by a search along it, and no rate follows.
@@ -57,12 +57,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from sfnode.organising import wishes
+from sfnode.organising import owner_decisions
 from sfnode.organising.admission import Petitions
 from sfnode.organising.checkpoints import Checkpoints
 from sfnode.organising.evaluation.evaluating import Evaluations
+from sfnode.organising.evaluation.evidence import MembersEvidence
 from sfnode.organising.evaluation.judging import Judge, Judgement
-from sfnode.organising.evaluation.origins import Origins
 from sfnode.organising.evaluation.panel import Panels
 from sfnode.organising.evaluation.searching import GROWTH, Search
 from sfnode.organising.events import (
@@ -73,7 +73,7 @@ from sfnode.organising.events import (
     Event,
     MakeBases,
     NobodyElse,
-    OwnerWish,
+    OwnerDecision,
     Round,
     Sign,
     Stop,
@@ -82,9 +82,9 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.feeds import HeldFeeds, Nameable
 from sfnode.organising.guard import Guard
-from sfnode.organising.members import Members
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
+from sfnode.organising.sanctions import Sanctions
 from sfnode.organising.view import View
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting, named_digest
 from sfprotocol.decisions import (
@@ -208,15 +208,15 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._unseen = view.feeds()
         """Feeds that have not been looked at yet."""
-        self._known = Origins(kept=policy.kept)
-        self._members = Members(self._known, judged=policy.origins, revoked=policy.revokes)
+        self._known = MembersEvidence(kept=policy.kept)
+        self._sanctions = Sanctions(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
         self._panels = Panels(self._known, now)
         self._petitions = Petitions(view.control.authority.run_id, policy)
-        self._wanted: list[Decision] = []
+        self._unanswered: list[Decision] = []
         """Decisions that the owner wants, until they are signed or refused."""
-        self._wishes: list[Decision] = []
+        self._queue: list[Decision] = []
         """Those of them that have not had their turn."""
         self._evaluations = Evaluations(policy, self.search, now)
         self._renewal = Renewal(policy.renew_updates, self.search, now)
@@ -228,7 +228,7 @@ class Organiser:
 
     def next_deadline(self) -> float:
         """Return the time at which a Round is due at the latest, even if none was carried out."""
-        return float("inf") if self.state is State.STOPPED and not self._wishes else self._wake_at
+        return float("inf") if self.state is State.STOPPED and not self._queue else self._wake_at
 
     def petitions(self, now: float) -> list[Petition]:
         """Return the petitions that wait for the owner, or for their turn."""
@@ -265,8 +265,8 @@ class Organiser:
             case BasesMade(digest=digest):
                 self._renewal.made(digest, now)
                 self._look_soon(now)
-            case OwnerWish(decision=decision):
-                self._on_wish(decision, now)
+            case OwnerDecision(decision=decision):
+                self._on_owner(decision, now)
         if now >= self.next_deadline():
             self._look(now)
         actions, self._actions = self._actions, []
@@ -279,7 +279,7 @@ class Organiser:
             return
         before, follows = self._read, feed.stop >= self._read and feed.chains[self._read] == self._chain
         if before and not follows:
-            self._members.forget()
+            self._sanctions.forget()
             self.guard = Guard() if self.guard else None
         news = feed.entries[before if follows else 0 :]
         self._read, self._chain, self._tenure = feed.stop, feed.chain, tenure
@@ -308,10 +308,10 @@ class Organiser:
         return UNSUPPORTED if self._counting.unsupported else None
 
     def _on_decision(self, decision: Decision) -> None:
-        if decision in self._wanted:
-            self._wanted.remove(decision)
+        if decision in self._unanswered:
+            self._unanswered.remove(decision)
             self._actions.append(Answer(decision, None))
-        self._members.take(decision)
+        self._sanctions.take(decision)
         if self.guard:
             self.guard.take(decision)
 
@@ -327,16 +327,16 @@ class Organiser:
             if self._lacking <= 0:
                 self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
 
-    def _on_wish(self, decision: Decision, now: float) -> None:
-        self._wanted.append(decision)
-        self._wishes.append(decision)
+    def _on_owner(self, decision: Decision, now: float) -> None:
+        self._unanswered.append(decision)
+        self._queue.append(decision)
         self._look_soon(now)
 
     def _on_evaluated(self, event: EvaluationEnded, now: float) -> None:
         if not self._evaluations.is_under_way(event.epoch):
             return
         own = self._evaluations.ended(event, self._counting, now)
-        self._members.measured(self._panels.checked(event.epoch, own))
+        self._sanctions.measured(self._panels.checked(event.epoch, own))
         if self.guard:
             for base in (event.base, event.calibrated):
                 self.guard.note(event.epoch, base, base=True)
@@ -360,7 +360,7 @@ class Organiser:
         if self.state is State.RESTARTED and self._has_head(now):
             self.state = State.ORGANISING
         if self.state is State.STOPPED:
-            self._wish()
+            self._owners()
         decision = self._due(now) if self.state is State.ORGANISING else None
         rest = LOOK_INTERVAL_PER_FEED * len(self._feeds)
         self._look_from = now + rest
@@ -387,11 +387,11 @@ class Organiser:
     def _due(self, now: float) -> Decision | None:
         admit = self._petitions.next
         return (
-            self._wish()
+            self._owners()
             or admit(self._counting, now)
             or self._evaluations.result(self._counting)
             or (self.guard and self.guard.due(self._counting))
-            or self._members.due(self._counting)
+            or self._sanctions.due(self._counting)
             or self._panels.due(self._counting)
             or self._about_feeds(now)
         )
@@ -419,14 +419,14 @@ class Organiser:
             self._open, self._opened_at = self._counting.open_epoch, now
         self._feeds.refresh(self._counting, now, asked=bool(self._peers))
 
-    def _wish(self) -> Decision | None:
-        while self._wishes:
-            wish = self._wishes.pop(0)
-            reason = self.stopped or wishes.refusal(self._counting, wish)
+    def _owners(self) -> Decision | None:
+        while self._queue:
+            decision = self._queue.pop(0)
+            reason = self.stopped or owner_decisions.refusal(self._counting, decision)
             if reason is None:
-                return wish
-            self._wanted.remove(wish)
-            self._actions.append(Answer(wish, reason))
+                return decision
+            self._unanswered.remove(decision)
+            self._actions.append(Answer(decision, reason))
         return None
 
     # -- seals -------------------------------------------------------------------------------------
@@ -436,18 +436,18 @@ class Organiser:
         chains = self._feeds.chains(counting, epoch) if epoch < counting.open_epoch else None
         if chains is None:
             return None
-        if oversized := self._members.oversized(epoch, self._feeds.heavy(epoch, counting)):
+        if oversized := self._sanctions.oversized(epoch, self._feeds.oversized(epoch, counting)):
             return oversized
         if self._is_evaluated_first(epoch, now):
             return None
         judgement = self._judge(counting)
         if self.search:
             judgement = self.search.judged(counting, judgement)
-        drained = bool(self.guard and self.guard.drains(epoch))
+        discarded = bool(self.guard and self.guard.discards(epoch))
         if self.guard:
             judgement = self.guard.judged(counting, judgement, searched=self.search is not None)
         skipped = self._skipped(epoch, judgement)
-        self._evaluations.sealing(epoch, skipped, drained=drained)
+        self._evaluations.sealing(epoch, skipped, discarded=discarded)
         self._feeds.forget(chains, counting)
         digest, recounted = (
             named_digest(self._view.control.authority.run_id, chains),
@@ -463,32 +463,32 @@ class Organiser:
         if not judgement.factor:
             return ()
         rate = self._counting.rate(epoch)
-        return self._members.recounted(self._counting, judgement, self.guard, last=False, rate=rate)
+        return self._sanctions.recounted(self._counting, judgement, self.guard, last=False, rate=rate)
 
     def _waiting(self) -> tuple[Recount, ...]:
         """Return the skipped work that is to count before the run ends."""
-        return self._members.recounted(self._counting, Judgement(), self.guard, last=True, rate=RATE_ONE)
+        return self._sanctions.recounted(self._counting, Judgement(), self.guard, last=True, rate=RATE_ONE)
 
     def _is_for_waiting(self, epoch: int) -> bool:
         """Return whether the seal of an epoch is there to count what waits."""
-        drained = self.guard is not None and self.guard.drains(epoch)
-        return self.search is not None and not drained and self.search.is_for_waiting(epoch, self._counting)
+        discarded = self.guard is not None and self.guard.discards(epoch)
+        return self.search is not None and not discarded and self.search.is_for_waiting(epoch, self._counting)
 
     def _skipped(self, epoch: int, judgement: Judgement) -> tuple[int, ...]:
         """Return the feeds of which the seal of an epoch counts nothing."""
         return tuple(n for n in self._counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
-        if number in judgement.skipped or not self._members.trusted(number // INCARNATIONS):
+        if number in judgement.skipped or not self._sanctions.trusted(number // INCARNATIONS):
             return True
-        revoked, members = self._feeds.revoked(number, epoch, self._counting), self._members
+        revoked, members = self._feeds.revoked(number, epoch, self._counting), self._sanctions
         evident = members.outlier(number, epoch) or members.is_oversized(number, epoch)
         return revoked or evident or self._is_stale(number, epoch)
 
     def _is_stale(self, number: int, epoch: int) -> bool:
         """Return whether what a close has named of a feed brings what the guard has taken back."""
         guard, counting = self.guard, self._counting
-        if guard is None or guard.drains(epoch):
+        if guard is None or guard.discards(epoch):
             return False
         if any(self._feeds.brings(number, epoch, counting, labels) for labels in guard.labels()):
             guard.skip(number, epoch)
@@ -496,7 +496,7 @@ class Organiser:
 
     def _is_evaluated_first(self, epoch: int, now: float) -> bool:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
-        if self.guard and self.guard.drains(epoch):
+        if self.guard and self.guard.discards(epoch):
             return False
         if self._hears_panel(epoch, now):
             return True
@@ -517,7 +517,7 @@ class Organiser:
         if self._panels.is_awaited(self._counting, now):
             return True
         found = self._panels.settle(epoch, check=self._evaluations.may_check(epoch, now))
-        self._members.measured(found)
+        self._sanctions.measured(found)
         return bool(found)
 
     # -- closes ------------------------------------------------------------------------------------

@@ -19,15 +19,15 @@ from sfprotocol.signing import extend
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
-class Mark(NamedTuple):
-    """A step of a feed at which a close may stop; all updates since the mark before have one label."""
+class Boundary(NamedTuple):
+    """A step of a feed at which a close may stop; all updates since the boundary before have one label."""
 
     stop: int
     label: int
     chain: bytes
     """The chain hash after `stop` updates."""
     squares: int = 0
-    """Sum of the squares of the scalars since the mark before."""
+    """Sum of the squares of the scalars since the boundary before."""
     zeros: int = 0
     """Number of scalars since then that are 0."""
 
@@ -70,27 +70,27 @@ class View:
         """Return the chain hash after `step` updates that are held."""
         return self._log.past(feed, step)[0]
 
-    def mark(self, feed: Feed, step: int) -> Mark:
-        """Return the mark at a step, without what was before."""
-        return Mark(step, self._log.label(feed, step)[0], self.chain(feed, step))
+    def boundary(self, feed: Feed, step: int) -> Boundary:
+        """Return the boundary at a step, without what was before."""
+        return Boundary(step, self._log.label(feed, step)[0], self.chain(feed, step))
 
-    def marks(self, feed: Feed, first: int) -> Iterator[Mark]:
-        """Yield the marks of what is held above step `first`: at the ends of segments and of labels in them,
-        and where closes have stopped."""
+    def boundaries(self, feed: Feed, first: int) -> Iterator[Boundary]:
+        """Yield the boundaries above step `first` of what is held: at the ends of segments and of labels in
+        them, and where closes have stopped."""
         counting, step, stop = self.counting, first, self.state(feed).next
         chain, number = self.chain(feed, first), counting.number(feed)
-        landmarks = [] if number is None else [mark.stop for mark in counting.landmarks(number, first)]
+        named_stops = [] if number is None else [one.stop for one in counting.named_stops(number, first)]
         while step < stop:
             segment = self._log.read(feed, step, MAX_SEGMENT_UPDATES)
             assert segment is not None  # what the frontier says is on disk
             for part in first_updates(segment.parts, stop - step):
                 last = step + len(part.scalars)
-                for end in (*(at for at in landmarks if step < at < last), last):
+                for end in (*(at for at in named_stops if step < at < last), last):
                     taken, rest = part.scalars[: end - step], part.scalars[end - step :]
                     chain = extend(chain, [part._replace(scalars=taken)])
                     part, step = part._replace(scalars=rest), end
                     squares = sum(scalar * scalar for scalar in taken)
-                    yield Mark(step, part.epoch, chain, squares, taken.count(0))
+                    yield Boundary(step, part.epoch, chain, squares, taken.count(0))
 
     def peers(self) -> dict[str, int]:
         """Return the linked peers with the number of decisions that each has told of."""

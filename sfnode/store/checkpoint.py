@@ -96,7 +96,7 @@ def plan(counting: Counting, epoch: int, previous: State | None = None) -> Plan:
     from `previous`, a state of a checkpoint that is usable and not of a later epoch, or from nothing."""
     stops = {}
     for number, step in counting.positions(epoch).items():
-        mark = counting.landmark(number, step)
+        mark = counting.named_stop(number, step)
         assert mark is not None
         stops[number] = Stop(counting.feed(number), *mark)
     return Plan(epoch, stops, named(counting, previous.epoch) if previous else {}, named(counting, epoch))

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sfnode.organising.evaluation.evidence import parts_of
 from sfnode.organising.evaluation.line_search import AMOUNTS, Found
-from sfnode.organising.evaluation.origins import parts_of
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.schema.evaluation import Share
@@ -118,7 +118,7 @@ class Swarm:
         """Time at which the oldest plan without an answer was begun; 0 if it was not."""
         self._draws = np.random.default_rng(0)
         if validators:
-            self.bench.wish(Validators(tuple(range(members - validators, members))))
+            self.bench.decide(Validators(tuple(range(members - validators, members))))
 
     def run(self, updates: int) -> Cost:
         """Let every member make so many updates."""

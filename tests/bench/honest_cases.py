@@ -4,7 +4,7 @@
 
 Nodes are the simulator's: the shipped machine, host and organiser on a virtual clock, with links of 100 ms
 there and back. The organiser's policy is the product's, with searches that change nothing, and scores of
-updates that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so
+updates that drift by DRIFT (`sfnode.organising.evaluation.evidence`). It runs on earlier versions, too, so
 that two can be compared: `--against FILE` prints the ratios to what another one has written.
 """
 
@@ -190,7 +190,7 @@ class Course:
     def _vouch(self, index: int) -> None:
         control = self.world["n0"].organising
         assert control
-        control.wish(Admit(origin_of(self.world[f"n{index}"].key), QUOTA, 0))
+        control.decide(Admit(origin_of(self.world[f"n{index}"].key), QUOTA, 0))
 
     def join(self) -> None:
         """Let those come who come late."""
@@ -202,7 +202,7 @@ class Course:
             if self.case.vouched:
                 control = self.world["n0"].organising
                 assert control
-                control.wish(Admit(origin_of(self.world[name].key), QUOTA, 0))
+                control.decide(Admit(origin_of(self.world[name].key), QUOTA, 0))
         for one, other in regular(names, random):
             self.world.keeper.want(self.world[one], self.world[other])
 

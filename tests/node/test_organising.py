@@ -23,7 +23,7 @@ from sfnode.organising.events import (
     Evaluate,
     EvaluationEnded,
     Event,
-    OwnerWish,
+    OwnerDecision,
     Round,
     Sign,
 )
@@ -92,8 +92,8 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
     """What the organiser in a node is told when it has asked for this, though it has not."""
-    told, desk = list[EvaluationEnded](), node.node.organising._organiser
-    handle = desk.handle
+    told, organiser = list[EvaluationEnded](), node.node.organising._organiser
+    handle = organiser.handle
 
     def hear(event: Event, now: float) -> list[Action]:
         if not isinstance(event, EvaluationEnded) or event.epoch != asked.epoch:
@@ -102,7 +102,7 @@ async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
         return []
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(desk, "handle", hear)
+        patched.setattr(organiser, "handle", hear)
         await node.node.organising._evaluate(asked)
         await node.until(lambda: told)
     return told[0]
@@ -200,14 +200,14 @@ async def test_the_owner_decides_and_is_told_what_would_change_nothing(
 ) -> None:
     organised.node("a", make_engine=SmallEngine)  # nothing is sealed while it waits for its first step
     a = await organised.first(**options(tmp_path))
-    desk = a.node.organising
-    assert desk
+    organiser = a.node.organising
+    assert organiser
     await a.until(lambda: a.machine.may_compute)
-    assert desk.state is State.ORGANISING
-    assert await desk.wish(Void(0, 0, ())) is not None
-    assert await desk.wish(Revoke(0, 0)) is None
+    assert organiser.state is State.ORGANISING
+    assert await organiser.decide(Void(0, 0, ())) is not None
+    assert await organiser.decide(Revoke(0, 0)) is None
     assert not a.machine.may_compute
-    assert await desk.wish(Finish()) is None
+    assert await organiser.decide(Finish()) is None
     assert a.machine.complete
 
 
@@ -221,7 +221,7 @@ async def test_after_a_restart_the_run_goes_on_from_what_was_decided(
     a = await organised.first(**options(tmp_path), alone=True)
     assert a.machine.organised.control.feed.stop >= stop
     await a.until(lambda: a.machine.may_compute)  # it may have made all that may be made before a close
-    assert await a.node.organising.wish(Finish()) is None
+    assert await a.node.organising.decide(Finish()) is None
 
 
 @pytest.mark.parametrize(
@@ -421,28 +421,28 @@ async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_w
     """A proof of a fork that the machine has and the organiser does not may have taken what it would name."""
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: a.machine.may_compute)
-    desk, told = a.node.organising._organiser, list[Event]()
-    handle = desk.handle
-    desk.handle = lambda event, now: told.append(event) or handle(event, now)
+    organiser, told = a.node.organising._organiser, list[Event]()
+    handle = organiser.handle
+    organiser.handle = lambda event, now: told.append(event) or handle(event, now)
     async with a.node.driver.between_rounds:
         told.clear()
         a.node.driver.on_petition(Asked(Petition(bytes(32), 0, 0, b"", bytes(64)), "peer"))
-        asked = asyncio.create_task(a.node.organising.wish(Budget(500)))
+        asked = asyncio.create_task(a.node.organising.decide(Budget(500)))
         await asyncio.sleep(0)
         assert told == []
     assert await asked is None
-    assert [type(event) for event in told[:3]] == [Round, Asked, OwnerWish]
+    assert [type(event) for event in told[:3]] == [Round, Asked, OwnerDecision]
 
 
 async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(organising, "WISH_DEADLINE", 0.05)
+    monkeypatch.setattr(organising, "SIGN_DEADLINE", 0.05)
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: a.machine.may_compute)
     monkeypatch.setattr(a.node.driver, "post", lambda event: None)
     with pytest.raises(UserError, match="a minute has passed"):
-        await a.node.organising.wish(Finish())
+        await a.node.organising.decide(Finish())
 
 
 async def test_the_organiser_says_what_it_gives_up(

@@ -21,7 +21,7 @@ from sfnode.manifest.data import Data
 from sfnode.node import organising, validating
 from sfnode.node.validating import Rows, measured
 from sfnode.organising import organiser
-from sfnode.organising.evaluation.origins import parts_of
+from sfnode.organising.evaluation.evidence import parts_of
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS
 from sfnode.organising.events import Action, Evaluate, Event
 from sfnode.schema.evaluation import Share
@@ -109,7 +109,7 @@ class Run:
         self.b, self.c = [await self.swarm.join(name, **settings) for name in "bc"]
         self._listen()
         await self.a.until(lambda: len(self.counting.members) == 3)
-        assert await self.a.node.organising.wish(Validators(self.numbers)) is None
+        assert await self.a.node.organising.decide(Validators(self.numbers)) is None
         await self.b.until(lambda: self.epoch is not None)
 
     @property

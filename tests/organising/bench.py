@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from sfnode.organising.evaluation.evidence import MembersEvidence
 from sfnode.organising.evaluation.judging import Judge, Judgement, Schedule, by_schedule
-from sfnode.organising.evaluation.origins import Origins
 from sfnode.organising.events import (
     Action,
     Answer,
@@ -17,7 +17,7 @@ from sfnode.organising.events import (
     EvaluationEnded,
     Event,
     MakeBases,
-    OwnerWish,
+    OwnerDecision,
     Round,
     Sign,
     Stop,
@@ -25,7 +25,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.organiser import Organiser
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.view import Mark, View
+from sfnode.organising.view import Boundary, View
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol import holding
 from sfprotocol.control_feed import ControlFeed, extend
@@ -93,7 +93,7 @@ class Node(View):
     def __init__(self, counting: Counting) -> None:
         self.folded = counting
         self.feed = ControlFeed(Authority(RUN_ID, KEY, (), 0))
-        self.held: dict[Feed, list[Mark]] = {}
+        self.held: dict[Feed, list[Boundary]] = {}
         self.forked: dict[Feed, int] = {}
         self.shows: dict[Feed, int] = {}
         self.linked: dict[str, int] = {}
@@ -118,20 +118,20 @@ class Node(View):
         return list(self.held)
 
     def state(self, feed: Feed) -> FeedState:
-        marks = self.held.get(feed)
-        stop = marks[-1].stop if marks else 0
+        boundaries = self.held.get(feed)
+        stop = boundaries[-1].stop if boundaries else 0
         return FeedState(feed, 0, stop, b"", 0, forked=self.forked.get(feed, NEVER))
 
     def chain(self, feed: Feed, step: int) -> bytes:
-        marks = reversed(self.held.get(feed, []))
-        return next((mark.chain for mark in marks if mark.stop == step), chain_of(feed, step))
+        boundaries = reversed(self.held.get(feed, []))
+        return next((one.chain for one in boundaries if one.stop == step), chain_of(feed, step))
 
-    def mark(self, feed: Feed, step: int) -> Mark:
-        return next(mark for mark in self.held[feed] if mark.stop == step)
+    def boundary(self, feed: Feed, step: int) -> Boundary:
+        return next(one for one in self.held[feed] if one.stop == step)
 
-    def marks(self, feed: Feed, first: int) -> Iterator[Mark]:
-        marks = self.held.get(feed, [])
-        yield from marks[bisect_right(marks, first, key=lambda mark: mark.stop) :]
+    def boundaries(self, feed: Feed, first: int) -> Iterator[Boundary]:
+        boundaries = self.held.get(feed, [])
+        yield from boundaries[bisect_right(boundaries, first, key=lambda one: one.stop) :]
 
     def peers(self) -> dict[str, int]:
         return dict(self.linked)
@@ -181,11 +181,11 @@ class Bench:
         return self.node.folded
 
     @property
-    def marks(self) -> dict[Feed, list[Mark]]:
+    def boundaries(self) -> dict[Feed, list[Boundary]]:
         return self.node.held
 
     @property
-    def origins(self) -> Origins:
+    def origins(self) -> MembersEvidence:
         return self.organiser._known
 
     def _draw(self, count: int) -> bytes:
@@ -238,15 +238,15 @@ class Bench:
 
     def end(self, feed: Feed, at: int) -> None:
         """Let go of a feed, and fetch again what is left of it."""
-        kept = [mark for mark in self.marks[feed] if mark.stop <= at]
+        kept = [one for one in self.boundaries[feed] if one.stop <= at]
         self.hold(feed, [])
         self.hold(feed, kept)
 
-    def hold(self, feed: Feed, marks: list[Mark]) -> None:
+    def hold(self, feed: Feed, boundaries: list[Boundary]) -> None:
         """Have other updates of a feed here than before."""
-        self.marks.pop(feed, None)
-        if marks:
-            self.marks[feed] = marks
+        self.boundaries.pop(feed, None)
+        if boundaries:
+            self.boundaries[feed] = boundaries
         self.do(Round((feed,)))
 
     def check(self, decision: Decision) -> None:
@@ -257,7 +257,7 @@ class Bench:
         for number, steps, tag, _ in decision.moves:
             feed = self.counting.feed(number)
             stop = self.counting.named(number) + steps
-            chains = {mark.stop: mark.chain for mark in self.marks[feed]}
+            chains = {one.stop: one.chain for one in self.boundaries[feed]}
             assert tag == holding.tag(decision.salt, chains[stop])
             assert self.alone or stop <= self.node.shows[feed]
             taken.setdefault(number // INCARNATIONS, []).append(steps)
@@ -282,7 +282,7 @@ class Bench:
         self.link()
         self.advance(31.0)
         for name in names:
-            self.wish(Admit(feed_of(name).origin, quota, 0))
+            self.decide(Admit(feed_of(name).origin, quota, 0))
         return self
 
     def link(self, peer: str = "peer", decided: int | None = None) -> None:
@@ -290,8 +290,8 @@ class Bench:
         self.node.linked[peer] = self.counting.decisions if decided is None else decided
         self.do()
 
-    def wish(self, decision: Decision) -> None:
-        self.do(OwnerWish(decision))
+    def decide(self, decision: Decision) -> None:
+        self.do(OwnerDecision(decision))
 
     def update(
         self,
@@ -305,17 +305,17 @@ class Bench:
     ) -> None:
         """Let a feed grow by a segment here, with scalars of this size but for so many `zeros`, and by as
         much at a peer if `shown`."""
-        marks = self.marks.setdefault(feed, [])
-        first = marks[-1].stop if marks else 0
+        boundaries = self.boundaries.setdefault(feed, [])
+        first = boundaries[-1].stop if boundaries else 0
         label = self.counting.open_epoch if label is None else label
         squares = (count - zeros) * size**2
-        marks.append(Mark(first + count, label, chain_of(feed, first + count), squares, zeros))
+        boundaries.append(Boundary(first + count, label, chain_of(feed, first + count), squares, zeros))
         if shown:
-            self.node.shows[feed] = marks[-1].stop
+            self.node.shows[feed] = boundaries[-1].stop
         self.do(Round((feed,)))
 
     def show(self, feed: Feed, stop: int | None = None) -> None:
-        stop = self.marks[feed][-1].stop if stop is None else stop
+        stop = self.boundaries[feed][-1].stop if stop is None else stop
         self.node.shows[feed] = max(self.node.shows.get(feed, 0), stop)
         self.do()
 

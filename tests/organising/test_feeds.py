@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sfnode.organising.feeds import CLAIMED, HEAVY, HeldFeeds
-from sfnode.organising.view import Mark
+from sfnode.organising.feeds import CLAIMED, OVERSIZED, HeldFeeds
+from sfnode.organising.view import Boundary
 from sfprotocol.decisions import Admit, Amend, Close
 from tests.organising.bench import EVALUATED, UNEVALUATED, Bench, chain_of, feed_of
 
@@ -26,7 +26,7 @@ def lose_the_last_100(bench: Bench) -> None:
     (close,) = bench.outbox
     bench.outbox.clear()
     bench.node.decide(close.decision)
-    del bench.marks[ANNE][1:]
+    del bench.boundaries[ANNE][1:]
     bench.start()
     bench.link()
 
@@ -65,14 +65,14 @@ def test_who_says_that_it_has_what_is_missing_is_waited_for_longer_and_not_for_e
 def test_a_feed_is_not_given_up_while_more_of_it_comes_than_there_ever_was() -> None:
     bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
     lose_the_last_100(bench)
-    kept = bench.marks[ANNE]
+    kept = bench.boundaries[ANNE]
     for stop in (120, 140, 160):
         bench.advance(7000)
-        bench.hold(ANNE, [*kept, Mark(stop, 0, chain_of(ANNE, stop))])
+        bench.hold(ANNE, [*kept, Boundary(stop, 0, chain_of(ANNE, stop))])
     for _ in range(7):  # as somebody does who signs ever other histories
         bench.advance(1000)
         bench.hold(ANNE, kept)
-        bench.hold(ANNE, [*kept, Mark(150, 0, b"another")])
+        bench.hold(ANNE, [*kept, Boundary(150, 0, b"another")])
     assert not bench.of(Amend)
     bench.advance(300)
     assert bench.of(Amend) == [Amend(0, 1)]
@@ -83,7 +83,7 @@ def test_nothing_is_given_up_that_is_here_although_its_marks_were_forgotten() ->
     for _ in range(3):
         bench.update(ANNE, 100)
         bench.advance(3)
-    bench.marks[ANNE] = [Mark(150, 0, chain_of(ANNE, 150))]
+    bench.boundaries[ANNE] = [Boundary(150, 0, chain_of(ANNE, 150))]
     bench.start()
     bench.link()
     bench.advance(7300)
@@ -104,7 +104,7 @@ def test_what_was_shown_of_another_history_is_not_shown_of_this_one() -> None:
     bench = Bench().begin("anne")
     bench.update(ANNE, 40)
     bench.node.shows[ANNE] = 0
-    bench.hold(ANNE, [Mark(40, 0, b"another")])
+    bench.hold(ANNE, [Boundary(40, 0, b"another")])
     bench.advance(100)
     assert not bench.of(Close)
     bench.show(ANNE)
@@ -116,7 +116,7 @@ def test_an_epoch_of_which_nothing_is_left_is_sealed_all_the_same() -> None:
     bench = Bench(policy=EVALUATED).begin("anne")
     bench.update(ANNE, 100)
     bench.advance(2)
-    bench.wish(Amend(0, 0))
+    bench.decide(Amend(0, 0))
     bench.start()
     bench.link()
     bench.advance(100)
@@ -137,22 +137,22 @@ def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("updates", "times", "heavy"),
+    ("updates", "times", "oversized"),
     [(500, 0.9, False), (500, 1.1, True), (1, 1.5, False), (1, 3.0, True), (0, 9.0, False)],
 )
 def test_scalars_of_so_many_times_the_usual_size_are_heavy_unless_they_are_few(
-    updates: int, times: float, *, heavy: bool
+    updates: int, times: float, *, oversized: bool
 ) -> None:
     names = [f"honest {number}" for number in range(9)]
     bench = Bench().begin("anne", *names)
     for name in names:
         bench.update(feed_of(name), max(updates, 1), size=100)
     if updates:
-        bench.update(ANNE, updates, size=round(times * HEAVY * 100))
+        bench.update(ANNE, updates, size=round(times * OVERSIZED * 100))
     bench.advance(bench.policy.longest_epoch + 10)
     feeds, number = HeldFeeds(), bench.counting.number(ANNE)
-    feeds.follow(bench.node, bench.marks, 0.0)
-    assert feeds.heavy(0, bench.counting) == ({number} if heavy else set())
+    feeds.follow(bench.node, bench.boundaries, 0.0)
+    assert feeds.oversized(0, bench.counting) == ({number} if oversized else set())
 
 
 def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
@@ -161,21 +161,21 @@ def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
         bench.update(feed_of(f"honest {number}"), 20, size=100)
     splits = [ANNE._replace(incarnation=number) for number in range(10)]
     for feed in splits:
-        bench.update(feed, 2, size=round(1.2 * HEAVY * 100))
+        bench.update(feed, 2, size=round(1.2 * OVERSIZED * 100))
     bench.advance(bench.policy.longest_epoch + 10)
     feeds = HeldFeeds()
-    feeds.follow(bench.node, bench.marks, 0.0)
-    assert feeds.heavy(0, bench.counting) == {bench.counting.number(feed) for feed in splits}
+    feeds.follow(bench.node, bench.boundaries, 0.0)
+    assert feeds.oversized(0, bench.counting) == {bench.counting.number(feed) for feed in splits}
 
 
 @pytest.mark.parametrize("stranger", [False, True])
 def test_of_two_members_it_is_only_said_of_a_stranger_that_its_size_is_not_usual(*, stranger: bool) -> None:
     bench = Bench().begin("anne")
-    bench.wish(Admit(feed_of("bob").origin, 0 if stranger else 1000, 0))
+    bench.decide(Admit(feed_of("bob").origin, 0 if stranger else 1000, 0))
     bench.update(feed_of("bob"), 60, size=1000)
     bench.update(ANNE, 60, size=1)
     bench.advance(bench.policy.longest_epoch + 10)
     feeds, number = HeldFeeds(), bench.counting.number(feed_of("bob"))
-    feeds.follow(bench.node, bench.marks, 0.0)
+    feeds.follow(bench.node, bench.boundaries, 0.0)
     assert len(bench.counting.moved(0)) == 2
-    assert feeds.heavy(0, bench.counting) == ({number} if stranger else set())
+    assert feeds.oversized(0, bench.counting) == ({number} if stranger else set())

@@ -100,7 +100,7 @@ class Run:
         """Seal epochs until one is worth an evaluation, and let it come to this; return what is decided."""
         assert not self.counting.finished
         assert self.counting.open_epoch < 500, "it does not come to an end"
-        while self.guard.drains(self.counting.sealed):
+        while self.guard.discards(self.counting.sealed):
             self.seal()
         epoch = self.seal().epoch
         self.publish(epoch, self.losses(loss) if isinstance(loss, float) else loss)
@@ -182,7 +182,7 @@ def test_labels_of_what_was_taken_back_are_known() -> None:
     run = Run()
     run.learn(0.6, 0.4, 0.3, 0.2)
     run.epoch(0.7)
-    while run.guard.drains(run.counting.sealed):
+    while run.guard.discards(run.counting.sealed):
         run.seal()
     assert run.guard.labels() == [range(4, 7)]
 
@@ -285,7 +285,7 @@ def test_what_waits_for_its_seal_when_the_run_ends_does_not_count() -> None:
     run = Run(budget=5 * UPDATES)
     run.learn(0.6, 0.4, 0.3, 0.2)
     run.epoch(0.28)
-    assert run.guard.drains(run.counting.sealed)
+    assert run.guard.discards(run.counting.sealed)
 
 
 def test_results_of_what_was_taken_back_do_not_speak_any_more() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sfnode.organising import members
+from sfnode.organising import sanctions
 from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
 from sfnode.organising.events import NobodyElse, Round
 from sfnode.organising.organiser import (
@@ -112,7 +112,7 @@ def test_only_what_a_peer_has_shown_is_named() -> None:
     assert bench.named(ANNE) == 80
     bench.show(ANNE, 159)
     bench.advance(100)
-    assert bench.named(ANNE) == 80, "there is no mark at which a close could stop"
+    assert bench.named(ANNE) == 80, "there is no boundary at which a close could stop"
     bench.show(ANNE, 160)
     bench.advance(100)
     assert bench.named(ANNE) == 160
@@ -120,7 +120,7 @@ def test_only_what_a_peer_has_shown_is_named() -> None:
 
 def test_alone_an_organiser_names_what_it_alone_holds_until_a_peer_comes() -> None:
     bench = Bench(alone=True)
-    bench.wish(Admit(ANNE.origin, 1000, 0))
+    bench.decide(Admit(ANNE.origin, 1000, 0))
     bench.update(ANNE, 100, shown=False)
     bench.advance(2)
     assert bench.named(ANNE) == 100
@@ -140,7 +140,7 @@ def test_an_organiser_that_hears_that_nobody_else_is_there_begins_at_once_and_on
     bench.alone = True  # as the bench checks what is named
     bench.do(NobodyElse())
     assert bench.organiser.state is State.ORGANISING
-    bench.wish(Admit(ANNE.origin, 1000, 0))
+    bench.decide(Admit(ANNE.origin, 1000, 0))
     bench.update(ANNE, 100, shown=False)
     bench.advance(2)
     assert bench.named(ANNE) == 100
@@ -179,7 +179,7 @@ def test_who_has_no_credit_and_is_alone_at_work_closes_an_epoch_now_and_then() -
     bench = Bench(judge=skipping({1})).begin("anne")
     bench.update(ANNE, 100)
     bench.advance(40)
-    bench.wish(Admit(feed_of("eve").origin, 0, 0))
+    bench.decide(Admit(feed_of("eve").origin, 0, 0))
     before, last = len(bench.of(Close)), -1
     for _ in range(100):
         label = bench.counting.open_epoch
@@ -221,7 +221,7 @@ def test_strangers_without_credit_close_no_epoch_and_bring_an_eighth_of_the_room
     bench.advance(3)
     names = [str(number) for number in range(40)]
     for name in names:
-        bench.wish(Admit(feed_of(name).origin, 0, 0))
+        bench.decide(Admit(feed_of(name).origin, 0, 0))
     bench.update(ANNE, 100)
     bench.advance(3)
     room, label = bench.counting.room, bench.counting.open_epoch
@@ -243,7 +243,7 @@ def test_strangers_without_credit_close_no_epoch_and_bring_an_eighth_of_the_room
 def test_what_strangers_have_kept_back_for_long_does_not_come_all_at_once() -> None:
     """Each had its turn with old labels and shows all of it now."""
     bench = Bench().begin("anne")
-    bench.wish(Admit(feed_of("eve").origin, 0, 0))
+    bench.decide(Admit(feed_of("eve").origin, 0, 0))
     for _ in range(9):
         bench.update(ANNE, 100)
         bench.advance(3)
@@ -290,14 +290,14 @@ def test_nothing_is_named_from_the_label_on_from_which_a_member_is_revoked() -> 
     bench.advance(2)
     bench.update(ANNE, 10, 0)
     bench.update(ANNE, 10, 1)
-    bench.wish(Revoke(0, 1))
+    bench.decide(Revoke(0, 1))
     bench.advance(200)
     assert bench.named(ANNE) == 10
 
 
 def test_a_complete_run_is_not_closed_any_further() -> None:
     bench = Bench().begin("anne")
-    bench.wish(Finish())
+    bench.decide(Finish())
     bench.update(ANNE, 100)
     bench.advance(100)
     assert not bench.of(Close)
@@ -373,7 +373,7 @@ def test_nothing_is_closed_while_closes_without_a_seal_have_named_the_rest_of_th
 def test_who_has_a_key_and_no_decisions_asks_for_a_moment_whether_there_are_any() -> None:
     bench = Bench()
     bench.link()
-    bench.wish(Admit(ANNE.origin, 9, 0))
+    bench.decide(Admit(ANNE.origin, 9, 0))
     bench.advance(FIRST_TIME - 1)
     assert not bench.signed
     bench.advance(2)
@@ -445,7 +445,7 @@ def test_skipped_work_is_recounted_once_its_member_is_trusted() -> None:
 
 
 def test_what_is_recounted_comes_a_bounded_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "RECOUNTS_PER_SEAL", 2)
+    monkeypatch.setattr(sanctions, "RECOUNTS_PER_SEAL", 2)
     distrusted = {1}
     bench = Bench(judge=skipping(distrusted)).begin("anne", "bob")
     for _ in range(3):
@@ -463,7 +463,7 @@ def test_what_is_recounted_comes_a_bounded_part_at_a_time(monkeypatch: pytest.Mo
 
 def test_a_restarted_organiser_signs_nothing_until_a_peer_has_told_that_it_has_no_more() -> None:
     bench = Bench()
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.advance(3600)
     assert not bench.signed
     bench.link()
@@ -475,7 +475,7 @@ def test_a_restarted_organiser_waits_for_others_to_come() -> None:
     bench = Bench()
     bench.node.decide(Budget(5000))
     bench.start()
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.link()
     bench.advance(SETTLE_TIME - 1)
     assert not bench.signed
@@ -485,7 +485,7 @@ def test_a_restarted_organiser_waits_for_others_to_come() -> None:
 
 def test_more_at_some_peer_is_waited_for_and_a_lie_not_for_ever() -> None:
     bench = Bench()
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.link("honest")
     bench.link("other", 1)
     bench.advance(PROOF_TIME - 1)
@@ -498,7 +498,7 @@ def test_more_at_some_peer_is_waited_for_and_a_lie_not_for_ever() -> None:
     assert bench.signed
     bench.start()
     bench.node.linked.clear()
-    bench.wish(Announce("again"))
+    bench.decide(Announce("again"))
     bench.link("honest", 0)
     bench.link("liar", 1000)
     bench.advance(PROOF_TIME + 1)
@@ -507,7 +507,7 @@ def test_more_at_some_peer_is_waited_for_and_a_lie_not_for_ever() -> None:
 
 def test_as_many_witnesses_as_the_policy_asks_for() -> None:
     bench = Bench(policy=replace(UNEVALUATED, witnesses=2))
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.link("one")
     bench.advance(1000)
     assert not bench.signed
@@ -530,7 +530,7 @@ def test_without_its_key_it_stops_for_good_and_says_so(reason: str) -> None:
     feed.forks, feed.authority = {}, authority
     bench.do()
     bench.update(ANNE, 100)
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.advance(1000)
     assert bench.organiser.state is State.STOPPED
     assert len(bench.signed) == 1
@@ -551,7 +551,7 @@ def test_decisions_that_are_gone_make_it_look_for_the_head_again() -> None:
     bench.positions.clear()  # another term
     bench.node.linked.clear()
     bench.do()
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.advance(1000)
     assert bench.organiser.state is State.RESTARTED
     bench.link()
@@ -565,7 +565,7 @@ def test_a_position_is_signed_once_however_long_it_takes() -> None:
     bench.update(ANNE, 100)
     bench.advance(2)
     bench.update(ANNE, 100)
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.do()
     bench.advance(100)
     assert len(bench.outbox) > 5

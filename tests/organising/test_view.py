@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sfnode.organising.evaluation.judging import Schedule, by_schedule
-from sfnode.organising.events import Action, Answer, OwnerWish, Round, Sign
+from sfnode.organising.events import Action, Answer, OwnerDecision, Round, Sign
 from sfnode.organising.feeds import HeldFeed
 from sfnode.organising.organiser import Organiser
 from sfnode.organising.view import View
@@ -119,8 +119,8 @@ def test_of_a_feed_that_grows_only_the_news_is_read(office: Office, monkeypatch:
     made["b"].compute(3)
     made.run(2)
     assert [first for of, first in read if of == feed] == [5]
-    assert [mark.stop for mark in office.held(feed).marks] == [5, 8]
-    assert office.held(feed).marks[-1].chain == office.node.machine.frontier.state(feed).chain
+    assert [one.stop for one in office.held(feed).boundaries] == [5, 8]
+    assert office.held(feed).boundaries[-1].chain == office.node.machine.frontier.state(feed).chain
 
 
 def test_peers_are_looked_at_however_often_feeds_move(office: Office) -> None:
@@ -150,7 +150,7 @@ def test_where_a_close_of_another_hand_has_stopped_there_is_a_mark(office: Offic
     office.organiser = office.opened()
     office.tell(Round())
     held = office.held(made["b"].own)
-    assert all(held.mark(stop) for stop in (5, 8, 12))
+    assert all(held.boundary(stop) for stop in (5, 8, 12))
 
 
 def test_a_proof_of_a_fork_is_seen_even_if_it_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_who_says_that_it_has_what_is_missing_here_is_seen(monkeypatch: pytest.M
 
 def test_a_wish_is_answered_once_its_decision_is_kept(office: Office) -> None:
     office.signs = False
-    office.tell(OwnerWish(Announce("hello")))
+    office.tell(OwnerDecision(Announce("hello")))
     office.made.run(2)
     assert office.signed() == [Announce("hello")]
     assert not any(isinstance(action, Answer) for action in office.actions)
@@ -220,7 +220,7 @@ def test_a_wish_is_not_answered_by_a_decision_of_before(
     made["a"].handle(OwnDecision(decisions.encode(Finish())))
     office = Office(made, monkeypatch)
     office.signs = False
-    office.tell(OwnerWish(Announce("hello")))
-    office.tell(OwnerWish(Finish()))
+    office.tell(OwnerDecision(Announce("hello")))
+    office.tell(OwnerDecision(Finish()))
     made.run(30)
     assert not any(isinstance(action, Answer) for action in office.actions)

@@ -15,7 +15,7 @@ from random import Random
 from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.events import Round, Sign
 from sfnode.organising.organiser import Organiser
-from sfnode.organising.view import Mark
+from sfnode.organising.view import Boundary
 from sfprotocol import holding
 from sfprotocol.checkpoints import Base
 from sfprotocol.counting import Counting
@@ -176,8 +176,8 @@ class Town:
         shelf.label = label
         nothing = min(held, zeros)
         chain = hashlib.blake2b(b"%d/%d" % (number, shelf.stop), digest_size=32).digest()
-        mark = Mark(shelf.stop, label, chain, (held - nothing) * size**2, nothing)
-        self.node.held.setdefault(base.feed, []).append(mark)
+        boundary = Boundary(shelf.stop, label, chain, (held - nothing) * size**2, nothing)
+        self.node.held.setdefault(base.feed, []).append(boundary)
         self.node.shows[base.feed] = shelf.stop
         self._do(base.feed)
         person.made += held

@@ -17,7 +17,7 @@ from sfnode.organising.events import (
     Evaluate,
     EvaluationEnded,
     Event,
-    OwnerWish,
+    OwnerDecision,
     Round,
     Sign,
     Summarise,
@@ -91,9 +91,9 @@ class Organising:
         for event in events:
             self._tell(event)
 
-    def wish(self, decision: Decision) -> None:
+    def decide(self, decision: Decision) -> None:
         """Tell the organiser what the run's owner wants."""
-        self._if_here(OwnerWish(decision))
+        self._if_here(OwnerDecision(decision))
 
     def _tell(self, event: Event) -> None:
         for action in self.organiser.handle(event, self._node.clock()):

@@ -103,8 +103,8 @@ def disagreement(claimed: float, recomputed: float, scale: float) -> float:
 
 
 @dataclass(slots=True)
-class Evidence:
-    """Evidence about one origin."""
+class AuditEvidence:
+    """AuditEvidence about one origin."""
 
     tolerance: float
     audited: int = 0
@@ -168,14 +168,14 @@ class Audits:
     def __init__(self, draw: Callable[[], float], tolerance: float = TOLERANCE) -> None:
         """`draw` returns numbers from 0 to 1 that nobody can foresee: who knew which updates are audited
         could invent the others."""
-        self.origins: dict[bytes, Evidence] = {}
+        self.origins: dict[bytes, AuditEvidence] = {}
         self._draw = draw
         self._tolerance = tolerance
         self._sizes: deque[int] = deque(maxlen=SCALE_MEMORY)
 
-    def of(self, origin: bytes) -> Evidence:
+    def of(self, origin: bytes) -> AuditEvidence:
         """Return what is known of an origin."""
-        return self.origins.get(origin) or Evidence(self._tolerance)
+        return self.origins.get(origin) or AuditEvidence(self._tolerance)
 
     def pick(self, news: Sequence[News], room: int) -> list[tuple[Feed, int]]:
         """Return (feed, step) of up to `room` different updates to audit: as many as the rates of their
@@ -202,7 +202,7 @@ class Audits:
         scale = float(median(self._sizes)) if self._sizes else 0.0
         refuted = []
         for one in audited:
-            evidence = self.origins.setdefault(one.origin, Evidence(self._tolerance))
+            evidence = self.origins.setdefault(one.origin, AuditEvidence(self._tolerance))
             before = evidence.refuted
             evidence.take(disagreement(one.claimed, one.nearest, scale))
             if evidence.refuted and not before:

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sfnode.organising.evaluation import health
+from sfnode.organising.evaluation.evidence import parts_of, worths_of
 from sfnode.organising.evaluation.line_search import AMOUNTS
-from sfnode.organising.evaluation.origins import parts_of, worths_of
 from sfnode.organising.evaluation.panel import Says
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS, Plan, Search
 from sfnode.organising.events import Evaluate, EvaluationEnded
@@ -129,11 +129,11 @@ class Evaluations:
         """Return whether the seal of an epoch waits for an answer."""
         return self.is_under_way(epoch) and now - self._asked.at < self._policy.seal_wait
 
-    def sealing(self, epoch: int, skipped: Iterable[int], *, drained: bool) -> None:
-        """Take note of the feeds that the seal of an epoch skips; `drained`: it counts nothing at all."""
+    def sealing(self, epoch: int, skipped: Iterable[int], *, discarded: bool) -> None:
+        """Take note of the feeds that the seal of an epoch skips; `discarded`: it counts nothing at all."""
         asked = self._asked
         if asked.epoch == epoch:
-            asked.altered = asked.altered or drained or asked.skipped != set(skipped)
+            asked.altered = asked.altered or discarded or asked.skipped != set(skipped)
 
     # -- what comes of it --------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
     unsettled   is closed once the one before is    a fifth of what the swarm computes   2 up, 4 down
                 sealed, from FIRST_UPDATES on;
                 at once if the next has a new rate,
-                which then drains what was under way
+                which then discards what was under way
     settled     as long as it pays for itself       a twentieth                          2 at most
 
 Once it has settled, every epoch is searched on a few rows first of all: none should count that nobody has
@@ -57,7 +57,7 @@ UNSEEN = 1 / 4
 """Factor of an epoch that was cut short after one that counted nothing, where it could not be searched: it
 was made at the same rate, but nobody knows of its work that it does harm."""
 
-DRAINED = 1 / 4
+AFTER_CUT = 1 / 4
 """Share of an epoch with which the one after a cut is cut short, too, where a factor is below 1: it has the
 work that was under way meanwhile, at a rate that was too large and by a model that is there no more. Without
 that, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
@@ -198,7 +198,7 @@ class Search:
     def target(self, counting: Counting) -> int:
         """Return how many updates the open epoch is to have."""
         target = min(self._target, self._most)
-        return math.ceil(target * DRAINED) if self.is_cut(counting.open_epoch) else target
+        return math.ceil(target * AFTER_CUT) if self.is_cut(counting.open_epoch) else target
 
     def cuts(self, counting: Counting) -> bool:
         """Return whether the open epoch is to be closed with whatever it has: the one after it has a better

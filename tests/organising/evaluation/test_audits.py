@@ -10,8 +10,8 @@ from sfnode.organising.evaluation.audits import (
     LEAST_RATE,
     TOLERANCE,
     Audited,
+    AuditEvidence,
     Audits,
-    Evidence,
     News,
     disagreement,
 )
@@ -83,7 +83,7 @@ def test_noise_within_the_tolerance_does_not_refute_in_the_long_run() -> None:
     """An e-process may be looked at after every audit: of 200 honest origins none is refuted in 1,000."""
     random = Random(3)
     for _ in range(200):
-        evidence = Evidence(TOLERANCE)
+        evidence = AuditEvidence(TOLERANCE)
         for _ in range(1000):
             evidence.take(
                 float(random.random() < TOLERANCE)
@@ -94,12 +94,12 @@ def test_noise_within_the_tolerance_does_not_refute_in_the_long_run() -> None:
 def test_the_wealth_of_an_honest_origin_is_a_supermartingale() -> None:
     """Its mean over all that may happen never exceeds what the beginnings have put in, which is 1 at most."""
     outcomes = [(1.0, TOLERANCE), (0.0, 1 - TOLERANCE)]
-    paths = [(Evidence(TOLERANCE), 1.0)]
+    paths = [(AuditEvidence(TOLERANCE), 1.0)]
     for _ in range(8):
         following = []
         for evidence, chance in paths:
             for found, share in outcomes:
-                copy = Evidence(TOLERANCE, evidence.audited, _doubts=list(evidence._doubts))
+                copy = AuditEvidence(TOLERANCE, evidence.audited, _doubts=list(evidence._doubts))
                 copy.take(found)
                 following.append((copy, chance * share))
         paths = following

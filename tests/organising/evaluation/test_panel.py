@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sfnode.organising.evaluation import panel
+from sfnode.organising.evaluation.evidence import OUTLIER, SCORE_ONE, MembersEvidence, weights_of
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.evaluation.origins import OUTLIER, SCORE_ONE, Origins, weights_of
 from sfnode.organising.evaluation.panel import (
     ASKED_AGAIN,
     BEYOND,
@@ -19,7 +19,7 @@ from sfnode.organising.evaluation.panel import (
     LATE,
     QUORUM,
     SILENCES,
-    Finding,
+    PanelFinding,
     Panels,
     apart,
     disputed,
@@ -34,7 +34,7 @@ from sfprotocol.messages import Feed
 from tests.bench import evidence_cost
 from tests.bench.validators import Run as Simulated
 from tests.organising.bench import Bench, feed_of
-from tests.organising.test_members import MEASURED
+from tests.organising.test_sanctions import MEASURED
 
 NAMES = ("anne", "bob", "cleo", "dora", "eve", "finn")
 EVERYBODY = tuple(range(len(NAMES)))
@@ -49,8 +49,8 @@ def parts(*scores: float, weight: float = 1.0, updates: int = 36) -> tuple[Part,
     )
 
 
-def findings(*said: tuple[Part, ...]) -> list[Finding]:
-    return [Finding(ROWS, one) for one in said]
+def findings(*said: tuple[Part, ...]) -> list[PanelFinding]:
+    return [PanelFinding(ROWS, one) for one in said]
 
 
 def scores(found: tuple[Part, ...]) -> list[float]:
@@ -113,7 +113,7 @@ class Run:
 
     def __init__(self, *validators: int) -> None:
         self.bench = Bench(policy=MEASURED, budget=1_000_000).begin(*NAMES, quota=1 << 20)
-        self.bench.wish(Validators(validators or EVERYBODY[:5]))
+        self.bench.decide(Validators(validators or EVERYBODY[:5]))
         self.own: tuple[float, ...] | None = (2.0,) * 6
         self.answered = 0
 
@@ -330,7 +330,7 @@ def test_findings_are_judged_once_however_long_their_check_takes(monkeypatch: py
 
 def test_nothing_is_kept_of_sealed_epochs_by_an_organiser_who_asks_no_panel() -> None:
     run = Run()
-    panels = Panels(Origins(), 0.0)
+    panels = Panels(MembersEvidence(), 0.0)
     for _ in range(4):
         epoch = run.close()
         panels.hear(FindingHeard(0, epoch, ROWS, parts(*HONEST)), run.bench.counting, 0.0)
@@ -382,7 +382,7 @@ def test_figures_of_a_panel_alone_revoke_nobody(own: tuple[float, ...] | None) -
 
 def test_nor_do_they_once_those_of_whom_nothing_is_said_are_left_out() -> None:
     """Without the first member the usual score is larger, by which the second one would do harm."""
-    run, known = Run(), Origins()
+    run, known = Run(), MembersEvidence()
     panels = Panels(known, 0.0)
     for epoch in range(3):
         known.take(Worth(epoch, ROWS, parts(-3, -2, 1, 2, 3)))
@@ -399,7 +399,7 @@ def test_nor_do_they_once_those_of_whom_nothing_is_said_are_left_out() -> None:
 
 def test_who_is_revoked_measures_no_more() -> None:
     run = Run()
-    run.bench.wish(Revoke(3, 0))
+    run.bench.decide(Revoke(3, 0))
     run.wait()
     assert run.bench.of(Validators)[-1] == Validators((0, 1, 2, 4))
     assert not run.bench.of(Announce)

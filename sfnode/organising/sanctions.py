@@ -1,4 +1,4 @@
-"""Members in the eyes of an organiser: whose work its seals count, and what follows for whom.
+"""Sanctions in the eyes of an organiser: whose work its seals count, and what follows for whom.
 
 The evidence speaks (`origins`): it is a function of the control feed, in which what was measured is signed
 first. Whose work evidently does harm is revoked, and what it has brought since is void.
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from sfnode.organising import wishes
+from sfnode.organising import owner_decisions
+from sfnode.organising.evaluation.evidence import NEWCOMER, OFTEN, MembersEvidence
 from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
-from sfnode.organising.evaluation.origins import NEWCOMER, OFTEN, Origins
 from sfnode.organising.guard import Guard
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Decision, Oversized, Recount, Revoke, Void, Worth
 
 
-class Members:
+class Sanctions:
     """The members of a run, as its organiser sees them."""
 
-    def __init__(self, evidence: Origins, *, judged: bool, revoked: bool) -> None:
+    def __init__(self, evidence: MembersEvidence, *, judged: bool, revoked: bool) -> None:
         """`evidence` is kept up to date by whoever reads the decisions. `judged`: seals follow it; `revoked`:
         so do revocations."""
         self._evidence = evidence
@@ -37,7 +37,7 @@ class Members:
         self._sanctions: list[Decision] = []
         """Decisions that follow from evident harm, until they are signed."""
         self._sanctioned: set[int] = set()
-        """Members about whom that was decided."""
+        """Sanctions about whom that was decided."""
 
     def measured(self, worths: Iterable[Worth]) -> None:
         """Have it signed what was measured."""
@@ -91,7 +91,7 @@ class Members:
                     self._sanctions.append(Void(since, last, (member,)))
         while self._sanctions:
             sanction = self._sanctions.pop(0)
-            if wishes.refusal(counting, sanction) is None:
+            if owner_decisions.refusal(counting, sanction) is None:
                 return sanction
         return None
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.evaluation.origins import (
+from sfnode.organising.evaluation.evidence import (
     RECOUNTED_AT_LAST,
     RECOUNTED_FROM,
     TRUSTED_FROM,
     Evidence,
 )
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded
-from sfnode.organising.feeds import HEAVY
+from sfnode.organising.feeds import OVERSIZED
 from sfnode.schema.evaluation import Share
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -133,7 +133,7 @@ def wait(run: Organised) -> list[Recount]:
 def test_before_a_run_ends_what_waits_counts_with_a_factor_of_its_own() -> None:
     run = Organised(revokes=False)
     waited, epoch = wait(run), run.bench.counting.open_epoch
-    run.bench.wish(Budget(run.bench.counting.counted + 200))
+    run.bench.decide(Budget(run.bench.counting.counted + 200))
     run.factor = 0.5
     late, last = run.epoch(GOOD), run.epoch(GOOD)
     assert run.bench.of(Close)[epoch].moves == ()
@@ -163,7 +163,7 @@ def test_new_bases_do_not_end_a_run_before_what_waits_has_counted() -> None:
     run = Organised(revokes=False, bases=bytes(32), renew_updates=1)
     assert wait(run)
     bench, done = run.bench, len(run.bench.plans)
-    bench.wish(Budget(bench.counting.counted + 140))
+    bench.decide(Budget(bench.counting.counted + 140))
     for name in NAMES:
         bench.update(feed_of(name), 36)
     bench.do(BasesMade(bytes([1]) * 32))
@@ -178,7 +178,7 @@ def test_new_bases_do_not_end_a_run_before_what_waits_has_counted() -> None:
 def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
     run = Organised()
     run.epoch()
-    run.bench.wish(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.counting.counted + 1))
     run.epoch()
     assert run.bench.counting.complete
     assert all(close.moves for close in run.bench.of(Close))
@@ -187,7 +187,7 @@ def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
 def test_what_evidently_was_in_vain_never_counts() -> None:
     run = Organised(revokes=False)
     run.epoch(3 * BAD)
-    run.bench.wish(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.counting.counted + 1))
     run.epoch(3 * BAD)
     assert run.bench.counting.complete
     assert run.bench.counting.counts_of(4) == 0
@@ -223,20 +223,20 @@ def test_scalars_of_another_size_never_count() -> None:
 def test_work_that_is_too_large_counts_just_before_the_run_ends() -> None:
     run = Organised()
     run.epoch()
-    assert run.epoch(size=1.5 * HEAVY).skipped == (EVE,)
+    assert run.epoch(size=1.5 * OVERSIZED).skipped == (EVE,)
     assert run.measured[-1].skipped == {EVE}, "it makes no part of the step that is measured"
     seals = [run.epoch() for _ in range(6)]
     assert not any(seal.skipped or seal.recounted for seal in seals), "whatever the evidence for her"
-    run.bench.wish(Budget(run.bench.counting.counted + 200))
+    run.bench.decide(Budget(run.bench.counting.counted + 200))
     assert run.epoch().recounted == (Recount(EVE, 1),)
 
 
 def test_work_of_whoever_is_too_large_again_and_again_never_counts() -> None:
     """On AG News 1,100 scaled updates with the opposite signs counted at the end of a run of 2,400."""
     run = Organised()
-    for size in (1.0, 1.5 * HEAVY, 1.5 * HEAVY, 1.5 * HEAVY, 1.0):
+    for size in (1.0, 1.5 * OVERSIZED, 1.5 * OVERSIZED, 1.5 * OVERSIZED, 1.0):
         run.epoch(size=size)
-    run.bench.wish(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.counting.counted + 1))
     run.epoch()
     assert run.bench.counting.complete
     assert not any(seal.recounted for seal in run.bench.of(Seal))
@@ -246,7 +246,7 @@ def test_work_of_whoever_is_too_large_again_and_again_never_counts() -> None:
 def test_where_nobody_is_judged_the_size_of_scalars_is_no_reason_to_wait() -> None:
     run = Organised(origins=False)
     run.epoch()
-    assert run.epoch(size=1.5 * HEAVY).skipped == ()
+    assert run.epoch(size=1.5 * OVERSIZED).skipped == ()
 
 
 def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() -> None:
@@ -271,7 +271,7 @@ def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted(
     run = Organised(revokes=False)
     for _ in range(2):
         run.epoch(BAD)
-    run.bench.wish(Revoke(4, 1))
+    run.bench.decide(Revoke(4, 1))
     monkeypatch.setattr(Evidence, "recounted", True)
     assert run.epoch().recounted == (Recount(EVE, 0),)
 

@@ -106,7 +106,7 @@ FALSE_REVOCATIONS = 1e-4
 
 LEAST_MEMBERS = 3
 """Measured members without which nothing is concluded of those whom somebody vouches for: of two nobody can
-say which one is usual. Of strangers it is still told by those (`told`)."""
+say which one is usual. Of strangers it is still told by those (`references`)."""
 
 MEMORY = 0.95
 """Weight of what was measured before, for each measured epoch of a member, in its drift, and in how often it
@@ -321,7 +321,7 @@ def _added(one: float, other: float) -> float:
     return most + math.log(math.exp(one - most) + math.exp(other - most))
 
 
-class Origins:
+class MembersEvidence:
     """The evidence about all members of a run, by the figures in its control feed."""
 
     def __init__(self, *, kept: bool = False) -> None:
@@ -371,7 +371,7 @@ class Origins:
             for member, made in members.items():
                 self.members.setdefault(member, Evidence()).latest(made)
             return
-        telling, told_of = told(members, self.vouched.__contains__)
+        telling, told_of = references(members, self.vouched.__contains__)
         known = {member: members[member] for member in telling}
         usual = weighted_median(map(_weighted_drift, known.values())) if known else None
         for member, made in members.items():
@@ -393,7 +393,7 @@ class Origins:
 
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
-        after = Origins(kept=self._kept)
+        after = MembersEvidence(kept=self._kept)
         after.vouched = self.vouched
         after.members = {member: copy(evidence) for member, evidence in self.members.items()}
         after.take(said)
@@ -460,7 +460,7 @@ class Origins:
         return max(0.0, min(usual, now + 2 * _noise(sum(map(_updates, members.values())))))
 
 
-def told(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
+def references(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
     """Return which of an epoch's members tell what is usual, and of whom: all of all, or where they are too
     few for that, those who are vouched for of strangers. There may be none."""
     if len(members) >= LEAST_MEMBERS:
