@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
 
 SIGN_DEADLINE = 60.0
-"""Seconds for an owner's decision to be signed: one decision is under way at a time, and each takes a commit."""
+"""Seconds for an owner's decision to be signed: one is under way at a time, and each takes a commit."""
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks whether this node is still a member: what takes that from it is rare."""

@@ -39,7 +39,7 @@ _REPLACED = "budget", "finished", "bases", "validators"
 
 
 def refusal(counting: Counting, wanted: Decision) -> str | None:
-    """Return the reason for which a decision would change nothing, or is nobody's to make; None if it holds."""
+    """Return why a decision would change nothing, or is nobody's to make; None if it holds."""
     try:
         encode(wanted)
     except RemoteProtocolError as error:
@@ -54,7 +54,9 @@ def refusal(counting: Counting, wanted: Decision) -> str | None:
         case Revoke() | RevokeInvitation():
             return _unless(_revokes(counting, wanted), "no such member or invitation, or revoked before")
         case Void():
-            return _unless(_voids(counting, wanted), "nothing counts by the seals of these epochs and members")
+            return _unless(
+                _voids(counting, wanted), "nothing counts by the seals of these epochs and members"
+            )
         case Amend(feed=feed, epoch=epoch):
             before = counting.named(feed, epoch - 1)
             return _unless(before < counting.named(feed), "no close from this one on has named steps of it")
@@ -91,7 +93,9 @@ def _admit(counting: Counting, admit: Admit) -> str | None:
 
 def _revokes(counting: Counting, wanted: Revoke | RevokeInvitation) -> bool:
     if isinstance(wanted, Revoke):
-        return wanted.member < len(counting.members) and wanted.epoch < counting.members[wanted.member].revoked
+        return (
+            wanted.member < len(counting.members) and wanted.epoch < counting.members[wanted.member].revoked
+        )
     known = wanted.invitation < len(counting.invitations)
     return known and wanted.epoch < counting.invitations[wanted.invitation].revoked
 
