@@ -31,11 +31,11 @@ from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
 from sfnode.engine.losses import line_batches, line_rows
 from sfnode.models import bases
-from sfnode.organising.evaluation.line_search import Found, LineSearch
+from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import has_few_dimensions
-from sfnode.schema.evaluation import Evaluation, Share
+from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.prompts import Row
 from sfnode.tasks.shard import Shard
@@ -97,9 +97,9 @@ class SeedFlood:
         each = int(cell.options.get("segment_updates", 0))
         keys = (client_key(cell, client) for client in range(cell.network.clients))
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
-        self.searched: list[Found] = []
+        self.searched: list[SearchResult] = []
         """Results of the line searches since the start."""
-        self.shares: list[tuple[int, Mapping[Feed, Share]]] = []
+        self.shares: list[tuple[int, Mapping[Feed, StepShare]]] = []
         """Epochs since the start, and what feeds have brought in them, where that was measured."""
         self._has_base = False
         """Whether the organiser knows the base model's result."""
@@ -351,7 +351,7 @@ class SeedFlood:
 
     def _shares(
         self, asked: Evaluate, step: Mapping[int, I64], named: Named, rows: Sequence[Row]
-    ) -> tuple[Mapping[Feed, Share], int]:
+    ) -> tuple[Mapping[Feed, StepShare], int]:
         """Return what each feed has brought in an epoch that makes this step, and the example-forwards of
         measuring it."""
         if not asked.origins:

@@ -17,7 +17,7 @@ from sfnode.control.answers import answer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.organising import owner_decisions
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.reports import Organising, Reports
 from sfnode.schema.organising import (
     DecisionRequest,
@@ -147,7 +147,7 @@ def _signing(organising: Organising | None) -> Organising:
             "this node does not have the organiser's key",
             "Ask the node that was started with --organise, or start this one so if you have the key.",
         )
-    if organising.state is State.RESTARTED:
+    if organising.state is OrganiserState.RESTARTED:
         raise UserError(
             Code.ORGANISER_NEEDED,
             "the organiser was restarted and waits for peers to tell which of its decisions they have",

@@ -47,7 +47,7 @@ from sfnode.schema.evaluation import (
     LayeredDrift,
     PassAt,
     ProbeEvaluation,
-    Share,
+    StepShare,
 )
 from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset, verifying
@@ -396,7 +396,7 @@ class Trainer:
         rows: int,
         turn: int,
         go_on: GoOn = always,
-    ) -> tuple[list[Share], int]:
+    ) -> tuple[list[StepShare], int]:
         """Return the share of each of these `updates` in what leads from the weights as of now to those with
         the cores `after`, on so many validation rows, and the example-forwards that it took.
 

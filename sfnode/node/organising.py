@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node.training.engine_thread import Engine
-from sfnode.node.validating import Rows, measured
+from sfnode.node.validating import MeasuredRows, measured
 from sfnode.organising import admission
 from sfnode.organising.evaluation.judging import Schedule, by_schedule
-from sfnode.organising.evaluation.line_search import Found, LineSearch
+from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.events import (
     Action,
-    Answer,
+    AnswerOwner,
     BasesMade,
     Evaluate,
     EvaluationEnded,
@@ -33,14 +33,14 @@ from sfnode.organising.events import (
     OwnerDecision,
     Round,
     Sign,
-    Stop,
+    StopSigning,
     Summarise,
     Summarised,
 )
-from sfnode.organising.organiser import Organiser, State
+from sfnode.organising.organiser import Organiser, OrganiserState
 from sfnode.organising.policy import WORK_BITS, has_few_dimensions, policy_of
 from sfnode.organising.view import View
-from sfnode.schema.evaluation import Evaluation, Share
+from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
@@ -108,7 +108,7 @@ class Organising:
         node.driver.on_finding = self._heard
 
     @property
-    def state(self) -> State:
+    def state(self) -> OrganiserState:
         """Whether it signs."""
         return self._organiser.state
 
@@ -180,9 +180,9 @@ class Organising:
                 self._start(self._summarise(epoch))
             case MakeBases(epoch=epoch):
                 self._start(self._make_bases(epoch))
-            case Answer(decision=decision, refused=reason):
+            case AnswerOwner(decision=decision, refused=reason):
                 self._answer(decision, reason)
-            case Stop(reason=reason):
+            case StopSigning(reason=reason):
                 log.warning("this node does not organise the run any more: %s", reason)
 
     def _say_lost(self, amend: Amend) -> None:
@@ -233,7 +233,7 @@ class Organising:
         """Do what the organiser wants to know of an epoch, on the validation rows; measure the base model
         first if that was not done yet."""
         result = base = calibrated = found = rate = None
-        forwards, epoch, shares = 0, asked.epoch, dict[Feed, Share]()
+        forwards, epoch, shares = 0, asked.epoch, dict[Feed, StepShare]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
         try:
             if asked.scored and not self._has_base:
@@ -261,12 +261,12 @@ class Organising:
             forwards += taken
         self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate, shares))
 
-    async def _shares(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[dict[Feed, Share], int]:
+    async def _shares(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[dict[Feed, StepShare], int]:
         """Return what each feed has brought in an epoch, and the example-forwards of measuring it; nothing
         where that cannot be measured."""
         try:
             return await measured(
-                self._node, asked.epoch, asked.skipped, Rows(asked.origins, asked.epoch), wanted
+                self._node, asked.epoch, asked.skipped, MeasuredRows(asked.origins, asked.epoch), wanted
             )
         except UserError as error:
             log.warning("what nodes brought in epoch %d is not known: %s", asked.epoch, error.what)
@@ -293,7 +293,7 @@ class Organising:
 
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
-    ) -> tuple[Found | None, Evaluation | None, int]:
+    ) -> tuple[SearchResult | None, Evaluation | None, int]:
         """Return what a line search along an epoch finds, the result of the model with that factor if it is
         wanted, and the example-forwards of the search.
 

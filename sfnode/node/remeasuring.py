@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfnode.schema.history import Remeasured
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew
@@ -35,7 +35,7 @@ class Measures(Protocol):
     def cores(self) -> dict[int, I64]: ...
     def shares(
         self, after: Mapping[int, I64], updates: Sequence[tuple[UpdateBatch, I64]], rows: int, turn: int
-    ) -> tuple[Sequence[Share], int]: ...
+    ) -> tuple[Sequence[StepShare], int]: ...
 
 
 class _Asked(NamedTuple):

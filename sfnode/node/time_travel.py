@@ -23,7 +23,7 @@ from sfnode.schema.history import (
     EpochEntry,
     HistoryEntry,
     HistoryResult,
-    Measured,
+    MeasuredState,
     ParentSeal,
     Without,
 )
@@ -249,7 +249,7 @@ def bisect(past: Past, good: int, bad: int, measure: Loss, tell: Tell) -> Bisect
     before, after = (good, bad) if epoch is None else (epoch - 1, epoch)
     return BisectResult(
         run_id=past.run.run_id.hex(),
-        measured=[Measured(epoch=one, loss=value) for one, value in losses.items()],
+        measured=[MeasuredState(epoch=one, loss=value) for one, value in losses.items()],
         epoch=epoch,
         before=losses[before],
         after=losses[after],

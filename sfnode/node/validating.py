@@ -17,7 +17,7 @@ from sfnode.logging import log
 from sfnode.node.training.engine_thread import Engine
 from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
 from sfnode.organising.evaluation.searching import BUSY, ORIGIN_ROWS
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfnode.schema.organising import ValidatorStatus
 from sfnode.store.replay import counted_anew
 from sfprotocol.decisions import INCARNATIONS
@@ -35,7 +35,7 @@ LOOK_INTERVAL = 1.0
 """Seconds between two looks whether an epoch is to be measured: one takes some microseconds for each feed."""
 
 
-class Rows(NamedTuple):
+class MeasuredRows(NamedTuple):
     """The validation rows of a measurement: so many, and others with every turn."""
 
     number: int
@@ -43,8 +43,8 @@ class Rows(NamedTuple):
 
 
 async def measured(
-    node: RunningNode, epoch: int, skipped: Iterable[int], rows: Rows, go_on: Callable[[], bool]
-) -> tuple[dict[Feed, Share], int]:
+    node: RunningNode, epoch: int, skipped: Iterable[int], rows: MeasuredRows, go_on: Callable[[], bool]
+) -> tuple[dict[Feed, StepShare], int]:
     """Return what each feed has brought in a closed epoch, at the weights by the seals before and in the
     middle of its step without the feeds with the numbers `skipped`; and the example-forwards of measuring it.
 
@@ -66,7 +66,7 @@ async def measured(
             after.clear()
         return organised.named(epoch - 1)
 
-    def look(engine: Engine) -> tuple[dict[Feed, Share], int]:
+    def look(engine: Engine) -> tuple[dict[Feed, StepShare], int]:
         found = counted_anew(node.log, before, after, node.machine.run.subspace_epochs)
         shares, taken = engine.shares(cores, list(found.values()), rows.number, rows.turn, go_on)
         return dict(zip(found, shares, strict=True)), taken
@@ -159,7 +159,7 @@ class Validating:
 
     async def _measure(self, epoch: int, place: int) -> None:
         """Measure an epoch, and tell; give it up if that cannot be done."""
-        rows, no_pause = Rows(ORIGIN_ROWS, epoch * PANEL + place), self._node.limiter.until_a_pause()
+        rows, no_pause = MeasuredRows(ORIGIN_ROWS, epoch * PANEL + place), self._node.limiter.until_a_pause()
 
         def go_on() -> bool:
             return no_pause() and self._organised.counting.sealed == epoch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sfnode.organising.evaluation.line_search import LATE_SCALE, Found
-from sfnode.schema.evaluation import Evaluation, Share
+from sfnode.organising.evaluation.line_search import LATE_SCALE, SearchResult
+from sfnode.schema.evaluation import Evaluation, StepShare
 from sfprotocol.decisions import Checkpoint, Decision, Recount
 from sfprotocol.events import FindingHeard
 from sfprotocol.host import Asked
@@ -31,13 +31,13 @@ class EvaluationEnded:
     """The base model's on the same rows, once, when it is known."""
     calibrated: Evaluation | None = None
     """The same less its prior over the answers, where that can be measured."""
-    found: Found | None = None
+    found: SearchResult | None = None
     """Result of the line search, if there was one: the evaluation is of the model with that factor."""
     forwards: int = 0
     """Example-forwards that it has taken, but for those of the rate, which are spent once."""
     rate: float | None = None
     """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
-    shares: Mapping[Feed, Share] = field(default_factory=dict)
+    shares: Mapping[Feed, StepShare] = field(default_factory=dict)
     """What each feed has brought, if that was wanted and could be measured."""
 
 
@@ -131,7 +131,7 @@ class MakeBases:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerOwner:
     """Tell the owner what has become of a decision that was wanted."""
 
     decision: Decision
@@ -140,10 +140,10 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopSigning:
     """Tell the owner that this organiser signs nothing any more, and why."""
 
     reason: str
 
 
-Action = Sign | Evaluate | Summarise | MakeBases | Answer | Stop
+Action = Sign | Evaluate | Summarise | MakeBases | AnswerOwner | StopSigning

@@ -58,8 +58,8 @@ from collections.abc import Callable
 from enum import Enum
 
 from sfnode.organising import owner_decisions
-from sfnode.organising.admission import Petitions
-from sfnode.organising.checkpoints import Checkpoints
+from sfnode.organising.admission import PendingPetitions
+from sfnode.organising.checkpoints import CheckpointSchedule
 from sfnode.organising.evaluation.evaluating import Evaluations
 from sfnode.organising.evaluation.evidence import MembersEvidence
 from sfnode.organising.evaluation.judging import Judge, Judgement
@@ -67,7 +67,7 @@ from sfnode.organising.evaluation.panel import Panels
 from sfnode.organising.evaluation.searching import GROWTH, Search
 from sfnode.organising.events import (
     Action,
-    Answer,
+    AnswerOwner,
     BasesMade,
     EvaluationEnded,
     Event,
@@ -76,7 +76,7 @@ from sfnode.organising.events import (
     OwnerDecision,
     Round,
     Sign,
-    Stop,
+    StopSigning,
     Summarise,
     Summarised,
 )
@@ -155,7 +155,7 @@ UNSUPPORTED = "the control feed has a decision that this version does not know"
 """Reasons for which an organiser signs nothing any more."""
 
 
-class State(Enum):
+class OrganiserState(Enum):
     """State of an organiser; the table above says what each may do."""
 
     RESTARTED = "restarted"
@@ -180,7 +180,7 @@ class Organiser:
         """`key` is the public half of the organiser's key; `draw` returns random bytes. `alone`: the owner
         says that nobody knows more of the control feed than this node; while it has no peers it names what it
         alone holds."""
-        self.state = State.RESTARTED
+        self.state = OrganiserState.RESTARTED
         self.stopped: str | None = None
         """The reason for which nothing is signed any more."""
         self.policy = policy
@@ -213,14 +213,14 @@ class Organiser:
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
         self._panels = Panels(self._known, now)
-        self._petitions = Petitions(view.control.authority.run_id, policy)
+        self._petitions = PendingPetitions(view.control.authority.run_id, policy)
         self._unanswered: list[Decision] = []
         """Decisions that the owner wants, until they are signed or refused."""
         self._queue: list[Decision] = []
         """Those of them that have not had their turn."""
         self._evaluations = Evaluations(policy, self.search, now)
         self._renewal = Renewal(policy.renew_updates, self.search, now)
-        self._checkpoints = Checkpoints(policy.checkpoint_epochs, now)
+        self._checkpoints = CheckpointSchedule(policy.checkpoint_epochs, now)
         self._actions: list[Action] = []
         self._read_decisions(now)
 
@@ -228,7 +228,7 @@ class Organiser:
 
     def next_deadline(self) -> float:
         """Return the time at which a Round is due at the latest, even if none was carried out."""
-        return float("inf") if self.state is State.STOPPED and not self._queue else self._wake_at
+        return float("inf") if self.state is OrganiserState.STOPPED and not self._queue else self._wake_at
 
     def petitions(self, now: float) -> list[Petition]:
         """Return the petitions that wait for the owner, or for their turn."""
@@ -291,8 +291,8 @@ class Organiser:
         if self.stopped:
             return
         if tenure:
-            self.state, self.stopped, self._signing = State.STOPPED, tenure, None
-            self._actions.append(Stop(tenure))
+            self.state, self.stopped, self._signing = OrganiserState.STOPPED, tenure, None
+            self._actions.append(StopSigning(tenure))
         elif feed.stop < before:  # a succession to the same key keeps less than was here
             self._restart(now)
         elif self._signing and feed.stop > self._signing.position:
@@ -310,13 +310,13 @@ class Organiser:
     def _on_decision(self, decision: Decision) -> None:
         if decision in self._unanswered:
             self._unanswered.remove(decision)
-            self._actions.append(Answer(decision, None))
+            self._actions.append(AnswerOwner(decision, None))
         self._sanctions.take(decision)
         if self.guard:
             self.guard.take(decision)
 
     def _restart(self, now: float) -> None:
-        self.state, self._signing, self._alone = State.RESTARTED, None, False
+        self.state, self._signing, self._alone = OrganiserState.RESTARTED, None, False
         self._checkpoints.forget()
         self._panels = Panels(self._known, now)
 
@@ -357,11 +357,11 @@ class Organiser:
         if self._signing:
             self._sign(self._signing, now)  # the same: a position is signed once
             return
-        if self.state is State.RESTARTED and self._has_head(now):
-            self.state = State.ORGANISING
-        if self.state is State.STOPPED:
+        if self.state is OrganiserState.RESTARTED and self._has_head(now):
+            self.state = OrganiserState.ORGANISING
+        if self.state is OrganiserState.STOPPED:
             self._owners()
-        decision = self._due(now) if self.state is State.ORGANISING else None
+        decision = self._due(now) if self.state is OrganiserState.ORGANISING else None
         rest = LOOK_INTERVAL_PER_FEED * len(self._feeds)
         self._look_from = now + rest
         if decision is None:
@@ -426,7 +426,7 @@ class Organiser:
             if reason is None:
                 return decision
             self._unanswered.remove(decision)
-            self._actions.append(Answer(decision, reason))
+            self._actions.append(AnswerOwner(decision, reason))
         return None
 
     # -- seals -------------------------------------------------------------------------------------

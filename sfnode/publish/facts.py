@@ -14,7 +14,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sources import public_name
 from sfnode.node.startup import settled
 from sfnode.node.time_travel import Past
-from sfnode.organising.evaluation.health import Verdict
+from sfnode.organising.evaluation.health import HealthVerdict
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, Point, PublishedSeal, Quality
 from sfnode.schema.metrics import task_of
@@ -162,7 +162,7 @@ def _seal(past: Past, known: Digests) -> PublishedSeal | None:
     return known[epoch]
 
 
-def _quality(verdict: Verdict) -> Quality:
+def _quality(verdict: HealthVerdict) -> Quality:
     return Quality(
         verdict=verdict.health,
         latest=verdict.latest,

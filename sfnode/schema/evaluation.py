@@ -53,7 +53,7 @@ class EvaluationOfRows(Evaluation):
     """Loss of each row, in the same order whenever the same rows are measured."""
 
 
-class Share(NamedTuple):
+class StepShare(NamedTuple):
     """The share that the updates of a feed have in an epoch's step, by its effect on validation rows.
 
     With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sfnode.organising.evaluation.evidence import parts_of
-from sfnode.organising.evaluation.line_search import AMOUNTS, Found
+from sfnode.organising.evaluation.line_search import AMOUNTS, SearchResult
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.decisions import INCARNATIONS, Validators, Worth
 from sfprotocol.events import FindingHeard
 from sfprotocol.messages import Feed
@@ -179,7 +179,7 @@ class Swarm:
         bench.advance(max(0.0, self._done_at(plan) - bench.now))
         self.answered, self.spent, self._begun_at = self.answered + 1, self.spent + forwards, 0.0
         rows = min(plan.rows, self.rows)
-        found = Found(1.0, 2.0, rows) if rows else None
+        found = SearchResult(1.0, 2.0, rows) if rows else None
         result = scores(0.6) if plan.scored else None
         shares = self._shares(plan.epoch, plan.origins) if plan.origins else {}
         bench.do(EvaluationEnded(plan.epoch, result, None, None, found, forwards, shares=shares))
@@ -200,7 +200,7 @@ class Swarm:
             parts = parts_of(self._shares(epoch, ORIGIN_ROWS), counting)
             bench.do(FindingHeard(member, epoch, ORIGIN_ROWS, parts))
 
-    def _shares(self, epoch: int, rows: int) -> dict[Feed, Share]:
+    def _shares(self, epoch: int, rows: int) -> dict[Feed, StepShare]:
         counting = self.bench.counting
         found = {}
         for number in counting.moved(epoch):
@@ -208,7 +208,7 @@ class Swarm:
             turned = self._turned_at is not None and number // INCARNATIONS < self._turning
             mean = drift(rows) * (-1 if turned else 1)
             score = mean * math.sqrt(count) + self._draws.standard_normal()
-            found[counting.feed(number)] = Share(count, score * 6, 36.0, score * 1e-3, 1e-4)
+            found[counting.feed(number)] = StepShare(count, score * 6, 36.0, score * 1e-3, 1e-4)
         return found
 
 

@@ -28,10 +28,10 @@ from sflab.sim.world.keys import origin_of, signing_key
 from sflab.sim.world.node import Node
 from sflab.sim.world.topology import regular
 from sflab.sim.world.world import ORGANISER, World, organised
-from sfnode.organising.evaluation.line_search import Found
+from sfnode.organising.evaluation.line_search import SearchResult
 from sfnode.organising.events import Evaluate, EvaluationEnded, Event
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit
 
@@ -115,17 +115,17 @@ class Answering(organising.Organising):
     def _answer(self, plan: Evaluate) -> EvaluationEnded:
         counting = self._node.organised.counting
         random = Random(f"{plan.epoch}/scores")
-        found = Found(1.0, 1.0, plan.rows) if plan.rows else None
+        found = SearchResult(1.0, 1.0, plan.rows) if plan.rows else None
         numbers = counting.moved(plan.epoch) if plan.origins else ()
         shares = {counting.feed(number): _share(counting, number, plan.epoch, random) for number in numbers}
         base = organising.RESULT if plan.epoch == 0 else None
         return EvaluationEnded(plan.epoch, organising.RESULT, base, found=found, shares=shares)
 
 
-def _share(counting: Counting, number: int, epoch: int, random: Random) -> Share:
+def _share(counting: Counting, number: int, epoch: int, random: Random) -> StepShare:
     updates = counting.named(number, epoch) - counting.named(number, epoch - 1)
     score = DRIFT * math.sqrt(updates) + random.gauss(0, 1)
-    return Share(updates, score, 1.0, updates * 1e-6, 1e-6)
+    return StepShare(updates, score, 1.0, updates * 1e-6, 1e-6)
 
 
 class Sparse(Random):

@@ -14,7 +14,7 @@ from sfnode.control.server import serve
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising import owner_decisions
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.reports import Reports
 from sfnode.peers.invitations import compose, invite
 from sfnode.store.data_folder import Layout
@@ -48,7 +48,7 @@ class Organising:
     """An organiser that signs at once whatever holds."""
 
     def __init__(self, node: OrganisedNode) -> None:
-        self.state = State.ORGANISING
+        self.state = OrganiserState.ORGANISING
         self.waiting: list[Petition] = []
         self._node = node
 

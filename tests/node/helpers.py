@@ -31,7 +31,7 @@ from sfnode.node.driver import Driver
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
 from sfnode.node.training.engine_thread import HeldOut, Searches
-from sfnode.schema.evaluation import Evaluation, LayeredDrift, Share
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, StepShare
 from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
@@ -234,7 +234,7 @@ class SmallEngine:
         rows: int,
         turn: int,
         go_on: Callable[[], bool],
-    ) -> tuple[list[Share], int]:
+    ) -> tuple[list[StepShare], int]:
         """Say how many updates there are, that every slope is 1, and worth is what weights are."""
         self.shared_at = len(self.applied)
         found = []
@@ -242,7 +242,7 @@ class SmallEngine:
             assert not self.applied.keys() & set(batch.seeds.tolist())
             scalars = batch.scalars.astype(float)
             worth = float((weights * scalars).sum())
-            found.append(Share(len(scalars), scalars.sum(), (scalars**2).sum(), worth, 1.0))
+            found.append(StepShare(len(scalars), scalars.sum(), (scalars**2).sum(), worth, 1.0))
         return found, 3 * rows
 
     def suitable_rate(self, epoch: int) -> float | None:

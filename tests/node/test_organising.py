@@ -27,7 +27,7 @@ from sfnode.organising.events import (
     Round,
     Sign,
 )
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.policy import Admission
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
@@ -203,7 +203,7 @@ async def test_the_owner_decides_and_is_told_what_would_change_nothing(
     organiser = a.node.organising
     assert organiser
     await a.until(lambda: a.machine.may_compute)
-    assert organiser.state is State.ORGANISING
+    assert organiser.state is OrganiserState.ORGANISING
     assert await organiser.decide(Void(0, 0, ())) is not None
     assert await organiser.decide(Revoke(0, 0)) is None
     assert not a.machine.may_compute

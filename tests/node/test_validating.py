@@ -19,12 +19,12 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.admission import Organised
 from sfnode.manifest.data import Data
 from sfnode.node import organising, validating
-from sfnode.node.validating import Rows, measured
+from sfnode.node.validating import MeasuredRows, measured
 from sfnode.organising import organiser
 from sfnode.organising.evaluation.evidence import parts_of
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS
 from sfnode.organising.events import Action, Evaluate, Event
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import validators
@@ -59,7 +59,7 @@ class Choosy(SmallEngine):
         rows: int,
         turn: int,
         go_on: Callable[[], bool],
-    ) -> tuple[list[Share], int]:
+    ) -> tuple[list[StepShare], int]:
         found, taken = super().shares(after, updates, rows, turn, go_on)
         return [share._replace(worth=(turn + 1) * share.sum / 1000) for share in found], taken
 
@@ -170,7 +170,7 @@ async def test_findings_of_members_are_what_the_organiser_would_measure_on_their
     assert set(run.found(epoch)) == set(panel) == set(run.numbers)
     worths = set()
     for place, member in enumerate(panel):
-        rows = Rows(ORIGIN_ROWS, epoch * PANEL + place)
+        rows = MeasuredRows(ORIGIN_ROWS, epoch * PANEL + place)
         shares, _ = await measured(run.a.node, epoch, (), rows, lambda: True)
         parts = parts_of(shares, run.counting)
         assert run.found(epoch)[member] == FindingHeard(member, epoch, ORIGIN_ROWS, parts)

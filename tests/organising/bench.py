@@ -12,7 +12,7 @@ from sfnode.organising.evaluation.evidence import MembersEvidence
 from sfnode.organising.evaluation.judging import Judge, Judgement, Schedule, by_schedule
 from sfnode.organising.events import (
     Action,
-    Answer,
+    AnswerOwner,
     Evaluate,
     EvaluationEnded,
     Event,
@@ -20,7 +20,7 @@ from sfnode.organising.events import (
     OwnerDecision,
     Round,
     Sign,
-    Stop,
+    StopSigning,
     Summarise,
 )
 from sfnode.organising.organiser import Organiser
@@ -159,7 +159,7 @@ class Bench:
     plans: list[Evaluate] = field(default_factory=list)
     summarising: list[int] = field(default_factory=list)
     making: list[int] = field(default_factory=list)
-    refused: list[Answer] = field(default_factory=list)
+    refused: list[AnswerOwner] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     outbox: list[Sign] = field(default_factory=list)
 
@@ -210,9 +210,9 @@ class Bench:
                     self.summarising.append(epoch)
                 case MakeBases(epoch=epoch):
                     self.making.append(epoch)
-                case Answer(refused=reason):
+                case AnswerOwner(refused=reason):
                     self.refused += [action] if reason else []
-                case Stop(reason=reason):
+                case StopSigning(reason=reason):
                     self.stopped.append(reason)
         if not self.held_back:
             self.commit()

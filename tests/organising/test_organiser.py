@@ -21,7 +21,7 @@ from sfnode.organising.organiser import (
     PROOF_TIME,
     SETTLE_TIME,
     UNPROVEN_EPOCH,
-    State,
+    OrganiserState,
 )
 from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
 from sfprotocol.decisions import (
@@ -136,10 +136,10 @@ def test_an_organiser_that_hears_that_nobody_else_is_there_begins_at_once_and_on
     """Whether to tell it is for its node to say."""
     bench = Bench()
     bench.advance(1000)
-    assert bench.organiser.state is State.RESTARTED
+    assert bench.organiser.state is OrganiserState.RESTARTED
     bench.alone = True  # as the bench checks what is named
     bench.do(NobodyElse())
-    assert bench.organiser.state is State.ORGANISING
+    assert bench.organiser.state is OrganiserState.ORGANISING
     bench.decide(Admit(ANNE.origin, 1000, 0))
     bench.update(ANNE, 100, shown=False)
     bench.advance(2)
@@ -532,7 +532,7 @@ def test_without_its_key_it_stops_for_good_and_says_so(reason: str) -> None:
     bench.update(ANNE, 100)
     bench.decide(Announce("hello"))
     bench.advance(1000)
-    assert bench.organiser.state is State.STOPPED
+    assert bench.organiser.state is OrganiserState.STOPPED
     assert len(bench.signed) == 1
     assert [answer.refused for answer in bench.refused] == [reason]
 
@@ -553,7 +553,7 @@ def test_decisions_that_are_gone_make_it_look_for_the_head_again() -> None:
     bench.do()
     bench.decide(Announce("hello"))
     bench.advance(1000)
-    assert bench.organiser.state is State.RESTARTED
+    assert bench.organiser.state is OrganiserState.RESTARTED
     bench.link()
     bench.advance(2)
     assert bench.signed[-1] == Announce("hello")

@@ -12,11 +12,11 @@ from sfnode.organising.evaluation.evidence import (
     TRUSTED_FROM,
     Evidence,
 )
-from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded
 from sfnode.organising.feeds import OVERSIZED
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Budget,
@@ -81,13 +81,13 @@ class Organised:
                 score, weight = (eve, times) if number == EVE else (GOOD, 1.0)
                 sum_ = score * weight * 6
                 feed = self.bench.counting.feed(number)
-                found[feed] = Share(36, sum_, (weight * 6) ** 2, 1e-3 * sum_, 1e-4)
+                found[feed] = StepShare(36, sum_, (weight * 6) ** 2, 1e-3 * sum_, 1e-4)
             cost = plan.origins * ORIGIN_FORWARDS
             self.bench.do(EvaluationEnded(plan.epoch, None, forwards=cost, shares=found))
         else:
             self.searched.append(plan)
             rows = min(plan.rows, FIRST_ROWS)
-            found_ = Found(self.factor, 2.0, rows) if rows else None
+            found_ = SearchResult(self.factor, 2.0, rows) if rows else None
             cost = rows * len(AMOUNTS) + plan.scored * 512
             self.bench.do(EvaluationEnded(plan.epoch, None, None, None, found_, cost))
         self.spent += cost

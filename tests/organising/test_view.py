@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sfnode.organising.evaluation.judging import Schedule, by_schedule
-from sfnode.organising.events import Action, Answer, OwnerDecision, Round, Sign
+from sfnode.organising.events import Action, AnswerOwner, OwnerDecision, Round, Sign
 from sfnode.organising.feeds import HeldFeed
 from sfnode.organising.organiser import Organiser
 from sfnode.organising.view import View
@@ -205,11 +205,11 @@ def test_a_wish_is_answered_once_its_decision_is_kept(office: Office) -> None:
     office.tell(OwnerDecision(Announce("hello")))
     office.made.run(2)
     assert office.signed() == [Announce("hello")]
-    assert not any(isinstance(action, Answer) for action in office.actions)
+    assert not any(isinstance(action, AnswerOwner) for action in office.actions)
     office.signs = True
     office.made.run(12)
-    answers = [action for action in office.actions if isinstance(action, Answer)]
-    assert answers == [Answer(Announce("hello"), None)]
+    answers = [action for action in office.actions if isinstance(action, AnswerOwner)]
+    assert answers == [AnswerOwner(Announce("hello"), None)]
 
 
 def test_a_wish_is_not_answered_by_a_decision_of_before(
@@ -223,4 +223,4 @@ def test_a_wish_is_not_answered_by_a_decision_of_before(
     office.tell(OwnerDecision(Announce("hello")))
     office.tell(OwnerDecision(Finish()))
     made.run(30)
-    assert not any(isinstance(action, Answer) for action in office.actions)
+    assert not any(isinstance(action, AnswerOwner) for action in office.actions)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import UserError
-from sfnode.schema.evaluation import Evaluation, LayeredDrift, ProbeEvaluation, Share
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, ProbeEvaluation, StepShare
 from sfnode.schema.provenance import Provenance
 from sfprotocol.decisions import Bases
 from sfprotocol.messages import Feed
@@ -123,7 +123,7 @@ class Engine(Protocol):
         rows: int,
         turn: int,
         go_on: Callable[[], bool],
-    ) -> tuple[Sequence[Share], int]: ...
+    ) -> tuple[Sequence[StepShare], int]: ...
     def suitable_rate(self, epoch: int) -> float | None: ...
     def make_bases(self, folder: Path) -> str: ...
     def evaluate_towards(

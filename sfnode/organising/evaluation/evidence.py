@@ -45,7 +45,7 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth, read
@@ -150,7 +150,7 @@ PARTS_PER_WORTH = 7_000
 """Parts of one decision: at 28 bytes each at most they fit MAX_DECISION."""
 
 
-def parts_of(shares: Mapping[Feed, Share], counting: Counting) -> tuple[Part, ...]:
+def parts_of(shares: Mapping[Feed, StepShare], counting: Counting) -> tuple[Part, ...]:
     """Return what was measured as it is told, ascending by feed; nothing if something of it is no number."""
     figures = [figure for one in shares.values() for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
@@ -166,7 +166,7 @@ def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
     return [Worth(epoch, rows, tuple(parts[first::count])) for first in range(count)]
 
 
-def _part(number: int, one: Share) -> Part:
+def _part(number: int, one: StepShare) -> Part:
     score = one.sum / math.sqrt(one.squares) if one.squares > 0 else 0.0
     most = (1 << 63) - 1
     worth = max(-most, min(most, round(one.worth * WORTH_ONE)))

@@ -14,7 +14,7 @@ from sfnode.manifest import Manifest
 from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, MembersEvidence
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.alarms import Silence, alarms
 from sfnode.organising.reporting.run_history import Results
 from sfnode.organising.sequel import link_in
@@ -78,7 +78,7 @@ class Organising(Protocol):
     """The organiser of a node that has its key."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> OrganiserState: ...
 
     def petitions(self) -> list[Petition]:
         """Return those that wait for the owner."""

@@ -94,7 +94,7 @@ class Results:
         """The texts that were announced."""
         return [said.text for said in self.said if isinstance(said, Announce)]
 
-    def verdict(self) -> health.Verdict:
+    def verdict(self) -> health.HealthVerdict:
         """Return the health of the run."""
         return health.verdict(self.said)
 

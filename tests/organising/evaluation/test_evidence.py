@@ -26,7 +26,7 @@ from sfnode.organising.evaluation.evidence import (
     parts_of,
     worths_of,
 )
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     MAX_DECISION,
@@ -492,15 +492,15 @@ def counting_of(members: int) -> Counting:
     return counting
 
 
-def said(epoch: int, rows: int, *shares: Share) -> list[Worth]:
+def said(epoch: int, rows: int, *shares: StepShare) -> list[Worth]:
     """Return what is told of the first feeds of so many members."""
     feeds = (Feed(number.to_bytes(32, "big"), 0) for number in range(len(shares)))
     parts = parts_of(dict(zip(feeds, shares, strict=True)), counting_of(len(shares)))
     return worths_of(epoch, rows, parts)
 
 
-def share(*, worth: float = 0.25, squares: float = 16.0) -> Share:
-    return Share(300, 9.0, squares, worth, 0.1)
+def share(*, worth: float = 0.25, squares: float = 16.0) -> StepShare:
+    return StepShare(300, 9.0, squares, worth, 0.1)
 
 
 def test_what_was_measured_is_said_in_whole_numbers_in_the_order_of_feeds() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sfnode.organising.evaluation import panel
 from sfnode.organising.evaluation.evidence import OUTLIER, SCORE_ONE, MembersEvidence, weights_of
-from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.panel import (
     ASKED_AGAIN,
     BEYOND,
@@ -27,7 +27,7 @@ from sfnode.organising.evaluation.panel import (
 )
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfnode.schema.evaluation import Share
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.decisions import Announce, Part, Revoke, Seal, Validators, Worth
 from sfprotocol.events import FindingHeard
 from sfprotocol.messages import Feed
@@ -141,12 +141,12 @@ class Run:
     def answer(self, plan: Evaluate) -> None:
         bench = self.bench
         cost = plan.origins * ORIGIN_FORWARDS + plan.rows * len(AMOUNTS) + plan.scored * 256
-        found = Found(1.0, 2.0, FIRST_ROWS) if plan.rows else None
-        shares = dict[Feed, Share]()
+        found = SearchResult(1.0, 2.0, FIRST_ROWS) if plan.rows else None
+        shares = dict[Feed, StepShare]()
         if plan.origins and self.own:
             said = zip(bench.counting.moved(plan.epoch), self.own, strict=True)
             shares = {
-                bench.counting.feed(feed): Share(36, score * 6, 36.0, score * 6e-3, 1e-4)
+                bench.counting.feed(feed): StepShare(36, score * 6, 36.0, score * 6e-3, 1e-4)
                 for feed, score in said
             }
         bench.do(EvaluationEnded(plan.epoch, None, None, None, found, cost, shares=shares))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfnode.organising.evaluation.health import published
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.reports import LOOK_INTERVAL, SILENT_TIME, UNANSWERED_TIME, Reports
 from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.status import AlarmStatus, WaitStatus
@@ -254,7 +254,7 @@ def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
     assert (first.reason, asked.reason) == (Wait.WORK, Wait.PETITION)
     assert asked.text == "not admitted yet: it has asked for that 12 s ago"
     assert f"`sfnode organise admit {A.hex()[:8]}`" in long_ago.text
-    node.organising.state = State.RESTARTED
+    node.organising.state = OrganiserState.RESTARTED
     organiser = waits(node, organises=True)
     assert organiser
     assert organiser.reason is Wait.ORGANISER
