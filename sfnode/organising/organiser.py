@@ -13,7 +13,7 @@ Theory of operation.
     state        signs   left when
     RESTARTED    no      enough peers have told that they have no more of the control feed, or `alone`, from
                          the start or since it was told so (NobodyElse)
-    ORGANISING   yes     decisions that were here are gone (to RESTARTED); the key's tenure ends (to STOPPED)
+    ORGANISING   yes     decisions that were here are gone (to RESTARTED); the key may sign no more (to STOPPED)
     STOPPED      no      never
 
 There is at most one decision under way. The next one is made from the state that has come of it, so that none
@@ -194,7 +194,7 @@ class Organiser:
         self._alone = alone
         self._read, self._chain = 0, b""
         """Decisions that were read, and the chain hash after them."""
-        self._tenure: str | None = None
+        self._reason: str | None = None
         """The reason for which our key signs nothing, when they were read."""
         self._grown_at = now
         self._wake_at, self._look_at = now, float("inf")
@@ -274,15 +274,15 @@ class Organiser:
 
     def _read_decisions(self, now: float) -> None:
         """Take in the decisions that are new; all of them if some that were here are gone."""
-        feed, tenure = self._view.control, self._why_silent()
-        if (feed.stop, feed.chain, tenure) == (self._read, self._chain, self._tenure):
+        feed, reason = self._view.control, self._why_silent()
+        if (feed.stop, feed.chain, reason) == (self._read, self._chain, self._reason):
             return
         before, follows = self._read, feed.stop >= self._read and feed.chains[self._read] == self._chain
         if before and not follows:
             self._sanctions.forget()
             self.guard = Guard() if self.guard else None
         news = feed.entries[before if follows else 0 :]
-        self._read, self._chain, self._tenure = feed.stop, feed.chain, tenure
+        self._read, self._chain, self._reason = feed.stop, feed.chain, reason
         for entry in news:
             self._on_decision(read(entry.record).decision)
         self._known.follow(feed)
@@ -290,9 +290,9 @@ class Organiser:
             self._grown_at = now
         if self.stopped:
             return
-        if tenure:
-            self.state, self.stopped, self._signing = OrganiserState.STOPPED, tenure, None
-            self._actions.append(StopSigning(tenure))
+        if reason:
+            self.state, self.stopped, self._signing = OrganiserState.STOPPED, reason, None
+            self._actions.append(StopSigning(reason))
         elif feed.stop < before:  # a succession to the same key keeps less than was here
             self._restart(now)
         elif self._signing and feed.stop > self._signing.position:

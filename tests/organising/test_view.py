@@ -135,7 +135,7 @@ def test_peers_are_looked_at_however_often_feeds_move(office: Office) -> None:
     assert office.held(office.made["b"].own).shown >= 5 + 12 * 5
 
 
-def test_where_a_close_of_another_hand_has_stopped_there_is_a_mark(office: Office) -> None:
+def test_where_a_close_of_another_hand_has_stopped_there_is_a_boundary(office: Office) -> None:
     made = office.made
     made["b"].compute(5)
     made.run(2)
@@ -200,7 +200,7 @@ def test_who_says_that_it_has_what_is_missing_here_is_seen(monkeypatch: pytest.M
     assert not view.claimed(feed)
 
 
-def test_a_wish_is_answered_once_its_decision_is_kept(office: Office) -> None:
+def test_an_owner_is_answered_once_its_decision_is_kept(office: Office) -> None:
     office.signs = False
     office.tell(OwnerDecision(Announce("hello")))
     office.made.run(2)
@@ -212,7 +212,7 @@ def test_a_wish_is_answered_once_its_decision_is_kept(office: Office) -> None:
     assert answers == [AnswerOwner(Announce("hello"), None)]
 
 
-def test_a_wish_is_not_answered_by_a_decision_of_before(
+def test_an_owner_is_not_answered_by_a_decision_of_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = swarm()
