@@ -13,7 +13,8 @@ Theory of operation.
     state        signs   left when
     RESTARTED    no      enough peers have told that they have no more of the control feed, or `alone`, from
                          the start or since it was told so (NobodyElse)
-    ORGANISING   yes     decisions that were here are gone (to RESTARTED); the key may sign no more (to STOPPED)
+    ORGANISING   yes     decisions that were here are gone (to RESTARTED); the key may sign no more (to
+                         STOPPED)
     STOPPED      no      never
 
 There is at most one decision under way. The next one is made from the state that has come of it, so that none
