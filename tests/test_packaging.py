@@ -47,12 +47,11 @@ def test_every_test_that_starts_processes_is_in_a_folder_where_make_looks_for_it
 def test_all_extras_of_loggers_experiments_and_verifiers_are_tested() -> None:
     assert set(installed_for_tests()) == {
         "dev",
-        "experiments",
+        "lab",
         "re2",
         "tensorboard",
         "wandb",
         "trackio",
-        "ray",
     }
 
 

@@ -15,11 +15,12 @@ from typing import NamedTuple
 import torch
 
 import sfnode
-from sflab.bench import measure, memory, together
+from sflab.bench import measure, together
 from sflab.bench.measure import Case
 from sflab.bench.subject import Subject, SubjectSpec, load_subject
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
+from sfnode.resources import memory
 from sfnode.resources.policy import spare_cores
 from sfnode.resources.sensors import Sensors
 from sfnode.schema.results import BatchResult, BenchResult, FitResult, IncomingResult

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sflab.bench import measure, memory
+from sflab.bench import measure
+from sfnode.resources import memory
 
 CPU = torch.device("cpu")
 MEGABYTE = 1 << 20

@@ -9,10 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from sflab.bench import together
 from sflab.bench.subject import SubjectSpec, check_room, load_subject
 from sflab.cli import bench_output
 from sfnode.errors import Code, UserError
-from sfnode.resources import memory, together
+from sfnode.resources import memory
 
 
 @pytest.fixture(autouse=True)
