@@ -56,6 +56,9 @@ class LogIndex:
         self._log = update_log
         self._decided = RunHistory(run) if run.organised else None
         """History of an organised run."""
+        self._timeline: list[TimelineEntry] = []
+        self._timeline_of = 0, b""
+        """Decisions of which the timeline tells: it takes long where epochs have many feeds."""
         self._contributions = Contributions(update_log)
         self._members: dict[bytes, Ranked] = {}
         """Members by origin; none in an open run."""
@@ -116,11 +119,11 @@ class LogIndex:
         decided = self._follow()
         if decided is None:
             return Timeline(total=0, entries=[])
-        authority = kept_control(self._log).authority
-        entries = decided.entries(one for one in authority if isinstance(one, Succession))
-        return Timeline(
-            total=len(entries), entries=[timeline_entry(one) for one in entries[: -limit - 1 : -1]]
-        )
+        if self._timeline_of != decided.read:
+            authority = kept_control(self._log).authority
+            entries = decided.entries(one for one in authority if isinstance(one, Succession))
+            self._timeline, self._timeline_of = list(map(timeline_entry, entries)), decided.read
+        return Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
 
     def _follow(self) -> RunHistory | None:
         """Return the history of an organised run by the decisions of now."""
