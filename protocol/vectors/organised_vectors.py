@@ -359,7 +359,7 @@ def _counting() -> dict[str, Any]:
             {"number": 65 * m, **plain(Feed(_public(MEMBERS[m]), m)), "labels": LABELS} for m in (0, 1)
         ],
         "steps": [_step(run, decision) for decision in _story()],
-        "named_stops": [
+        "landmarks": [
             {
                 "feed": feed,
                 "stop": stop,

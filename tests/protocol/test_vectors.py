@@ -595,7 +595,7 @@ def test_landmarks_and_named_digests() -> None:
         for step, label in enumerate(feed["labels"]):
             chain = signing.extend(chain, [EpochScalars(label, (step + 1,))])
             heads[feed["number"], step + 1] = chain
-    for mark in vector["named_stops"]:
+    for mark in vector["landmarks"]:
         assert heads[mark["feed"], mark["stop"]].hex() == mark["chain"]
         assert tag(bytes.fromhex(mark["salt"]), heads[mark["feed"], mark["stop"]]).hex() == mark["tag"]
     run = Counting(budget=vector["budget"], rate=vector["rate"])
