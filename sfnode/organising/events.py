@@ -38,7 +38,7 @@ class EvaluationEnded:
     rate: float | None = None
     """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
     shares: Mapping[Feed, StepShare] = field(default_factory=dict)
-    """What each feed has brought, if that was wanted and could be measured."""
+    """Shares of feeds in the step of the epoch, if that was wanted and could be measured."""
 
 
 @dataclass(frozen=True, slots=True)

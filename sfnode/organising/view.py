@@ -41,7 +41,7 @@ class Log(Protocol):
 
 
 class View:
-    """What a node of an organised run holds and hears."""
+    """A node of an organised run, with what it holds and hears."""
 
     def __init__(self, machine: Machine, log: Log) -> None:
         assert machine.organised is not None

@@ -392,7 +392,7 @@ async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoe
     await a.until(lambda: a.machine.may_compute)
     monkeypatch.setattr(a.node.driver, "post", lambda event: None)  # it never comes to be signed
     asked = asyncio.create_task(a.client.decide(encode(Finish())))
-    await a.until(lambda: Finish() in [wish for wish, _ in a.node.organising._wishes])
+    await a.until(lambda: Finish() in [decision for decision, _ in a.node.organising._waiting])
     await a.stop()
     with pytest.raises(UserError) as lost:
         await asked

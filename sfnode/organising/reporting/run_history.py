@@ -57,7 +57,7 @@ Called = Mapping[bytes, Names]
 
 
 class Results:
-    """What decisions tell of how the model does, and to everybody; each is read once."""
+    """Record of what decisions tell of how the model does, and to everybody; each is read once."""
 
     def __init__(self) -> None:
         self.said: list[Decision] = []
@@ -127,9 +127,9 @@ class RunHistory(Results):
         self.run, self.names = run, names
         self.counting = Counting.of(run)
         self.seals: list[Sealed] = []
-        """By epoch."""
+        """Seals of epochs, in their order."""
         self.worths: list[Worth] = []
-        """What was measured of epochs, in order."""
+        """Figures that were measured of epochs, in order."""
         self._lines: list[_Line] = []
 
     def _begin(self) -> None:
