@@ -80,7 +80,7 @@ class Run(NamedTuple):
     """Factor in units of 2^-12; FACTOR_ONE for steps that no seal has judged yet."""
 
 
-class Landmark(NamedTuple):
+class NamedStop(NamedTuple):
     """A step at which the history of a feed that is meant can be told from others (SPEC O7)."""
 
     stop: int
@@ -333,20 +333,20 @@ class Counting:
         known = self._feeds.get(feed)
         return known.stop if known and known.ended else NEVER
 
-    def landmarks(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[Landmark]:
+    def named_stops(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[NamedStop]:
         """Yield, in order, the ends above one step and up to another of what closes have named of a feed."""
         known = self._feeds.get(feed) or NamedSteps()
         for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
-            yield self._landmark(known, place)
+            yield self._named_stop(known, place)
 
-    def landmark(self, feed: int, held: int) -> Landmark | None:
+    def named_stop(self, feed: int, held: int) -> NamedStop | None:
         """Return the last of them within the first `held` steps of a feed; None if there is none."""
         known = self._feeds.get(feed) or NamedSteps()
         place = bisect_right(known.stops, held) - 1
-        return self._landmark(known, place) if place >= 0 else None
+        return self._named_stop(known, place) if place >= 0 else None
 
-    def _landmark(self, feed: NamedSteps, place: int) -> Landmark:
-        return Landmark(feed.stops[place], self._closes[feed.epochs[place]].salt, feed.tag(place))
+    def _named_stop(self, feed: NamedSteps, place: int) -> NamedStop:
+        return NamedStop(feed.stops[place], self._closes[feed.epochs[place]].salt, feed.tag(place))
 
     def runs(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Run, ...]:
         """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run. As

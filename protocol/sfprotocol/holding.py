@@ -119,7 +119,7 @@ def follows(counting: Counting, state: FeedState, segment: Segment) -> bool:
         return True
     chain, at, checked = state.chain, state.next, False
     parts = segment.parts
-    for stop, salt, expected in counting.landmarks(number, state.next, segment.stop):
+    for stop, salt, expected in counting.named_stops(number, state.next, segment.stop):
         chain = extend(chain, first_updates(parts, stop - at))
         parts, at, checked = drop_updates(parts, stop - at), stop, True
         if tag(salt, chain) != expected:

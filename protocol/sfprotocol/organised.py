@@ -62,7 +62,7 @@ TRACED_AT_ONCE = 64
 """Feeds whose history is compared in one round after a start: each is a read of the log."""
 
 
-class Standing(Enum):
+class Membership(Enum):
     """The standing of our own origin by the decisions (SPEC O6): only a member makes updates."""
 
     UNKNOWN = "a decision is beyond this version: nobody can tell"
@@ -186,28 +186,28 @@ class Organised:
             self._rates = counting, counting.decisions, Rates.of(counting)
         return self._rates[2]
 
-    def standing(self, own: Feed) -> Standing:
+    def membership(self, own: Feed) -> Membership:
         """Return whether our feed may go on, its quota aside."""
         member, epoch = self.counting.member(own.origin), self.counting.open_epoch
         if self.counting.unsupported:
-            return Standing.UNKNOWN
+            return Membership.UNKNOWN
         if member is None:
-            return Standing.STRANGER
+            return Membership.STRANGER
         if epoch >= member.revoked:
-            return Standing.REVOKED
+            return Membership.REVOKED
         if self._frontier.state(own).epoch > epoch:
-            return Standing.AHEAD  # the decision that opened it is gone: labels would go back
+            return Membership.AHEAD  # the decision that opened it is gone: labels would go back
         if self._frontier.waiting:
-            return Standing.BEGINNING
+            return Membership.BEGINNING
         if self.outdated:
-            return Standing.OUTDATED
-        return Standing.ENOUGH if self.counting.promised >= self.counting.budget else Standing.MEMBER
+            return Membership.OUTDATED
+        return Membership.ENOUGH if self.counting.promised >= self.counting.budget else Membership.MEMBER
 
     def room(self, own: Feed | None) -> int:
         """Return how many more updates of our own may carry the label of the open epoch: its quota bounds
         them (SPEC O6), and that all together make no more than is of use until the next close (SPEC O20)."""
         number = self.counting.number(own) if own else None
-        if own is None or number is None or self.standing(own) is not Standing.MEMBER:
+        if own is None or number is None or self.membership(own) is not Membership.MEMBER:
             return 0
         if not self.counting.goes_on_with(number):  # a first update says that this is the feed to go on with
             return 0 if self._frontier.next(own) else min(1, self.quota(number // INCARNATIONS))
@@ -430,7 +430,7 @@ class Organised:
             return [Trace(state.feed, state.named), *self._own.overtaken(state.feed)]
         if self._is_undecided(state, number):
             return self._let_go(state, now)
-        passed = self.counting.landmark(number, state.next)
+        passed = self.counting.named_stop(number, state.next)
         if passed is None:
             return [Trace(state.feed, state.base)] if state.feed in self._doubtful and state.next else []
         stop, salt, expected = passed
@@ -444,7 +444,7 @@ class Organised:
             return []
         meant = all(
             holding.tag(salt, event.chain) == expected
-            for _, salt, expected in self.counting.landmarks(number, event.stop - 1, event.stop)
+            for _, salt, expected in self.counting.named_stops(number, event.stop - 1, event.stop)
         )
         if not meant or self._is_undecided(state, number):
             return self._let_go(state, now)
@@ -488,7 +488,7 @@ class Organised:
         """Return whether we hold of a forked feed what ends between two named steps: nobody can tell of which
         history that is, and it may be one that the rest of what was named does not follow from."""
         between = state.forked < state.next < state.named
-        return between and not any(self.counting.landmarks(number, state.next - 1, state.next))
+        return between and not any(self.counting.named_stops(number, state.next - 1, state.next))
 
     def _revoked(self, state: FeedState) -> int:
         member = self.counting.member(state.feed.origin)

@@ -368,7 +368,7 @@ def _counting() -> dict[str, Any]:
                 "chain": _head(feed // 65, stop).hex(),
             }
             for feed in (0, 65)
-            for stop, salt, tag in run.landmarks(feed)
+            for stop, salt, tag in run.named_stops(feed)
         ],
         "named_digests": [
             _digest((run.positions(e).get(0, 0), run.positions(e).get(65, 0))).hex() for e in range(3)

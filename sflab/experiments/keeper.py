@@ -1,8 +1,8 @@
-"""The node at client 0 of a simulated run: a real machine, its log on disk, and the organiser's desk.
+"""The node at client 0 of a simulated run: a real machine, its log on disk, and the organiser.
 
 It takes the signed segments that client 0 has received, as frames over a link whose far end is all clients
-together, with a clock of its own that goes on only here. In an organised run its desk decides as the
-daemon's: alone, as nobody else has the key. What it leaves is a data folder that `sfnode verify` reads.
+together, with a clock of its own that goes on only here. In an organised run its organiser decides as
+the daemon's: alone, as nobody else has the key. What it leaves is a data folder that `sfnode verify` reads.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
-from sfnode.organising.desk import OrganiserDesk
-from sfnode.organising.evaluation.judging import by_schedule
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Schedule, by_schedule
 from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import (
     BasesMade,
-    DeskEvent,
     Evaluate,
     EvaluationEnded,
+    Event,
     MakeBases,
-    OwnerWish,
+    OwnerDecision,
     Round,
     Sign,
 )
 from sfnode.organising.guard import Rows
-from sfnode.organising.organiser import LOOK_INTERVAL
-from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy, has_few_dimensions
+from sfnode.organising.organiser import LOOK_INTERVAL, Organiser
+from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
+from sfnode.organising.view import View
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
@@ -55,10 +54,10 @@ from sfprotocol.wire_codec import MAX_ENTRIES
 LINK = 1
 """Number of the link to all clients."""
 
-LONGEST_EPOCH = BOUNDS["longest_epoch"][1]
+LONGEST_EPOCH = 604_800.0
 """Seconds: epochs end by count, and by this only when the run is over."""
 
-LONGEST_WAIT = BOUNDS["seal_wait"][1]
+LONGEST_WAIT = 86_400.0
 """Seconds: results come at once."""
 
 ROUND = 5.0
@@ -130,9 +129,9 @@ class Keeper:
         self._manifest = manifest
         self._now = 0.0
         self._open()
-        if self._desk and not self.decided:
+        if self._organiser and not self.decided:
             for feed in self._feeds:
-                self._tell(OwnerWish(Admit(feed.origin, manifest.organised.quota, 0)))
+                self._tell(OwnerDecision(Admit(feed.origin, manifest.organised.quota, 0)))
                 self._settle()
         self._meet()
 
@@ -151,7 +150,7 @@ class Keeper:
         )
         self._store = LogStore(self._log, self.run, lambda feed: None)
         self._host = Host(self.machine, self._store)
-        self._desk = self._organiser() if self.run.organised else None
+        self._organiser = self._start_organiser() if self.run.organised else None
         self._acted = 0
         self._counting = Counting.of(self.run)
         """State of the run by the decisions of which `corrections` has told."""
@@ -160,7 +159,7 @@ class Keeper:
         self._epochs = [0]
         """The open epoch by the number of decisions."""
 
-    def _organiser(self) -> OrganiserDesk:
+    def _start_organiser(self) -> Organiser:
         policy = OrganiserPolicy(
             target_updates=self.run.epoch_updates,
             longest_epoch=LONGEST_EPOCH,
@@ -176,12 +175,11 @@ class Keeper:
             amend_after=None,
             checkpoint_epochs=None,
         )
-        return OrganiserDesk(
-            self.machine,
-            self._store,
+        return Organiser(
+            View(self.machine, self._store),
+            policy,
+            by_schedule(Schedule(self._manifest.training.schedule, self.run.rate)),
             key=public(self._key),
-            policy=policy,
-            judge=by_schedule(Schedule(self._manifest.training.schedule, self.run.rate)),
             draw=self._draw,
             alone=True,
             now=self._now,
@@ -306,7 +304,7 @@ class Keeper:
             number, member = counting.number(feed), counting.member(feed.origin)
             if number is not None and member and member.revoked == NEVER:
                 left += stop - counting.named(number)
-        self._tell(OwnerWish(Budget(counting.promised + left)))
+        self._tell(OwnerDecision(Budget(counting.promised + left)))
 
     def close(self) -> None:
         """Close the log."""
@@ -319,13 +317,13 @@ class Keeper:
         """Let time pass until everything that was heard is in the log and nothing is left to decide."""
         while True:
             self._rounds()
-            if not self._desk:
+            if not self._organiser:
                 return
             acted = self._acted
-            self._now = max(self._now, self._desk.next_deadline())
+            self._now = max(self._now, self._organiser.next_deadline())
             self._tell(Round())
             # an epoch that was open for too short a time is closed soon
-            soon = self._desk.next_deadline() < self._now + LOOK_INTERVAL
+            soon = self._organiser.next_deadline() < self._now + LOOK_INTERVAL
             if self._acted == acted and not soon:
                 return
 
@@ -338,15 +336,15 @@ class Keeper:
                 self._store.append(commit)
             effects = self._host.carry_out()
             moved = tuple(effect.feed for effect in effects if isinstance(effect, Advanced))
-            if self._desk:
+            if self._organiser:
                 self._tell(Round(moved))
 
     def _resting(self) -> bool:
         return self.machine.rests_until(LINK) > self._now
 
-    def _tell(self, event: DeskEvent) -> None:
-        assert self._desk
-        for action in self._desk.handle(event, self._now):
+    def _tell(self, event: Event) -> None:
+        assert self._organiser
+        for action in self._organiser.handle(event, self._now):
             match action:
                 case Sign(decision=decision):
                     self._acted += 1
@@ -381,7 +379,7 @@ class Keeper:
     @property
     def memory(self) -> Memory | None:
         """The memory of the search, if there is one."""
-        search = self._desk.search if self._desk else None
+        search = self._organiser.search if self._organiser else None
         return search.memory if search else None
 
     def state(self) -> bytes:
@@ -393,7 +391,7 @@ class Keeper:
     @property
     def rows(self) -> Rows:
         """Losses of rows that the guard knows, if there is one."""
-        guard = self._desk.guard if self._desk else None
+        guard = self._organiser.guard if self._organiser else None
         return guard.rows if guard else {}
 
     def restore(self, state: bytes, memory: Memory | None = None, rows: Rows | None = None) -> None:
@@ -404,10 +402,10 @@ class Keeper:
             _remove(path)
             path.write_bytes(state)
         self._open()
-        if memory and self._desk and self._desk.search:
-            self._desk.search.remember(memory)
-        if rows and self._desk and self._desk.guard:
-            self._desk.guard.rows.update(rows)
+        if memory and self._organiser and self._organiser.search:
+            self._organiser.search.remember(memory)
+        if rows and self._organiser and self._organiser.guard:
+            self._organiser.guard.rows.update(rows)
         self._meet()
 
 

@@ -32,6 +32,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel, matrix
 from sfnode.models.perturbation import Directions, Perturbation, through
 from sfnode.models.targets import Form
+from sfnode.schema.evaluation import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.decisions import Bases
 from sfprotocol.seeds import I64, coordinates
@@ -260,7 +261,7 @@ class Replicas:
         updates: Sequence[slopes.Updates],
         batches: Sequence[Encoded],
         delta: float,
-    ) -> tuple[list[slopes.Share], int]:
+    ) -> tuple[list[StepShare], int]:
         """Return what `engine.slopes.shares` finds of updates in the step that these cores make from the
         weights as they are."""
         found = slopes.shares(

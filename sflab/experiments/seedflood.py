@@ -30,17 +30,17 @@ from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
 from sfnode.engine.losses import line_batches, line_rows
 from sfnode.models import bases
-from sfnode.organising.evaluation.line_search import Found, LineSearch
-from sfnode.organising.evaluation.origins import Brought
+from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import has_few_dimensions
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Row
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE
+from sfprotocol.messages import Feed
 from sfprotocol.seeds import I64, update_seeds
 
 OPTIONS = frozenset(
@@ -96,9 +96,9 @@ class SeedFlood:
         each = int(cell.options.get("segment_updates", 0))
         keys = (client_key(cell, client) for client in range(cell.network.clients))
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
-        self.searched: list[Found] = []
+        self.searched: list[SearchResult] = []
         """Results of the line searches since the start."""
-        self.brought: list[tuple[int, tuple[Brought, ...]]] = []
+        self.shares: list[tuple[int, Mapping[Feed, StepShare]]] = []
         """Epochs since the start, and what feeds have brought in them, where that was measured."""
         self._has_base = False
         """Whether the organiser knows the base model's result."""
@@ -343,25 +343,25 @@ class SeedFlood:
                 with line.at(search.found.factor) as perturb:
                     result = self._problem.evaluate("validation", perturb)
                 forwards += result.count
-            brought, taken = self._brought(asked, difference(after, before), named, rows)
+            shares, taken = self._shares(asked, difference(after, before), named, rows)
             forwards += taken
         self.example_forwards += forwards
-        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, rate, brought)
+        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, rate, shares)
 
-    def _brought(
+    def _shares(
         self, asked: Evaluate, step: Mapping[int, I64], named: Named, rows: Sequence[Row]
-    ) -> tuple[tuple[Brought, ...], int]:
+    ) -> tuple[Mapping[Feed, StepShare], int]:
         """Return what each feed has brought in an epoch that makes this step, and the example-forwards of
         measuring it."""
         if not asked.origins:
-            return (), 0
+            return {}, 0
         manifest, tokenizer = self._problem.manifest, self._problem.loaded.tokenizer
         batches = slopes.batches_of(manifest.task, tokenizer, rows, asked.origins, asked.epoch)
         delta = manifest.training.scalar_delta
         found, taken = self.replicas.shares(step, list(named.values()), batches, delta)
-        brought = tuple(Brought(feed, *share) for feed, share in zip(named, found, strict=True))
-        self.brought.append((asked.epoch, brought))
-        return brought, taken
+        shares = dict(zip(named, found, strict=True))
+        self.shares.append((asked.epoch, shares))
+        return shares, taken
 
     def _suitable_rate(self, epoch: int) -> tuple[float | None, int]:
         """Return the rate that suits the subspace of an epoch, if that can be told, and what that took."""

@@ -315,10 +315,8 @@ def _best(past: Past, before: int) -> int:
     """Return the evaluated seal before this one with the least published loss; that of the base model if
     there is none."""
     from sfnode.history.time_travel import BASE
-    from sfnode.organising.reporting.chronicle import chronicle
 
-    entries = (entry.epoch for entry in chronicle(past.run, past.entries) if entry.epoch)
-    known = {one.epoch: one.evaluation.loss for one in entries if one.evaluation and one.epoch < before}
+    known = {one.epoch: one.evaluation.loss for one in past.history.epochs()[:before] if one.evaluation}
     return min(known, key=lambda epoch: known[epoch], default=BASE)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,9 @@ from sfnode.schema.metrics import NO_WORTH
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
+    from sfnode.organising.reporting.run_history import RunHistory
     from sfnode.schema.history import LeaderboardResult, Ranked, Remeasured
-    from sfnode.stats.leaderboard import Standing
     from sfnode.store.log import UpdateLog
-    from sfprotocol.messages import Entry
-    from sfprotocol.names import Names
 
 DIGITS = 16
 """Hex digits of the keys that are shown."""
@@ -68,7 +66,7 @@ def leaderboard(
     the organiser's validation rows, as it has signed (docs/organising.md)."""
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.node.startup import settled
-        from sfnode.stats.leaderboard import standings
+        from sfnode.organising.reporting.run_history import RunHistory
         from sfnode.store.verification import verify_log
         from sfnode.tasks.verifying import require_slopes
 
@@ -87,39 +85,26 @@ def leaderboard(
         if recompute:
             with waiting("verifying the log"):
                 verify_log(manifest, update_log, None)
-        entries = update_log.control()
-        names = settled(run, update_log).cards.names()
-        found = _result(manifest, entries, standings(run, entries), names, verified=recompute)
+        history = RunHistory(run, settled(run, update_log).cards.names()).follow(update_log.control())
+        found = _result(manifest, history, verified=recompute)
         if remeasure:
             found = _remeasured(found, manifest, update_log, data_dir, remeasure, model, device, dtype)
     echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found)))
 
 
-def _result(
-    manifest: Manifest,
-    entries: list[Entry],
-    found: list[Standing],
-    names: Mapping[bytes, Names],
-    *,
-    verified: bool,
-) -> LeaderboardResult:
-    from sfnode.organising.reporting.chronicle import name_of
-    from sfnode.schema.history import LeaderboardResult, Ranked
-    from sfnode.store.replay import counting_of
+def _result(manifest: Manifest, history: RunHistory, *, verified: bool) -> LeaderboardResult:
+    from sfnode.schema.history import LeaderboardResult
 
-    counting = counting_of(manifest.parameters(), entries)
+    members = history.members()
     return LeaderboardResult(
         run_id=manifest.run_id.hex(),
         run_name=manifest.name,
-        sealed=counting.sealed,
-        counted=counting.counted,
-        worth=sum(one.worth for one in found),
+        sealed=history.counting.sealed,
+        counted=history.counting.counted,
+        worth=sum(one.worth for one in members),
         verified=verified,
         epochs=[],
-        members=[
-            Ranked(**one._asdict() | {"origin": one.origin.hex()}, rank=rank, name=name_of(one.origin, names))
-            for rank, one in enumerate(found, 1)
-        ],
+        members=members,
     )
 
 

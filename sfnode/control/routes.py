@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.organising import wishes
-from sfnode.organising.organiser import State
-from sfnode.organising.reporting.reports import Desk, Reports
+from sfnode.organising import owner_decisions
+from sfnode.organising.organiser import OrganiserState
+from sfnode.organising.reporting.reports import Organising, Reports
 from sfnode.schema.organising import (
     DecisionRequest,
     DecisionResult,
@@ -245,14 +245,16 @@ def _reports(node: RunningNode) -> Callable[[], Reports]:
     return reports
 
 
-async def _decided(reports: Reports, desk: Desk | None, wanted: DecisionRequest) -> DecisionResult:
+async def _decided(
+    reports: Reports, organising: Organising | None, wanted: DecisionRequest
+) -> DecisionResult:
     decision = _decision(wanted)
-    refusal = wishes.refusal(reports.counting, decision)
+    refusal = owner_decisions.refusal(reports.counting, decision)
     if refusal is None and wanted.dry_run:
         return DecisionResult(signed=False, changes=reports.changes(decision), invitation=None)
     if refusal is None:
         changes = reports.changes(decision)
-        refusal = await _signing(desk).wish(decision)
+        refusal = await _signing(organising).decide(decision)
         if refusal is None:
             return DecisionResult(signed=True, changes=changes, invitation=reports.invitation(decision))
     raise UserError(
@@ -273,21 +275,21 @@ def _decision(wanted: DecisionRequest) -> Decision:
         ) from error
 
 
-def _signing(desk: Desk | None) -> Desk:
+def _signing(organising: Organising | None) -> Organising:
     """Return the organiser if it signs. Raises UserError ORGANISER_NEEDED."""
-    if desk is None:
+    if organising is None:
         raise UserError(
             Code.ORGANISER_NEEDED,
             "this node does not have the organiser's key",
             "Ask the node that was started with --organise, or start this one so if you have the key.",
         )
-    if desk.state is State.RESTARTED:
+    if organising.state is OrganiserState.RESTARTED:
         raise UserError(
             Code.ORGANISER_NEEDED,
             "the organiser was restarted and waits for peers to tell which of its decisions they have",
             "Try again in a minute; if nobody else is there, start the node with --organise --alone.",
         )
-    return desk
+    return organising
 
 
 def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:

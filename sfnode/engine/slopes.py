@@ -38,6 +38,7 @@ from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
+from sfnode.schema.evaluation import StepShare
 from sfnode.tasks import verifying
 from sfnode.tasks.encoding import Encoded, encode
 from sfnode.tasks.prompts import Row
@@ -61,21 +62,6 @@ START, MIDDLE = 0.0, 0.5
 Updates = tuple[UpdateBatch, I64]
 """Updates whose share is asked for, with their scalars as they were sent; and the factors of these in the
 cores, (n,)."""
-
-
-class Share(NamedTuple):
-    """The share that updates have in a step."""
-
-    updates: int
-    sum: float
-    """Sum of the roots of |q * p| with the signs of q * p, where q are their scalars and p the slopes along
-    their directions, in units of a scalar: positive if they agree."""
-    squares: float
-    """Sum of |q * p|."""
-    worth: float
-    """Nats by which they lower the loss."""
-    error: float
-    """Standard error of `worth` over the batches of rows."""
 
 
 class Slopes(NamedTuple):
@@ -107,7 +93,7 @@ class Slopes(NamedTuple):
                 part[:, chosen] = (entries * sign[chosen]).sum(2)
         return found
 
-    def share(self, updates: Updates, delta: float, unit: Mapping[int, float]) -> Share:
+    def share(self, updates: Updates, delta: float, unit: Mapping[int, float]) -> StepShare:
         """Return the share of these updates; `delta` is a scalar's unit, and `unit` by how much a one in a
         subspace's core moves along u_i v_j."""
         batch, weights = updates
@@ -117,7 +103,7 @@ class Slopes(NamedTuple):
         roots = np.sign(products) * np.sqrt(np.abs(products))
         steps = scalars * weights * np.array([unit[subspace] for subspace in batch.epochs.tolist()])
         worths = slopes @ steps  # (batches,)
-        return Share(
+        return StepShare(
             len(scalars),
             float(roots.sum()),
             float((roots**2).sum()),
@@ -135,7 +121,7 @@ def shares(
     batches: Sequence[Encoded],
     delta: float,
     keep_going: Callable[[], bool],
-) -> tuple[list[Share], int] | None:
+) -> tuple[list[StepShare], int] | None:
     """Return the share that each of these `updates` has in the step that the cores `step` make from the
     model's weights as they are, on these batches, of which there are two at least; and the example-forwards
     that it took. `delta` is the unit of a scalar, and `scale` as for `merging.MergedWeights`.
@@ -146,7 +132,7 @@ def shares(
     """
     touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
     if not touched:
-        return [Share(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
+        return [StepShare(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
     zero = np.zeros((len(space.targets), space.rank, space.rank), np.int64)
     whole = dict.fromkeys(touched, zero) | dict(step)
     before = float(Line(loaded, space, scale, {}).losses(batches, [0.0]).mean())
@@ -177,7 +163,7 @@ def shares_towards(
     rows: int,
     turn: int,
     keep_going: KeepGoing = always,
-) -> tuple[list[Share], int]:
+) -> tuple[list[StepShare], int]:
     """Return the share of each of these `updates` in what leads from the weights as of now to those with
     the cores `after`, on so many validation rows, and the example-forwards that it took.
 
@@ -196,7 +182,7 @@ def shares_towards(
     return found
 
 
-def _of_rows(share: Share) -> Share:
+def _of_rows(share: StepShare) -> StepShare:
     """Return a share whose score is no larger than its worth in standard errors (SPEC O16): of thousands of
     updates along a linear head it says little but what these rows are like."""
     most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
-from sfnode.organising.evaluation.origins import Brought, Origins, said
+from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
+from sfnode.schema.evaluation import StepShare
 from sfnode.schema.history import Remeasured
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew
 from sfprotocol import decisions
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Recount, Seal, Worth
+from sfprotocol.decisions import INCARNATIONS, Part, Recount, Seal, Worth
 from sfprotocol.messages import Entry, Feed
 from sfprotocol.seeds import I64
 from sfprotocol.weighing import NOTHING, Counted, named
-
-if TYPE_CHECKING:
-    from sfnode.engine.slopes import Share
 
 TOLERANCE = 0.05
 """Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in
@@ -37,7 +35,7 @@ class Measures(Protocol):
     def cores(self) -> dict[int, I64]: ...
     def shares(
         self, after: Mapping[int, I64], updates: Sequence[tuple[UpdateBatch, I64]], rows: int, turn: int
-    ) -> tuple[Sequence[Share], int]: ...
+    ) -> tuple[Sequence[StepShare], int]: ...
 
 
 class _AskedFigure(NamedTuple):
@@ -77,11 +75,9 @@ def remeasure(
         updates = counted_anew(update_log, asked.before, asked.named, run.subspace_epochs)
         rows, epoch = asked.worth.rows, asked.worth.epoch
         shares, _ = engine.shares(core.cores(), list(updates.values()), rows, epoch)
-        brought = [
-            Brought(feed, s.updates, s.sum, s.squares, s.worth, s.error)
-            for feed, s in zip(updates, shares, strict=True)
-        ]
-        found.append(_compared(asked.worth, said(epoch, rows, brought, asked.counting)))
+        found.append(
+            _compared(asked.worth, parts_of(dict(zip(updates, shares, strict=True)), asked.counting))
+        )
         tell(found[-1])
     return found
 
@@ -106,7 +102,7 @@ def _asked(
     other reasons.
     """
     run = manifest.parameters()
-    counting, origins = Counting.of(run), Origins(kept=manifest.training.trains_a_head)
+    counting, origins = Counting.of(run), MembersEvidence(kept=manifest.training.trains_a_head)
     doubted: dict[int, set[int]] = {}
     for entry in entries:
         recorded = decisions.read(entry.record)
@@ -125,8 +121,8 @@ def _asked(
         origins.take(recorded.decision)
 
 
-def _compared(worth: Worth, found: Sequence[Worth]) -> Remeasured:
-    ours = {part.feed: part.worth for one in found for part in one.parts}
+def _compared(worth: Worth, found: Sequence[Part]) -> Remeasured:
+    ours = {part.feed: part.worth for part in found}
     theirs = {part.feed: part.worth for part in worth.parts}
     off = sum(abs(theirs.get(feed, 0) - ours.get(feed, 0)) for feed in {*ours, *theirs})
     whole = sum(map(abs, theirs.values()))

@@ -16,14 +16,14 @@ import torch
 from sfnode.engine import drift, line
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core
-from sfnode.engine.decay import Decay
+from sfnode.engine.merging import Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import scale_of
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.organising.reporting import bisection
-from sfnode.organising.reporting.chronicle import DIGITS, chronicle, name_of, parts
+from sfnode.organising.reporting.run_history import DIGITS, RunHistory, name_of, parts
 from sfnode.printable import command
 from sfnode.schema.history import (
     BisectResult,
@@ -33,17 +33,15 @@ from sfnode.schema.history import (
     HistoryEntry,
     HistoryResult,
     LayerChange,
-    Measured,
+    MeasuredState,
     ParentSeal,
     Without,
 )
 from sfnode.store import checkpoint
-from sfnode.store.checkout import Checkout, advance, at_seal, seal_of, whole
+from sfnode.store.checkout import Checkout, advance, at_seal, whole
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import counting_of, kept_control
-from sfprotocol import decisions
-from sfprotocol.decisions import Seal
+from sfnode.store.replay import kept_control
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Succession
 from sfprotocol.seeds import I64
@@ -65,7 +63,7 @@ def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
         return _history(manifest, None, counted, 0, counted >= budget, budget, entries)
     kept, counting = kept_control(update_log), machine.organised.counting
     successions = (message for message in kept.authority if isinstance(message, Succession))
-    entries = chronicle(machine.run, kept.entries, successions, machine.cards.names())
+    entries = RunHistory(machine.run, machine.cards.names()).follow(kept.entries).entries(successions)
     open_updates = sum(
         counting.closed_updates(epoch) for epoch in range(counting.sealed, counting.open_epoch)
     )
@@ -138,7 +136,9 @@ class Past:
         """Machine in the state of the log."""
         self.names = self.machine.cards.names()
         """Names that origins give themselves."""
-        self.latest = counting_of(self.run, self.entries)
+        self.history = RunHistory(self.run, self.names).follow(self.entries)
+        """History of the run by all decisions."""
+        self.latest = self.history.counting
         """State by all decisions."""
         self._core = Core(len(manifest.model.targets), manifest.training.rank)
         folder = Layout(data_dir).checkpoints
@@ -168,19 +168,13 @@ class Past:
         """Return the digests of a state. Raises UserError as `at_seal`."""
         found = self.checkout(epoch)
         self.cores(found.counted)
-        seal = decisions.read(self.entries[self.seal(epoch)].record).decision
-        assert isinstance(seal, Seal)
         return CheckoutResult(
             run_id=self.run.run_id.hex(),
             epoch=epoch,
             updates=found.updates,
-            named_digest=seal.digest.hex(),
+            named_digest=self.history.seals[epoch].seal.digest.hex(),
             core_digest=self._core.digest().hex(),
         )
-
-    def seal(self, epoch: int) -> int:
-        """Return the number of the decision that has sealed an epoch."""
-        return seal_of(self.run, self.entries, epoch)
 
     def by_origin(self, epoch: int) -> Counter[bytes]:
         """Return how many updates of each origin counted then."""
@@ -265,7 +259,7 @@ def bisect(past: Past, good: int, bad: int, measure: Loss, tell: Tell) -> Bisect
     before, after = (good, bad) if epoch is None else (epoch - 1, epoch)
     return BisectResult(
         run_id=past.run.run_id.hex(),
-        measured=[Measured(epoch=one, loss=value) for one, value in losses.items()],
+        measured=[MeasuredState(epoch=one, loss=value) for one, value in losses.items()],
         epoch=epoch,
         before=losses[before],
         after=losses[after],
@@ -312,9 +306,8 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
     ]
     more = past.by_origin(after)
     more.subtract(past.by_origin(before))
-    entries = chronicle(past.run, past.entries, (), past.names)
-    seals = {entry.epoch.epoch: entry.epoch for entry in entries if entry.epoch}
-    first, last = sorted((past.seal(before), past.seal(after)))
+    seals = past.history.epochs()
+    first, last = sorted(past.history.seals[epoch].position for epoch in (before, after))
     return DiffResult(
         before=states[0],
         after=states[1],
@@ -322,7 +315,7 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
         origins=parts(more, past.names),
         norm=math.hypot(*norms),
         layers=layers,
-        entries=[entry for entry in entries if first < (entry.position or 0) <= last],
+        entries=[entry for entry in past.history.entries() if first < (entry.position or 0) <= last],
     )
 
 

@@ -1,6 +1,6 @@
 """The organiser in a node, and a newcomer's petition.
 
-Carries out what the sans-IO desk (`sfnode.organising.desk`) asks for: decisions go to the machine,
+Carries out what the sans-IO organiser (`sfnode.organising.organiser`) asks for: decisions go to the machine,
 evaluations to the engine, answers to the owner. It decides nothing itself.
 """
 
@@ -16,45 +16,38 @@ from typing import TYPE_CHECKING, Any
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.manifest import Manifest
 from sfnode.node.context import NodeContext
 from sfnode.node.readiness import Readiness
 from sfnode.node.run_context import RunContext
-from sfnode.node.validating import Rows, measured
+from sfnode.node.validating import MeasuredRows, measured
 from sfnode.organising import admission
-from sfnode.organising.desk import OrganiserDesk
-from sfnode.organising.evaluation.judging import by_schedule
-from sfnode.organising.evaluation.line_search import Found, LineSearch
-from sfnode.organising.evaluation.origins import Brought
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Schedule, by_schedule
+from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.events import (
     Action,
+    AnswerOwner,
     BasesMade,
-    DeskEvent,
     Evaluate,
     EvaluationEnded,
-    FindingHeard,
+    Event,
     MakeBases,
     NobodyElse,
-    OwnerWish,
-    PetitionHeard,
-    Refuse,
+    OwnerDecision,
     Round,
     Sign,
-    Signed,
-    Stop,
+    StopSigning,
     Summarise,
     Summarised,
 )
-from sfnode.organising.organiser import State as OrganiserState
-from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
-from sfnode.schema.evaluation import Evaluation
+from sfnode.organising.organiser import Organiser, OrganiserState
+from sfnode.organising.policy import WORK_BITS, has_few_dimensions, policy_of
+from sfnode.organising.view import View
+from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
-from sfprotocol.events import FindingHeard as FindingTaken
-from sfprotocol.events import OwnDecision, OwnPetition
+from sfprotocol.events import FindingHeard, OwnDecision, OwnPetition
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
@@ -63,55 +56,14 @@ from sfprotocol.weighing import Counted, counts_alike
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
-    from sfnode.schema.evaluation import Evaluation
 
-WISH_DEADLINE = 60.0
-"""Seconds for a wish to be signed: one decision is under way at a time, and each takes a commit."""
-
-WORK_BITS = OrganiserPolicy().work_bits
-"""Bits of the proof of work that a petition shows: as many as organisers ask for by default."""
+SIGN_DEADLINE = 60.0
+"""Seconds for an owner's decision to be signed: one is under way at a time, and each takes a commit."""
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks whether this node is still a member: what takes that from it is rare."""
 
-SEARCH_WAIT = 600.0
-"""Seconds that a seal waits for its line search: two hundred rows at seven places each, by a model that takes
-a third of a second for a row; or for answers to them, which take a pass for each token. Nothing is closed
-meanwhile until the rate has settled."""
-
 MEASURING_BASE = "measuring the base model"
-
-USUAL_ROWS = 256
-"""Validation rows of a run that takes all of a source of its own: a search asks for no more."""
-
-
-def policy_of(
-    manifest: Manifest,
-    admission: str | None = None,
-    search: bool = False,
-    renew_bases: int = 0,
-    guard: bool = True,
-) -> OrganiserPolicy:
-    """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
-    are found by line searches if `search`, and the run has validation rows and a loss with slopes; published
-    bases are made anew every `renew_bases` updates, if not 0, of such a loss; with validation rows a `guard`
-    may watch over it."""
-    data, numbers, slopes = manifest.data, manifest.training, manifest.task.has_slopes
-    validates = bool(data.validation or data.validation_limit)
-    search = search and slopes
-    return OrganiserPolicy(
-        target_updates=numbers.epoch_updates,
-        admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
-        quota=manifest.organised.quota,
-        seal_wait=0.0 if not validates else SEARCH_WAIT if search or not slopes else 120.0,
-        search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
-        origins=search and validates,
-        kept=numbers.trains_a_head,
-        size_rate=search and validates and has_few_dimensions(manifest),
-        renew_updates=renew_bases if numbers.bases and slopes else 0,
-        guard=guard and validates,
-        update_forwards=numbers.update_forwards,
-    )
 
 
 def organises(node: RunContext) -> bool:
@@ -139,91 +91,90 @@ class Organising:
         self._has_base = False
         self._running: set[asyncio.Task[None]] = set()
         self._stopped = False
-        self._wishes: list[tuple[Decision, asyncio.Future[str | None]]] = []
-        self._untold: list[DeskEvent] = []
-        """Events of which the desk hears at the end of a round."""
+        self._waiting: list[tuple[Decision, asyncio.Future[str | None]]] = []
+        self._untold: list[Event] = []
+        """Events of which the organiser hears at the end of a round."""
         self._begun = False
         """Whether it has begun the run because nobody else was to be found."""
-        self._desk = OrganiserDesk(
-            node.machine,
-            node.log,
-            key=feed.key,
-            policy=policy_of(
+        self._organiser = Organiser(
+            View(node.machine, node.log),
+            policy_of(
                 node.manifest,
                 node.settings.admission,
                 node.settings.search,
                 node.settings.renew_bases,
                 node.settings.guard,
             ),
-            judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
+            by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
+            key=feed.key,
             draw=secrets.token_bytes,
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
             now=node.clock(),
         )
         node.driver.on_round = self._on_round
         node.driver.look_at = self._look_at
-        node.driver.on_petition = lambda asked: self._tell(PetitionHeard(asked.petition, asked.via))
+        node.driver.on_petition = self._tell
         node.driver.on_finding = self._heard
 
     @property
     def state(self) -> OrganiserState:
         """Whether it signs."""
-        return self._desk.state
+        return self._organiser.state
 
     def petitions(self) -> list[Petition]:
         """Return the petitions that wait for the owner."""
-        return self._desk.petitions(self._node.clock())
+        return self._organiser.petitions(self._node.clock())
 
-    async def wish(self, decision: Decision) -> str | None:
+    async def decide(self, decision: Decision) -> str | None:
         """Return once the owner's decision is signed and on disk; or the reason if it would change nothing.
 
         Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
         """
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._wishes.append((decision, done))
-        self._tell(OwnerWish(decision))
+        self._waiting.append((decision, done))
+        self._tell(OwnerDecision(decision))
         try:
-            async with asyncio.timeout(WISH_DEADLINE):
+            async with asyncio.timeout(SIGN_DEADLINE):
                 return await done
         except TimeoutError:
             raise _unanswered("a minute has passed and it is not signed") from None
         finally:
-            self._wishes = [wish for wish in self._wishes if wish[1] is not done]
+            self._waiting = [one for one in self._waiting if one[1] is not done]
 
     async def stop(self) -> None:
         """Cancel what is under way, and decide nothing more while the last updates are handed over; whoever
-        has a wish is told that it may not come true."""
+        waits for a decision is told that it may not come."""
         self._stopped = True
-        for _, done in self._wishes:
+        for _, done in self._waiting:
             if not done.done():
                 done.set_exception(_unanswered("the node has ended before it was signed"))
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    # -- what the desk asks for --------------------------------------------------------------------
+    # -- what the organiser asks for ---------------------------------------------------------------
 
-    def _heard(self, found: FindingTaken) -> None:
+    def _heard(self, found: FindingHeard) -> None:
         log.debug("validator %d has measured epoch %d: %d feeds", found.member, found.epoch, len(found.parts))
-        self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
+        self._tell(found)
 
-    def _tell(self, event: DeskEvent) -> None:
-        """Tell the desk at the end of a round, which comes soon: within one the machine may hold less than
-        the desk knows of, and what is not here any more would be named."""
+    def _tell(self, event: Event) -> None:
+        """Tell the organiser at the end of a round, which comes soon: within one the machine may hold less
+        than the organiser knows of, and what is not here any more would be named."""
         self._untold.append(event)
         self._node.driver.look()
 
     def _look_at(self) -> float:
-        return float("inf") if self._stopped else self._desk.next_deadline()
+        return float("inf") if self._stopped else self._organiser.next_deadline()
 
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
-        events: list[DeskEvent] = [Round(moved), *self._untold]
+        events: list[Event] = [Round(moved), *self._untold]
         self._untold.clear()
         if not (self._begun or self._organised.control.feed.stop) and self._readiness.begins():
             self._begun = True
             events.append(NobodyElse())
         for event in events if not self._stopped else ():
-            for action in self._desk.handle(event, self._node.clock()):
+            for action in self._organiser.handle(event, self._node.clock()):
                 self._do(action)
 
     def _do(self, action: Action) -> None:
@@ -238,11 +189,9 @@ class Organising:
                 self._start(self._summarise(epoch))
             case MakeBases(epoch=epoch):
                 self._start(self._make_bases(epoch))
-            case Refuse(decision=decision, reason=reason):
+            case AnswerOwner(decision=decision, refused=reason):
                 self._answer(decision, reason)
-            case Signed(decision=decision):
-                self._answer(decision, None)
-            case Stop(reason=reason):
+            case StopSigning(reason=reason):
                 log.warning("this node does not organise the run any more: %s", reason)
 
     def _say_lost(self, amend: Amend) -> None:
@@ -283,9 +232,9 @@ class Organising:
         self._tell(BasesMade(digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
-        """Tell whoever has wished for this decision first what has become of it."""
-        for wish, done in self._wishes:
-            if wish == wanted and not done.done():
+        """Tell whoever has wanted this decision first what has become of it."""
+        for decision, done in self._waiting:
+            if decision == wanted and not done.done():
                 done.set_result(reason)
                 return
 
@@ -293,7 +242,7 @@ class Organising:
         """Do what the organiser wants to know of an epoch, on the validation rows; measure the base model
         first if that was not done yet."""
         result = base = calibrated = found = rate = None
-        forwards, epoch, brought = 0, asked.epoch, tuple[Brought, ...]()
+        forwards, epoch, shares = 0, asked.epoch, dict[Feed, StepShare]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
         try:
             if asked.scored and not self._has_base:
@@ -317,20 +266,20 @@ class Organising:
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
         if asked.origins:
-            brought, taken = await self._brought(asked, wanted)
+            shares, taken = await self._shares(asked, wanted)
             forwards += taken
-        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate, brought))
+        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate, shares))
 
-    async def _brought(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[tuple[Brought, ...], int]:
+    async def _shares(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[dict[Feed, StepShare], int]:
         """Return what each feed has brought in an epoch, and the example-forwards of measuring it; nothing
         where that cannot be measured."""
         try:
             return await measured(
-                self._node, asked.epoch, asked.skipped, Rows(asked.origins, asked.epoch), wanted
+                self._node, asked.epoch, asked.skipped, MeasuredRows(asked.origins, asked.epoch), wanted
             )
         except UserError as error:
             log.warning("what nodes brought in epoch %d is not known: %s", asked.epoch, error.what)
-            return (), 0
+            return {}, 0
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the base model less its prior; None where that cannot be measured."""
@@ -353,7 +302,7 @@ class Organising:
 
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
-    ) -> tuple[Found | None, Evaluation | None, int]:
+    ) -> tuple[SearchResult | None, Evaluation | None, int]:
         """Return what a line search along an epoch finds, the result of the model with that factor if it is
         wanted, and the example-forwards of the search.
 
@@ -409,7 +358,7 @@ async def be_admitted(
             waits = False
         elif organising:
             with suppress(UserError):  # it is carried out all the same, unless the node ends
-                await organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
+                await organising.decide(Admit(own.origin, node.manifest.organised.quota, 0))
         elif not waits:
             if await _ask(node, own.origin, stopping.is_set):
                 asked()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sfnode.organising.evaluation import health
+from sfnode.organising.reporting.run_history import Results
 from sfnode.schema.metrics import model_in_words
-from sfnode.schema.provenance import Contributor, Provenance, Told
+from sfnode.schema.provenance import Contributor, EvaluatedModel, Provenance
 from sfnode.store.checkout import Checkout, at_seal
-from sfprotocol import decisions
 from sfprotocol.counting import NEVER
 from sfprotocol.messages import Entry, Feed, RunParameters
 from sfprotocol.names import Names
@@ -47,19 +46,19 @@ def of_now(
     return Provenance(None, digest, updates, contributors=_contributors(counted, names))
 
 
-def _evaluations(entries: Sequence[Entry], epoch: int) -> tuple[Told, ...]:
+def _evaluations(entries: Sequence[Entry], epoch: int) -> tuple[EvaluatedModel, ...]:
     """Return the published results of this seal, of the best and the last one, and of the base model."""
-    said = [decisions.read(entry.record).decision for entry in entries]
-    own = [one for one in health.evaluations(said) if one.epoch == epoch and not one.base]
-    verdict = health.verdict(said)
+    results = Results().follow(entries)
+    own = [one for one in results.evaluations if one.epoch == epoch and not one.base]
+    verdict = results.verdict()
     last = own[-1] if own else None
     seals = (("this one", last), ("the best", verdict.best), ("the last that was measured", verdict.latest))
-    told = [
-        Told(f"{of}, of {model_in_words(one)}{', calibrated' * one.calibrated}", one)
+    found = [
+        EvaluatedModel(f"{of}, of {model_in_words(one)}{', calibrated' * one.calibrated}", one)
         for of, one in seals
         if one
     ]
-    return (*told, *(Told(model_in_words(one), one) for one in verdict.bases))
+    return (*found, *(EvaluatedModel(model_in_words(one), one) for one in verdict.bases))
 
 
 def _contributors(counted: Mapping[Feed, Counted], names: Mapping[bytes, Names]) -> tuple[Contributor, ...]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node.context import NodeContext
-from sfnode.organising.evaluation.origins import Brought, Origins, parts_of
+from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
 from sfnode.organising.evaluation.searching import BUSY, ORIGIN_ROWS
+from sfnode.schema.evaluation import StepShare
 from sfnode.schema.organising import ValidatorStatus
 from sfnode.store.replay import counted_anew
 from sfprotocol.decisions import INCARNATIONS
@@ -34,7 +35,7 @@ LOOK_INTERVAL = 1.0
 """Seconds between two looks whether an epoch is to be measured: one takes some microseconds for each feed."""
 
 
-class Rows(NamedTuple):
+class MeasuredRows(NamedTuple):
     """The validation rows of a measurement: so many, and others with every turn."""
 
     number: int
@@ -42,8 +43,8 @@ class Rows(NamedTuple):
 
 
 async def measured(
-    node: NodeContext, epoch: int, skipped: Iterable[int], rows: Rows, go_on: Callable[[], bool]
-) -> tuple[tuple[Brought, ...], int]:
+    node: NodeContext, epoch: int, skipped: Iterable[int], rows: MeasuredRows, go_on: Callable[[], bool]
+) -> tuple[dict[Feed, StepShare], int]:
     """Return what each feed has brought in a closed epoch, at the weights by the seals before and in the
     middle of its step without the feeds with the numbers `skipped`; and the example-forwards of measuring it.
 
@@ -65,11 +66,10 @@ async def measured(
             after.clear()
         return organised.named(epoch - 1)
 
-    def look(engine: Engine) -> tuple[tuple[Brought, ...], int]:
+    def look(engine: Engine) -> tuple[dict[Feed, StepShare], int]:
         found = counted_anew(node.log, before, after, node.machine.run.subspace_epochs)
         shares, taken = engine.shares(cores, list(found.values()), rows.number, rows.turn, go_on)
-        told = zip(found, shares, strict=True)
-        return tuple(Brought(feed, s.updates, s.sum, s.squares, s.worth, s.error) for feed, s in told), taken
+        return dict(zip(found, shares, strict=True)), taken
 
     _, cores = await node.model.ask(lambda engine: engine.cores(), closed)
     what = f"measuring what members have brought in epoch {epoch}"
@@ -86,7 +86,7 @@ class Validating:
         self._organised: Organised = node.machine.organised
         data = node.manifest.data
         self._able = node.manifest.task.has_slopes and bool(data.validation or data.validation_limit)
-        self._origins = Origins(kept=node.manifest.training.trains_a_head)
+        self._origins = MembersEvidence(kept=node.manifest.training.trains_a_head)
         self._named = False
         """Whether this node was named when it was last looked at."""
         self._measured = 0
@@ -159,20 +159,20 @@ class Validating:
 
     async def _measure(self, epoch: int, place: int) -> None:
         """Measure an epoch, and tell; give it up if that cannot be done."""
-        rows, no_pause = Rows(ORIGIN_ROWS, epoch * PANEL + place), self._node.limiter.until_a_pause()
+        rows, no_pause = MeasuredRows(ORIGIN_ROWS, epoch * PANEL + place), self._node.limiter.until_a_pause()
 
         def go_on() -> bool:
             return no_pause() and self._organised.counting.sealed == epoch
 
         try:
-            brought, _ = await measured(self._node, epoch, self._skipped(epoch), rows, go_on)
+            shares, _ = await measured(self._node, epoch, self._skipped(epoch), rows, go_on)
         except UserError as error:
             if error.code is not Code.PAUSED:
                 self._give_up(epoch, error.what)
             return
-        if not brought:
+        if not shares:
             return  # something else counts by now
-        parts = parts_of(brought, self._organised.counting)
+        parts = parts_of(shares, self._organised.counting)
         if not parts:
             self._give_up(epoch, "what was measured is no number")
             return

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 from sfnode.models.files import licence_of
 from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
-from sfnode.node.timeline import Decided
 from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import Latency
 from sfnode.schema import InviteResult
@@ -41,8 +40,8 @@ from sfnode.schema.views import (
     TimelineQuery,
 )
 from sfnode.stats.history import LogIndex
-from sfnode.stats.time_series import Rate, Sample, TimeSeries
-from sfnode.stats.usage import Usage
+from sfnode.stats.time_series import Rate, SeriesSample, TimeSeries
+from sfnode.stats.usage import MachineUsage
 from sfprotocol.link import Link as ProtocolLink
 from sfprotocol.names import NAMELESS, Names
 
@@ -85,8 +84,7 @@ class Views:
         self._swarm_rate: float | None = None
         self._measurements: list[NodeEvaluation] = []
         self._index = LogIndex(node.log, self._names, node.machine.run)
-        self._decided = Decided(node.log, node.machine.run)
-        self._usage = Usage(*node.settings.devices)
+        self._usage = MachineUsage(*node.settings.devices)
         self.machine: MachineStatus | None = None
         """Usage of the machine by the node; None until that was looked at."""
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
@@ -147,7 +145,7 @@ class Views:
         """Return the last decisions, from the log."""
         if self._node.machine.organised is None:
             return Timeline(total=0, entries=[])
-        return await self._ask(lambda: self._decided.last(query.limit, self._names()))
+        return await self._ask(lambda: self._index.timeline(query.limit))
 
     def progress(self) -> Progress:
         """Return how far the run has come."""
@@ -260,7 +258,7 @@ class Views:
             self._swarm_rate = self._rate.update(now, node.machine.frontier.known)
         scheduler, machine = node.model.scheduler, self.machine
         self._series.add(
-            Sample(
+            SeriesSample(
                 seconds=self._uptime(),
                 known=node.machine.frontier.known,
                 own_rate=scheduler.rate() if scheduler else 0.0,

@@ -87,7 +87,7 @@ class _Pending:
     """Whether it looked, when it was heard, as if nobody had to be asked."""
 
 
-class Petitions:
+class PendingPetitions:
     """The petitions that wait, for their turn or for the owner.
 
     Bounded in total and for each link, the oldest out first; what is repeated keeps its link and its turn.

@@ -29,7 +29,7 @@ class _Summary:
     """Whether a decision was signed meanwhile by which something else counts up to that epoch."""
 
 
-class Checkpoints:
+class CheckpointSchedule:
     """The checkpoints of one organiser, from one start to the next."""
 
     def __init__(self, spacing: int | None, now: float) -> None:

@@ -2,134 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from sfnode.organising.evaluation.line_search import LATE_SCALE, Found
-from sfnode.organising.evaluation.origins import Brought
-from sfnode.schema.evaluation import Evaluation
-from sfprotocol.counting import Counting
-from sfprotocol.decisions import Checkpoint, Decision, Part, Recount
-from sfprotocol.messages import Feed, Petition, Position
-
-
-class Tenure(Enum):
-    """The standing of the key that this organiser signs with."""
-
-    HELD = "the key of the present term is ours"
-    PASSED_ON = "the deputies have passed the run on to another key"
-    FORKED = "the key of the present term has signed two sequences"
-
-
-class Mark(NamedTuple):
-    """A step of a feed at which a close may stop; all updates since the mark before have one label."""
-
-    stop: int
-    label: int
-    chain: bytes
-    """The chain hash after `stop` updates."""
-    squares: int = 0
-    """Sum of the squares of the scalars since the mark before."""
-    zeros: int = 0
-    """Number of scalars since then that are 0."""
-
+from sfnode.organising.evaluation.line_search import LATE_SCALE, SearchResult
+from sfnode.schema.evaluation import Evaluation, StepShare
+from sfprotocol.decisions import Checkpoint, Decision, Recount
+from sfprotocol.events import FindingHeard
+from sfprotocol.host import Asked
+from sfprotocol.messages import Feed
 
 # -- events --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """The time that `next_deadline` named has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class ControlChanged:
-    """The control feed here has changed, by what this organiser has signed or by what peers have sent."""
-
-    counting: Counting
-    tenure: Tenure
-    decisions: tuple[Decision, ...] = ()
-    """Those that have come since the last such event."""
-    anew: bool = False
-    """Whether others have gone: `decisions` are all that there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldChanged:
-    """This node holds other updates of a feed than before, from step `first` on.
-
-    There is a mark wherever the label changes, wherever a close that is not sealed, or the last sealed one,
-    has stopped, and at the end: after a start all of these, then those of each segment that is admitted.
-    A feed that was rolled back has no marks from step 0 on. What peers have shown of it from `first` on
-    was of another history.
-    """
-
-    feed: Feed
-    first: int
-    marks: tuple[Mark, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ForkProven:
-    """A proof of two histories of a feed is here: nothing from step `at` on counts unless it was named."""
-
-    feed: Feed
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class PeerShows:
-    """A peer has shown that it holds these feeds, as far as our history of them goes."""
-
-    positions: tuple[Position, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PeersClaim:
-    """Linked peers say that they have more of these feeds than is here, of those that miss named steps here;
-    and of no others."""
-
-    feeds: frozenset[Feed]
-
-
-@dataclass(frozen=True, slots=True)
-class PeerControl:
-    """A linked peer has told how many decisions it has."""
-
-    peer: str
-    decisions: int
-
-
-@dataclass(frozen=True, slots=True)
-class PeerGone:
-    """The last link with a peer has ended."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
 class NobodyElse:
     """The run is new, and no other node of it is to be found."""
-
-
-@dataclass(frozen=True, slots=True)
-class PetitionHeard:
-    """A petition with the signature of its origin has come over the link with the peer `via`."""
-
-    petition: Petition
-    via: str
-
-
-@dataclass(frozen=True, slots=True)
-class FindingHeard:
-    """A validator on the panel of an epoch has told what it has measured, as it was committed to (SPEC
-    O18)."""
-
-    epoch: int
-    member: int
-    rows: int
-    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +31,14 @@ class EvaluationEnded:
     """The base model's on the same rows, once, when it is known."""
     calibrated: Evaluation | None = None
     """The same less its prior over the answers, where that can be measured."""
-    found: Found | None = None
+    found: SearchResult | None = None
     """Result of the line search, if there was one: the evaluation is of the model with that factor."""
     forwards: int = 0
     """Example-forwards that it has taken, but for those of the rate, which are spent once."""
     rate: float | None = None
     """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
-    brought: tuple[Brought, ...] = ()
-    """Figures of what each feed has brought, if that was wanted and could be measured."""
+    shares: Mapping[Feed, StepShare] = field(default_factory=dict)
+    """Shares of feeds in the step of the epoch, if that was wanted and could be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,61 +58,21 @@ class Summarised:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerWish:
+class OwnerDecision:
     """The run's owner wants this decision: an Admit approves, a Revoke or a Void takes back, and so on."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerTrusts:
-    """The run's owner trusts a member, or does not: then seals skip its work until it is trusted again, and
-    recount it."""
-
-    member: int
-    trusted: bool
-
-
-Event = (
-    Wake
-    | ControlChanged
-    | HeldChanged
-    | ForkProven
-    | PeerShows
-    | PeersClaim
-    | PeerControl
-    | PeerGone
-    | NobodyElse
-    | PetitionHeard
-    | FindingHeard
-    | EvaluationEnded
-    | Summarised
-    | BasesMade
-    | OwnerWish
-    | OwnerTrusts
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
-    """A round of this node was carried out; for the desk, which finds out the rest itself."""
+    """A round of this node was carried out, or the time has come."""
 
     moved: tuple[Feed, ...] = ()
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-DeskEvent = (
-    Round
-    | NobodyElse
-    | PetitionHeard
-    | FindingHeard
-    | EvaluationEnded
-    | Summarised
-    | BasesMade
-    | OwnerWish
-    | OwnerTrusts
-)
-"""Events that the desk is told of; all others it makes of a Round."""
+Event = Round | NobodyElse | Asked | FindingHeard | EvaluationEnded | Summarised | BasesMade | OwnerDecision
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -233,7 +81,7 @@ DeskEvent = (
 @dataclass(frozen=True, slots=True)
 class Sign:
     """Sign this decision if it will be number `position` of the control feed, counted from 0; keep it before
-    anybody is told; report ControlChanged."""
+    anybody is told."""
 
     position: int
     decision: Decision
@@ -283,25 +131,19 @@ class MakeBases:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """Tell the owner that a wish is not carried out."""
+class AnswerOwner:
+    """Tell the owner what has become of a decision that was wanted."""
 
     decision: Decision
-    reason: str
+    refused: str | None
+    """The reason for which it is not signed; None once it is signed, and kept here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """Tell the owner that a wish is carried out: it is signed, and kept here. Comes from the desk."""
-
-    decision: Decision
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
+class StopSigning:
     """Tell the owner that this organiser signs nothing any more, and why."""
 
     reason: str
 
 
-Action = Sign | Evaluate | Summarise | MakeBases | Refuse | Signed | Stop
+Action = Sign | Evaluate | Summarise | MakeBases | AnswerOwner | StopSigning

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sfnode.organising.evaluation.origins import GAIN_BY_COST, Weighted, told, weighted_median
-from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
+from sfnode.organising.evaluation.evidence import GAIN_BY_COST, Weighted, references, weighted_median
+from sfnode.organising.view import Boundary, View
 from sfprotocol import holding
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
-from sfprotocol.frontier import MAX_FEEDS
 from sfprotocol.messages import Feed
 from sfprotocol.quotas import UNLIMITED
 
@@ -24,14 +23,14 @@ CLAIMED = 4
 """Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
 What never comes is not there, or the peer lies."""
 
-HEAVY = 1 + GAIN_BY_COST
+OVERSIZED = 1 + GAIN_BY_COST
 """Times the usual size of a scalar, as a root mean square, up to which work counts at once. What is w times
 as large gains as w and costs as w squared: beyond this even useful work does harm. It waits for the seal
 before the end, which has a factor of its own."""
 
 FEW = 3
-"""Scalars of the usual size that are added to those of a member before they are called heavy: one of few may
-be large by chance."""
+"""Scalars of the usual size that are added to those of a member before they are called oversized: one of few
+may be large by chance."""
 
 
 @dataclass(slots=True)
@@ -42,7 +41,7 @@ class HeldFeed:
     """Time since which something waits to be named."""
     missing_since: float
     """Time at which more of what is named was here than ever before, or all of it, or nobody to ask."""
-    marks: list[Mark] = field(default_factory=list)
+    boundaries: list[Boundary] = field(default_factory=list)
     shown: int = 0
     """The first step that no peer has shown to hold."""
     forked: int = NEVER
@@ -56,25 +55,25 @@ class HeldFeed:
     @property
     def stop(self) -> int:
         """The first step that is not here."""
-        return self.marks[-1].stop if self.marks else 0
+        return self.boundaries[-1].stop if self.boundaries else 0
 
     @property
-    def next_mark(self) -> int:
-        """The first mark of what waits; where nothing does, the last of all."""
-        return next((mark.stop for mark in self.marks if mark.stop > self.named), self.stop)
+    def next_boundary(self) -> int:
+        """The first boundary of what waits; where nothing does, the last of all."""
+        return next((one.stop for one in self.boundaries if one.stop > self.named), self.stop)
 
-    def mark(self, stop: int) -> Mark | None:
-        """Return the mark at a step, if there is one."""
-        return next((mark for mark in reversed(self.marks) if mark.stop == stop), None)
+    def boundary(self, stop: int) -> Boundary | None:
+        """Return the boundary at a step, if there is one."""
+        return next((one for one in reversed(self.boundaries) if one.stop == stop), None)
 
     def enough(self, updates: int) -> int:
-        """Return the first mark up to which so many wait that move anything; NEVER if fewer do."""
+        """Return the first boundary up to which so many wait that move anything; NEVER if fewer do."""
         moving, before = 0, self.named
-        for mark in self.marks:
-            if mark.stop > self.named:
-                moving, before = moving + mark.stop - before - mark.zeros, mark.stop
+        for one in self.boundaries:
+            if one.stop > self.named:
+                moving, before = moving + one.stop - before - one.zeros, one.stop
             if moving >= updates:
-                return mark.stop
+                return one.stop
         return NEVER
 
     @property
@@ -84,20 +83,20 @@ class HeldFeed:
 
     def zeros(self, stop: int) -> int:
         """Return how many of the steps that wait, up to `stop`, have the scalar 0."""
-        return sum(mark.zeros for mark in self.marks if self.named < mark.stop <= stop)
+        return sum(one.zeros for one in self.boundaries if self.named < one.stop <= stop)
 
     def labelled(self, epoch: int) -> int:
         """Return how many updates at its end have the label of an epoch, or a later one."""
-        stops = [0, *(mark.stop for mark in self.marks)]
-        return sum(b - a for a, b, mark in zip(stops, stops[1:], self.marks) if mark.label >= epoch)  # noqa: B905
+        stops = [0, *(one.stop for one in self.boundaries)]
+        return sum(b - a for a, b, one in zip(stops, stops[1:], self.boundaries) if one.label >= epoch)  # noqa: B905
 
-    def last_nameable(self, limit: int, revoked: int) -> Mark | None:
-        """Return the last mark up to a step before which nothing has a label from which on all is revoked."""
+    def last_nameable(self, limit: int, revoked: int) -> Boundary | None:
+        """Return the last boundary up to a step before which no label is revoked."""
         last = None
-        for mark in self.marks:
-            if mark.stop > limit or (mark.stop > self.named and mark.label >= revoked):
+        for one in self.boundaries:
+            if one.stop > limit or (one.stop > self.named and one.label >= revoked):
                 break
-            last = mark if mark.stop > self.named else None
+            last = one if one.stop > self.named else None
         return last
 
 
@@ -108,8 +107,8 @@ class Nameable(NamedTuple):
     steps: int
     since: float
     """Time since which it waits."""
-    mark: Mark
-    """The mark at which the close may stop."""
+    boundary: Boundary
+    """The boundary at which the close may stop."""
     zeros: int
     """Steps of it whose scalar is 0."""
     waiting: int
@@ -122,7 +121,7 @@ class Nameable(NamedTuple):
 
     def move(self, salt: bytes) -> Move:
         """Return the move that names it in a close with this salt."""
-        return Move(self.number, self.steps, holding.tag(salt, self.mark.chain), self.zeros)
+        return Move(self.number, self.steps, holding.tag(salt, self.boundary.chain), self.zeros)
 
 
 class HeldFeeds:
@@ -132,6 +131,8 @@ class HeldFeeds:
         self._feeds: dict[Feed, HeldFeed] = {}
         self._served: dict[int, float] = {}
         """Time at which something of a member was last named."""
+        self._unshown: dict[Feed, None] = {}
+        """Feeds of which more is held than peers have shown."""
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -140,28 +141,43 @@ class HeldFeeds:
         """Return what is known of a feed."""
         return self._feeds.setdefault(feed, HeldFeed(now, now))
 
-    def marked(self, feed: Feed, stop: int) -> bool:
-        """Return whether the chain hash after `stop` steps of a feed is known."""
-        held = self._feeds.get(feed)
-        return held is not None and held.mark(stop) is not None
-
     # -- what is seen ------------------------------------------------------------------------------
 
-    def take(self, event: HeldChanged | ForkProven | PeerShows, counting: Counting, now: float) -> None:
-        """Take note of what has changed."""
-        match event:
-            case HeldChanged(feed=feed, first=first, marks=marks):
-                held = self.of(feed, now)
-                held.marks = [mark for mark in held.marks if mark.stop <= first] + list(marks)
-                held.shown, held.grown = min(held.shown, first), now
-            case ForkProven(feed=feed, at=at):
-                held = self.of(feed, now)
-                held.forked = min(held.forked, at)
-            case PeerShows(positions=positions):
-                for feed, stop in positions:
-                    if feed in self._feeds or counting.number(feed) is not None or len(self) < MAX_FEEDS:
-                        held = self.of(feed, now)
-                        held.shown = max(held.shown, stop)
+    def follow(self, view: View, moved: Iterable[Feed], now: float) -> int:
+        """Look at feeds of which something else is held, counts or is proven; return how many updates have
+        come."""
+        return sum(self._look_at(feed, view, now) for feed in moved)
+
+    def _look_at(self, feed: Feed, view: View, now: float) -> int:
+        held, state = self.of(feed, now), view.state(feed)
+        held.forked, first = min(held.forked, state.forked), held.stop
+        if not self._continues(feed, held, view):
+            held.boundaries, held.shown, held.grown, first = _boundaries(feed, view), 0, now, 0
+        elif first < state.next:
+            held.boundaries += view.boundaries(feed, first)
+            held.grown = now
+        if state.next > held.shown:
+            self._unshown[feed] = None
+        return max(0, held.stop - first)
+
+    @staticmethod
+    def _continues(feed: Feed, held: HeldFeed, view: View) -> bool:
+        """Return whether what is held of a feed continues what was, with all boundaries."""
+        last, now = held.boundaries[-1:], view.state(feed).next
+        if not last or view.chain(feed, min(held.stop, now)) != last[0].chain:
+            return False
+        number = view.counting.number(feed)
+        judged = 0 if number is None else _judged(number, view.counting)
+        named_stops = () if number is None else view.counting.named_stops(number, judged, held.stop)
+        return all(held.boundary(named_stop.stop) for named_stop in named_stops)
+
+    def hear(self, view: View) -> None:
+        """Take note of how much of what is held peers have shown to hold, too."""
+        for feed, stop in view.shown(self._unshown).items():
+            held = self._feeds[feed]
+            held.shown = max(held.shown, stop)
+            if stop >= held.stop:
+                del self._unshown[feed]
 
     def refresh(self, counting: Counting, now: float, *, asked: bool) -> None:
         """Bring the times up to date since which feeds wait or miss something; `asked`: there are peers."""
@@ -225,7 +241,7 @@ class HeldFeeds:
             quota = counting.quotas.quota(member, counting.open_epoch)
             quota = each if unproven else min(quota, 2 * credit)  # at a run's start quotas are larger
             left.setdefault(member, quota)
-            return held.next_mark - held.named > max(part, credit), max(held.since, served), feed
+            return held.next_boundary - held.named > max(part, credit), max(held.since, served), feed
 
         for is_large, _, feed in sorted(map(turn, waiting)):
             unproven, number, held = waiting[feed]
@@ -235,15 +251,15 @@ class HeldFeeds:
             quota = min(left[member], shared) if unproven else left[member]
             limit = held.named + max(0, quota)
             whole = quota > 0 and not (is_large and held.since > overdue)
-            limit = max(limit, held.next_mark) if whole else limit
+            limit = max(limit, held.next_boundary) if whole else limit
             limit = min(limit, held.enough(rest), held.forked, NEVER if alone else held.shown)
-            if mark := held.last_nameable(limit, counting.members[member].revoked):
-                steps, zeros = mark.stop - held.named, held.zeros(mark.stop)
+            if one := held.last_nameable(limit, counting.members[member].revoked):
+                steps, zeros = one.stop - held.named, held.zeros(one.stop)
                 shared -= steps if unproven else 0
                 left[member] = quota - steps
                 rest -= steps - zeros
                 most -= 1
-                yield Nameable(number, steps, held.since, mark, zeros, held.waiting)
+                yield Nameable(number, steps, held.since, one, zeros, held.waiting)
 
     def _is_unproven(self, number: int, counting: Counting) -> bool:
         """Return whether a feed is of a stranger without credit."""
@@ -254,13 +270,13 @@ class HeldFeeds:
         """Return how many updates with the label of the open epoch are here, by member."""
         found = Counter[int]()
         for feed, held in self._feeds.items():
-            if (number := counting.number(feed)) is not None and held.marks:
+            if (number := counting.number(feed)) is not None and held.boundaries:
                 found[number // INCARNATIONS] += held.labelled(counting.open_epoch)
         return +found
 
     def active(self, counting: Counting, since: float) -> set[int]:
         """Return the members of whom something has come since a time."""
-        feeds = (feed for feed, held in self._feeds.items() if held.grown >= since and held.marks)
+        feeds = (feed for feed, held in self._feeds.items() if held.grown >= since and held.boundaries)
         return {number // INCARNATIONS for feed in feeds if (number := counting.number(feed)) is not None}
 
     def renewing(self, counting: Counting) -> set[int]:
@@ -274,17 +290,17 @@ class HeldFeeds:
         found = []
         for number, stop in counting.positions(epoch).items():
             held = self._feeds.get(counting.feed(number))
-            mark = held.mark(stop) if held else None
-            if mark is None:
+            boundary = held.boundary(stop) if held else None
+            if boundary is None:
                 return None
-            found.append((number, stop, mark.chain))
+            found.append((number, stop, boundary.chain))
         return found
 
     def forget(self, chains: list[tuple[int, int, bytes]], counting: Counting) -> None:
-        """Forget the marks before these, which have been sealed."""
+        """Forget the boundaries before these, which have been sealed."""
         for number, stop, _ in chains:
             held = self._feeds[counting.feed(number)]
-            held.marks = [mark for mark in held.marks if mark.stop >= stop]
+            held.boundaries = [one for one in held.boundaries if one.stop >= stop]
 
     def revoked(self, number: int, epoch: int, counting: Counting) -> bool:
         """Return whether the close of `epoch` has named updates for the labels of which their member was
@@ -293,10 +309,10 @@ class HeldFeeds:
         member, held = counting.member(feed.origin), self._feeds.get(feed)
         first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
         assert member is not None
-        marks = held.marks if held else []  # none of a feed that was ended before its first step
-        return any(first < mark.stop <= stop and mark.label >= member.revoked for mark in marks)
+        boundaries = held.boundaries if held else []  # none of a feed that was ended before its first step
+        return any(first < one.stop <= stop and one.label >= member.revoked for one in boundaries)
 
-    def heavy(self, epoch: int, counting: Counting) -> set[int]:
+    def oversized(self, epoch: int, counting: Counting) -> set[int]:
         """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are
         too large to count at once; none where there are too few members to say what is usual."""
         moved = counting.moved(epoch)
@@ -306,41 +322,54 @@ class HeldFeeds:
             updates[number // INCARNATIONS] += of_feed[0]
             squares[number // INCARNATIONS] += of_feed[1]
         stranger = counting.quotas.is_stranger
-        telling, told_of = told(+updates, lambda member: not stranger(member))
+        telling, told_of = references(+updates, lambda member: not stranger(member))
         means = [Weighted(squares[member] / updates[member], updates[member]) for member in telling]
         usual = weighted_median(means) if means else 0.0
         if not usual:
             return set()
         times = {n: math.sqrt((FEW + squares[n] / usual) / (FEW + updates[n])) for n in told_of}
-        return {number for number in moved if times.get(number // INCARNATIONS, 0.0) > HEAVY}
+        return {number for number in moved if times.get(number // INCARNATIONS, 0.0) > OVERSIZED}
 
     def _size(self, number: int, epoch: int, counting: Counting) -> tuple[int, int]:
         """Return how many updates of a feed that move anything the close of `epoch` has named, and the sum of
         the squares of their scalars."""
         held = self._feeds.get(counting.feed(number))
         first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
-        marks = held.marks if held else []
-        named = [mark for mark in marks if first < mark.stop <= stop]
-        return stop - first - sum(mark.zeros for mark in named), sum(mark.squares for mark in named)
+        boundaries = held.boundaries if held else []
+        named = [one for one in boundaries if first < one.stop <= stop]
+        return stop - first - sum(one.zeros for one in named), sum(one.squares for one in named)
 
     def brings(self, number: int, epoch: int, counting: Counting, labels: range) -> bool:
         """Return whether the close of `epoch` has named updates with one of these labels."""
         held = self._feeds.get(counting.feed(number))
         first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
-        marks = held.marks if held else []
-        return any(first < mark.stop <= stop and mark.label in labels for mark in marks)
+        boundaries = held.boundaries if held else []
+        return any(first < one.stop <= stop and one.label in labels for one in boundaries)
 
-    def lost(self, counting: Counting, after: float, claimed: frozenset[Feed], now: float) -> Amend | None:
+    def lost(self, view: View, after: float, now: float) -> Amend | None:
         """Return the end of a feed of which named steps have been missing for `after` seconds, at the last
-        close that is all here; longer if a peer says that it has them (`claimed`)."""
+        close that is all here; longer if a peer says that it has them."""
+        counting = view.counting
         for feed, held in self.missing().items():
-            patience = after * CLAIMED if feed in claimed else after
+            patience = after * CLAIMED if view.claimed(feed) else after
             number = counting.number(feed)
             if number is None or now - held.missing_since < patience:
                 continue
-            landmark = counting.landmark(number, held.stop)
-            whole = landmark.stop if landmark else 0
+            named_stop = counting.named_stop(number, held.stop)
+            whole = named_stop.stop if named_stop else 0
             return Amend(
                 number, next(e for e in range(counting.open_epoch) if counting.named(number, e) > whole)
             )
         return None
+
+
+def _judged(number: int, counting: Counting) -> int:
+    """Return the step up to which seals have judged a feed, but for the last one."""
+    return counting.named(number, counting.sealed - 2)
+
+
+def _boundaries(feed: Feed, view: View) -> list[Boundary]:
+    """Return the boundaries of all that is held of a feed and may still be named, or sealed."""
+    number = view.counting.number(feed)
+    first = min(view.state(feed).next, 0 if number is None else _judged(number, view.counting))
+    return [*([view.boundary(feed, first)] if first else []), *view.boundaries(feed, first)]

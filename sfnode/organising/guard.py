@@ -80,7 +80,7 @@ Rows = dict[tuple[int, bool, tuple[str, bool]], NDArray[np.float64]]
 """Losses of rows by epoch, whether it is the base model, and measure."""
 
 
-class Result(NamedTuple):
+class SealResult(NamedTuple):
     """An evaluation of a seal, or of the base model."""
 
     said: EpochEvaluation
@@ -115,7 +115,7 @@ class Rise(NamedTuple):
     error: float
 
 
-def rise(before: Result, after: Result) -> Rise:
+def rise(before: SealResult, after: SealResult) -> Rise:
     """Return by how much the loss has risen: row by row, if the rows of both are known; else with the error
     of two independent samples, which is larger; with an infinite one if those of neither are."""
     if not (math.isfinite(before.loss) and math.isfinite(after.loss)):
@@ -146,11 +146,11 @@ class Guard:
     def __init__(self) -> None:
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
-        self._base: dict[tuple[str, bool], Result] = {}
+        self._base: dict[tuple[str, bool], SealResult] = {}
         """The base model's, as it is and calibrated, by measure."""
-        self.results: list[Result] = []
+        self.results: list[SealResult] = []
         """Those of seals that were not taken back."""
-        self._mark: Result | None = None
+        self._mark: SealResult | None = None
         """The last improvement: the last result that was evidently better than the improvement before it, and
         by more than a little; the base model at first."""
         self._in_vain = 0
@@ -182,14 +182,14 @@ class Guard:
                     self.returns[-1].until = decision.rates[0].epoch
             case Evaluated():
                 said = health.evaluation(decision)
-                self._on_result(Result(said, self.rows.get((said.epoch, said.base, measure_of(said)))))
+                self._on_result(SealResult(said, self.rows.get((said.epoch, said.base, measure_of(said)))))
             case Void():
                 self._on_void(decision)
 
-    def _on_result(self, result: Result) -> None:
+    def _on_result(self, result: SealResult) -> None:
         if result.said.base:
             self._base[measure_of(result.said)] = result
-        elif not self.drains(result.epoch):
+        elif not self.discards(result.epoch):
             self.results = [one for one in self.results if measure_of(one.said) == measure_of(result.said)]
             self.results.append(result)
             self._mark = self._marked(self._mark, result)
@@ -218,7 +218,7 @@ class Guard:
             self.returns.append(Return(self._sealed))
         return decision
 
-    def drains(self, epoch: int) -> bool:
+    def discards(self, epoch: int) -> bool:
         """Return whether an epoch that is not sealed, or was taken back, is worth nothing."""
         return any(one.first <= epoch < one.until for one in self.returns)
 
@@ -243,7 +243,7 @@ class Guard:
         return (feed, epoch) in self._stale
 
     def judged(self, counting: Counting, judgement: Judgement, *, searched: bool) -> Judgement:
-        """Return a judgement with the rates that returns have left; of nothing, for an epoch that is drained.
+        """Return a judgement with the rates that returns have left; of nothing, for a discarded epoch.
 
         `searched`: its rates follow from those before, and not from a schedule.
         """
@@ -253,7 +253,7 @@ class Guard:
         if not searched:
             rates = tuple(RateFrom(one.epoch, max(1, one.rate // scale)) for one in rates)
             rates = tuple(one for one in rates if one.rate != counting.rate(one.epoch))
-        if not self.drains(epoch):
+        if not self.discards(epoch):
             return replace(judgement, rates=rates)
         if self.returns[-1].until != NEVER or coming >= MAX_EPOCHS:
             return Judgement(factor=0)
@@ -287,7 +287,7 @@ class Guard:
         return self._back(counting, what, best, ends=ends)
 
     def _back(
-        self, counting: Counting, what: str, best: Result | None, *, ends: bool = False
+        self, counting: Counting, what: str, best: SealResult | None, *, ends: bool = False
     ) -> list[Decision]:
         """Return the decisions by which the run goes back to a seal, or to the base model, and ends, if it
         does not go on at a lower rate."""
@@ -302,15 +302,15 @@ class Guard:
         rate = f"an update's rate is divided by {LOWER}"
         return [*void, Announce(f"The guard goes on {to}, and {rate}: {what}.")]
 
-    def _start(self) -> Result:
+    def _start(self) -> SealResult:
         """Return the base model's result, the better one of two; the first seal's if there is none."""
         return min(self._base.values(), key=lambda one: one.loss, default=self.results[0])
 
-    def _base_of(self, result: Result) -> Result | None:
+    def _base_of(self, result: SealResult) -> SealResult | None:
         """Return the base model's result that this one compares with."""
         return self._base.get(measure_of(result.said))
 
-    def _best(self) -> Result:
+    def _best(self) -> SealResult:
         """Return the seal with the least loss."""
         return min(self.results, key=lambda one: one.loss)
 
@@ -320,7 +320,7 @@ class Guard:
         by sqrt(2)."""
         return ERRORS + math.sqrt(math.log(len(self.results) + 1))
 
-    def _has_gained(self, best: Result) -> bool:
+    def _has_gained(self, best: SealResult) -> bool:
         """Return whether a seal is better than the base model, evidently."""
         start = self._start()
         base = self._base_of(best)
@@ -329,8 +329,8 @@ class Guard:
         gain = rise(best, start)
         return gain.mean > max(LITTLE, self._chance() * gain.error)
 
-    def _harmed(self, latest: Result, best: Result, gain: float, *, once: bool) -> bool:
-        def worse(one: Result, least: float, errors: float) -> bool:
+    def _harmed(self, latest: SealResult, best: SealResult, gain: float, *, once: bool) -> bool:
+        def worse(one: SealResult, least: float, errors: float) -> bool:
             by = rise(best, one)
             return by.mean > least and by.mean > errors * by.error
 
@@ -340,13 +340,13 @@ class Guard:
         before = [one for one in self.results[:-1] if one.epoch > best.epoch][-1:]
         return worse(latest, little, chance) and (once or (before != [] and worse(before[0], little, chance)))
 
-    def _marked(self, mark: Result | None, one: Result) -> Result:
+    def _marked(self, mark: SealResult | None, one: SealResult) -> SealResult:
         """Return the last improvement after another result."""
         mark = mark or self._base_of(one) or one
         by, gain = rise(one, mark), max(LITTLE, self._start().loss - one.loss)
         return one if by.mean > BETTER * gain and by.mean > ERRORS * by.error else mark
 
-    def _since_mark(self) -> list[Result]:
+    def _since_mark(self) -> list[SealResult]:
         """Return the results since the last improvement, and the last return."""
         return [one for one in self.results if one.epoch >= self._first_since()]
 
@@ -362,10 +362,10 @@ class Guard:
         least = max(LEAST_BUDGET * counting.budget, LEAST_MADE * made)
         return _updates(counting, self._first_since(), since[-1].epoch) >= least
 
-    def _in_vain_at(self, mark: Result) -> int:
+    def _in_vain_at(self, mark: SealResult) -> int:
         return self._in_vain if mark.epoch == self._improved else 0
 
-    def _has_moved(self, latest: Result) -> bool:
+    def _has_moved(self, latest: SealResult) -> bool:
         """Return whether losses of rows are far from those of the base model; rewards, of which single ones
         jump at once, whether they are less on the whole."""
         base = self._base_of(latest)
@@ -389,10 +389,10 @@ def _updates(counting: Counting, first: int, last: int) -> int:
     return sum(map(counting.closed_updates, range(first, min(last + 1, counting.open_epoch))))
 
 
-def _of(result: Result) -> str:
+def _of(result: SealResult) -> str:
     loss = "" if result.jumps else f" (loss {result.loss:.4f})"
     return f"{result_in_words(result.said)}{loss}"
 
 
-def _nats(by: Rise, of: Result) -> str:
+def _nats(by: Rise, of: SealResult) -> str:
     return f"{by.mean:.4f}{of.unit} (standard error {by.error:.4f})"

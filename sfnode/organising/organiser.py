@@ -1,26 +1,31 @@
 """The organiser: when to close, seal, admit and finish, and what a seal says.
 
-Sans-IO: `handle(event, now)` returns what to do, `next_deadline()` says when to send the next Wake. Time is
-an argument (seconds of any monotonic clock), randomness is injected. What counts is read from a `Counting`
-and never changed here: a decision comes back as the control feed grows.
+Sans-IO, and the same in the daemon and in the simulator: `handle(event, now)` returns what to do,
+`next_deadline()` says when to send the next Round, even if none was carried out. Time is an argument (seconds
+of any monotonic clock), randomness is injected. It is told of every round that was carried out, with the
+feeds of which something else is held or counts, and reads the rest from the node (`view`), which it never
+changes: a decision comes back as the control feed grows. A round in which nothing has happened costs nothing;
+what peers have shown is looked at when the organiser looks, and only for feeds of which they have not shown
+everything.
 
 Theory of operation.
 
     state        signs   left when
     RESTARTED    no      enough peers have told that they have no more of the control feed, or `alone`, from
                          the start or since it was told so (NobodyElse)
-    ORGANISING   yes     decisions that were here are gone (to RESTARTED); the key's tenure ends (to STOPPED)
+    ORGANISING   yes     decisions that were here are gone (to RESTARTED); the key may sign no more (to
+                         STOPPED)
     STOPPED      no      never
 
 There is at most one decision under way. The next one is made from the state that has come of it, so that none
 is ever void where it stands, and no position of the control feed is signed twice. While nothing is under way
 an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
 
-    a wish of the owner's          that would change something (`wishes`)
+    a decision of the owner's      that would change something (`owner_decisions`)
     an admission                   that needs no owner, at the rate that the policy allows (`admission`)
     the result of an evaluation    of an epoch that is sealed, or of the base model (`evaluating`)
     a return, or the end           that the guard (`guard`) has made out from these results
-    a worth                        that was measured, and what follows from it for a member (`members`)
+    a worth                        that was measured, and what follows from it for a member (`sanctions`)
     validators                     without those whose figures evidently are wrong (`panel`)
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     bases                          once those of now have served for long enough (`renewing`)
@@ -38,7 +43,7 @@ with what is late. What is left comes next time, the feed first that has waited 
 A seal counts all that its close has named, with the factor that the judge (`judging`) or a line search
 (`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
 its member was revoked since, of members that are not trusted, and what the judge says. What was skipped is
-recounted by a later seal if the judge says so, or once enough evidence speaks for the member (`members`):
+recounted by a later seal if the judge says so, or once enough evidence speaks for the member (`sanctions`):
 what each feed has brought is measured first and signed, and the search goes along what is left. Before the
 close that reaches the budget one that names nothing is made, if anything waits: its seal recounts that, with
 a factor of its own by a search along it, and no rate follows.
@@ -50,48 +55,38 @@ Peers who say that they have it delay that, and no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 
-from sfnode.organising import wishes
-from sfnode.organising.admission import Petitions
-from sfnode.organising.checkpoints import Checkpoints
+from sfnode.organising import owner_decisions
+from sfnode.organising.admission import PendingPetitions
+from sfnode.organising.checkpoints import CheckpointSchedule
 from sfnode.organising.evaluation.evaluating import Evaluations
+from sfnode.organising.evaluation.evidence import MembersEvidence
 from sfnode.organising.evaluation.judging import Judge, Judgement
-from sfnode.organising.evaluation.origins import Origins
 from sfnode.organising.evaluation.panel import Panels
 from sfnode.organising.evaluation.searching import GROWTH, Search
 from sfnode.organising.events import (
     Action,
+    AnswerOwner,
     BasesMade,
-    ControlChanged,
     EvaluationEnded,
     Event,
-    FindingHeard,
-    ForkProven,
-    HeldChanged,
     MakeBases,
     NobodyElse,
-    OwnerTrusts,
-    OwnerWish,
-    PeerControl,
-    PeerGone,
-    PeersClaim,
-    PeerShows,
-    PetitionHeard,
-    Refuse,
+    OwnerDecision,
+    Round,
     Sign,
-    Stop,
+    StopSigning,
     Summarise,
     Summarised,
-    Tenure,
-    Wake,
 )
 from sfnode.organising.feeds import HeldFeeds, Nameable
 from sfnode.organising.guard import Guard
-from sfnode.organising.members import Members
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
+from sfnode.organising.sanctions import Sanctions
+from sfnode.organising.view import View
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting, named_digest
 from sfprotocol.decisions import (
     INCARNATIONS,
@@ -102,7 +97,10 @@ from sfprotocol.decisions import (
     Oversized,
     Recount,
     Seal,
+    read,
 )
+from sfprotocol.events import FindingHeard
+from sfprotocol.host import Asked
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.quotas import UNPROVEN_PART
 
@@ -152,10 +150,13 @@ here, trainers come to the end of their quotas instead of going on without end."
 SALT_BYTES = 8
 
 
+PASSED_ON = "the deputies have passed the run on to another key"
+FORKED = "the key of the present term has signed two sequences"
 UNSUPPORTED = "the control feed has a decision that this version does not know"
+"""Reasons for which an organiser signs nothing any more."""
 
 
-class State(Enum):
+class OrganiserState(Enum):
     """State of an organiser; the table above says what each may do."""
 
     RESTARTED = "restarted"
@@ -168,34 +169,34 @@ class Organiser:
 
     def __init__(
         self,
-        run_id: bytes,
-        counting: Counting,
+        view: View,
         policy: OrganiserPolicy,
         judge: Judge,
         *,
+        key: bytes,
         draw: Callable[[int], bytes],
         alone: bool = False,
         now: float,
-        known: Origins | None = None,
     ) -> None:
-        """`draw` returns random bytes. `known`: the evidence by the decisions so far, which whoever reads
-        them keeps up to date. `alone`: the owner says that nobody knows more of the control feed than this
-        node; while it has no peers it names what it alone holds."""
-        self.state = State.RESTARTED
+        """`key` is the public half of the organiser's key; `draw` returns random bytes. `alone`: the owner
+        says that nobody knows more of the control feed than this node; while it has no peers it names what it
+        alone holds."""
+        self.state = OrganiserState.RESTARTED
         self.stopped: str | None = None
         """The reason for which nothing is signed any more."""
         self.policy = policy
-        self._run_id = run_id
-        self._counting = counting
+        self._view, self._key = view, key
         self._judge = judge
-        self.search = Search(policy, counting) if policy.search_rows and policy.seal_wait else None
+        self.search = Search(policy, view.counting) if policy.search_rows and policy.seal_wait else None
         """The searches; None if there are none."""
         self.guard = Guard() if policy.guard and policy.seal_wait else None
         """The guard; None if there is none."""
         self._draw = draw
         self._alone = alone
-        self._decisions = counting.decisions
-        """Decisions when the control feed last changed."""
+        self._read, self._chain = 0, b""
+        """Decisions that were read, and the chain hash after them."""
+        self._reason: str | None = None
+        """The reason for which our key signs nothing, when they were read."""
         self._grown_at = now
         self._wake_at, self._look_at = now, float("inf")
         """The time of the next look, and an earlier one at which a close is due."""
@@ -206,33 +207,33 @@ class Organiser:
         """The epoch that was open when we last looked, and the time since when."""
         self._signing: Sign | None = None
         self._feeds = HeldFeeds()
-        self._claimed: frozenset[Feed] = frozenset()
-        """Feeds of which linked peers say that they have more than is here."""
-        self._known = known or Origins(kept=policy.kept)
-        self._members = Members(self._known, judged=policy.origins, revoked=policy.revokes)
+        self._unseen = view.feeds()
+        """Feeds that have not been looked at yet."""
+        self._known = MembersEvidence(kept=policy.kept)
+        self._sanctions = Sanctions(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
         self._panels = Panels(self._known, now)
-        self._petitions = Petitions(run_id, policy)
-        self._wishes: list[Decision] = []
+        self._petitions = PendingPetitions(view.control.authority.run_id, policy)
+        self._unanswered: list[Decision] = []
+        """Decisions that the owner wants, until they are signed or refused."""
+        self._queue: list[Decision] = []
+        """Those of them that have not had their turn."""
         self._evaluations = Evaluations(policy, self.search, now)
         self._renewal = Renewal(policy.renew_updates, self.search, now)
-        self._checkpoints = Checkpoints(policy.checkpoint_epochs, now)
+        self._checkpoints = CheckpointSchedule(policy.checkpoint_epochs, now)
         self._actions: list[Action] = []
+        self._read_decisions(now)
 
     # -- what others ask ---------------------------------------------------------------------------
 
     def next_deadline(self) -> float:
-        """Return the time at which Wake is due at the latest."""
-        return float("inf") if self.state is State.STOPPED and not self._wishes else self._wake_at
+        """Return the time at which a Round is due at the latest, even if none was carried out."""
+        return float("inf") if self.state is OrganiserState.STOPPED and not self._queue else self._wake_at
 
     def petitions(self, now: float) -> list[Petition]:
         """Return the petitions that wait for the owner, or for their turn."""
         return self._petitions.waiting(self._counting, now)
-
-    def marked(self, feed: Feed, stop: int) -> bool:
-        """Return whether the chain hash after `stop` steps of a feed is known."""
-        return self._feeds.marked(feed, stop)
 
     @property
     def behind(self) -> int:
@@ -240,105 +241,107 @@ class Organiser:
         return sum(held.named - held.stop for held in self._feeds.missing().values())
 
     @property
-    def missing(self) -> Iterable[Feed]:
-        """Feeds of which named updates were not here when we last looked."""
-        return self._feeds.missing()
+    def _counting(self) -> Counting:
+        return self._view.counting
 
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event; return what to do, in order. Only Wake has it look: by then it knows of all that
-        has happened in the same round."""
+        """Take in one event, a Round only once it was carried out; return what to do, in order. It looks last
+        of all: by then it knows of all that has happened in the same round."""
+        self._read_decisions(now)
         match event:
-            case ControlChanged():
-                self._on_control_changed(event, now)
-            case HeldChanged() | ForkProven() | PeerShows():
-                self._on_feeds(event, now)
-            case PeersClaim(feeds=feeds):
-                self._claimed = feeds
-            case PeerControl() | PeerGone() | NobodyElse():
-                self._on_peers(event, now)
-            case PetitionHeard(petition=petition, via=via):
+            case Round(moved=moved):
+                self._on_moved(moved, now)
+            case NobodyElse():
+                self._alone, self._wake_at = True, now
+            case Asked(petition=petition, via=via):
                 self._petitions.hear(petition, via, self._counting, now)
-            case EvaluationEnded() | FindingHeard():
-                self._on_measured(event, now)
-            case Summarised() | BasesMade():
-                self._on_made(event, now)
-            case OwnerTrusts(member=member, trusted=trusted):
-                self._members.trust(member, trusted)
-            case OwnerWish(decision=decision):
-                self._on_wish(decision, now)
-            case Wake() if now >= self._wake_at:
-                self._look(now)
+            case FindingHeard():
+                self._panels.hear(event, self._counting, now)
+            case EvaluationEnded():
+                self._on_evaluated(event, now)
+            case Summarised(checkpoint=checkpoint):
+                self._checkpoints.summarised(checkpoint, now)
+            case BasesMade(digest=digest):
+                self._renewal.made(digest, now)
+                self._look_soon(now)
+            case OwnerDecision(decision=decision):
+                self._on_owner(decision, now)
+        if now >= self.next_deadline():
+            self._look(now)
         actions, self._actions = self._actions, []
         return actions
 
-    def _on_control_changed(self, event: ControlChanged, now: float) -> None:
-        counting = self._counting = event.counting
-        before, self._decisions = self._decisions, counting.decisions
-        if event.anew:
-            self._members.forget()
+    def _read_decisions(self, now: float) -> None:
+        """Take in the decisions that are new; all of them if some that were here are gone."""
+        feed, reason = self._view.control, self._why_silent()
+        if (feed.stop, feed.chain, reason) == (self._read, self._chain, self._reason):
+            return
+        before, follows = self._read, feed.stop >= self._read and feed.chains[self._read] == self._chain
+        if before and not follows:
+            self._sanctions.forget()
             self.guard = Guard() if self.guard else None
-        for decision in event.decisions:
-            self._members.take(decision)
-            if self.guard:
-                self.guard.take(decision)
-        unsupported = UNSUPPORTED if counting.unsupported else None
-        reason = unsupported if event.tenure is Tenure.HELD else event.tenure.value
+        news = feed.entries[before if follows else 0 :]
+        self._read, self._chain, self._reason = feed.stop, feed.chain, reason
+        for entry in news:
+            self._on_decision(read(entry.record).decision)
+        self._known.follow(feed)
+        if feed.stop != before:
+            self._grown_at = now
         if self.stopped:
             return
         if reason:
-            self.state, self.stopped, self._signing = State.STOPPED, reason, None
-            self._actions.append(Stop(reason))
-        elif self._decisions < before:  # a succession to the same key keeps less than was here
-            self.state, self._signing, self._alone = State.RESTARTED, None, False
-            self._checkpoints.forget()
-            self._panels = Panels(self._known, now)
-        elif self._signing and self._decisions > self._signing.position:
+            self.state, self.stopped, self._signing = OrganiserState.STOPPED, reason, None
+            self._actions.append(StopSigning(reason))
+        elif feed.stop < before:  # a succession to the same key keeps less than was here
+            self._restart(now)
+        elif self._signing and feed.stop > self._signing.position:
             self._signing, self._wake_at = None, now
-        if self._decisions != before:
-            self._grown_at = now
 
-    def _on_peers(self, event: PeerControl | PeerGone | NobodyElse, now: float) -> None:
-        match event:
-            case PeerControl(peer=peer, decisions=decisions):
-                self._peers[peer] = decisions
-            case PeerGone(peer=peer):
-                self._peers.pop(peer, None)
-            case NobodyElse():
-                self._alone, self._wake_at = True, now
+    def _why_silent(self) -> str | None:
+        """Return the reason for which our key signs nothing; None while it does."""
+        feed = self._view.control
+        if feed.key != self._key:
+            return PASSED_ON
+        if feed.frozen:
+            return FORKED
+        return UNSUPPORTED if self._counting.unsupported else None
 
-    def _on_wish(self, decision: Decision, now: float) -> None:
-        self._wishes.append(decision)
+    def _on_decision(self, decision: Decision) -> None:
+        if decision in self._unanswered:
+            self._unanswered.remove(decision)
+            self._actions.append(AnswerOwner(decision, None))
+        self._sanctions.take(decision)
+        if self.guard:
+            self.guard.take(decision)
+
+    def _restart(self, now: float) -> None:
+        self.state, self._signing, self._alone = OrganiserState.RESTARTED, None, False
+        self._checkpoints.forget()
+        self._panels = Panels(self._known, now)
+
+    def _on_moved(self, moved: tuple[Feed, ...], now: float) -> None:
+        changed, self._unseen = dict.fromkeys([*self._unseen, *moved]), []
+        if come := self._feeds.follow(self._view, changed, now):
+            self._lacking -= come
+            if self._lacking <= 0:
+                self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
+
+    def _on_owner(self, decision: Decision, now: float) -> None:
+        self._unanswered.append(decision)
+        self._queue.append(decision)
         self._look_soon(now)
 
-    def _on_measured(self, event: EvaluationEnded | FindingHeard, now: float) -> None:
-        if isinstance(event, FindingHeard):
-            self._panels.hear(event, self._counting, now)
-            return
+    def _on_evaluated(self, event: EvaluationEnded, now: float) -> None:
         if not self._evaluations.is_under_way(event.epoch):
             return
         own = self._evaluations.ended(event, self._counting, now)
-        self._members.measured(self._panels.checked(event.epoch, own))
+        self._sanctions.measured(self._panels.checked(event.epoch, own))
         if self.guard:
             for base in (event.base, event.calibrated):
                 self.guard.note(event.epoch, base, base=True)
             self.guard.note(event.epoch, event.result)
-
-    def _on_made(self, event: Summarised | BasesMade, now: float) -> None:
-        """Take what was made here in order to be signed."""
-        if isinstance(event, Summarised):
-            self._checkpoints.summarised(event.checkpoint, now)
-            return
-        self._renewal.made(event.digest, now)
-        self._look_soon(now)
-
-    def _on_feeds(self, event: HeldChanged | ForkProven | PeerShows, now: float) -> None:
-        self._feeds.take(event, self._counting, now)
-        if isinstance(event, HeldChanged) and event.marks:
-            self._lacking -= event.marks[-1].stop - event.first
-            if self._lacking <= 0:
-                self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
 
     def _look_soon(self, at: float) -> None:
         """Look at a time already, unless a decision is under way: then there is a look once it has come."""
@@ -349,15 +352,17 @@ class Organiser:
 
     def _look(self, now: float) -> None:
         """Sign what is due first; look again later if nothing is."""
+        self._peers = self._view.peers()
+        self._feeds.hear(self._view)
         self._lacking = NEVER
         if self._signing:
             self._sign(self._signing, now)  # the same: a position is signed once
             return
-        if self.state is State.RESTARTED and self._has_head(now):
-            self.state = State.ORGANISING
-        if self.state is State.STOPPED:
-            self._wish()
-        decision = self._due(now) if self.state is State.ORGANISING else None
+        if self.state is OrganiserState.RESTARTED and self._has_head(now):
+            self.state = OrganiserState.ORGANISING
+        if self.state is OrganiserState.STOPPED:
+            self._owners()
+        decision = self._due(now) if self.state is OrganiserState.ORGANISING else None
         rest = LOOK_INTERVAL_PER_FEED * len(self._feeds)
         self._look_from = now + rest
         if decision is None:
@@ -383,11 +388,11 @@ class Organiser:
     def _due(self, now: float) -> Decision | None:
         admit = self._petitions.next
         return (
-            self._wish()
+            self._owners()
             or admit(self._counting, now)
             or self._evaluations.result(self._counting)
             or (self.guard and self.guard.due(self._counting))
-            or self._members.due(self._counting)
+            or self._sanctions.due(self._counting)
             or self._panels.due(self._counting)
             or self._about_feeds(now)
         )
@@ -415,13 +420,14 @@ class Organiser:
             self._open, self._opened_at = self._counting.open_epoch, now
         self._feeds.refresh(self._counting, now, asked=bool(self._peers))
 
-    def _wish(self) -> Decision | None:
-        while self._wishes:
-            wish = self._wishes.pop(0)
-            reason = self.stopped or wishes.refusal(self._counting, wish)
+    def _owners(self) -> Decision | None:
+        while self._queue:
+            decision = self._queue.pop(0)
+            reason = self.stopped or owner_decisions.refusal(self._counting, decision)
             if reason is None:
-                return wish
-            self._actions.append(Refuse(wish, reason))
+                return decision
+            self._unanswered.remove(decision)
+            self._actions.append(AnswerOwner(decision, reason))
         return None
 
     # -- seals -------------------------------------------------------------------------------------
@@ -431,20 +437,23 @@ class Organiser:
         chains = self._feeds.chains(counting, epoch) if epoch < counting.open_epoch else None
         if chains is None:
             return None
-        if oversized := self._members.oversized(epoch, self._feeds.heavy(epoch, counting)):
+        if oversized := self._sanctions.oversized(epoch, self._feeds.oversized(epoch, counting)):
             return oversized
         if self._is_evaluated_first(epoch, now):
             return None
         judgement = self._judge(counting)
         if self.search:
             judgement = self.search.judged(counting, judgement)
-        drained = bool(self.guard and self.guard.drains(epoch))
+        discarded = bool(self.guard and self.guard.discards(epoch))
         if self.guard:
             judgement = self.guard.judged(counting, judgement, searched=self.search is not None)
         skipped = self._skipped(epoch, judgement)
-        self._evaluations.sealing(epoch, skipped, drained=drained)
+        self._evaluations.sealing(epoch, skipped, discarded=discarded)
         self._feeds.forget(chains, counting)
-        digest, recounted = named_digest(self._run_id, chains), self._recounted(epoch, judgement)
+        digest, recounted = (
+            named_digest(self._view.control.authority.run_id, chains),
+            self._recounted(epoch, judgement),
+        )
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
     def _recounted(self, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:
@@ -455,32 +464,32 @@ class Organiser:
         if not judgement.factor:
             return ()
         rate = self._counting.rate(epoch)
-        return self._members.recounted(self._counting, judgement, self.guard, last=False, rate=rate)
+        return self._sanctions.recounted(self._counting, judgement, self.guard, last=False, rate=rate)
 
     def _waiting(self) -> tuple[Recount, ...]:
         """Return the skipped work that is to count before the run ends."""
-        return self._members.recounted(self._counting, Judgement(), self.guard, last=True, rate=RATE_ONE)
+        return self._sanctions.recounted(self._counting, Judgement(), self.guard, last=True, rate=RATE_ONE)
 
     def _is_for_waiting(self, epoch: int) -> bool:
         """Return whether the seal of an epoch is there to count what waits."""
-        drained = self.guard is not None and self.guard.drains(epoch)
-        return self.search is not None and not drained and self.search.is_for_waiting(epoch, self._counting)
+        discarded = self.guard is not None and self.guard.discards(epoch)
+        return self.search is not None and not discarded and self.search.is_for_waiting(epoch, self._counting)
 
     def _skipped(self, epoch: int, judgement: Judgement) -> tuple[int, ...]:
         """Return the feeds of which the seal of an epoch counts nothing."""
         return tuple(n for n in self._counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
-        if number in judgement.skipped or not self._members.trusted(number // INCARNATIONS):
+        if number in judgement.skipped or not self._sanctions.trusted(number // INCARNATIONS):
             return True
-        revoked, members = self._feeds.revoked(number, epoch, self._counting), self._members
+        revoked, members = self._feeds.revoked(number, epoch, self._counting), self._sanctions
         evident = members.outlier(number, epoch) or members.is_oversized(number, epoch)
         return revoked or evident or self._is_stale(number, epoch)
 
     def _is_stale(self, number: int, epoch: int) -> bool:
         """Return whether what a close has named of a feed brings what the guard has taken back."""
         guard, counting = self.guard, self._counting
-        if guard is None or guard.drains(epoch):
+        if guard is None or guard.discards(epoch):
             return False
         if any(self._feeds.brings(number, epoch, counting, labels) for labels in guard.labels()):
             guard.skip(number, epoch)
@@ -488,7 +497,7 @@ class Organiser:
 
     def _is_evaluated_first(self, epoch: int, now: float) -> bool:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
-        if self.guard and self.guard.drains(epoch):
+        if self.guard and self.guard.discards(epoch):
             return False
         if self._hears_panel(epoch, now):
             return True
@@ -509,7 +518,7 @@ class Organiser:
         if self._panels.is_awaited(self._counting, now):
             return True
         found = self._panels.settle(epoch, check=self._evaluations.may_check(epoch, now))
-        self._members.measured(found)
+        self._sanctions.measured(found)
         return bool(found)
 
     # -- closes ------------------------------------------------------------------------------------
@@ -601,4 +610,4 @@ class Organiser:
     def _amend(self, now: float) -> Amend | None:
         """End a feed of which named steps are not to be had from anybody."""
         after = self.policy.amend_after
-        return self._feeds.lost(self._counting, after, self._claimed, now) if after is not None else None
+        return self._feeds.lost(self._view, after, now) if after is not None else None

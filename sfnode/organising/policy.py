@@ -23,43 +23,29 @@ FEW_DIMENSIONS = 2048
 """Dimensions of a subspace up to which the rate that suits it can be told from a few dozen updates: of 24,576
 random ones 256 say nothing."""
 
-BOUNDS: dict[str, tuple[float, float]] = {
-    "target_updates": (1, (1 << 32) - 1),  # an update budget is a u32
-    "longest_epoch": (
-        1.0,
-        604_800.0,
-    ),  # below a second decisions outweigh updates; a week is a long weekend off
-    "seal_wait": (0.0, 86_400.0),  # 0: nothing is evaluated; a day: a large model on a slow machine
-    "admission_burst": (1, 4096),  # at 150 bytes each that everybody keeps: 600 kB at once
-    "admissions_per_minute": (0.01, 600.0),  # one in two hours, to ten a second: 130 MB of decisions a day
-    "work_bits": (0, 40),  # 40: a month of one core; more cannot be told from "nobody"
-    "quota": (1, (1 << 32) - 1),  # a u32 in Admit
-    "search_rows": (0, 1 << 31),
-    "renew_updates": (0, (1 << 32) - 1),
-    "update_forwards": (1, 1 << 16),  # at most two for each row of a mini-batch
-    "young_share": (0.0, 1.0),
-    "share": (0.0, 1.0),
-    "witnesses": (1, 64),  # a node has about six links, and a hub some dozens
-    "checkpoint_epochs": (1, 65_536),  # as many as there are
-    "amend_after": (
-        10.0,
-        31_536_000.0,
-    ),  # in less than WANT_TIMEOUT a peer may not have answered; a year: practically never
-}
-"""The least and the most of each setting, with the reason where it is not plain."""
+WORK_BITS = 22
+"""Leading zero bits of a newcomer's proof of work: some seconds of one core, in Python."""
+
+SEAL_WAIT, SEARCH_WAIT = 120.0, 600.0
+"""Seconds that a seal waits for its evaluation, and for a line search: two hundred rows at seven places each,
+by a model that takes a third of a second for a row; or for answers to them, which take a pass for each token.
+Nothing is closed meanwhile until the rate has settled."""
+
+USUAL_ROWS = 256
+"""Validation rows of a run that takes all of a source of its own: a search asks for no more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OrganiserPolicy:
-    """The settings of an organiser. Raises ValueError for one that is out of its bounds."""
+    """The settings of an organiser; those of a daemon are `policy_of` its run."""
 
-    target_updates: int = 1024
+    target_updates: int
     """Updates that may be named with which an epoch is closed: the manifest's `epoch_updates`. With searches
     epochs begin shorter."""
     longest_epoch: float = 600.0
     """Seconds after which an epoch is closed, however few updates it has, if one of them has waited as long:
     people who watch see their updates count within a coffee break."""
-    seal_wait: float = 120.0
+    seal_wait: float
     """Seconds that a closed epoch waits for its evaluation before it is sealed unchecked: trainers go on
     meanwhile, so this only delays what is said of it. With 0 nothing is evaluated."""
     admission: Admission = Admission.LINKS
@@ -67,9 +53,8 @@ class OrganiserPolicy:
     """Admissions at once: a class of students joins within a minute."""
     admissions_per_minute: float = 30.0
     """Admissions in the long run. Each is a decision that everybody keeps for ever."""
-    work_bits: int = 22
-    """Leading zero bits of a newcomer's proof of work: some seconds of one core, in Python."""
-    quota: int = 1024
+    work_bits: int = WORK_BITS
+    quota: int
     """Updates of one member that a close names at most, and those of one feed with one label: as many as an
     epoch has, so that a run of one is not slowed down. Who admits strangers sets a small part of it: one that
     reaches the target alone can close epochs as fast as it likes."""
@@ -96,7 +81,7 @@ class OrganiserPolicy:
     renew_updates: int = 0
     """Updates for which published bases serve until others, made at sealed weights, take their place; 0:
     for ever. An epoch has no more than that; the one that is open while bases are made ends with them."""
-    update_forwards: int = 8
+    update_forwards: int
     """Example-forwards that an update takes."""
     young_share: float = 1 / 5
     """Share of all example-forwards of the swarm that searches and evaluations may take while the rate has
@@ -119,13 +104,36 @@ class OrganiserPolicy:
         """Most updates that an epoch has, unless they wait."""
         return min(self.target_updates, self.renew_updates or self.target_updates)
 
-    def __post_init__(self) -> None:
-        for name, (least, most) in BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ValueError(f"{name} is {value}; it has to be from {least:g} to {most:g}")
-
 
 def has_few_dimensions(manifest: Manifest) -> bool:
     """Return whether the subspaces of a run have FEW_DIMENSIONS at most."""
     return len(manifest.model.targets) * manifest.training.rank**2 <= FEW_DIMENSIONS
+
+
+def policy_of(
+    manifest: Manifest,
+    admission: str | None = None,
+    search: bool = False,
+    renew_bases: int = 0,
+    guard: bool = True,
+) -> OrganiserPolicy:
+    """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
+    are found by line searches if `search`, and the run has validation rows and a loss with slopes; published
+    bases are made anew every `renew_bases` updates, if not 0, of such a loss; with validation rows a `guard`
+    may watch over it."""
+    data, numbers, slopes = manifest.data, manifest.training, manifest.task.has_slopes
+    validates = bool(data.validation or data.validation_limit)
+    search = search and slopes
+    return OrganiserPolicy(
+        target_updates=numbers.epoch_updates,
+        admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
+        quota=manifest.organised.quota,
+        seal_wait=0.0 if not validates else SEARCH_WAIT if search or not slopes else SEAL_WAIT,
+        search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
+        origins=search and validates,
+        kept=numbers.trains_a_head,
+        size_rate=search and validates and has_few_dimensions(manifest),
+        renew_updates=renew_bases if numbers.bases and slopes else 0,
+        guard=guard and validates,
+        update_forwards=numbers.update_forwards,
+    )

@@ -6,7 +6,7 @@ them, one set at a time.
 
 from __future__ import annotations
 
-from sfnode.organising import wishes
+from sfnode.organising import owner_decisions
 from sfnode.organising.evaluation.searching import Search
 from sfnode.organising.events import MakeBases
 from sfprotocol.counting import Counting
@@ -34,7 +34,7 @@ class Renewal:
         """Return the bases that were made; have new ones made once the latest have served for long enough."""
         if self._made is not None:
             decision, self._made = Bases(counting.next_subspace(), self._made), None
-            return decision if wishes.refusal(counting, decision) is None else None
+            return decision if owner_decisions.refusal(counting, decision) is None else None
         if not self._making and now >= self._from and self._is_worn(counting):
             self._making = True
             return MakeBases(counting.sealed - 1)

@@ -9,28 +9,27 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.organising.reporting.run_history import RunHistory
 from sfnode.publish.page import render
 from sfnode.schema.base import Answer
 from sfnode.schema.metrics import NO_WORTH
 from sfnode.schema.organising import Hex32
-from sfnode.stats.leaderboard import standings
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import counting_of, kept_control, sound_control
-from sfprotocol import decisions
+from sfnode.store.replay import kept_control, sound_control
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.control_sync import ControlSync
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Seal
+from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.events import Counters
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import Entry, RunParameters
+from sfprotocol.messages import RunParameters
 from sfprotocol.worths import WORTH_ONE
 
 MAX_FILE = 64 * 1024
@@ -147,8 +146,9 @@ def contribution(
     Raises UserError BAD_OPTION if nothing of the member counts.
     """
     run, entries = manifest.parameters(), feed.entries[:stop]
-    counting = counting_of(run, entries)
-    found = next((one for one in standings(run, entries) if one.origin == member), None)
+    history = RunHistory(run).follow(entries)
+    counting = history.counting
+    found = next((one for one in history.members() if one.origin == member.hex()), None)
     if found is None or not found.counted:
         raise UserError(
             Code.BAD_OPTION,
@@ -167,7 +167,7 @@ def contribution(
         first_epoch=epochs[0],
         last_epoch=epochs[-1],
         seal=counting.sealed - 1,
-        digest=_digest(entries, counting.sealed - 1).hex(),
+        digest=history.seals[-1].seal.digest.hex(),
         decisions=stop,
         chain=feed.chains[stop].hex(),
     )
@@ -179,12 +179,6 @@ def _epochs(counting: Counting, member: bytes) -> list[int]:
     numbers = range(known * INCARNATIONS, (known + 1) * INCARNATIONS)
     sealed = range(counting.sealed)
     return [epoch for epoch in sealed if any(counting.counts(number, epoch) for number in numbers)]
-
-
-def _digest(entries: Sequence[Entry], epoch: int) -> bytes:
-    """Return the digest in the seal of an epoch: the first one that says it seals it is the one that did."""
-    said = (decisions.read(entry.record).decision for entry in entries)
-    return next(one.digest for one in said if isinstance(one, Seal) and one.epoch == epoch)
 
 
 def check(

@@ -13,12 +13,11 @@ from typing import NamedTuple
 from sfnode.history.time_travel import Past
 from sfnode.manifest import Manifest, public_name
 from sfnode.node.startup import settled
-from sfnode.organising.evaluation import health
+from sfnode.organising.evaluation.health import HealthVerdict
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, CurvePoint, PublishedSeal, RunQuality
 from sfnode.schema.metrics import task_of
 from sfnode.stats.contributions import Contributions
-from sfnode.stats.leaderboard import standings
 from sfnode.store.checkout import last_seal
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import state_digest
@@ -122,8 +121,7 @@ def _open(manifest: Manifest, update_log: UpdateLog, _: Path, __: Digests) -> Fa
 def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known: Digests) -> Facts:
     past = Past(manifest, update_log, data_dir)
     said = [decisions.read(entry.record).decision for entry in past.entries]
-    names = past.names
-    ranked = standings(past.run, past.entries)
+    ranked = past.history.members()
     has_worths = any(one.measured for one in ranked)
     return Facts(
         updates=past.latest.counted,
@@ -131,10 +129,10 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
         complete=past.latest.complete,
         seal=_seal(past, known),
         digest=None,
-        quality=_quality(said),
+        quality=_quality(past.history.verdict()),
         curve=_curve(said),
         members=[
-            _member(one.origin, names, one.counted, one.worth if has_worths else None)
+            _member(bytes.fromhex(one.origin), past.names, one.counted, one.worth if has_worths else None)
             for one in ranked
             if one.counted
         ],
@@ -163,8 +161,7 @@ def _seal(past: Past, known: Digests) -> PublishedSeal | None:
     return known[epoch]
 
 
-def _quality(said: Sequence[Decision]) -> RunQuality:
-    verdict = health.verdict(said)
+def _quality(verdict: HealthVerdict) -> RunQuality:
     return RunQuality(
         verdict=verdict.health,
         latest=verdict.latest,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pydantic import Field
 
 from sfnode.schema.base import Answer
@@ -49,6 +51,28 @@ class EvaluationOfRows(Evaluation):
 
     losses: tuple[float, ...] = Field(exclude=True, repr=False)
     """Loss of each row, in the same order whenever the same rows are measured."""
+
+
+class StepShare(NamedTuple):
+    """The share that the updates of a feed have in an epoch's step, by its effect on validation rows.
+
+    With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of
+    the validation loss by the entries of every layer's core at the middle of the step that the epoch makes,
+    p = sum over layers of s * G[i, j] is the scalar that the validation rows would have given.
+    """
+
+    updates: int
+    sum: float
+    """Sum of the roots of |q * p| with the signs of q * p: positive if the scalars agree with the slopes.
+    Products have heavy tails, so that a sum of them is mostly a few: with the roots half of the updates say
+    as much."""
+    squares: float
+    """Sum of |q * p|: the variance of `sum` if the signs of the scalars were tosses of a coin."""
+    worth: float
+    """Nats by which they lower the validation loss with factor 1: the Aumann-Shapley value of the feed in the
+    epoch's step, by the midpoint rule. The worths of all feeds add up to the whole step's, to third order."""
+    error: float
+    """Standard error of `worth` over the validation rows."""
 
 
 class ProbeEvaluation(Evaluation):

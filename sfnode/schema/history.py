@@ -169,7 +169,7 @@ class DiffResult(Answer):
     """Decisions after the first seal, up to the second."""
 
 
-class Measured(Answer):
+class MeasuredState(Answer):
     """Loss of a model on the validation rows."""
 
     epoch: int
@@ -192,7 +192,7 @@ class BisectResult(Answer):
     """`sfnode bisect --json`."""
 
     run_id: str
-    measured: list[Measured]
+    measured: list[MeasuredState]
     """States that were measured, in order."""
     epoch: int | None
     """The epoch that raised the loss most of all; None if the loss did not rise."""

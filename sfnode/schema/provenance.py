@@ -18,7 +18,7 @@ class Contributor(NamedTuple):
     """Updates of its that count."""
 
 
-class Told(NamedTuple):
+class EvaluatedModel(NamedTuple):
     """An evaluation that the organiser has published."""
 
     of: str
@@ -36,6 +36,6 @@ class Provenance(NamedTuple):
     updates: int
     amended: bool = False
     """Whether decisions after the seal have changed what counts by it."""
-    evaluations: tuple[Told, ...] = ()
+    evaluations: tuple[EvaluatedModel, ...] = ()
     contributors: tuple[Contributor, ...] = ()
     """Those with most updates first."""

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
+from sfnode.organising.reporting.run_history import RunHistory
+from sfnode.schema.history import HistoryEntry, Ranked
 from sfnode.schema.views import (
     History,
     HistoryPoint,
@@ -19,11 +21,13 @@ from sfnode.schema.views import (
     Origins,
     OwnStanding,
     Team,
+    Timeline,
+    TimelineEntry,
 )
 from sfnode.stats.contributions import Contribution, Contributions
-from sfnode.stats.leaderboard import Standing, standings
 from sfnode.store.log import UpdateLog
-from sfprotocol.messages import RunParameters
+from sfnode.store.replay import kept_control
+from sfprotocol.messages import RunParameters, Succession
 from sfprotocol.names import NAMELESS, Names
 
 PATIENCE = 2.0
@@ -49,10 +53,15 @@ class LogIndex:
         self, update_log: UpdateLog, names: Callable[[], Mapping[bytes, Names]], run: RunParameters
     ) -> None:
         """`names()` are the names that origins give themselves."""
-        self._log, self._run = update_log, run
+        self._log = update_log
+        self._decided = RunHistory(run) if run.organised else None
+        """History of an organised run."""
+        self._timeline: list[TimelineEntry] = []
+        self._timeline_of = 0, b""
+        """Decisions of which the timeline tells: it takes long where epochs have many feeds."""
         self._contributions = Contributions(update_log)
-        self._standings: dict[bytes, Standing] = {}
-        """Standings of members, by origin; empty in an open run."""
+        self._members: dict[bytes, Ranked] = {}
+        """Members by origin; none in an open run."""
         self._has_worths = False
         """Whether the worth of anybody's updates was measured: never in an open run, and one of rewards."""
         self._ranked: list[Contribution] = []
@@ -87,15 +96,15 @@ class LogIndex:
         """Return what one origin has contributed."""
         self._refresh()
         places = {one.origin: rank for rank, one in enumerate(self._ranked, 1)}
-        rank, standing = places.get(own), self._standings.get(own)
+        rank, member = places.get(own), self._members.get(own)
         updates = self._ranked[rank - 1].updates if rank else 0
         return OwnStanding(
             rank=rank,
             of=len(self._ranked),
             updates=updates,
             share=updates / max(1, self._contributions.updates),
-            counted=standing.counted if standing else None,
-            worth=standing.worth if standing and self._has_worths else None,
+            counted=member.counted if member else None,
+            worth=member.worth if member and self._has_worths else None,
         )
 
     def history(self, points: int) -> History:
@@ -105,6 +114,24 @@ class LogIndex:
             self._history = {points: self._summarise(points)}
         return self._history[points]
 
+    def timeline(self, limit: int) -> Timeline:
+        """Return the last decisions, with the names of origins as they were when these came."""
+        decided = self._follow()
+        if decided is None:
+            return Timeline(total=0, entries=[])
+        if self._timeline_of != decided.read:
+            authority = kept_control(self._log).authority
+            entries = decided.entries(one for one in authority if isinstance(one, Succession))
+            self._timeline, self._timeline_of = list(map(timeline_entry, entries)), decided.read
+        return Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
+
+    def _follow(self) -> RunHistory | None:
+        """Return the history of an organised run by the decisions of now."""
+        if self._decided is None:
+            return None
+        self._decided.names = self._find_names()
+        return self._decided.follow(self._log.control())
+
     def _refresh(self) -> None:
         """Follow the log, unless the last answer is still valid."""
         began = time.monotonic()
@@ -112,28 +139,28 @@ class LogIndex:
             return
         complete = self._contributions.follow(began + PATIENCE)
         self._names, self._history = self._find_names(), {}
-        if self._run.organised:
-            self._standings = {one.origin: one for one in standings(self._run, self._log.control())}
-            self._has_worths = any(one.measured for one in self._standings.values())
+        if decided := self._follow():
+            self._members = {bytes.fromhex(one.origin): one for one in decided.members()}
+            self._has_worths = any(one.measured for one in self._members.values())
         self._ranked = sorted(self._contributions.ranked, key=lambda one: -self._worth(one.origin))
         self._teams = _teams(self._contributions, self._names)
         now = time.monotonic()
         self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
 
     def _worth(self, origin: bytes) -> int:
-        return self._standings[origin].worth if origin in self._standings else 0
+        return self._members[origin].worth if origin in self._members else 0
 
     def _origin(self, rank: int, one: Contribution, own: bytes) -> Origin:
         names = self._names.get(one.origin, NAMELESS)
-        standing = self._standings.get(one.origin)
+        member = self._members.get(one.origin)
         return Origin(
             **one._asdict() | {"origin": one.origin.hex()},
             rank=rank,
             share=one.updates / self._contributions.updates,
             first_step=0,
             own=one.origin == own,
-            counted=standing.counted if standing else None,
-            worth=standing.worth if standing and self._has_worths else None,
+            counted=member.counted if member else None,
+            worth=member.worth if member and self._has_worths else None,
             name=names.name or None,
             team=names.team or None,
         )
@@ -145,6 +172,20 @@ class LogIndex:
         for feed, count in self._contributions.counts.items():
             spans.add(feed.origin, count.epochs, leading=feed.origin in leaders)
         return spans.history(leaders, self._names)
+
+
+def timeline_entry(entry: HistoryEntry) -> TimelineEntry:
+    """Return a decision as the timeline has it."""
+    epoch = entry.epoch
+    return TimelineEntry(
+        position=entry.position or 0,
+        kind=entry.kind,
+        text=entry.text,
+        epoch=epoch.epoch if epoch else None,
+        counted=epoch.counted if epoch else None,
+        origins=len(epoch.origins) if epoch else None,
+        evaluation=epoch.evaluation if epoch else None,
+    )
 
 
 def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[Team]:

@@ -16,7 +16,7 @@ RATE_WINDOW = 10.0
 """Seconds over which the swarm's rate is measured, as is the rate of own updates."""
 
 
-class Sample(NamedTuple):
+class SeriesSample(NamedTuple):
     """The state of a node at one moment."""
 
     seconds: float
@@ -43,9 +43,9 @@ class TimeSeries:
         self.interval = interval
         self._tolerance = interval / 2
         """Seconds by which a sample may come too early: callers are never quite on time."""
-        self.samples: list[Sample] = []
+        self.samples: list[SeriesSample] = []
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: SeriesSample) -> None:
         """Keep this sample if one is due."""
         if self.samples and sample.seconds - self.samples[-1].seconds < self.interval - self._tolerance:
             return

@@ -17,7 +17,7 @@ from sfnode.schema.status import GpuStatus, MachineStatus
 from sfnode.stats.time_series import Rate
 
 
-class Gpu(Protocol):
+class GpuSensors(Protocol):
     """The sensors of a GPU."""
 
     def celsius(self) -> float: ...
@@ -25,7 +25,7 @@ class Gpu(Protocol):
     def busy(self) -> float: ...
 
 
-class Usage:
+class MachineUsage:
     """The usage of the machine by one node that computes on `devices`. Not for two threads at once."""
 
     def __init__(self, *devices: str) -> None:
@@ -33,7 +33,7 @@ class Usage:
         self._process = psutil.Process()
         self._daemon = NetworkDaemon(self._process)
         self._rate = Rate()
-        self._gpus: dict[str, Gpu | None] = {}
+        self._gpus: dict[str, GpuSensors | None] = {}
         """Sensors of the GPUs that were looked for, by device."""
 
     def look(self) -> MachineStatus:
@@ -74,7 +74,7 @@ class Usage:
         )
 
 
-def _read(gpu: Gpu | None, sensor: str) -> float | None:
+def _read(gpu: GpuSensors | None, sensor: str) -> float | None:
     """Return what a sensor says; None for one that is not there."""
     try:
         return None if gpu is None else float(getattr(gpu, sensor)())

@@ -95,7 +95,7 @@ def plan(counting: Counting, epoch: int, previous: CheckpointState | None = None
     from `previous`, a state of a checkpoint that is usable and not of a later epoch, or from nothing."""
     stops = {}
     for number, step in counting.positions(epoch).items():
-        mark = counting.landmark(number, step)
+        mark = counting.named_stop(number, step)
         assert mark is not None
         stops[number] = FeedStop(counting.feed(number), *mark)
     return CheckpointPlan(

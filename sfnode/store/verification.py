@@ -295,8 +295,8 @@ class _Verification:
         number = counting.number(feed) if counting else None
         if counting is None or number is None:
             return []
-        landmarks = (landmark[0] for landmark in counting.landmarks(number))
-        return sorted({cut.at if cut else 0, counting.ended(number), *landmarks})
+        named_stops = (named_stop[0] for named_stop in counting.named_stops(number))
+        return sorted({cut.at if cut else 0, counting.ended(number), *named_stops})
 
     def _cut(self, cut: CutRecord) -> None:
         """Cut a feed where a proof says, but not below what was named (SPEC O7)."""

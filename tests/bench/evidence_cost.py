@@ -17,11 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfnode.organising.evaluation.line_search import AMOUNTS, Found
-from sfnode.organising.evaluation.origins import Brought, parts_of
+from sfnode.organising.evaluation.evidence import parts_of
+from sfnode.organising.evaluation.line_search import AMOUNTS, SearchResult
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
-from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
+from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.decisions import INCARNATIONS, Validators, Worth
+from sfprotocol.events import FindingHeard
+from sfprotocol.messages import Feed
 from sfprotocol.validators import REVEAL_AFTER, panel
 from tests.organising.bench import EVALUATED, Bench, feed_of, scores
 
@@ -115,7 +118,7 @@ class Swarm:
         """Time at which the oldest plan without an answer was begun; 0 if it was not."""
         self._draws = np.random.default_rng(0)
         if validators:
-            self.bench.wish(Validators(tuple(range(members - validators, members))))
+            self.bench.decide(Validators(tuple(range(members - validators, members))))
 
     def run(self, updates: int) -> Cost:
         """Let every member make so many updates."""
@@ -176,10 +179,10 @@ class Swarm:
         bench.advance(max(0.0, self._done_at(plan) - bench.now))
         self.answered, self.spent, self._begun_at = self.answered + 1, self.spent + forwards, 0.0
         rows = min(plan.rows, self.rows)
-        found = Found(1.0, 2.0, rows) if rows else None
+        found = SearchResult(1.0, 2.0, rows) if rows else None
         result = scores(0.6) if plan.scored else None
-        brought = tuple(self._brought(plan.epoch, plan.origins)) if plan.origins else ()
-        bench.do(EvaluationEnded(plan.epoch, result, None, None, found, forwards, brought=brought))
+        shares = self._shares(plan.epoch, plan.origins) if plan.origins else {}
+        bench.do(EvaluationEnded(plan.epoch, result, None, None, found, forwards, shares=shares))
 
     def _measure_elsewhere(self) -> None:
         """Let the panel of the next epoch to be sealed tell what it has found, once it has had the time."""
@@ -194,18 +197,18 @@ class Swarm:
         self._tell_at = math.inf
         salt, named = counting.drawn_from(epoch)
         for member in panel(named, salt):
-            parts = parts_of(self._brought(epoch, ORIGIN_ROWS), counting)
-            bench.do(FindingHeard(epoch, member, ORIGIN_ROWS, parts))
+            parts = parts_of(self._shares(epoch, ORIGIN_ROWS), counting)
+            bench.do(FindingHeard(member, epoch, ORIGIN_ROWS, parts))
 
-    def _brought(self, epoch: int, rows: int) -> list[Brought]:
+    def _shares(self, epoch: int, rows: int) -> dict[Feed, StepShare]:
         counting = self.bench.counting
-        found = []
+        found = {}
         for number in counting.moved(epoch):
             count = counting.named(number, epoch) - counting.named(number, epoch - 1)
             turned = self._turned_at is not None and number // INCARNATIONS < self._turning
             mean = drift(rows) * (-1 if turned else 1)
             score = mean * math.sqrt(count) + self._draws.standard_normal()
-            found.append(Brought(counting.feed(number), count, score * 6, 36.0, score * 1e-3, 1e-4))
+            found[counting.feed(number)] = StepShare(count, score * 6, 36.0, score * 1e-3, 1e-4)
         return found
 
 

@@ -2,10 +2,10 @@
 
     python -m tests.bench.honest_cases [CASE ...] [--seconds 600] [--json FILE]
 
-Nodes are the simulator's: the shipped machine, host and desk on a virtual clock, with links of 100 ms there
-and back. The organiser's policy is the product's, with searches that change nothing, and scores of updates
-that drift by DRIFT (`sfnode.organising.evaluation.origins`). It runs on earlier versions, too, so that two
-can be compared: `--against FILE` prints the ratios to what another one has written.
+Nodes are the simulator's: the shipped machine, host and organiser on a virtual clock, with links of 100 ms
+there and back. The organiser's policy is the product's, with searches that change nothing, and scores of
+updates that drift by DRIFT (`sfnode.organising.evaluation.evidence`). It runs on earlier versions, too, so
+that two can be compared: `--against FILE` prints the ratios to what another one has written.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from sflab.sim.world.keys import origin_of, signing_key
 from sflab.sim.world.node import Node
 from sflab.sim.world.topology import regular
 from sflab.sim.world.world import ORGANISER, World, organised
-from sfnode.organising.evaluation.line_search import Found
-from sfnode.organising.evaluation.origins import Brought
-from sfnode.organising.events import DeskEvent, Evaluate, EvaluationEnded
+from sfnode.organising.evaluation.line_search import SearchResult
+from sfnode.organising.events import Evaluate, EvaluationEnded, Event
 from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit
 
@@ -98,34 +98,34 @@ CASES = {
 class Answering(organising.Organising):
     """An organiser whose searches change nothing, and find that all work is alike."""
 
-    def _tell(self, event: DeskEvent) -> None:
-        handle = self.desk.handle
+    def _tell(self, event: Event) -> None:
+        handle = self.organiser.handle
 
-        def answered(event: DeskEvent, now: float) -> list[Any]:
+        def answered(event: Event, now: float) -> list[Any]:
             actions = handle(event, now)
             for action in actions:
                 if isinstance(action, Evaluate):
                     self._later(ANSWER, self._answer(action))
             return [action for action in actions if not isinstance(action, Evaluate)]
 
-        self.desk.handle = answered  # type: ignore[method-assign]
+        self.organiser.handle = answered  # type: ignore[method-assign]
         super()._tell(event)
-        self.desk.handle = handle  # type: ignore[method-assign]
+        self.organiser.handle = handle  # type: ignore[method-assign]
 
     def _answer(self, plan: Evaluate) -> EvaluationEnded:
         counting = self._node.organised.counting
         random = Random(f"{plan.epoch}/scores")
-        found = Found(1.0, 1.0, plan.rows) if plan.rows else None
+        found = SearchResult(1.0, 1.0, plan.rows) if plan.rows else None
         numbers = counting.moved(plan.epoch) if plan.origins else ()
-        brought = tuple(_brought(counting, number, plan.epoch, random) for number in numbers)
+        shares = {counting.feed(number): _share(counting, number, plan.epoch, random) for number in numbers}
         base = organising.RESULT if plan.epoch == 0 else None
-        return EvaluationEnded(plan.epoch, organising.RESULT, base, found=found, brought=brought)
+        return EvaluationEnded(plan.epoch, organising.RESULT, base, found=found, shares=shares)
 
 
-def _brought(counting: Counting, number: int, epoch: int, random: Random) -> Brought:
+def _share(counting: Counting, number: int, epoch: int, random: Random) -> StepShare:
     updates = counting.named(number, epoch) - counting.named(number, epoch - 1)
     score = DRIFT * math.sqrt(updates) + random.gauss(0, 1)
-    return Brought(counting.feed(number), updates, score, 1.0, updates * 1e-6, 1e-6)
+    return StepShare(updates, score, 1.0, updates * 1e-6, 1e-6)
 
 
 class Sparse(Random):
@@ -190,7 +190,7 @@ class Course:
     def _vouch(self, index: int) -> None:
         control = self.world["n0"].organising
         assert control
-        control.wish(Admit(origin_of(self.world[f"n{index}"].key), QUOTA, 0))
+        control.decide(Admit(origin_of(self.world[f"n{index}"].key), QUOTA, 0))
 
     def join(self) -> None:
         """Let those come who come late."""
@@ -202,7 +202,7 @@ class Course:
             if self.case.vouched:
                 control = self.world["n0"].organising
                 assert control
-                control.wish(Admit(origin_of(self.world[name].key), QUOTA, 0))
+                control.decide(Admit(origin_of(self.world[name].key), QUOTA, 0))
         for one, other in regular(names, random):
             self.world.keeper.want(self.world[one], self.world[other])
 

@@ -29,7 +29,7 @@ LONGEST, LARGEST = 60.0, 2_000_000
 
 PARTS = {
     "time_travel.py": ("__init__", "the state of the machine, from the log"),
-    "leaderboard.py": ("standings", "worth of all members"),
+    "run_history.py": ("members", "worth of all members"),
     "checkout.py": ("last_seal", "the last seal that is here as a whole"),
     "facts.py": ("_seal", "that, and its core digest"),
     "page.py": ("run_page", "drawing the page"),

@@ -23,8 +23,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sfnode.organising.evaluation.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, SCORE_ONE, Origins
-from sfnode.organising.evaluation.panel import BEYOND, EVIDENT, QUORUM, Finding, apart, disputed, middle
+from sfnode.organising.evaluation.evidence import (
+    RECOUNTED_AT_LAST,
+    RECOUNTED_FROM,
+    SCORE_ONE,
+    MembersEvidence,
+)
+from sfnode.organising.evaluation.panel import BEYOND, EVIDENT, QUORUM, PanelFinding, apart, disputed, middle
 from sfprotocol.decisions import INCARNATIONS, Part, Worth
 from sfprotocol.validators import PANEL
 
@@ -114,7 +119,7 @@ class Run:
         self._liars = set(range(round(share * named)))
         self._named, self._validators = list(range(named)), named
         self._check_from = 0
-        self.origins, self.checks, self.measured = Origins(), 0, 0
+        self.origins, self.checks, self.measured = MembersEvidence(), 0, 0
         self._skipped: list[NDArray[np.bool_]] = []
         self._waits = np.zeros((0, members), bool)
 
@@ -162,7 +167,7 @@ class Run:
             for n, (updates, worth, score) in enumerate(told)
         )
 
-    def _findings(self) -> dict[int, Finding]:
+    def _findings(self) -> dict[int, PanelFinding]:
         panel = self._rng.choice(self._named, min(PANEL, len(self._named)), replace=False).tolist()
         most = 2 * len(self._liars.intersection(panel)) > len(panel)
         found = {}
@@ -176,10 +181,10 @@ class Run:
             elif self._lie == "alone" and most:
                 continue
             if scores is not None:
-                found[validator] = Finding(32, self._parts(scores, weights))
+                found[validator] = PanelFinding(32, self._parts(scores, weights))
         return found
 
-    def _check(self, epoch: int, found: dict[int, Finding]) -> tuple[Part, ...]:
+    def _check(self, epoch: int, found: dict[int, PanelFinding]) -> tuple[Part, ...]:
         """Return the organiser's own figures; who is far from them measures no more."""
         self._check_from, own = epoch + self._every, self._parts(self._scores())
         self.checks += 1

@@ -87,7 +87,7 @@ SECTIONS = {
     ),
     "checkout --json": (history.CheckoutResult,),
     "diff --json": (history.DiffResult, history.LayerChange),
-    "bisect --json": (history.BisectResult, history.Measured, history.Without),
+    "bisect --json": (history.BisectResult, history.MeasuredState, history.Without),
     "leaderboard --json": (history.LeaderboardResult, history.Ranked, history.Remeasured),
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),

@@ -65,7 +65,7 @@ def test_status_shows_what_an_owner_has_to_know(node: OrganisedNode, organise: R
 
 def test_members_are_listed_with_those_who_wait(node: OrganisedNode, organise: Run) -> None:
     node.decide(Admit(A, QUOTA, 0))
-    node.desk.waiting.append(Petition(B, 0, 3, bytes(64), bytes(64)))
+    node.organising.waiting.append(Petition(B, 0, 3, bytes(64), bytes(64)))
     said = organise("members").out.splitlines()
     assert said == [
         f"     0 {A.hex()[:16]}  0 count, quota {QUOTA}",
@@ -147,7 +147,7 @@ def test_an_invitation_is_a_link_with_the_secret_of_the_key_that_was_published(
 def test_a_newcomer_that_waits_is_admitted_by_the_first_digits_of_its_key(
     node: OrganisedNode, organise: Run
 ) -> None:
-    node.desk.waiting.append(Petition(B, 0, 0, b"", bytes(64)))
+    node.organising.waiting.append(Petition(B, 0, 0, b"", bytes(64)))
     assert organise("admit", B.hex()[:8]).status == 0
     (member,) = node.organised.counting.members
     assert (member.origin, node.organised.counting.quotas.own(0)) == (B, QUOTA)

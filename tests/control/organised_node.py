@@ -1,4 +1,4 @@
-"""The control API of a node of an organised run: a real machine, a desk that signs wishes."""
+"""The control API of a node of an organised run: a real machine, a organising that signs wishes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from unittest.mock import Mock
 from sfnode.control.server import serve
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
-from sfnode.organising import wishes
-from sfnode.organising.organiser import State
+from sfnode.organising import owner_decisions
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.reports import Reports
 from sfnode.peers.invitations import compose, invite
 from sfnode.store.data_folder import Layout
@@ -44,19 +44,19 @@ def organised_run(**training: object) -> Manifest:
     return Manifest.model_validate(fields)
 
 
-class Desk:
+class Organising:
     """An organiser that signs at once whatever holds."""
 
     def __init__(self, node: OrganisedNode) -> None:
-        self.state = State.ORGANISING
+        self.state = OrganiserState.ORGANISING
         self.waiting: list[Petition] = []
         self._node = node
 
     def petitions(self) -> list[Petition]:
         return self.waiting
 
-    async def wish(self, decision: Decision) -> str | None:
-        reason = wishes.refusal(self._node.organised.counting, decision)
+    async def decide(self, decision: Decision) -> str | None:
+        reason = owner_decisions.refusal(self._node.organised.counting, decision)
         if reason is None:
             self._node.decide(decision)
         return reason
@@ -72,13 +72,13 @@ class OrganisedNode:
         organised = self.swarm["a"].machine.organised
         assert organised is not None
         self.organised = organised
-        self.desk = Desk(self)
+        self.organising = Organising(self)
         self.api: Any = Mock()
         self.api.manifest = self.manifest
         self.api.machine = self.swarm["a"].machine
         self.api.reports = Reports(self.manifest, organised, 0.0)
         self.api.driver.post = self.post
-        self.api.organising = self.desk
+        self.api.organising = self.organising
         self.api.views.invitation = lambda: invite(
             self.manifest, compose(self.manifest.run_id, [ADDRESS], [])
         )

@@ -11,7 +11,7 @@ from sfnode.control.client import Client
 from sfnode.control.server import serve
 from sfnode.errors import Code, UserError
 from sfnode.organising.admission import work
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import OrganiserState
 from sfnode.schema import DecisionResult
 from sfnode.schema.node_state import RunHealth
 from sfprotocol import decisions
@@ -65,7 +65,7 @@ async def test_any_node_tells_how_the_run_is_organised(node: OrganisedNode, clie
 async def test_the_node_with_the_key_tells_the_state_of_its_organiser(
     node: OrganisedNode, client: Client
 ) -> None:
-    node.desk.state = State.RESTARTED
+    node.organising.state = OrganiserState.RESTARTED
     said = await client.organising()
     assert (said.organiser, said.petitions) == ("restarted", 0)
 
@@ -117,7 +117,7 @@ async def test_members_come_page_by_page_and_by_their_keys(node: OrganisedNode, 
 
 
 async def test_petitions_tell_what_speaks_for_a_newcomer(node: OrganisedNode, client: Client) -> None:
-    node.desk.waiting.append(Petition(B, 77, 1, bytes(64), bytes(64)))
+    node.organising.waiting.append(Petition(B, 77, 1, bytes(64), bytes(64)))
     (petition,) = (await client.petitions()).petitions
     assert (petition.origin, petition.invitation, petition.invited) == (B.hex(), 1, False)
     assert petition.work == work(node.manifest.run_id, B, 77)
@@ -169,7 +169,7 @@ async def test_what_is_no_decision_is_refused(client: Client) -> None:
 
 async def test_only_a_node_whose_organiser_signs_takes_wishes(node: OrganisedNode, client: Client) -> None:
     wish = decisions.encode(Finish())
-    node.desk.state = State.RESTARTED
+    node.organising.state = OrganiserState.RESTARTED
     assert (await refused(client.decide(wish))).code == Code.ORGANISER_NEEDED
     node.api.organising = None
     assert (await refused(client.decide(wish))).code == Code.ORGANISER_NEEDED

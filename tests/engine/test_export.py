@@ -24,7 +24,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
 from sfnode.manifest.sections import Data
 from sfnode.schema.organising import EpochEvaluation
-from sfnode.schema.provenance import Contributor, Provenance, Told
+from sfnode.schema.provenance import Contributor, EvaluatedModel, Provenance
 from tests.engine.helpers import FAMILIES, data_file, manifest, model_folder, part, trainer, updates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -163,7 +163,7 @@ ABOUT = Provenance(
     digest="ab" * 32,
     updates=60,
     evaluations=(
-        Told("this one, of epoch 7", EpochEvaluation(
+        EvaluatedModel("this one, of epoch 7", EpochEvaluation(
             metric="accuracy", value=0.61, low=0.58, high=0.64, loss=0.5, count=256, epoch=7, base=False
         )),
     ),

@@ -15,10 +15,10 @@ from sfnode.engine.estimator import estimates
 from sfnode.engine.line import Line, difference
 from sfnode.engine.losses import line_rows
 from sfnode.engine.objective import Held
-from sfnode.engine.slopes import Share
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models.targets import DEFAULT, Selection
+from sfnode.schema.evaluation import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
 from tests.engine.helpers import ROWS, TASK, trainer, updates, weights
@@ -48,7 +48,7 @@ def together(run: Trainer, batches: list[UpdateBatch]) -> dict[int, I64]:
     return after.cores()
 
 
-def shares(run: Trainer, batches: list[UpdateBatch], turn: int = 0) -> list[Share]:
+def shares(run: Trainer, batches: list[UpdateBatch], turn: int = 0) -> list[StepShare]:
     said = [(batch, np.ones(len(batch.seeds), np.int64)) for batch in batches]
     found, taken = run.shares(together(run, batches), said, 4, turn)
     assert taken in (4 * 4, 7 * 4)

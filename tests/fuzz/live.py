@@ -265,10 +265,10 @@ class Case:
             await self._until("it is a member", lambda: all(map(self._is_member, NAMES[:2])))
         if self.organised and self.plan.measured:
             everybody = tuple(range(len(self._counting(a).members)))
-            assert await a.node.organising.wish(Validators(everybody)) is None
+            assert await a.node.organising.decide(Validators(everybody)) is None
         if role is Role.INVITED:
             key = key_of("invitation")
-            assert await a.node.organising.wish(Invite(key.public_key().public_bytes_raw(), 3)) is None
+            assert await a.node.organising.decide(Invite(key.public_key().public_bytes_raw(), 3)) is None
             self.keys.invitations[1] = key
         if role is Role.ORGANISER:
             self.keys.organiser, self.keys.careful = self.organiser.sign, self.choices.flip()
@@ -353,7 +353,7 @@ class Case:
     async def _go_on(self) -> None:
         """Let everybody train again, and wait until that has come to everybody and counts."""
         if self.plan.role is Role.ORGANISER:
-            assert await self.nodes[0].node.organising.wish(GOING_ON) is None
+            assert await self.nodes[0].node.organising.decide(GOING_ON) is None
             await self._until("everybody has heard", lambda: all(map(self._has_heard, self.nodes)))
             return
         before = {state.feed: state.next for state in self.nodes[0].machine.frontier}

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.history.remeasuring import TOLERANCE, remeasure
+from sfnode.schema.evaluation import StepShare
 from sfnode.schema.history import Remeasured
 from sfprotocol.decisions import Part, Worth
 from sfprotocol.seeds import I64
-from tests.node.helpers import Share, manifest
+from tests.node.helpers import manifest
 from tests.store.folders import Folder, organised
 
 MANIFEST = organised(manifest())
@@ -33,10 +34,10 @@ class Engine:
 
     def shares(
         self, after: Mapping[int, I64], updates: Sequence[tuple[UpdateBatch, I64]], rows: int, turn: int
-    ) -> tuple[list[Share], int]:
+    ) -> tuple[list[StepShare], int]:
         moves = {s for s in after if (after[s] != self.cores().get(s, 0)).any()}
         self.asked.append((self.applied, rows, turn, bool(moves)))
-        return [Share(len(b.seeds), 1.0, 1.0, 0.01 * len(b.seeds), 0.0) for b, _ in updates], 0
+        return [StepShare(len(b.seeds), 1.0, 1.0, 0.01 * len(b.seeds), 0.0) for b, _ in updates], 0
 
 
 def measured(folder: Path, worths: Sequence[int]) -> tuple[list[Remeasured], Engine]:

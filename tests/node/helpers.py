@@ -29,7 +29,7 @@ from sfnode.manifest.training import Training
 from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
 from sfnode.node.running import RunningNode
-from sfnode.schema.evaluation import Evaluation, LayeredDrift
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, StepShare
 from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
@@ -107,16 +107,6 @@ class Answered(NamedTuple):
     right: str
     said: str
     score: float
-
-
-class Share(NamedTuple):
-    """`engine.slopes.Share`, without torch."""
-
-    updates: int
-    sum: float
-    squares: float
-    worth: float
-    error: float
 
 
 class SmallEngine:
@@ -242,7 +232,7 @@ class SmallEngine:
         rows: int,
         turn: int,
         go_on: Callable[[], bool],
-    ) -> tuple[list[Share], int]:
+    ) -> tuple[list[StepShare], int]:
         """Say how many updates there are, that every slope is 1, and worth is what weights are."""
         self.shared_at = len(self.applied)
         found = []
@@ -250,7 +240,7 @@ class SmallEngine:
             assert not self.applied.keys() & set(batch.seeds.tolist())
             scalars = batch.scalars.astype(float)
             worth = float((weights * scalars).sum())
-            found.append(Share(len(scalars), scalars.sum(), (scalars**2).sum(), worth, 1.0))
+            found.append(StepShare(len(scalars), scalars.sum(), (scalars**2).sum(), worth, 1.0))
         return found, 3 * rows
 
     def suitable_rate(self, epoch: int) -> float | None:

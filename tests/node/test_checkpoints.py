@@ -161,7 +161,7 @@ async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_
     a = await organised.first(**options(tmp_path))
     b = await organised.join("b", history="checkpoint")
     await b.until(lambda: b.node.log.bases())
-    assert await a.node.organising.wish(Void(0, 0, ())) is None
+    assert await a.node.organising.decide(Void(0, 0, ())) is None
     await b.until(lambda: b.machine.organised.outdated)
     problem = b.node.checkpoints.problem()
     assert problem

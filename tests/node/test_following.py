@@ -66,9 +66,9 @@ async def test_a_node_follows_to_the_run_that_the_organiser_has_announced(
     a, b, n = await begun(swarm, keys, new)
     c = await swarm.join("c")
     if ended:
-        await a.node.organising.wish(Finish())
+        await a.node.organising.decide(Finish())
     link = link_to(n, new)
-    await a.node.organising.wish(Announce(announcement(link)))
+    await a.node.organising.decide(Announce(announcement(link)))
     await c.until(lambda: c.node.reports.sequel() == link)
     await b.ended()
     assert b.node.sequel == link
@@ -89,12 +89,12 @@ async def test_a_run_that_did_not_begin_with_this_one_is_not_followed(
     old = run_of(keys, "old")
     stranger = run_of(keys, "new", parent=run_of(keys, "third"))
     a, b, n = await begun(swarm_of(old), keys, stranger)
-    await a.node.organising.wish(Announce(announcement(link_to(n, stranger))))
+    await a.node.organising.decide(Announce(announcement(link_to(n, stranger))))
     await eventually(lambda: "did not begin with a state of" in caplog.text)
     assert b.node.sequel is None
     assert not b.node.stopping.is_set()
     await n.stop()
-    await a.node.organising.wish(Announce(announcement(link_to(n, run_of(keys, "absent", old)))))
+    await a.node.organising.decide(Announce(announcement(link_to(n, run_of(keys, "absent", old)))))
     await eventually(lambda: "no peer sent the run's manifest" in caplog.text)
     assert not b.node.stopping.is_set()
 

@@ -19,15 +19,14 @@ from sfnode.node import organising
 from sfnode.organising import organiser
 from sfnode.organising.events import (
     Action,
-    DeskEvent,
     Evaluate,
     EvaluationEnded,
-    OwnerWish,
-    PetitionHeard,
+    Event,
+    OwnerDecision,
     Round,
     Sign,
 )
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.policy import Admission
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
@@ -92,17 +91,17 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
     """What the organiser in a node is told when it has asked for this, though it has not."""
-    told, desk = list[EvaluationEnded](), node.node.organising._desk
-    handle = desk.handle
+    told, organiser = list[EvaluationEnded](), node.node.organising._organiser
+    handle = organiser.handle
 
-    def hear(event: DeskEvent, now: float) -> list[Action]:
+    def hear(event: Event, now: float) -> list[Action]:
         if not isinstance(event, EvaluationEnded) or event.epoch != asked.epoch:
             return handle(event, now)
         told.append(event)
         return []
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(desk, "handle", hear)
+        patched.setattr(organiser, "handle", hear)
         await node.node.organising._evaluate(asked)
         await node.until(lambda: told)
     return told[0]
@@ -200,14 +199,14 @@ async def test_the_owner_decides_and_is_told_what_would_change_nothing(
 ) -> None:
     organised.node("a", make_engine=SmallEngine)  # nothing is sealed while it waits for its first step
     a = await organised.first(**options(tmp_path))
-    desk = a.node.organising
-    assert desk
+    organiser = a.node.organising
+    assert organiser
     await a.until(lambda: a.machine.may_compute)
-    assert desk.state is State.ORGANISING
-    assert await desk.wish(Void(0, 0, ())) is not None
-    assert await desk.wish(Revoke(0, 0)) is None
+    assert organiser.state is OrganiserState.ORGANISING
+    assert await organiser.decide(Void(0, 0, ())) is not None
+    assert await organiser.decide(Revoke(0, 0)) is None
     assert not a.machine.may_compute
-    assert await desk.wish(Finish()) is None
+    assert await organiser.decide(Finish()) is None
     assert a.machine.complete
 
 
@@ -221,7 +220,7 @@ async def test_after_a_restart_the_run_goes_on_from_what_was_decided(
     a = await organised.first(**options(tmp_path), alone=True)
     assert a.machine.organised.control.feed.stop >= stop
     await a.until(lambda: a.machine.may_compute)  # it may have made all that may be made before a close
-    assert await a.node.organising.wish(Finish()) is None
+    assert await a.node.organising.decide(Finish()) is None
 
 
 @pytest.mark.parametrize(
@@ -285,11 +284,11 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
     before, after = counting.positions(epoch - 1), counting.positions(epoch)
     assert a.engine.shared_at == sum(before.values())
     wanted = {counting.feed(feed): after[feed] - before.get(feed, 0) for feed in after}
-    assert {one.feed: one.updates for one in ended.brought} == {f: n for f, n in wanted.items() if n}
+    assert {feed: one.updates for feed, one in ended.shares.items()} == {f: n for f, n in wanted.items() if n}
     assert ended.forwards == 3 * 24
     with organised.log("a") as log:
-        for one in ended.brought:
-            named = [u for u in weighed(log, named_by(counting, epoch)) if u.feed == one.feed][-one.updates :]
+        for feed, one in ended.shares.items():
+            named = [u for u in weighed(log, named_by(counting, epoch)) if u.feed == feed][-one.updates :]
             assert one.sum == sum(update.scalar for update in named)
             assert one.worth == sum(update.scalar * update.weight for update in named)
     await a.until(lambda: a.machine.complete)
@@ -322,7 +321,7 @@ async def test_a_seal_is_made_though_nobody_can_tell_what_feeds_have_brought(
     a.engine.shares = fail
     ended = await evaluated(a, Evaluate(0, origins=24))
     assert ended.result is not None
-    assert ended.brought == ()
+    assert ended.shares == {}
     assert "there is no room" in caplog.text
 
 
@@ -394,7 +393,7 @@ async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoe
     await a.until(lambda: a.machine.may_compute)
     monkeypatch.setattr(a.node.driver, "post", lambda event: None)  # it never comes to be signed
     asked = asyncio.create_task(a.client.decide(encode(Finish())))
-    await a.until(lambda: Finish() in [wish for wish, _ in a.node.organising._wishes])
+    await a.until(lambda: Finish() in [decision for decision, _ in a.node.organising._waiting])
     await a.stop()
     with pytest.raises(UserError) as lost:
         await asked
@@ -410,8 +409,8 @@ async def test_an_organiser_that_has_stopped_begins_nothing_more_while_its_node_
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: counted(a) > 0)
     await a.node.organising.stop()
-    begun = list[DeskEvent]()
-    a.node.organising._desk.handle = lambda event, now: begun.append(event) or []
+    begun = list[Event]()
+    a.node.organising._organiser.handle = lambda event, now: begun.append(event) or []
     known = a.known
     await a.until(lambda: a.known > known)
     assert begun == []
@@ -423,28 +422,28 @@ async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_w
     """A proof of a fork that the machine has and the organiser does not may have taken what it would name."""
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: a.machine.may_compute)
-    desk, told = a.node.organising._desk, list[DeskEvent]()
-    handle = desk.handle
-    desk.handle = lambda event, now: told.append(event) or handle(event, now)
+    organiser, told = a.node.organising._organiser, list[Event]()
+    handle = organiser.handle
+    organiser.handle = lambda event, now: told.append(event) or handle(event, now)
     async with a.node.driver.between_rounds:
         told.clear()
         a.node.driver.on_petition(Asked(Petition(bytes(32), 0, 0, b"", bytes(64)), "peer"))
-        asked = asyncio.create_task(a.node.organising.wish(Budget(500)))
+        asked = asyncio.create_task(a.node.organising.decide(Budget(500)))
         await asyncio.sleep(0)
         assert told == []
     assert await asked is None
-    assert [type(event) for event in told[:3]] == [Round, PetitionHeard, OwnerWish]
+    assert [type(event) for event in told[:3]] == [Round, Asked, OwnerDecision]
 
 
 async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(organising, "WISH_DEADLINE", 0.05)
+    monkeypatch.setattr(organising, "SIGN_DEADLINE", 0.05)
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: a.machine.may_compute)
     monkeypatch.setattr(a.node.driver, "post", lambda event: None)
     with pytest.raises(UserError, match="a minute has passed"):
-        await a.node.organising.wish(Finish())
+        await a.node.organising.decide(Finish())
 
 
 async def test_the_organiser_says_what_it_gives_up(

@@ -16,9 +16,9 @@ from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.node import organising
-from sfnode.node.organising import policy_of
 from sfnode.node.training.engine_loading import load_trainer
 from sfnode.organising import organiser
+from sfnode.organising.policy import SEARCH_WAIT, policy_of
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.settings import Settings
 from sfnode.store.identity import Identity
@@ -134,7 +134,7 @@ def test_an_organiser_of_rewards_has_the_settings_that_need_no_slopes(run: Manif
     assert not policy.origins
     assert not policy.size_rate
     assert policy.guard
-    assert policy.seal_wait == organising.SEARCH_WAIT
+    assert policy.seal_wait == SEARCH_WAIT
     plain = run.model_copy(update={"task": Task(kind="text", template="{word}")})
     assert policy_of(plain, search=True).search_rows
 

@@ -18,18 +18,20 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.node import organising, validating
-from sfnode.node.validating import Rows, measured
+from sfnode.node.validating import MeasuredRows, measured
 from sfnode.organising import organiser
-from sfnode.organising.evaluation.origins import said
+from sfnode.organising.evaluation.evidence import parts_of
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS
-from sfnode.organising.events import Action, DeskEvent, Evaluate, FindingHeard
+from sfnode.organising.events import Action, Evaluate, Event
+from sfnode.schema.evaluation import StepShare
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import validators
 from sfprotocol.decisions import Validators
+from sfprotocol.events import FindingHeard
 from sfprotocol.seeds import I64
 from sfprotocol.validators import PANEL
-from tests.node.helpers import Node, Share, SmallEngine, Swarm, manifest
+from tests.node.helpers import Node, SmallEngine, Swarm, manifest
 
 SwarmOf = Callable[..., Swarm]
 
@@ -56,7 +58,7 @@ class Choosy(SmallEngine):
         rows: int,
         turn: int,
         go_on: Callable[[], bool],
-    ) -> tuple[list[Share], int]:
+    ) -> tuple[list[StepShare], int]:
         found, taken = super().shares(after, updates, rows, turn, go_on)
         return [share._replace(worth=(turn + 1) * share.sum / 1000) for share in found], taken
 
@@ -106,7 +108,7 @@ class Run:
         self.b, self.c = [await self.swarm.join(name, **settings) for name in "bc"]
         self._listen()
         await self.a.until(lambda: len(self.counting.members) == 3)
-        assert await self.a.node.organising.wish(Validators(self.numbers)) is None
+        assert await self.a.node.organising.decide(Validators(self.numbers)) is None
         await self.b.until(lambda: self.epoch is not None)
 
     @property
@@ -134,9 +136,9 @@ class Run:
     def _listen(self) -> None:
         """Hear what the organiser is told, and have it wait before it seals what the panel measures."""
         side = self.a.node.organising
-        handle, evaluate = side._desk.handle, side._evaluate
+        handle, evaluate = side._organiser.handle, side._evaluate
 
-        def hear(event: DeskEvent, now: float) -> list[Action]:
+        def hear(event: Event, now: float) -> list[Action]:
             if isinstance(event, FindingHeard):
                 self.heard.append(event)
             return handle(event, now)
@@ -146,7 +148,7 @@ class Run:
                 await self.may_seal[asked.epoch].wait()
             await evaluate(asked)
 
-        side._desk.handle, side._evaluate = hear, wait
+        side._organiser.handle, side._evaluate = hear, wait
 
 
 @pytest.fixture
@@ -167,12 +169,12 @@ async def test_findings_of_members_are_what_the_organiser_would_measure_on_their
     assert set(run.found(epoch)) == set(panel) == set(run.numbers)
     worths = set()
     for place, member in enumerate(panel):
-        rows = Rows(ORIGIN_ROWS, epoch * PANEL + place)
-        brought, _ = await measured(run.a.node, epoch, (), rows, lambda: True)
-        (expected,) = said(epoch, rows.number, brought, run.counting)
-        assert run.found(epoch)[member] == FindingHeard(epoch, member, ORIGIN_ROWS, expected.parts)
-        assert {part.feed for part in expected.parts} == set(run.counting.moved(epoch))
-        worths.add(expected.parts)
+        rows = MeasuredRows(ORIGIN_ROWS, epoch * PANEL + place)
+        shares, _ = await measured(run.a.node, epoch, (), rows, lambda: True)
+        parts = parts_of(shares, run.counting)
+        assert run.found(epoch)[member] == FindingHeard(member, epoch, ORIGIN_ROWS, parts)
+        assert {part.feed for part in parts} == set(run.counting.moved(epoch))
+        worths.add(parts)
     assert len(worths) == 2  # each on rows of its own
 
 

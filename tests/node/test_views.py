@@ -14,7 +14,7 @@ from sfnode.peers import latency
 from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.views import SwarmNode
 from sfnode.stats import time_series
-from sfnode.stats.time_series import MAX_SAMPLES, Rate, Sample, TimeSeries
+from sfnode.stats.time_series import MAX_SAMPLES, Rate, SeriesSample, TimeSeries
 from sfnode.store.log import UpdateLog
 from tests.control.test_control import ask
 from tests.node.helpers import (
@@ -190,7 +190,7 @@ async def test_an_evaluation_with_numbers_that_json_has_no_word_for_can_be_told(
 def test_a_time_series_stays_bounded_and_covers_all_of_the_time() -> None:
     series = TimeSeries(1.0)
     for second in range(10_000):
-        series.add(Sample(float(second), second, 1.0, None, float("nan") if second % 2 else 0.5))
+        series.add(SeriesSample(float(second), second, 1.0, None, float("nan") if second % 2 else 0.5))
     assert len(series.samples) <= MAX_SAMPLES
     assert len(series.samples) > MAX_SAMPLES // 3
     assert series.samples[0].seconds == 0

@@ -3,53 +3,67 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from sfnode.organising.evaluation.judging import Judge, by_schedule
-from sfnode.organising.evaluation.origins import Origins
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.evidence import MembersEvidence
+from sfnode.organising.evaluation.judging import Judge, Judgement, Schedule, by_schedule
 from sfnode.organising.events import (
     Action,
-    ControlChanged,
+    AnswerOwner,
     Evaluate,
     EvaluationEnded,
     Event,
-    HeldChanged,
     MakeBases,
-    Mark,
-    OwnerWish,
-    PeerControl,
-    PeerShows,
-    Refuse,
+    OwnerDecision,
+    Round,
     Sign,
-    Stop,
+    StopSigning,
     Summarise,
-    Tenure,
-    Wake,
 )
 from sfnode.organising.organiser import Organiser
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.view import Boundary, View
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol import holding
-from sfprotocol.counting import Counting
+from sfprotocol.control_feed import ControlFeed, extend
+from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS as INCARNATIONS
 from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, encode
-from sfprotocol.messages import Feed, Position
+from sfprotocol.frontier import FeedState
+from sfprotocol.messages import Authority, Entry, Feed
 from sfprotocol.quotas import UNPROVEN_PART
 
 D = TypeVar("D", bound=Decision)
 
 RUN_ID = bytes(range(32))
+KEY = bytes(range(1, 33))
 RATE = 1 << 20
 BUDGET = 100_000
 
 CONSTANT = by_schedule(Schedule("constant", RATE))
 
-UNEVALUATED = OrganiserPolicy(target_updates=100, longest_epoch=60.0, seal_wait=0.0)
+
+def skipping(members: set[int]) -> Judge:
+    """Return the judge that skips the work of these members, and recounts all other work."""
+
+    def judge(counting: Counting) -> Judgement:
+        skipped = (n for n in counting.moved(counting.sealed) if n // INCARNATIONS in members)
+        others = set(range(len(counting.members))) - members
+        recounted = (one for member in others for one in counting.skipped(member))
+        return Judgement(skipped=frozenset(skipped), recounted=frozenset(recounted))
+
+    return judge
+
+
+UNEVALUATED = OrganiserPolicy(
+    target_updates=100, longest_epoch=60.0, seal_wait=0.0, quota=1024, update_forwards=8
+)
 """Seals at once; most tests are about closes."""
 
-EVALUATED = OrganiserPolicy(target_updates=100, longest_epoch=60.0, seal_wait=30.0)
+EVALUATED = replace(UNEVALUATED, seal_wait=30.0)
 
 
 def feed_of(name: str, incarnation: int = 0) -> Feed:
@@ -73,6 +87,62 @@ def state_of(counting: Counting) -> str:
     return repr(told | {"quotas": vars(counting.quotas)})
 
 
+class Node(View):
+    """A node of which its organiser reads what a test has put there: nobody has signed anything."""
+
+    def __init__(self, counting: Counting) -> None:
+        self.folded = counting
+        self.feed = ControlFeed(Authority(RUN_ID, KEY, (), 0))
+        self.held: dict[Feed, list[Boundary]] = {}
+        self.forked: dict[Feed, int] = {}
+        self.shows: dict[Feed, int] = {}
+        self.linked: dict[str, int] = {}
+        self.claims: set[Feed] = set()
+
+    @property
+    def control(self) -> ControlFeed:
+        return self.feed
+
+    @property
+    def counting(self) -> Counting:
+        return self.folded
+
+    def decide(self, decision: Decision) -> None:
+        """Let the control feed grow."""
+        record = encode(decision)
+        chain = extend(self.feed.chain, self.feed.term, record)
+        self.feed._append(Entry(self.feed.term, record, b""), chain)
+        self.folded.apply(Recorded(decision))
+
+    def feeds(self) -> list[Feed]:
+        return list(self.held)
+
+    def state(self, feed: Feed) -> FeedState:
+        boundaries = self.held.get(feed)
+        stop = boundaries[-1].stop if boundaries else 0
+        return FeedState(feed, 0, stop, b"", 0, forked=self.forked.get(feed, NEVER))
+
+    def chain(self, feed: Feed, step: int) -> bytes:
+        boundaries = reversed(self.held.get(feed, []))
+        return next((one.chain for one in boundaries if one.stop == step), chain_of(feed, step))
+
+    def boundary(self, feed: Feed, step: int) -> Boundary:
+        return next(one for one in self.held[feed] if one.stop == step)
+
+    def boundaries(self, feed: Feed, first: int) -> Iterator[Boundary]:
+        boundaries = self.held.get(feed, [])
+        yield from boundaries[bisect_right(boundaries, first, key=lambda one: one.stop) :]
+
+    def peers(self) -> dict[str, int]:
+        return dict(self.linked)
+
+    def shown(self, feeds: Iterable[Feed]) -> dict[Feed, int]:
+        return {feed: min(self.state(feed).next, self.shows.get(feed, 0)) for feed in feeds}
+
+    def claimed(self, feed: Feed) -> bool:
+        return feed in self.claims
+
+
 @dataclass
 class Bench:
     """One organiser. Decisions are committed at once unless `held_back`."""
@@ -89,20 +159,13 @@ class Bench:
     plans: list[Evaluate] = field(default_factory=list)
     summarising: list[int] = field(default_factory=list)
     making: list[int] = field(default_factory=list)
-    refused: list[Refuse] = field(default_factory=list)
+    refused: list[AnswerOwner] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
-    marks: dict[Feed, list[Mark]] = field(default_factory=dict)
-    shown: dict[Feed, int] = field(default_factory=dict)
     outbox: list[Sign] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.counting = Counting(
-            budget=self.budget,
-            rate=RATE,
-            bases=self.bases,
-            epoch_updates=self.policy.target_updates,
-        )
-        self.origins = Origins()
+        updates = self.policy.target_updates
+        self.node = Node(Counting(budget=self.budget, rate=RATE, bases=self.bases, epoch_updates=updates))
         self.positions: dict[int, Decision] = {}
         self.drawn = 0
         self.start()
@@ -110,15 +173,20 @@ class Bench:
     def start(self) -> None:
         """Start an organiser on what is here, as after a restart."""
         self.organiser = Organiser(
-            RUN_ID,
-            self.counting,
-            self.policy,
-            self.judge,
-            draw=self._draw,
-            alone=self.alone,
-            now=self.now,
-            known=self.origins,
+            self.node, self.policy, self.judge, key=KEY, draw=self._draw, alone=self.alone, now=self.now
         )
+
+    @property
+    def counting(self) -> Counting:
+        return self.node.folded
+
+    @property
+    def boundaries(self) -> dict[Feed, list[Boundary]]:
+        return self.node.held
+
+    @property
+    def origins(self) -> MembersEvidence:
+        return self.organiser._known
 
     def _draw(self, count: int) -> bytes:
         self.drawn += 1
@@ -127,10 +195,10 @@ class Bench:
     # -- events ------------------------------------------------------------------------------------
 
     def do(self, *events: Event) -> list[Action]:
-        """Tell what happens in one round, and then of the time if it is due, as a desk does."""
-        actions = [action for event in events for action in self.organiser.handle(event, self.now)]
-        if self.now >= self.organiser.next_deadline():
-            actions += self.organiser.handle(Wake(), self.now)
+        """Tell what happens; without an event that a round was carried out."""
+        actions = [
+            action for event in events or [Round()] for action in self.organiser.handle(event, self.now)
+        ]
         for action in actions:
             match action:
                 case Sign():
@@ -142,9 +210,9 @@ class Bench:
                     self.summarising.append(epoch)
                 case MakeBases(epoch=epoch):
                     self.making.append(epoch)
-                case Refuse():
-                    self.refused.append(action)
-                case Stop(reason=reason):
+                case AnswerOwner(refused=reason):
+                    self.refused += [action] if reason else []
+                case StopSigning(reason=reason):
                     self.stopped.append(reason)
         if not self.held_back:
             self.commit()
@@ -159,24 +227,27 @@ class Bench:
             if sign.position != self.counting.decisions:
                 continue
             self.check(sign.decision)
-            encode(sign.decision)
             before = state_of(self.counting)
-            self.counting.apply(Recorded(sign.decision))
+            self.node.decide(sign.decision)
             if type(sign.decision).__name__ not in ("Evaluated", "Announce", "Worth", "Oversized"):
                 assert state_of(self.counting) != before, f"void where it stands: {sign.decision}"
             self.signed.append(sign.decision)
-            self.origins.take(sign.decision)
-            self.do(ControlChanged(self.counting, Tenure.HELD, (sign.decision,)))
+            self.do()
             if isinstance(sign.decision, Amend):
                 self.end(self.counting.feed(sign.decision.feed), self.counting.named(sign.decision.feed))
 
     def end(self, feed: Feed, at: int) -> None:
         """Let go of a feed, and fetch again what is left of it."""
-        kept = [mark for mark in self.marks.pop(feed) if mark.stop <= at]
-        self.do(HeldChanged(feed, 0, ()))
-        if kept:
-            self.marks[feed] = kept
-            self.do(HeldChanged(feed, 0, tuple(kept)))
+        kept = [one for one in self.boundaries[feed] if one.stop <= at]
+        self.hold(feed, [])
+        self.hold(feed, kept)
+
+    def hold(self, feed: Feed, boundaries: list[Boundary]) -> None:
+        """Have other updates of a feed here than before."""
+        self.boundaries.pop(feed, None)
+        if boundaries:
+            self.boundaries[feed] = boundaries
+        self.do(Round((feed,)))
 
     def check(self, decision: Decision) -> None:
         """Check what holds of every close."""
@@ -186,9 +257,9 @@ class Bench:
         for number, steps, tag, _ in decision.moves:
             feed = self.counting.feed(number)
             stop = self.counting.named(number) + steps
-            chains = {mark.stop: mark.chain for mark in self.marks[feed]}
+            chains = {one.stop: one.chain for one in self.boundaries[feed]}
             assert tag == holding.tag(decision.salt, chains[stop])
-            assert self.alone or stop <= self.shown[feed]
+            assert self.alone or stop <= self.node.shows[feed]
             taken.setdefault(number // INCARNATIONS, []).append(steps)
         for member, several in taken.items():
             quota = self.counting.quotas.quota(member, self.counting.open_epoch)
@@ -197,25 +268,30 @@ class Bench:
             assert sum(several) - max(several) < quota, "the last one as a whole, as it was signed"
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, with a Wake whenever one is due."""
+        """Let time pass, with a round whenever one is due."""
         until = self.now + seconds
         while self.organiser.next_deadline() <= until:
             self.now = max(self.now, self.organiser.next_deadline())
-            self.do(Wake())
+            self.do()
         self.now = until
 
     # -- what happens around it --------------------------------------------------------------------
 
     def begin(self, *names: str, quota: int = 1000) -> Bench:
         """Let a peer tell that it has no more than we, and admit these members."""
-        self.do(PeerControl("peer", 0))
+        self.link()
         self.advance(31.0)
         for name in names:
-            self.wish(Admit(feed_of(name).origin, quota, 0))
+            self.decide(Admit(feed_of(name).origin, quota, 0))
         return self
 
-    def wish(self, decision: Decision) -> None:
-        self.do(OwnerWish(decision))
+    def link(self, peer: str = "peer", decided: int | None = None) -> None:
+        """Let a peer tell that it has so many decisions, by default as many as we."""
+        self.node.linked[peer] = self.counting.decisions if decided is None else decided
+        self.do()
+
+    def decide(self, decision: Decision) -> None:
+        self.do(OwnerDecision(decision))
 
     def update(
         self,
@@ -229,20 +305,19 @@ class Bench:
     ) -> None:
         """Let a feed grow by a segment here, with scalars of this size but for so many `zeros`, and by as
         much at a peer if `shown`."""
-        marks = self.marks.setdefault(feed, [])
-        first = marks[-1].stop if marks else 0
+        boundaries = self.boundaries.setdefault(feed, [])
+        first = boundaries[-1].stop if boundaries else 0
         label = self.counting.open_epoch if label is None else label
         squares = (count - zeros) * size**2
-        marks.append(Mark(first + count, label, chain_of(feed, first + count), squares, zeros))
-        held = HeldChanged(feed, first, (marks[-1],))
-        self.do(held, *([self._shows(feed, marks[-1].stop)] if shown else ()))
+        boundaries.append(Boundary(first + count, label, chain_of(feed, first + count), squares, zeros))
+        if shown:
+            self.node.shows[feed] = boundaries[-1].stop
+        self.do(Round((feed,)))
 
     def show(self, feed: Feed, stop: int | None = None) -> None:
-        self.do(self._shows(feed, self.marks[feed][-1].stop if stop is None else stop))
-
-    def _shows(self, feed: Feed, stop: int) -> PeerShows:
-        self.shown[feed] = max(self.shown.get(feed, 0), stop)
-        return PeerShows((Position(feed, stop),))
+        stop = self.boundaries[feed][-1].stop if stop is None else stop
+        self.node.shows[feed] = max(self.node.shows.get(feed, 0), stop)
+        self.do()
 
     def evaluated(self, value: float, base: float | None = None) -> None:
         self.do(EvaluationEnded(self.asked[-1], scores(value), scores(base) if base else None))

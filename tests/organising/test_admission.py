@@ -11,7 +11,7 @@ from sfnode.organising.admission import (
     MAX_PENDING,
     MAX_PENDING_PER_LINK,
     PENDING_TIME,
-    Petitions,
+    PendingPetitions,
     invitation_key,
     solve,
     voucher_message,
@@ -22,10 +22,10 @@ from sfprotocol import proof_of_work
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit, Invite, Recorded, RevokeInvitation
 from sfprotocol.messages import Petition
-from tests.organising.bench import RUN_ID, feed_of
+from tests.organising.bench import RUN_ID, UNEVALUATED, feed_of
 
 SECRET = bytes(range(16))
-POLICY = OrganiserPolicy(admission_burst=3, admissions_per_minute=6, work_bits=8, quota=77)
+POLICY = replace(UNEVALUATED, admission_burst=3, admissions_per_minute=6, work_bits=8, quota=77)
 ANYONE = replace(POLICY, admission=Admission.ANYONE)
 APPROVE = replace(POLICY, admission=Admission.APPROVE)
 LINKS = replace(POLICY, admission=Admission.LINKS)
@@ -59,7 +59,7 @@ def counting_with(uses: int) -> tuple[Counting, Ed25519PrivateKey]:
     return counting, key
 
 
-def granted(petitions: Petitions, counting: Counting, now: float = 0.0) -> list[Admit]:
+def granted(petitions: PendingPetitions, counting: Counting, now: float = 0.0) -> list[Admit]:
     """Admit whom nobody has to be asked for."""
     admits = []
     while admit := petitions.next(counting, now):
@@ -80,7 +80,7 @@ def test_the_policy_says_who_is_admitted_and_who_waits(
     policy: OrganiserPolicy, admitted: set[str], waiting: set[str]
 ) -> None:
     counting, key = counting_with(5)
-    petitions = Petitions(RUN_ID, policy)
+    petitions = PendingPetitions(RUN_ID, policy)
     for petition in (plain("plain"), working("working"), invited("invited", key)):
         petitions.hear(petition, "peer", counting, 0.0)
     names = {feed_of(name).origin: name for name in ("plain", "working", "invited")}
@@ -90,14 +90,14 @@ def test_the_policy_says_who_is_admitted_and_who_waits(
 
 def test_an_admission_gives_the_quota_and_names_the_invitation() -> None:
     counting, key = counting_with(1)
-    petitions = Petitions(RUN_ID, LINKS)
+    petitions = PendingPetitions(RUN_ID, LINKS)
     petitions.hear(invited("anne", key), "peer", counting, 0.0)
     assert granted(petitions, counting) == [Admit(feed_of("anne").origin, 77, 1)]
 
 
 def test_an_invitation_admits_as_many_as_it_has_uses() -> None:
     counting, key = counting_with(2)
-    petitions = Petitions(RUN_ID, LINKS)
+    petitions = PendingPetitions(RUN_ID, LINKS)
     for name in ("anne", "bob", "carol"):
         petitions.hear(invited(name, key), "peer", counting, 0.0)
     assert len(granted(petitions, counting)) == 2
@@ -106,7 +106,7 @@ def test_an_invitation_admits_as_many_as_it_has_uses() -> None:
 
 def test_a_revoked_invitation_admits_nobody() -> None:
     counting, key = counting_with(2)
-    petitions = Petitions(RUN_ID, LINKS)
+    petitions = PendingPetitions(RUN_ID, LINKS)
     petitions.hear(invited("anne", key), "peer", counting, 0.0)
     counting.apply(Recorded(RevokeInvitation(0, 0)))
     petitions.hear(invited("bob", key), "peer", counting, 0.0)
@@ -115,7 +115,7 @@ def test_a_revoked_invitation_admits_nobody() -> None:
 
 def test_a_voucher_is_for_one_origin_one_run_and_one_invitation() -> None:
     counting, key = counting_with(5)
-    petitions = Petitions(RUN_ID, LINKS)
+    petitions = PendingPetitions(RUN_ID, LINKS)
     stolen = replace(invited("anne", key), origin=feed_of("mallory").origin)
     elsewhere = invited("mallory", invitation_key(bytes(32), SECRET))
     for petition in (stolen, elsewhere, invited("mallory", key, 2), invited("mallory", key, 0)):
@@ -125,7 +125,7 @@ def test_a_voucher_is_for_one_origin_one_run_and_one_invitation() -> None:
 
 def test_admissions_come_at_the_rate_of_the_policy_in_their_order() -> None:
     counting, _ = counting_with(0)
-    petitions = Petitions(RUN_ID, ANYONE)
+    petitions = PendingPetitions(RUN_ID, ANYONE)
     names = [f"newcomer {number}" for number in range(6)]
     for name in names:
         petitions.hear(working(name), "peer", counting, 0.0)
@@ -137,7 +137,7 @@ def test_admissions_come_at_the_rate_of_the_policy_in_their_order() -> None:
 
 def test_one_link_does_not_push_out_what_others_have_brought() -> None:
     counting, _ = counting_with(0)
-    petitions = Petitions(RUN_ID, APPROVE)
+    petitions = PendingPetitions(RUN_ID, APPROVE)
     petitions.hear(plain("honest"), "peer", counting, 0.0)
     for number in range(2 * MAX_PENDING):
         petitions.hear(plain(f"invented {number}"), "flooder", counting, 1.0)
@@ -148,7 +148,7 @@ def test_one_link_does_not_push_out_what_others_have_brought() -> None:
 
 def test_what_waits_is_bounded_in_all_and_the_oldest_goes_first() -> None:
     counting, _ = counting_with(0)
-    petitions = Petitions(RUN_ID, APPROVE)
+    petitions = PendingPetitions(RUN_ID, APPROVE)
     for number in range(MAX_PENDING + 5):
         petitions.hear(plain(f"newcomer {number}"), f"peer {number}", counting, 0.0)
     waiting = [petition.origin for petition in petitions.waiting(counting, 0.0)]
@@ -158,7 +158,7 @@ def test_what_waits_is_bounded_in_all_and_the_oldest_goes_first() -> None:
 
 def test_a_petition_that_is_not_repeated_expires() -> None:
     counting, _ = counting_with(0)
-    petitions = Petitions(RUN_ID, APPROVE)
+    petitions = PendingPetitions(RUN_ID, APPROVE)
     for name in ("anne", "bob"):
         petitions.hear(plain(name), "peer", counting, 0.0)
     petitions.hear(plain("anne"), "other", counting, PENDING_TIME - 1)
@@ -167,7 +167,7 @@ def test_a_petition_that_is_not_repeated_expires() -> None:
 
 def test_who_is_a_member_does_not_wait() -> None:
     counting, _ = counting_with(0)
-    petitions = Petitions(RUN_ID, APPROVE)
+    petitions = PendingPetitions(RUN_ID, APPROVE)
     petitions.hear(plain("anne"), "peer", counting, 0.0)
     counting.apply(Recorded(Admit(feed_of("anne").origin, 10, 0)))
     petitions.hear(plain("anne"), "peer", counting, 1.0)

@@ -45,13 +45,13 @@ def test_a_checkpoint_is_signed_every_few_seals_of_an_epoch_that_is_settled() ->
 def test_no_checkpoint_is_signed_of_what_a_decision_has_changed_meanwhile() -> None:
     bench = Bench(CHECKPOINTS).begin("anne")
     epochs(bench, SETTLED + 3)
-    bench.wish(Void(1, 1, ()))
+    bench.decide(Void(1, 1, ()))
     bench.advance(2)
     bench.do(Summarised(checkpoint(2)))
     bench.advance(4)
     assert not bench.of(Checkpoint)
     assert bench.summarising == [2, 2]
-    bench.wish(Void(3, 3, ()))
+    bench.decide(Void(3, 3, ()))
     bench.do(Summarised(checkpoint(2, cores=1)))
     bench.advance(4)
     assert bench.of(Checkpoint) == [checkpoint(2, cores=1)], "what comes after its epoch is no matter"
@@ -62,7 +62,7 @@ def test_a_checkpoint_that_is_not_usable_any_more_is_replaced_at_once() -> None:
     epochs(bench, SETTLED + 3)
     bench.do(Summarised(checkpoint(2)))
     bench.advance(4)
-    bench.wish(Void(0, 0, ()))
+    bench.decide(Void(0, 0, ()))
     bench.advance(4)
     assert bench.summarising == [2, 2]
 

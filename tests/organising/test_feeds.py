@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sfnode.organising.events import HeldChanged, Mark, PeerControl, PeerGone, PeersClaim, PeerShows
-from sfnode.organising.feeds import CLAIMED, HEAVY, HeldFeeds
-from sfprotocol.decisions import Admit, Amend, Close, Recorded
-from sfprotocol.messages import Position
+from sfnode.organising.feeds import CLAIMED, OVERSIZED, HeldFeeds
+from sfnode.organising.view import Boundary
+from sfprotocol.decisions import Admit, Amend, Close
 from tests.organising.bench import EVALUATED, UNEVALUATED, Bench, chain_of, feed_of
 
 ANNE, BOB = feed_of("anne"), feed_of("bob")
@@ -26,10 +25,10 @@ def lose_the_last_100(bench: Bench) -> None:
     bench.held_back = False
     (close,) = bench.outbox
     bench.outbox.clear()
-    bench.counting.apply(Recorded(close.decision))
+    bench.node.decide(close.decision)
+    del bench.boundaries[ANNE][1:]
     bench.start()
-    bench.do(HeldChanged(ANNE, 0, (bench.marks[ANNE][0],)))
-    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.link()
 
 
 def test_nothing_is_sealed_while_named_updates_are_missing() -> None:
@@ -38,7 +37,7 @@ def test_nothing_is_sealed_while_named_updates_are_missing() -> None:
     bench.advance(100_000)
     assert bench.organiser.behind == 100
     assert bench.counting.sealed == 1
-    bench.do(HeldChanged(ANNE, 100, (bench.marks[ANNE][1],)))
+    bench.update(ANNE, 100, 1)
     bench.advance(2)
     assert bench.counting.sealed == 2
 
@@ -56,7 +55,7 @@ def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> No
 def test_who_says_that_it_has_what_is_missing_is_waited_for_longer_and_not_for_ever() -> None:
     bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
     lose_the_last_100(bench)
-    bench.do(PeersClaim(frozenset({ANNE})))
+    bench.node.claims.add(ANNE)
     bench.advance(CLAIMED * 7200 - 100)
     assert not bench.of(Amend)
     bench.advance(300)
@@ -66,13 +65,14 @@ def test_who_says_that_it_has_what_is_missing_is_waited_for_longer_and_not_for_e
 def test_a_feed_is_not_given_up_while_more_of_it_comes_than_there_ever_was() -> None:
     bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
     lose_the_last_100(bench)
+    kept = bench.boundaries[ANNE]
     for stop in (120, 140, 160):
         bench.advance(7000)
-        bench.do(HeldChanged(ANNE, 100, (Mark(stop, 0, chain_of(ANNE, stop)),)))
+        bench.hold(ANNE, [*kept, Boundary(stop, 0, chain_of(ANNE, stop))])
     for _ in range(7):  # as somebody does who signs ever other histories
         bench.advance(1000)
-        bench.do(HeldChanged(ANNE, 100, ()))
-        bench.do(HeldChanged(ANNE, 100, (Mark(150, 0, b"another"),)))
+        bench.hold(ANNE, kept)
+        bench.hold(ANNE, [*kept, Boundary(150, 0, b"another")])
     assert not bench.of(Amend)
     bench.advance(300)
     assert bench.of(Amend) == [Amend(0, 1)]
@@ -83,11 +83,9 @@ def test_nothing_is_given_up_that_is_here_although_its_marks_were_forgotten() ->
     for _ in range(3):
         bench.update(ANNE, 100)
         bench.advance(3)
-    lost, bench.marks[ANNE] = bench.marks[ANNE], [Mark(150, 0, chain_of(ANNE, 150))]
+    bench.boundaries[ANNE] = [Boundary(150, 0, chain_of(ANNE, 150))]
     bench.start()
-    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
-    bench.do(PeerControl("peer", bench.counting.decisions))
-    bench.marks[ANNE] = lost
+    bench.link()
     bench.advance(7300)
     assert bench.of(Amend) == [Amend(0, 1)]
     assert bench.named(ANNE) == 100
@@ -96,8 +94,7 @@ def test_nothing_is_given_up_that_is_here_although_its_marks_were_forgotten() ->
 def test_what_is_not_here_is_never_named_whatever_peers_say_that_they_have() -> None:
     bench = Bench().begin("anne")
     bench.update(ANNE, 40)
-    bench.do(PeerShows((Position(ANNE, 1000), Position(BOB, 1000))))
-    bench.shown[ANNE] = 1000
+    bench.node.shows |= {ANNE: 1000, BOB: 1000}
     bench.advance(100)
     assert [close.moves[0].steps for close in bench.of(Close)] == [40]
     assert bench.counting.positions() == {0: 40}
@@ -106,8 +103,8 @@ def test_what_is_not_here_is_never_named_whatever_peers_say_that_they_have() -> 
 def test_what_was_shown_of_another_history_is_not_shown_of_this_one() -> None:
     bench = Bench().begin("anne")
     bench.update(ANNE, 40)
-    bench.do(HeldChanged(ANNE, 0, ()))
-    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
+    bench.node.shows[ANNE] = 0
+    bench.hold(ANNE, [Boundary(40, 0, b"another")])
     bench.advance(100)
     assert not bench.of(Close)
     bench.show(ANNE)
@@ -119,9 +116,9 @@ def test_an_epoch_of_which_nothing_is_left_is_sealed_all_the_same() -> None:
     bench = Bench(policy=EVALUATED).begin("anne")
     bench.update(ANNE, 100)
     bench.advance(2)
-    bench.wish(Amend(0, 0))
+    bench.decide(Amend(0, 0))
     bench.start()
-    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.link()
     bench.advance(100)
     assert bench.counting.sealed == 1
     assert bench.counting.counted == 0
@@ -131,7 +128,7 @@ def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
     bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
     lose_the_last_100(bench)
     bench.advance(100)
-    bench.do(PeerGone("peer"))
+    bench.node.linked.clear()
     bench.advance(20_000)
     assert not bench.of(Amend)
 
@@ -140,23 +137,22 @@ def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("updates", "times", "heavy"),
+    ("updates", "times", "oversized"),
     [(500, 0.9, False), (500, 1.1, True), (1, 1.5, False), (1, 3.0, True), (0, 9.0, False)],
 )
 def test_scalars_of_so_many_times_the_usual_size_are_heavy_unless_they_are_few(
-    updates: int, times: float, *, heavy: bool
+    updates: int, times: float, *, oversized: bool
 ) -> None:
     names = [f"honest {number}" for number in range(9)]
     bench = Bench().begin("anne", *names)
     for name in names:
         bench.update(feed_of(name), max(updates, 1), size=100)
     if updates:
-        bench.update(ANNE, updates, size=round(times * HEAVY * 100))
+        bench.update(ANNE, updates, size=round(times * OVERSIZED * 100))
     bench.advance(bench.policy.longest_epoch + 10)
     feeds, number = HeldFeeds(), bench.counting.number(ANNE)
-    for feed, marks in bench.marks.items():
-        feeds.take(HeldChanged(feed, 0, tuple(marks)), bench.counting, 0.0)
-    assert feeds.heavy(0, bench.counting) == ({number} if heavy else set())
+    feeds.follow(bench.node, bench.boundaries, 0.0)
+    assert feeds.oversized(0, bench.counting) == ({number} if oversized else set())
 
 
 def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
@@ -165,23 +161,21 @@ def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
         bench.update(feed_of(f"honest {number}"), 20, size=100)
     splits = [ANNE._replace(incarnation=number) for number in range(10)]
     for feed in splits:
-        bench.update(feed, 2, size=round(1.2 * HEAVY * 100))
+        bench.update(feed, 2, size=round(1.2 * OVERSIZED * 100))
     bench.advance(bench.policy.longest_epoch + 10)
     feeds = HeldFeeds()
-    for feed, marks in bench.marks.items():
-        feeds.take(HeldChanged(feed, 0, tuple(marks)), bench.counting, 0.0)
-    assert feeds.heavy(0, bench.counting) == {bench.counting.number(feed) for feed in splits}
+    feeds.follow(bench.node, bench.boundaries, 0.0)
+    assert feeds.oversized(0, bench.counting) == {bench.counting.number(feed) for feed in splits}
 
 
 @pytest.mark.parametrize("stranger", [False, True])
 def test_of_two_members_it_is_only_said_of_a_stranger_that_its_size_is_not_usual(*, stranger: bool) -> None:
     bench = Bench().begin("anne")
-    bench.wish(Admit(feed_of("bob").origin, 0 if stranger else 1000, 0))
+    bench.decide(Admit(feed_of("bob").origin, 0 if stranger else 1000, 0))
     bench.update(feed_of("bob"), 60, size=1000)
     bench.update(ANNE, 60, size=1)
     bench.advance(bench.policy.longest_epoch + 10)
     feeds, number = HeldFeeds(), bench.counting.number(feed_of("bob"))
-    for feed, marks in bench.marks.items():
-        feeds.take(HeldChanged(feed, 0, tuple(marks)), bench.counting, 0.0)
+    feeds.follow(bench.node, bench.boundaries, 0.0)
     assert len(bench.counting.moved(0)) == 2
-    assert feeds.heavy(0, bench.counting) == ({number} if stranger else set())
+    assert feeds.oversized(0, bench.counting) == ({number} if stranger else set())

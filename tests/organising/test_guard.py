@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from sfnode.organising import guard as policy
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.judging import Judgement, by_schedule
-from sfnode.organising.evaluation.rates import Schedule
-from sfnode.organising.events import EvaluationEnded, OwnerTrusts
+from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
+from sfnode.organising.events import EvaluationEnded
 from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guard
 from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
@@ -33,7 +32,7 @@ from sfprotocol.decisions import (
     Seal,
     Void,
 )
-from tests.organising.bench import EVALUATED, Bench, feed_of
+from tests.organising.bench import EVALUATED, Bench, feed_of, skipping
 from tests.organising.bench import RATE as BENCH_RATE
 
 ROWS, RATE, UPDATES = 256, 1 << 20, 250
@@ -101,7 +100,7 @@ class Run:
         """Seal epochs until one is worth an evaluation, and let it come to this; return what is decided."""
         assert not self.counting.finished
         assert self.counting.open_epoch < 500, "it does not come to an end"
-        while self.guard.drains(self.counting.sealed):
+        while self.guard.discards(self.counting.sealed):
             self.seal()
         epoch = self.seal().epoch
         self.publish(epoch, self.losses(loss) if isinstance(loss, float) else loss)
@@ -183,7 +182,7 @@ def test_labels_of_what_was_taken_back_are_known() -> None:
     run = Run()
     run.learn(0.6, 0.4, 0.3, 0.2)
     run.epoch(0.7)
-    while run.guard.drains(run.counting.sealed):
+    while run.guard.discards(run.counting.sealed):
         run.seal()
     assert run.guard.labels() == [range(4, 7)]
 
@@ -286,7 +285,7 @@ def test_what_waits_for_its_seal_when_the_run_ends_does_not_count() -> None:
     run = Run(budget=5 * UPDATES)
     run.learn(0.6, 0.4, 0.3, 0.2)
     run.epoch(0.28)
-    assert run.guard.drains(run.counting.sealed)
+    assert run.guard.discards(run.counting.sealed)
 
 
 def test_results_of_what_was_taken_back_do_not_speak_any_more() -> None:
@@ -359,7 +358,7 @@ def epoch(bench: Bench, loss: float) -> None:
 
 def spoilt() -> Bench:
     """Return a run whose epoch 2 was taken back, with 30 updates of Bob's that nobody has heard of."""
-    bench = Bench(policy=GUARDED).begin("anne", "bob")
+    bench = Bench(policy=GUARDED, judge=skipping(set())).begin("anne", "bob")
     for loss in (0.5, 0.4):
         epoch(bench, loss)
     bench.update(BOB, 30, shown=False)
@@ -389,8 +388,6 @@ def test_work_from_before_that_comes_late_does_not_bring_it_back() -> None:
     assert late >= 5
     assert bench.of(Seal)[-1].skipped == (64,)
     assert bench.counting.counted == 300
-    bench.do(OwnerTrusts(1, trusted=False))
-    bench.do(OwnerTrusts(1, trusted=True))
     bench.update(BOB, 20)
     epoch(bench, 0.3)
     assert bench.of(Seal)[-1].recounted == ()

@@ -6,30 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from sfnode.organising import members
-from sfnode.organising.evaluation.judging import Judgement, by_schedule
-from sfnode.organising.evaluation.rates import Schedule
-from sfnode.organising.events import (
-    ControlChanged,
-    ForkProven,
-    HeldChanged,
-    NobodyElse,
-    OwnerTrusts,
-    PeerControl,
-    PeerGone,
-    Tenure,
-)
+from sfnode.organising import sanctions
+from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
+from sfnode.organising.events import NobodyElse, Round
 from sfnode.organising.organiser import (
     ACTIVE_TIME,
     FIRST_TIME,
+    FORKED,
     LEAST_EPOCH,
     LEAST_INTERVAL,
     LOOK_INTERVAL,
     MAX_UNSEALED,
+    PASSED_ON,
     PROOF_TIME,
     SETTLE_TIME,
     UNPROVEN_EPOCH,
-    State,
+    OrganiserState,
 )
 from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
 from sfprotocol.decisions import (
@@ -46,7 +38,18 @@ from sfprotocol.decisions import (
     Seal,
     Unknown,
 )
-from tests.organising.bench import BUDGET, EVALUATED, RATE, RUN_ID, UNEVALUATED, Bench, chain_of, feed_of
+from sfprotocol.messages import ControlFork
+from tests.organising.bench import (
+    BUDGET,
+    EVALUATED,
+    RATE,
+    RUN_ID,
+    UNEVALUATED,
+    Bench,
+    chain_of,
+    feed_of,
+    skipping,
+)
 
 ANNE, BOB = feed_of("anne"), feed_of("bob")
 
@@ -109,7 +112,7 @@ def test_only_what_a_peer_has_shown_is_named() -> None:
     assert bench.named(ANNE) == 80
     bench.show(ANNE, 159)
     bench.advance(100)
-    assert bench.named(ANNE) == 80, "there is no mark at which a close could stop"
+    assert bench.named(ANNE) == 80, "there is no boundary at which a close could stop"
     bench.show(ANNE, 160)
     bench.advance(100)
     assert bench.named(ANNE) == 160
@@ -117,11 +120,11 @@ def test_only_what_a_peer_has_shown_is_named() -> None:
 
 def test_alone_an_organiser_names_what_it_alone_holds_until_a_peer_comes() -> None:
     bench = Bench(alone=True)
-    bench.wish(Admit(ANNE.origin, 1000, 0))
+    bench.decide(Admit(ANNE.origin, 1000, 0))
     bench.update(ANNE, 100, shown=False)
     bench.advance(2)
     assert bench.named(ANNE) == 100
-    bench.do(PeerControl("peer", 0))
+    bench.link()
     bench.update(ANNE, 100, shown=False)
     bench.advance(100)
     assert bench.named(ANNE) == 100
@@ -133,11 +136,11 @@ def test_an_organiser_that_hears_that_nobody_else_is_there_begins_at_once_and_on
     """Whether to tell it is for its node to say."""
     bench = Bench()
     bench.advance(1000)
-    assert bench.organiser.state is State.RESTARTED
+    assert bench.organiser.state is OrganiserState.RESTARTED
     bench.alone = True  # as the bench checks what is named
     bench.do(NobodyElse())
-    assert bench.organiser.state is State.ORGANISING
-    bench.wish(Admit(ANNE.origin, 1000, 0))
+    assert bench.organiser.state is OrganiserState.ORGANISING
+    bench.decide(Admit(ANNE.origin, 1000, 0))
     bench.update(ANNE, 100, shown=False)
     bench.advance(2)
     assert bench.named(ANNE) == 100
@@ -173,11 +176,10 @@ def test_an_epoch_ends_once_all_who_are_at_work_have_made_what_they_may() -> Non
 
 def test_who_has_no_credit_and_is_alone_at_work_closes_an_epoch_now_and_then() -> None:
     """Skipped each time, it would fill the control feed for good otherwise."""
-    bench = Bench().begin("anne")
+    bench = Bench(judge=skipping({1})).begin("anne")
     bench.update(ANNE, 100)
     bench.advance(40)
-    bench.wish(Admit(feed_of("eve").origin, 0, 0))
-    bench.do(OwnerTrusts(1, trusted=False))
+    bench.decide(Admit(feed_of("eve").origin, 0, 0))
     before, last = len(bench.of(Close)), -1
     for _ in range(100):
         label = bench.counting.open_epoch
@@ -219,7 +221,7 @@ def test_strangers_without_credit_close_no_epoch_and_bring_an_eighth_of_the_room
     bench.advance(3)
     names = [str(number) for number in range(40)]
     for name in names:
-        bench.wish(Admit(feed_of(name).origin, 0, 0))
+        bench.decide(Admit(feed_of(name).origin, 0, 0))
     bench.update(ANNE, 100)
     bench.advance(3)
     room, label = bench.counting.room, bench.counting.open_epoch
@@ -241,7 +243,7 @@ def test_strangers_without_credit_close_no_epoch_and_bring_an_eighth_of_the_room
 def test_what_strangers_have_kept_back_for_long_does_not_come_all_at_once() -> None:
     """Each had its turn with old labels and shows all of it now."""
     bench = Bench().begin("anne")
-    bench.wish(Admit(feed_of("eve").origin, 0, 0))
+    bench.decide(Admit(feed_of("eve").origin, 0, 0))
     for _ in range(9):
         bench.update(ANNE, 100)
         bench.advance(3)
@@ -272,10 +274,12 @@ def test_nothing_is_named_beyond_a_fork() -> None:
     bench = Bench().begin("anne")
     bench.update(ANNE, 40)
     bench.update(ANNE, 40)
-    bench.do(ForkProven(ANNE, 50))
+    bench.node.forked[ANNE] = 50
+    bench.do(Round((ANNE,)))
     bench.advance(100)
     assert bench.named(ANNE) == 40
-    bench.do(ForkProven(ANNE, 10))
+    bench.node.forked[ANNE] = 10
+    bench.do(Round((ANNE,)))
     bench.advance(100)
     assert bench.named(ANNE) == 40
 
@@ -286,14 +290,14 @@ def test_nothing_is_named_from_the_label_on_from_which_a_member_is_revoked() -> 
     bench.advance(2)
     bench.update(ANNE, 10, 0)
     bench.update(ANNE, 10, 1)
-    bench.wish(Revoke(0, 1))
+    bench.decide(Revoke(0, 1))
     bench.advance(200)
     assert bench.named(ANNE) == 10
 
 
 def test_a_complete_run_is_not_closed_any_further() -> None:
     bench = Bench().begin("anne")
-    bench.wish(Finish())
+    bench.decide(Finish())
     bench.update(ANNE, 100)
     bench.advance(100)
     assert not bench.of(Close)
@@ -339,8 +343,7 @@ def test_after_a_restart_the_same_seal_follows() -> None:
         bench.update(ANNE, 100)
         bench.advance(2)
     bench.start()
-    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
-    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.link()
     bench.advance(300)
     digests = [seal.digest for seal in bench.of(Seal) if isinstance(seal, Seal)]
     expected = [named_digest(RUN_ID, [(0, stop, chain_of(ANNE, stop))]) for stop in (100, 200, 300)]
@@ -369,8 +372,8 @@ def test_nothing_is_closed_while_closes_without_a_seal_have_named_the_rest_of_th
 
 def test_who_has_a_key_and_no_decisions_asks_for_a_moment_whether_there_are_any() -> None:
     bench = Bench()
-    bench.do(PeerControl("peer", 0))
-    bench.wish(Admit(ANNE.origin, 9, 0))
+    bench.link()
+    bench.decide(Admit(ANNE.origin, 9, 0))
     bench.advance(FIRST_TIME - 1)
     assert not bench.signed
     bench.advance(2)
@@ -420,16 +423,16 @@ def test_a_seal_says_what_the_judge_says_with_what_an_epoch_has_not_moved_left_o
     assert bench.counting.runs(64, 180) == (Run(60, 0), Run(180, 6963))
 
 
-def test_work_of_a_member_who_is_not_trusted_is_skipped_and_recounted_once_it_is() -> None:
-    bench = Bench().begin("anne", "bob")
-    bench.do(OwnerTrusts(1, trusted=False))
+def test_skipped_work_is_recounted_once_its_member_is_trusted() -> None:
+    distrusted = {1}
+    bench = Bench(judge=skipping(distrusted)).begin("anne", "bob")
     for _ in range(2):
         bench.update(ANNE, 100)
         bench.update(BOB, 60)
         bench.advance(3)
     assert [seal.skipped for seal in bench.of(Seal)] == [(64,), (64,)]
     assert (bench.counting.counts_of(0), bench.counting.counts_of(1)) == (200, 0)
-    bench.do(OwnerTrusts(1, trusted=True))
+    distrusted.clear()
     bench.advance(100)
     assert bench.counting.counts_of(1) == 0, "it takes another seal"
     bench.update(ANNE, 100)
@@ -442,32 +445,17 @@ def test_work_of_a_member_who_is_not_trusted_is_skipped_and_recounted_once_it_is
 
 
 def test_what_is_recounted_comes_a_bounded_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "RECOUNTS_PER_SEAL", 2)
-    bench = Bench().begin("anne", "bob")
-    bench.do(OwnerTrusts(1, trusted=False))
+    monkeypatch.setattr(sanctions, "RECOUNTS_PER_SEAL", 2)
+    distrusted = {1}
+    bench = Bench(judge=skipping(distrusted)).begin("anne", "bob")
     for _ in range(3):
         bench.update(BOB, 100)
         bench.advance(3)
-    bench.do(OwnerTrusts(1, trusted=True))
+    distrusted.clear()
     for _ in range(3):
         bench.update(ANNE, 100)
         bench.advance(3)
     assert [len(seal.recounted) for seal in bench.of(Seal)[3:]] == [2, 1, 0]
-
-
-def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted() -> None:
-    bench = Bench(policy=EVALUATED).begin("anne", "bob")
-    bench.do(OwnerTrusts(1, trusted=False))
-    for epoch in range(2):
-        bench.update(BOB, 100)
-        bench.advance(2)
-        if epoch == 1:
-            bench.wish(Revoke(1, 1))
-        bench.advance(40)
-    bench.do(OwnerTrusts(1, trusted=True))
-    bench.update(ANNE, 100)
-    bench.advance(40)
-    assert bench.of(Seal)[-1].recounted == (Recount(64, 0),)
 
 
 # -- whether it may sign -------------------------------------------------------------------------------
@@ -475,20 +463,20 @@ def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted() -> No
 
 def test_a_restarted_organiser_signs_nothing_until_a_peer_has_told_that_it_has_no_more() -> None:
     bench = Bench()
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.advance(3600)
     assert not bench.signed
-    bench.do(PeerControl("peer", 0))
+    bench.link()
     bench.advance(2)
     assert bench.of(Announce)
 
 
 def test_a_restarted_organiser_waits_for_others_to_come() -> None:
     bench = Bench()
-    bench.counting.apply(Recorded(Budget(5000)))
+    bench.node.decide(Budget(5000))
     bench.start()
-    bench.wish(Announce("hello"))
-    bench.do(PeerControl("peer", 1))
+    bench.decide(Announce("hello"))
+    bench.link()
     bench.advance(SETTLE_TIME - 1)
     assert not bench.signed
     bench.advance(2)
@@ -497,68 +485,76 @@ def test_a_restarted_organiser_waits_for_others_to_come() -> None:
 
 def test_more_at_some_peer_is_waited_for_and_a_lie_not_for_ever() -> None:
     bench = Bench()
-    bench.wish(Announce("hello"))
-    bench.do(PeerControl("honest", 0))
-    bench.do(PeerControl("other", 1))
+    bench.decide(Announce("hello"))
+    bench.link("honest")
+    bench.link("other", 1)
     bench.advance(PROOF_TIME - 1)
     assert not bench.signed
-    bench.counting.apply(Recorded(Budget(5000)))
-    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    bench.node.decide(Budget(5000))
+    bench.do()
     bench.advance(SETTLE_TIME - 1)
     assert not bench.signed
     bench.advance(2)
     assert bench.signed
     bench.start()
-    bench.wish(Announce("again"))
-    bench.do(PeerControl("honest", 0))
-    bench.do(PeerControl("liar", 1000))
+    bench.node.linked.clear()
+    bench.decide(Announce("again"))
+    bench.link("honest", 0)
+    bench.link("liar", 1000)
     bench.advance(PROOF_TIME + 1)
     assert len(bench.signed) == 2
 
 
 def test_as_many_witnesses_as_the_policy_asks_for() -> None:
     bench = Bench(policy=replace(UNEVALUATED, witnesses=2))
-    bench.wish(Announce("hello"))
-    bench.do(PeerControl("one", 0))
+    bench.decide(Announce("hello"))
+    bench.link("one")
     bench.advance(1000)
     assert not bench.signed
-    bench.do(PeerControl("two", 0))
+    bench.link("two")
     bench.advance(2)
     assert bench.signed
 
 
-@pytest.mark.parametrize("tenure", [Tenure.FORKED, Tenure.PASSED_ON])
-def test_without_its_key_it_stops_for_good_and_says_so(tenure: Tenure) -> None:
+@pytest.mark.parametrize("reason", [FORKED, PASSED_ON])
+def test_without_its_key_it_stops_for_good_and_says_so(reason: str) -> None:
     bench = Bench().begin("anne")
-    bench.do(ControlChanged(bench.counting, tenure))
-    bench.do(ControlChanged(bench.counting, tenure))
-    assert bench.stopped == [tenure.value]
-    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    feed, authority = bench.node.feed, bench.node.feed.authority
+    if reason is FORKED:
+        feed.forks[0] = ControlFork(0, 1, (b"", b""), (b"", b""))
+    else:
+        feed.authority = authority._replace(organiser=bytes(32))
+    bench.do()
+    bench.do()
+    assert bench.stopped == [reason]
+    feed.forks, feed.authority = {}, authority
+    bench.do()
     bench.update(ANNE, 100)
-    bench.wish(Announce("hello"))
+    bench.decide(Announce("hello"))
     bench.advance(1000)
-    assert bench.organiser.state is State.STOPPED
+    assert bench.organiser.state is OrganiserState.STOPPED
     assert len(bench.signed) == 1
-    assert [refuse.reason for refuse in bench.refused] == [tenure.value]
+    assert [answer.refused for answer in bench.refused] == [reason]
 
 
 def test_a_decision_that_it_does_not_know_stops_it() -> None:
     bench = Bench().begin("anne")
     bench.counting.apply(Recorded(Unknown(20)))
-    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    bench.do()
     assert len(bench.stopped) == 1
 
 
 def test_decisions_that_are_gone_make_it_look_for_the_head_again() -> None:
     bench = Bench().begin("anne", "bob")
-    bench.counting = Counting(budget=BUDGET, rate=RATE)
+    bench.node.folded = Counting(budget=BUDGET, rate=RATE)
+    bench.node.feed._truncate(0)
     bench.positions.clear()  # another term
-    bench.do(PeerGone("peer"))
-    bench.do(ControlChanged(bench.counting, Tenure.HELD))
-    bench.wish(Announce("hello"))
+    bench.node.linked.clear()
+    bench.do()
+    bench.decide(Announce("hello"))
     bench.advance(1000)
-    assert bench.organiser.state is State.RESTARTED
-    bench.do(PeerControl("peer", 0))
+    assert bench.organiser.state is OrganiserState.RESTARTED
+    bench.link()
     bench.advance(2)
     assert bench.signed[-1] == Announce("hello")
 
@@ -569,8 +565,8 @@ def test_a_position_is_signed_once_however_long_it_takes() -> None:
     bench.update(ANNE, 100)
     bench.advance(2)
     bench.update(ANNE, 100)
-    bench.wish(Announce("hello"))
-    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    bench.decide(Announce("hello"))
+    bench.do()
     bench.advance(100)
     assert len(bench.outbox) > 5
     assert len(set(bench.outbox)) == 1

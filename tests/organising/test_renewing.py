@@ -76,7 +76,7 @@ def test_none_are_made_for_a_run_that_ends_with_random_ones_or_unless_asked() ->
 
 def test_bases_that_the_owner_publishes_for_a_later_subspace_cut_no_epoch_short() -> None:
     for run in (bench(), bench(renew_updates=0)):
-        run.wish(Bases(5, SECOND))
+        run.decide(Bases(5, SECOND))
         run.advance(10)
         train(run, 150)
         assert run.of(Bases) == [Bases(5, SECOND)]

@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 
-from sfnode.organising.evaluation.judging import by_schedule
-from sfnode.organising.evaluation.rates import Schedule
-from sfnode.organising.events import ForkProven, HeldChanged, PeerControl, PetitionHeard, Wake
+from sfnode.organising.evaluation.judging import Schedule, by_schedule
+from sfnode.organising.events import Round
 from sfnode.organising.policy import Admission
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import (
@@ -28,6 +27,7 @@ from sfprotocol.decisions import (
     Validators,
     Void,
 )
+from sfprotocol.host import Asked
 from sfprotocol.messages import Petition
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of
 
@@ -55,27 +55,27 @@ class Story:
         )
         self.names = [f"member {number}" for number in range(5)]
         self.made: dict[tuple[object, int], int] = {}
-        self.forked: dict[object, int] = {}
-        self.bench.do(PeerControl("peer", 0))
+        self.forked = self.bench.node.forked
+        self.bench.link()
 
     def step(self) -> None:
         random, bench = self.random, self.bench
         match random.randrange(12):
             case 0 | 1 | 2 | 3:
                 self.update()
-            case 4 if bench.marks:
-                feed = random.choice(list(bench.marks))
-                bench.show(feed, random.choice(bench.marks[feed]).stop)
-            case 5 if random.random() < 0.1 and bench.marks:
-                feed = random.choice(list(bench.marks))
+            case 4 if bench.boundaries:
+                feed = random.choice(list(bench.boundaries))
+                bench.show(feed, random.choice(bench.boundaries[feed]).stop)
+            case 5 if random.random() < 0.1 and bench.boundaries:
+                feed = random.choice(list(bench.boundaries))
                 if feed not in self.forked:
-                    self.forked[feed] = random.randrange(bench.marks[feed][-1].stop + 1)
-                    bench.do(ForkProven(feed, self.forked[feed]))
+                    self.forked[feed] = random.randrange(bench.boundaries[feed][-1].stop + 1)
+                    bench.do(Round((feed,)))
             case 6:
                 origin = feed_of(random.choice(self.names)).origin
-                bench.do(PetitionHeard(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
+                bench.do(Asked(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
             case 7:
-                bench.wish(self.wish())
+                bench.decide(self.decide())
             case 8 if bench.asked and random.random() < 0.5:
                 bench.evaluated(random.random(), random.choice([None, 0.5]))
             case 9:
@@ -83,7 +83,7 @@ class Story:
             case 10 if random.random() < 0.1:
                 self.restart()
             case 10:
-                bench.do(Wake())
+                bench.do()
             case _:
                 bench.commit()
 
@@ -93,19 +93,15 @@ class Story:
         bench.outbox.clear()
         bench.asked.clear()
         bench.start()
-        bench.do(PeerControl("peer", bench.counting.decisions))
-        for feed, marks in bench.marks.items():
-            bench.do(HeldChanged(feed, 0, tuple(marks)))
-            if feed in self.forked:
-                bench.do(ForkProven(feed, self.forked[feed]))
+        bench.link()
 
     def update(self) -> None:
         """Let a member make updates as it may, most of them with the label of the open epoch."""
         bench, random = self.bench, self.random
         feed = feed_of(random.choice(self.names), random.choice([0, 0, 0, 1, 63]))
         member = bench.counting.member(feed.origin)
-        marks = bench.marks.get(feed, [])
-        last = marks[-1].label if marks else 0
+        boundaries = bench.boundaries.get(feed, [])
+        last = boundaries[-1].label if boundaries else 0
         late = random.random() < 0.2
         label = random.randint(last, bench.counting.open_epoch) if late else bench.counting.open_epoch
         if member is None or label >= member.revoked or feed in self.forked:
@@ -117,12 +113,12 @@ class Story:
         made = self.made.get((feed.origin, label), 0)
         count = min(random.randint(1, 20), quotas.quota(number, label) - made)
         if quotas.incarnation(number, label) != feed.incarnation:
-            count = min(count, 1 - len(marks))
+            count = min(count, 1 - len(boundaries))
         if count > 0:
             self.made[feed.origin, label] = made + count
             bench.update(feed, count, label, shown=random.random() < 0.5)
 
-    def wish(self) -> Decision:
+    def decide(self) -> Decision:
         random, epoch = self.random, self.bench.counting.open_epoch
         member = random.randrange(len(self.names))
         first = random.randrange(epoch + 1)
@@ -153,23 +149,23 @@ def test_whatever_comes_every_decision_holds_and_what_peers_show_is_named(seed: 
         story.step()
     bench.held_back = False
     bench.commit()
-    for feed in bench.marks:
+    for feed in bench.boundaries:
         bench.show(feed)
     bench.advance(31.0)
-    backlog = sum(marks[-1].stop - bench.named(feed) for feed, marks in bench.marks.items())
+    backlog = sum(boundaries[-1].stop - bench.named(feed) for feed, boundaries in bench.boundaries.items())
     rounds = 2 + backlog // 20
     bench.advance(rounds * (bench.policy.longest_epoch + bench.policy.seal_wait + 10))
     assert bench.counting.sealed == bench.counting.open_epoch
     if bench.counting.complete:
         return
-    for feed, marks in bench.marks.items():
+    for feed, boundaries in bench.boundaries.items():
         member, number = bench.counting.member(feed.origin), bench.counting.number(feed)
         assert member is not None
         assert number is not None
         if bench.counting.ended(number) < NEVER:
             continue
         cut = story.forked.get(feed, NEVER)
-        may = [mark.stop for mark in marks if mark.stop <= cut and mark.label < member.revoked]
+        may = [one.stop for one in boundaries if one.stop <= cut and one.label < member.revoked]
         assert bench.named(feed) >= max(may, default=0)
 
 

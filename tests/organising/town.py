@@ -9,28 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from sfnode.organising.evaluation.judging import Judgement
-from sfnode.organising.events import (
-    ControlChanged,
-    Event,
-    HeldChanged,
-    Mark,
-    PeerControl,
-    PeerShows,
-    Sign,
-    Tenure,
-    Wake,
-)
+from sfnode.organising.events import Round, Sign
 from sfnode.organising.organiser import Organiser
-from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.view import Boundary
 from sfprotocol import holding
 from sfprotocol.checkpoints import Base
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, Admit, Close, Decision, Recorded, encode
-from sfprotocol.messages import EpochScalars, Feed, Position
+from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, Admit, Close, Decision, encode
+from sfprotocol.messages import EpochScalars, Feed
+from tests.organising.bench import KEY, UNEVALUATED, Node
 
 TICK = 0.25
 """Seconds between two looks of everybody."""
@@ -38,7 +29,7 @@ TICK = 0.25
 EPOCH = 256
 BUDGET = 1 << 20
 
-POLICY = OrganiserPolicy(target_updates=EPOCH, longest_epoch=60.0, seal_wait=0.0)
+POLICY = replace(UNEVALUATED, target_updates=EPOCH)
 
 USUAL, LARGE = 10, 1000
 """Sizes of scalars."""
@@ -94,10 +85,12 @@ class Town:
         self.random = Random(self.seed)
         self.counting = Counting(budget=self.budget, rate=1 << 20, epoch_updates=EPOCH)
         self._drawn = 0
+        self.node = Node(self.counting)
+        self.node.linked["peer"] = 0
         self.organiser = Organiser(
-            bytes(32), self.counting, POLICY, self._judge, draw=self._draw, alone=True, now=self.now
+            self.node, POLICY, self._judge, key=KEY, draw=self._draw, alone=True, now=self.now
         )
-        self._do(PeerControl("peer", 0))
+        self._do()
 
     def _draw(self, count: int) -> bytes:
         self._drawn += 1
@@ -108,10 +101,8 @@ class Town:
         moved = counting.moved(counting.sealed)
         return Judgement(FACTOR_ONE, frozenset(n for n in moved if n // INCARNATIONS in hostile))
 
-    def _do(self, *events: Event) -> None:
-        actions = [action for event in events for action in self.organiser.handle(event, self.now)]
-        if self.now >= self.organiser.next_deadline():
-            actions += self.organiser.handle(Wake(), self.now)
+    def _do(self, *moved: Feed) -> None:
+        actions = self.organiser.handle(Round(moved), self.now)
         for action in actions:
             if isinstance(action, Sign):
                 self.decide(action.decision)
@@ -121,8 +112,8 @@ class Town:
         self.control_bytes += len(encode(decision))
         if isinstance(decision, Close):
             self.closes.append(decision)
-        self.counting.apply(Recorded(decision))
-        self._do(ControlChanged(self.counting, Tenure.HELD, (decision,)))
+        self.node.decide(decision)
+        self._do()
 
     # -- who is there ------------------------------------------------------------------------------
 
@@ -146,7 +137,7 @@ class Town:
             for person in self.random.sample(self.people, len(self.people)):
                 (person.acts or work)(self, person)
             while self.organiser.next_deadline() <= self.now:
-                self._do(PeerControl("peer", self.counting.decisions))
+                self._do()
 
     # -- updates -----------------------------------------------------------------------------------
 
@@ -180,13 +171,15 @@ class Town:
         held = refused.step - shelf.stop if refused else count
         if held <= 0:
             return 0
-        first, shelf.stop = shelf.stop, shelf.stop + held
+        shelf.stop += held
         shelf.labelled = held + (shelf.labelled if shelf.label == label else 0)
         shelf.label = label
         nothing = min(held, zeros)
         chain = hashlib.blake2b(b"%d/%d" % (number, shelf.stop), digest_size=32).digest()
-        mark = Mark(shelf.stop, label, chain, (held - nothing) * size**2, nothing)
-        self._do(HeldChanged(base.feed, first, (mark,)), PeerShows((Position(base.feed, shelf.stop),)))
+        boundary = Boundary(shelf.stop, label, chain, (held - nothing) * size**2, nothing)
+        self.node.held.setdefault(base.feed, []).append(boundary)
+        self.node.shows[base.feed] = shelf.stop
+        self._do(base.feed)
         person.made += held
         return held
 

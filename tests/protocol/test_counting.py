@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfprotocol.checkpoints import Base, feeds_digest
-from sfprotocol.counting import MAX_MEMBERS, NEVER, Counting, Landmark, Run, multiplier, named_digest
+from sfprotocol.counting import MAX_MEMBERS, NEVER, Counting, NamedStop, Run, multiplier, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
@@ -73,7 +73,7 @@ def of_feed(counting: Counting, feed: int) -> Any:
     return (
         counting.named(feed),
         counting.ended(feed),
-        list(counting.landmarks(feed)),
+        list(counting.named_stops(feed)),
         counting.runs(feed, held),
     )
 
@@ -122,7 +122,7 @@ def test_a_close_names_steps_and_opens_the_next_epoch() -> None:
 def test_steps_are_counted_from_the_last_ones_named() -> None:
     run = fold(*MEMBERS, close(0, {A: 3}), close(1), close(2, {A: 4, B: 1}))
     assert run.named(A) == 7
-    assert list(run.landmarks(A)) == [Landmark(3, SALT, tag(0, A)), Landmark(7, SALT, tag(2, A))]
+    assert list(run.named_stops(A)) == [NamedStop(3, SALT, tag(0, A)), NamedStop(7, SALT, tag(2, A))]
 
 
 def test_an_epoch_in_which_nothing_moved_is_closed_and_sealed() -> None:
@@ -356,7 +356,7 @@ def test_an_amend_ends_a_feed_before_what_a_close_has_named() -> None:
     run = fold(*THREE, seal(0), seal(1))
     assert run.apply(Recorded(Amend(A, 1))) == {A}
     assert (run.named(A), run.ended(A), run.counted) == (3, 3, 3 + 2)
-    assert list(run.landmarks(A)) == [Landmark(3, SALT, tag(0, A))]
+    assert list(run.named_stops(A)) == [NamedStop(3, SALT, tag(0, A))]
     assert run.runs(A, 3) == (Run(3, ONE),)
     assert run.runs(A, 5) == (Run(3, ONE), Run(5, 0)), "what may not be held does not count"
     assert (run.named(B), run.ended(B)) == (3, NEVER)
@@ -369,7 +369,7 @@ def test_an_amend_can_lose_a_whole_feed() -> None:
     run = fold(*THREE, seal(0), Amend(A, 0))
     assert (run.named(A), run.ended(A), run.counted) == (0, 0, 2)
     assert run.positions() == {B: 3}, "nothing of it is named"
-    assert list(run.landmarks(A)) == []
+    assert list(run.named_stops(A)) == []
     assert run.runs(A, 2) == (Run(2, 0),)
     assert not changes(run, Amend(A, 0))
 
@@ -519,18 +519,18 @@ def test_an_odd_extension_changes_nothing() -> None:
     assert (run.sealed, run.unsupported) == (1, False)
 
 
-# -- landmarks, and the digest of what was named -----------------------------------------------------
+# -- named_stops, and the digest of what was named -----------------------------------------------------
 
 
 def test_landmarks_can_be_asked_for_within_bounds() -> None:
     run = fold(*THREE)
-    assert [one.stop for one in run.landmarks(A)] == [3, 7, 12]
-    assert [one.stop for one in run.landmarks(A, above=3, upto=11)] == [7]
-    assert [one.stop for one in run.landmarks(A, above=2, upto=12)] == [3, 7, 12]
-    assert list(run.landmarks(C)) == []
-    last = [run.landmark(A, held) for held in (2, 3, 6, 7, 100)]
+    assert [one.stop for one in run.named_stops(A)] == [3, 7, 12]
+    assert [one.stop for one in run.named_stops(A, above=3, upto=11)] == [7]
+    assert [one.stop for one in run.named_stops(A, above=2, upto=12)] == [3, 7, 12]
+    assert list(run.named_stops(C)) == []
+    last = [run.named_stop(A, held) for held in (2, 3, 6, 7, 100)]
     assert [one and one.stop for one in last] == [None, 3, 3, 7, 12]
-    assert run.landmark(C, 5) is None
+    assert run.named_stop(C, 5) is None
 
 
 def test_positions_can_be_asked_for_as_they_were_after_a_close() -> None:
@@ -888,7 +888,7 @@ def test_no_sequence_of_decisions_is_too_much(said: list[Decision], feed: int, h
     runs = run.runs(feed, held)
     assert (runs[-1].stop if runs else 0) == held
     assert run.named(feed) <= run.ended(feed)
-    assert list(run.landmarks(feed)) == list(run.landmarks(feed, 0, run.named(feed)))
+    assert list(run.named_stops(feed)) == list(run.named_stops(feed, 0, run.named(feed)))
 
 
 # -- what an organiser's key can cost others ---------------------------------------------------------

@@ -441,7 +441,7 @@ def may_hold(run: Counting, feed: int, updates: Updates, forked: int) -> Updates
     if number is None:
         return ()
     told = 0  # the last step up to which the history is known to be the one that was named
-    for stop, salt, tag in run.landmarks(number, upto=len(updates)):
+    for stop, salt, tag in run.named_stops(number, upto=len(updates)):
         if holding.tag(salt, head(feed, updates[:stop])) != tag:
             updates = updates[:told]
             break
@@ -513,7 +513,7 @@ def what_counts(run: Counting) -> Hashable:
     return (
         run.open_epoch,
         tuple(run.number(feed) for feed in FEEDS),
-        tuple((run.named(number), run.ended(number), *run.landmarks(number)) for number in numbers),
+        tuple((run.named(number), run.ended(number), *run.named_stops(number)) for number in numbers),
         tuple(member.revoked for member in run.members),
     )
 
@@ -558,7 +558,8 @@ def assert_named(run: Counting, node: Node) -> None:
             assert impossible(run, number)
             return
         assert all(
-            holding.tag(salt, head(number // 64, held[:at])) == tag for at, salt, tag in run.landmarks(number)
+            holding.tag(salt, head(number // 64, held[:at])) == tag
+            for at, salt, tag in run.named_stops(number)
         )
         heads.append((number, stop, head(number // 64, held[:stop])))
     assert len(named_digest(RUN_ID, heads)) == 32
@@ -571,7 +572,7 @@ def impossible(run: Counting, number: int) -> bool:
         stop <= len(history)
         and holding.tag(salt, head(number // 64, history[:stop])) == tag
         and history[stop - 1][0] <= run.open_epoch
-        for stop, salt, tag in [*run.landmarks(number)][-1:]
+        for stop, salt, tag in [*run.named_stops(number)][-1:]
         for history in histories
     )
 

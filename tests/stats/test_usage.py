@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sfnode.stats import usage
-from sfnode.stats.usage import Usage
+from sfnode.stats.usage import MachineUsage
 from tests.resources.test_sensors import Nvml
 
 
@@ -17,7 +17,7 @@ def test_cpu_and_memory_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch
     moment = [0.0, 0.0]
     monkeypatch.setattr(usage.time, "monotonic", lambda: moment[0])
     monkeypatch.setattr(usage.time, "process_time", lambda: moment[1])
-    seen = Usage("cpu")
+    seen = MachineUsage("cpu")
     moment[:] = next(times)
     seen.look()
     moment[:] = next(times)
@@ -45,7 +45,7 @@ def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setitem(sys.modules, "pynvml", Some("pynvml"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    (gpu,) = Usage("cuda").look().gpus
+    (gpu,) = MachineUsage("cuda").look().gpus
     assert (gpu.name, gpu.memory, gpu.memory_total, gpu.celsius) == ("H100", 2, 80, 80)
     assert (gpu.busy, gpu.watts) == (0.5, None)
 
@@ -53,4 +53,4 @@ def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_opens_a_gpu_to_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert Usage("cuda").look().gpus == []
+    assert MachineUsage("cuda").look().gpus == []

@@ -71,7 +71,7 @@ class OrganisedRuns:
         """Check that what is held is of the history that the last close it reaches has named."""
         counting, state = counting_of(node), node.machine.frontier.state(feed)
         number = counting.number(feed)
-        passed = [m for m in counting.landmarks(number) if m[0] <= state.next] if number is not None else []
+        passed = [m for m in counting.named_stops(number) if m[0] <= state.next] if number is not None else []
         for stop, salt, tag in passed[-1:]:
             if holding.tag(salt, node.disk.head(feed, stop)) != tag:
                 raise Violation(

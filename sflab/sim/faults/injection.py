@@ -355,12 +355,12 @@ class FaultInjection:
         counting, member = node.organised.counting, number // INCARNATIONS
         match what:
             case "revoke":
-                node.organising.wish(Revoke(member, counting.open_epoch - 1))
+                node.organising.decide(Revoke(member, counting.open_epoch - 1))
             case "void":
-                node.organising.wish(Void(0, counting.sealed - 1, (member,)))
+                node.organising.decide(Void(0, counting.sealed - 1, (member,)))
             case _:
-                stops = [0, *(stop for stop, _, _ in counting.landmarks(number))]
-                node.organising.wish(Amend(number, self.world.random.choice(stops[:-1])))
+                stops = [0, *(stop for stop, _, _ in counting.named_stops(number))]
+                node.organising.decide(Amend(number, self.world.random.choice(stops[:-1])))
 
     # -- slowness ----------------------------------------------------------------------------------
 

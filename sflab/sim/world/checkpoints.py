@@ -59,11 +59,11 @@ def summarise(node: Node, epoch: int) -> State | None:
     disk, counting = node.disk, node.organised.counting
     sums: list[tuple[int, Sum]] = []
     for number, stop in counting.positions(epoch).items():
-        feed, landmark = counting.feed(number), counting.landmark(number, stop)
-        if node.machine.frontier.next(feed) < stop or disk.begins(feed) > stop or landmark is None:
+        feed, named_stop = counting.feed(number), counting.named_stop(number, stop)
+        if node.machine.frontier.next(feed) < stop or disk.begins(feed) > stop or named_stop is None:
             return None
         chain, counted = disk.head(feed, stop), node.machine.counted(feed, stop)
-        if holding.tag(landmark.salt, chain) != landmark.tag:
+        if holding.tag(named_stop.salt, chain) != named_stop.tag:
             return None  # of another history, which it is about to let go
         total, mark = node.applied.sum(feed, counted)
         sums.append(

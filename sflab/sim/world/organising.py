@@ -1,4 +1,4 @@
-"""The organiser of a simulated node: the desk that the daemon has, on a virtual clock.
+"""The organiser of a simulated node: the one that the daemon has, on a virtual clock.
 
 Decisions go to the node's machine; evaluations take a while and always have the same result.
 """
@@ -12,26 +12,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.sim.world.checkpoints import summarise
 from sflab.sim.world.keys import origin_of
-from sfnode.organising.desk import OrganiserDesk
-from sfnode.organising.evaluation.judging import Judgement, by_schedule
-from sfnode.organising.evaluation.rates import Schedule
+from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
 from sfnode.organising.events import (
-    DeskEvent,
     Evaluate,
     EvaluationEnded,
-    FindingHeard,
-    OwnerWish,
-    PetitionHeard,
+    Event,
+    OwnerDecision,
     Round,
     Sign,
     Summarise,
     Summarised,
 )
+from sfnode.organising.organiser import Organiser
 from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Decision, RateFrom
-from sfprotocol.events import FindingHeard as FindingTaken
+from sfprotocol.events import FindingHeard
 from sfprotocol.host import Advanced, Asked, Effect
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ POLICY = OrganiserPolicy(
     admissions_per_minute=600.0,
     work_bits=0,
     quota=64,
+    update_forwards=8,
     young_share=0.5,
     share=0.5,
     amend_after=40.0,
@@ -70,14 +69,13 @@ class Organising:
     def __init__(self, node: Node, key: Ed25519PrivateKey) -> None:
         self._node = node
         self._alarm = float("inf")
-        self._untold: list[DeskEvent] = []
+        self._untold: list[Event] = []
         """Events that have come while a round was under way."""
-        self.desk = OrganiserDesk(
-            node.machine,
-            node.disk,
+        self.organiser = Organiser(
+            View(node.machine, node.disk),
+            POLICY,
+            _anything if node.world.judged else by_schedule(Schedule("linear", node.world.run.rate)),
             key=origin_of(key),
-            policy=POLICY,
-            judge=_anything if node.world.judged else by_schedule(Schedule("linear", node.world.run.rate)),
             draw=node.random.randbytes,
             alone=not node.met,
             now=node.clock(),
@@ -87,20 +85,18 @@ class Organising:
     def carried_out(self, effects: list[Effect]) -> None:
         """Take note of a round of the node."""
         self._tell(Round(tuple(effect.feed for effect in effects if isinstance(effect, Advanced))))
-        for asked in (effect for effect in effects if isinstance(effect, Asked)):
-            self._tell(PetitionHeard(asked.petition, asked.via))
-        for found in (effect for effect in effects if isinstance(effect, FindingTaken)):
-            self._tell(FindingHeard(found.epoch, found.member, found.rows, found.parts))
-        events, self._untold = self._untold, []
+        heard: list[Event] = [effect for effect in effects if isinstance(effect, Asked)]
+        heard += [effect for effect in effects if isinstance(effect, FindingHeard)]
+        events, self._untold = [*heard, *self._untold], []
         for event in events:
             self._tell(event)
 
-    def wish(self, decision: Decision) -> None:
+    def decide(self, decision: Decision) -> None:
         """Tell the organiser what the run's owner wants."""
-        self._if_here(OwnerWish(decision))
+        self._if_here(OwnerDecision(decision))
 
-    def _tell(self, event: DeskEvent) -> None:
-        for action in self.desk.handle(event, self._node.clock()):
+    def _tell(self, event: Event) -> None:
+        for action in self.organiser.handle(event, self._node.clock()):
             match action:
                 case Sign(decision=decision):
                     self._node.decide(decision)
@@ -110,22 +106,22 @@ class Organising:
                 case Summarise(epoch=epoch):
                     state = summarise(self._node, epoch)
                     self._later(EVALUATION_TIME, Summarised(state.checkpoint if state else None))
-        due = self.desk.next_deadline()
+        due = self.organiser.next_deadline()
         if due < self._alarm:
             self._alarm = due
             self._later(max(ROUNDING, due - self._node.clock()), Round())
 
-    def _later(self, seconds: float, event: DeskEvent) -> None:
+    def _later(self, seconds: float, event: Event) -> None:
         self._node.world.agenda.later(seconds, self._if_here, event)
 
-    def _if_here(self, event: DeskEvent) -> None:
+    def _if_here(self, event: Event) -> None:
         if self._node.organising is not self:
             return
         if isinstance(event, Round):
             self._alarm = float("inf")
         if not self._node.host.busy:
             self._tell(event)
-        elif not isinstance(event, Round):  # the desk is told of that one when it was carried out
+        elif not isinstance(event, Round):  # it is told of that one when it was carried out
             self._untold.append(event)
 
 

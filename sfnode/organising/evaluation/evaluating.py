@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sfnode.organising.evaluation import health, origins
+from sfnode.organising.evaluation import health
+from sfnode.organising.evaluation.evidence import parts_of, worths_of
 from sfnode.organising.evaluation.line_search import AMOUNTS
 from sfnode.organising.evaluation.panel import Says
-from sfnode.organising.evaluation.searching import ORIGIN_ROWS, Plan, Search
+from sfnode.organising.evaluation.searching import ORIGIN_ROWS, EpochPlan, Search
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol.counting import Counting
@@ -42,7 +43,7 @@ class _Asked:
     """Seconds from then to the last answer."""
     altered: bool = False
     """Whether the seal has skipped something that was evaluated, or the other way round."""
-    rest: Plan | None = None
+    rest: EpochPlan | None = None
     """The rest, which is to be asked for once nothing is under way."""
     skipped: frozenset[int] = frozenset()
     """Feeds that were left out."""
@@ -77,9 +78,9 @@ class Evaluations:
             return
         plan = None
         if not (waiting or counting.closed_updates(epoch)):
-            plan = Plan(0, True) if last else None
+            plan = EpochPlan(0, True) if last else None
         elif last or waiting or now >= self._from or (search and search.is_doubted(epoch)):
-            plan = self._plan(search, counting, last, waiting, panel) if search else Plan(0, True)
+            plan = self._plan(search, counting, last, waiting, panel) if search else EpochPlan(0, True)
         elif search:
             search.missed(epoch)
         else:
@@ -88,13 +89,13 @@ class Evaluations:
 
     def _plan(
         self, search: Search, counting: Counting, last: bool, waiting: bool, panel: Says
-    ) -> Plan | None:
+    ) -> EpochPlan | None:
         measured = panel is not Says.NOTHING
         plan = search.plan(counting, last=last, waiting=waiting, measured=measured)
         if panel is not Says.DISPUTED:
             return plan
         rows = min(ORIGIN_ROWS, self._policy.search_rows)
-        return (plan or Plan(0, False))._replace(origins=rows)
+        return (plan or EpochPlan(0, False))._replace(origins=rows)
 
     def may_check(self, epoch: int, now: float) -> bool:
         """Return whether there is time to measure what the feeds have brought in an epoch, or it is being
@@ -117,7 +118,7 @@ class Evaluations:
         asked.rows, asked.searched = plan.origins, plan.rows
         rest = plan._replace(origins=0)
         asked.rest = rest if plan.origins and any(rest) else None
-        part = Plan(0, False, origins=plan.origins) if plan.origins else plan
+        part = EpochPlan(0, False, origins=plan.origins) if plan.origins else plan
         return Evaluate(asked.epoch, *part, asked.skipped, frozenset(recounted))
 
     def is_under_way(self, epoch: int) -> bool:
@@ -128,11 +129,11 @@ class Evaluations:
         """Return whether the seal of an epoch waits for an answer."""
         return self.is_under_way(epoch) and now - self._asked.at < self._policy.seal_wait
 
-    def sealing(self, epoch: int, skipped: Iterable[int], *, drained: bool) -> None:
-        """Take note of the feeds that the seal of an epoch skips; `drained`: it counts nothing at all."""
+    def sealing(self, epoch: int, skipped: Iterable[int], *, discarded: bool) -> None:
+        """Take note of the feeds that the seal of an epoch skips; `discarded`: it counts nothing at all."""
         asked = self._asked
         if asked.epoch == epoch:
-            asked.altered = asked.altered or drained or asked.skipped != set(skipped)
+            asked.altered = asked.altered or discarded or asked.skipped != set(skipped)
 
     # -- what comes of it --------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class Evaluations:
         too_late = event.found and event.found.factor != 1.0 and event.epoch < counting.sealed
         if event.result and not too_late:  # what is sealed is another model
             asked.result = health.published(event.epoch, event.result)
-        return origins.said(event.epoch, asked.rows, event.brought, counting)
+        return worths_of(event.epoch, asked.rows, parts_of(event.shares, counting))
 
     def _tell_search(self, event: EvaluationEnded, counting: Counting) -> None:
         if search := self._search:

@@ -26,7 +26,7 @@ _MOST = 1 << 62
 """The largest number that stands for an infinite end of an interval: fits 64 bits with its sign."""
 
 
-class Verdict(NamedTuple):
+class HealthVerdict(NamedTuple):
     """The health of a run, and what speaks for it."""
 
     health: RunHealth
@@ -106,7 +106,7 @@ def evaluations(decisions: Iterable[Decision]) -> list[EpochEvaluation]:
     return [evaluation(said) for said in decisions if isinstance(said, Evaluated)]
 
 
-def verdict(decisions: Iterable[Decision]) -> Verdict:
+def verdict(decisions: Iterable[Decision]) -> HealthVerdict:
     """Return the health of a run after these decisions.
 
     Worse means that the two 95 % intervals do not touch: both are of the same rows, so this is cautious. What
@@ -128,12 +128,12 @@ def verdict(decisions: Iterable[Decision]) -> Verdict:
                 voided.append(decision)
                 seals = [result for result in seals if result.epoch < first]
     if not seals:
-        return Verdict(RunHealth.UNKNOWN, bases=tuple(bases.values()))
+        return HealthVerdict(RunHealth.UNKNOWN, bases=tuple(bases.values()))
     latest = max(seals, key=lambda result: result.epoch)
     seals = [result for result in seals if measure_of(result) == measure_of(latest)]
     best = max(seals, key=lambda result: (_goodness(result), result.epoch))
     alike = (bases.get((latest.metric, calibrated)) for calibrated in (False, True))
-    found = Verdict(RunHealth.UNKNOWN, latest, tuple(filter(None, alike)), best)
+    found = HealthVerdict(RunHealth.UNKNOWN, latest, tuple(filter(None, alike)), best)
     worse_than = tuple(other for other in (found.base, best) if other and is_worse(latest, other))
     if worse_than:
         return found._replace(health=RunHealth.WORSE, worse_than=worse_than)

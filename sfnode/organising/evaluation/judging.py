@@ -6,15 +6,40 @@ line search or a judge of origins takes its place and nothing else has to change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from sfnode.organising.evaluation.rates import Schedule
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RateFrom, Recount
 
 RECOUNTS_PER_SEAL = 4096
 """Most that one seal recounts, 40 kB; the rest is for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The rates of a run as the manifest has them, by the updates that count.
+
+    Only the organiser computes a rate, and signs an integer, so that one rounding of a float (of the cosine)
+    does no harm.
+    """
+
+    kind: Literal["constant", "linear", "cosine"]
+    initial: int
+    """Rate of the first updates, in units of 2^-32 as all rates here."""
+
+    def rate(self, counted: int, budget: int) -> int:
+        """Return the rate for what is made when `counted` of `budget` updates count."""
+        left = max(0, budget - counted)
+        match self.kind:
+            case "constant":
+                return self.initial
+            case "linear":
+                return self.initial * left // max(1, budget)
+            case "cosine":
+                return round(self.initial * 0.5 * (1 - math.cos(math.pi * left / max(1, budget))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ now, and the weights are long gone. It is also the factor where nothing better i
 _START, _LEAST, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 0.25, 1.0, 2.0))
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """Result of a search."""
 
     factor: float
@@ -124,19 +124,19 @@ class LineSearch:
         self._losses = np.concatenate([self._losses, losses])
 
     @property
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         """The result by the rows so far."""
         found = self._found()
         return found._replace(factor=self._scale * found.factor, best=self._scale * found.best)
 
-    def _found(self) -> Found:
+    def _found(self) -> SearchResult:
         """Return the result in terms of the scale."""
         rows = len(self._losses)
         if rows < LEAST_ROWS:
-            return Found(1.0, 1.0, rows, useful=False)
+            return SearchResult(1.0, 1.0, rows, useful=False)
         best = self._best()
         useful = self._gain(best, _START) > EVIDENCE
-        half = Found(SHARE * AMOUNTS[best], AMOUNTS[best], rows, useful)
+        half = SearchResult(SHARE * AMOUNTS[best], AMOUNTS[best], rows, useful)
         far = self._wary and self._move() > LARGE_MOVE
         if best < _AS_IT_IS and (self._gain(best, _AS_IT_IS) > EVIDENCE or (far and useful)):
             return half if best != _START or self._does_harm() else half._replace(factor=SHARE)
@@ -144,7 +144,7 @@ class LineSearch:
             return half._replace(factor=SHARE)
         if best > _TWICE:
             reach = self._reach()
-            return Found(max(1.0, CAUTION * AMOUNTS[reach]), AMOUNTS[reach], rows, useful)
+            return SearchResult(max(1.0, CAUTION * AMOUNTS[reach]), AMOUNTS[reach], rows, useful)
         at_its_limit = _START < best <= _AS_IT_IS and self._gain(best, _TWICE) > SUSPICION
         return half if at_its_limit else half._replace(factor=1.0)
 
@@ -162,7 +162,7 @@ class LineSearch:
         return self._gain(_START, _AS_IT_IS) > needed
 
     @staticmethod
-    def _is_bad(found: Found) -> bool:
+    def _is_bad(found: SearchResult) -> bool:
         """Return whether an epoch is taken for harm or noise."""
         return found.factor < 1.0 and not found.useful
 
@@ -197,7 +197,7 @@ class LineSearch:
         return math.sqrt(float((moves**2).mean()))
 
 
-def next_rate(rate: int, found: Found, *, young: bool) -> int:
+def next_rate(rate: int, found: SearchResult, *, young: bool) -> int:
     """Return the rate that follows from that of the searched epoch, in the same units."""
     least = 1 / (YOUNG_STEP if young else LATER_STEP)
     return min(max(1, round(rate * max(found.factor, least))), RATE_ONE - 1)

@@ -33,10 +33,10 @@ from enum import Enum
 from statistics import median, median_low
 from typing import NamedTuple
 
-from sfnode.organising.evaluation.origins import OUTLIER, SCORE_ONE, Origins, weights_of, worths_of
-from sfnode.organising.events import FindingHeard
+from sfnode.organising.evaluation.evidence import OUTLIER, SCORE_ONE, MembersEvidence, weights_of, worths_of
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Announce, Decision, Part, Validators, Worth
+from sfprotocol.events import FindingHeard
 from sfprotocol.validators import panel
 
 QUORUM = 3
@@ -77,7 +77,7 @@ MOST_ROWS, MOST = (1 << 32) - 1, (1 << 63) - 1
 which neither sums nor halves of sums need be in range."""
 
 
-class Finding(NamedTuple):
+class PanelFinding(NamedTuple):
     """Figures that one validator has measured of an epoch."""
 
     rows: int
@@ -88,7 +88,7 @@ class Finding(NamedTuple):
 # -- what findings say -----------------------------------------------------------------------------------
 
 
-def middle(findings: Sequence[Finding]) -> tuple[Part, ...]:
+def middle(findings: Sequence[PanelFinding]) -> tuple[Part, ...]:
     """Return the median figures of every feed of which QUORUM findings tell, with bounded scores; as an
     outlier only who is one by all findings."""
     found = _medians(findings)
@@ -102,7 +102,7 @@ def _outliers(parts: Sequence[Part]) -> set[int]:
     return {feed for feed, times in weights_of(parts).items() if times > OUTLIER}
 
 
-def _usual(finding: Finding) -> float:
+def _usual(finding: PanelFinding) -> float:
     """Return the size of the usual feed's score by a finding, for one update."""
     sizes = [abs(part.score) / math.sqrt(part.updates) for part in finding.parts]
     return median(sizes) if sizes else 0.0
@@ -116,7 +116,7 @@ def _bounded(part: Part, times: float, usual: float) -> Part:
     return part._replace(worth=worth, score=max(-most, min(most, part.score)))
 
 
-def _medians(findings: Sequence[Finding]) -> tuple[Part, ...]:
+def _medians(findings: Sequence[PanelFinding]) -> tuple[Part, ...]:
     said: dict[int, list[Part]] = {}
     for finding in findings:
         for part in finding.parts:
@@ -132,7 +132,7 @@ def _median(parts: Sequence[Part]) -> Part:
     return parts[0]._replace(worth=worth, score=score)
 
 
-def _rows(findings: Sequence[Finding]) -> int:
+def _rows(findings: Sequence[PanelFinding]) -> int:
     """Return the rows of all findings together, as if all had as many as the median one."""
     return min(MOST_ROWS, len(findings) * median_low(finding.rows for finding in findings))
 
@@ -171,7 +171,7 @@ def _centred(scores: Sequence[float]) -> list[float]:
     return [score - usual for score in scores]
 
 
-def disputed(findings: Sequence[Finding], members: int) -> bool:
+def disputed(findings: Sequence[PanelFinding], members: int) -> bool:
     """Return whether one of these is far from their middle, calls another feed an outlier or tells of other
     feeds than the rest; or too many of so many members of a panel are missing."""
     if len(findings) < members - MISSING:
@@ -198,10 +198,10 @@ class Says(Enum):
 class Panels:
     """The findings about closed epochs that have no seal yet, as one organiser has heard them."""
 
-    def __init__(self, known: Origins, now: float) -> None:
+    def __init__(self, known: MembersEvidence, now: float) -> None:
         """`known`: the evidence about members by the decisions so far, which others keep up to date."""
         self._known = known
-        self._heard: dict[int, dict[int, Finding]] = {}
+        self._heard: dict[int, dict[int, PanelFinding]] = {}
         """Findings by epoch and validator."""
         self._epoch, self._since, self._first = -1, now, now
         """The epoch that is the next to be sealed, since when, and when the first finding about it came."""
@@ -233,7 +233,7 @@ class Panels:
             for feed in counting.moved(epoch)
         }
         parts = (part._replace(updates=named[part.feed]) for part in heard.parts if part.feed in named)
-        known.setdefault(heard.member, Finding(heard.rows, tuple(parts)))
+        known.setdefault(heard.member, PanelFinding(heard.rows, tuple(parts)))
 
     def _forget(self, before: int) -> None:
         """Forget what was heard of earlier epochs."""

@@ -4,7 +4,7 @@
     unsettled   is closed once the one before is    a fifth of what the swarm computes   2 up, 4 down
                 sealed, from FIRST_UPDATES on;
                 at once if the next has a new rate,
-                which then drains what was under way
+                which then discards what was under way
     settled     as long as it pays for itself       a twentieth                          2 at most
 
 Once it has settled, every epoch is searched on a few rows first of all: none should count that nobody has
@@ -33,7 +33,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sfnode.organising.evaluation.judging import Judgement
-from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found, next_rate
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult, next_rate
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, RateFrom
@@ -57,7 +57,7 @@ UNSEEN = 1 / 4
 """Factor of an epoch that was cut short after one that counted nothing, where it could not be searched: it
 was made at the same rate, but nobody knows of its work that it does harm."""
 
-DRAINED = 1 / 4
+AFTER_CUT = 1 / 4
 """Share of an epoch with which the one after a cut is cut short, too, where a factor is below 1: it has the
 work that was under way meanwhile, at a rate that was too large and by a model that is there no more. Without
 that, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
@@ -92,7 +92,7 @@ TELLING = 8
 """Part of a usual epoch's updates below which a search along an epoch says nothing of the rate."""
 
 
-class Plan(NamedTuple):
+class EpochPlan(NamedTuple):
     """The measurements that an epoch is worth."""
 
     rows: int
@@ -151,7 +151,7 @@ class Search:
         self._has_base = False
         self._scored: int | None = None
         """The epoch that was evaluated last."""
-        self._found: tuple[int, int, Found] | None = None
+        self._found: tuple[int, int, SearchResult] | None = None
         """The epoch whose seal is to say it, the epoch that was searched, and the result."""
         self._cut: tuple[int, int, float] | None = None
         """The first and the last epoch that are cut short, and the factor of the one before."""
@@ -198,7 +198,7 @@ class Search:
     def target(self, counting: Counting) -> int:
         """Return how many updates the open epoch is to have."""
         target = min(self._target, self._most)
-        return math.ceil(target * DRAINED) if self.is_cut(counting.open_epoch) else target
+        return math.ceil(target * AFTER_CUT) if self.is_cut(counting.open_epoch) else target
 
     def cuts(self, counting: Counting) -> bool:
         """Return whether the open epoch is to be closed with whatever it has: the one after it has a better
@@ -231,20 +231,20 @@ class Search:
 
     def plan(
         self, counting: Counting, *, last: bool = False, waiting: bool = False, measured: bool = False
-    ) -> Plan | None:
+    ) -> EpochPlan | None:
         """Return what the oldest epoch without a seal is worth; None if nothing. The model of the `last` one
         is evaluated whatever that costs. `waiting`: it is there to count what others have skipped.
         `measured`: others have measured what each feed has brought."""
         self._earn(counting)
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         if self.is_cut(counting.sealed) and not last:
-            return Plan(first, False) if self.is_doubted(counting.sealed) else None
+            return EpochPlan(first, False) if self.is_doubted(counting.sealed) else None
         if waiting:
-            return Plan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
+            return EpochPlan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         if policy.kept:
             everywhere = policy.search_rows if policy.origins and not measured else 0
-            return Plan(policy.search_rows, last or due, origins=everywhere)
+            return EpochPlan(policy.search_rows, last or due, origins=everywhere)
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
         if self.settled and not last:
             return self._regular(counting, due, cost, measured)
@@ -265,9 +265,9 @@ class Search:
         rows = rows if rows >= first else 0
         if self._has_new_bases(counting):
             rows = max(rows, first)
-        return Plan(rows, scored, sized, origins) if rows or scored or sized else None
+        return EpochPlan(rows, scored, sized, origins) if rows or scored or sized else None
 
-    def _regular(self, counting: Counting, due: bool, cost: int, measured: bool) -> Plan | None:
+    def _regular(self, counting: Counting, due: bool, cost: int, measured: bool) -> EpochPlan | None:
         """Return what an epoch is worth once the rate has settled: a search on a few rows first of all, as
         none should count that nobody has looked at; then a measurement of origins; and from what both leave
         something is put by for the next evaluation, which takes `cost` forwards and is `due` or not."""
@@ -277,9 +277,9 @@ class Search:
         since = EVALUATE_EVERY if self._scored is None else counting.sealed - self._scored
         overdue = since >= OVERDUE * EVALUATE_EVERY and credit < cost + search + measure
         if overdue and not self._has_new_bases(counting):
-            return None if credit < cost else Plan(0, True)
+            return None if credit < cost else EpochPlan(0, True)
         if measure and self._lead < 0 and measure <= credit < search + measure:
-            return Plan(0, False, origins=least)
+            return EpochPlan(0, False, origins=least)
         if credit < search and not self._has_new_bases(counting):
             return None
         origins = least if measure and credit >= search + measure else 0
@@ -288,7 +288,7 @@ class Search:
         put_by = cost * min(1.0, since / EVALUATE_EVERY)
         more = max(0.0, rest - cost * scored - put_by) // len(AMOUNTS)
         rows = first + min(int(more), MOST_ROWS - first)
-        return Plan(min(policy.search_rows, rows), scored, origins=origins)
+        return EpochPlan(min(policy.search_rows, rows), scored, origins=origins)
 
     def _has_new_bases(self, counting: Counting) -> bool:
         """Return whether nobody knows what the rate does along the bases of the oldest epoch without a
@@ -304,7 +304,7 @@ class Search:
         self._credit = min(self._credit, self._dearest)
 
     def ended(
-        self, epoch: int, found: Found | None, forwards: int, *, scored: bool, counting: Counting
+        self, epoch: int, found: SearchResult | None, forwards: int, *, scored: bool, counting: Counting
     ) -> None:
         """Take note of what was measured of an epoch, and of what it cost."""
         self._credit -= forwards

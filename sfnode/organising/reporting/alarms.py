@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.organising.evaluation.health import Verdict
+from sfnode.organising.evaluation.health import HealthVerdict
 from sfnode.printable import command
 from sfnode.schema.metrics import metric_of, result_in_words
 from sfnode.schema.node_state import RunHealth
@@ -40,7 +40,7 @@ class Silence(NamedTuple):
 
 
 def alarms(
-    verdict: Verdict,
+    verdict: HealthVerdict,
     feed: ControlFeed,
     counting: Counting,
     silence: Silence | None,
@@ -71,7 +71,7 @@ def shown(error: UserError) -> AlarmStatus:
     return AlarmStatus(code=f"SF{error.code:03d}", what=error.what, fix=error.fix)
 
 
-def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:
+def _worse(verdict: HealthVerdict, counting: Counting, here: bool) -> UserError:
     assert verdict.latest is not None  # the caller has seen it
     others = " and ".join(map(result_in_words, verdict.worse_than))
     what = f"the run gets worse: {result_in_words(verdict.latest)}, after {others}"
@@ -85,7 +85,7 @@ def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:
     return UserError(Code.RUN_GETS_WORSE, what, fix if here else PAUSE_IF_YOU_LIKE)
 
 
-def _no_better(verdict: Verdict, counting: Counting, here: bool) -> UserError:
+def _no_better(verdict: HealthVerdict, counting: Counting, here: bool) -> UserError:
     assert verdict.best is not None
     assert verdict.base is not None
     trained = metric_of(verdict.base.metric).trained

@@ -13,14 +13,14 @@ from typing import Protocol
 from sfnode.manifest import Manifest
 from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.health import Verdict
-from sfnode.organising.evaluation.origins import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Origins
-from sfnode.organising.organiser import State
+from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, MembersEvidence
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.alarms import Silence, alarms
+from sfnode.organising.reporting.run_history import Results
 from sfnode.organising.sequel import link_in
 from sfnode.printable import command
 from sfnode.schema.metrics import model_in_words, result_in_words
-from sfnode.schema.node_state import HEALTH_WORDS, RunHealth, Wait
+from sfnode.schema.node_state import HEALTH_WORDS, Wait
 from sfnode.schema.organising import (
     Change,
     EpochEvaluation,
@@ -44,15 +44,13 @@ from sfprotocol.decisions import (
     Announce,
     Bases,
     Decision,
-    Evaluated,
     Invite,
     Recorded,
     Seal,
-    Void,
     read,
 )
 from sfprotocol.messages import Feed, Petition
-from sfprotocol.organised import Organised, Standing
+from sfprotocol.organised import Membership, Organised
 from sfprotocol.petitions import SEND_AGAIN
 from sfprotocol.worths import WORTH_ONE
 
@@ -76,17 +74,17 @@ KEY_DIGITS = 8
 """Hex digits of a key by which the owner admits a newcomer."""
 
 
-class Desk(Protocol):
+class Organising(Protocol):
     """The organiser of a node that has its key."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> OrganiserState: ...
 
     def petitions(self) -> list[Petition]:
         """Return those that wait for the owner."""
         ...
 
-    async def wish(self, decision: Decision) -> str | None:
+    async def decide(self, decision: Decision) -> str | None:
         """Sign the owner's decision, or return the reason for which it would change nothing."""
         ...
 
@@ -103,12 +101,9 @@ class Reports:
         """Seals when it was last looked at, and the time at which the last one came since the start."""
         self._waiting_since, self._look_at = float("inf"), now
         """Time since which updates wait without a decision, and of the next look at that."""
-        self._noted: list[Decision] = []
-        """The decisions so far that say how the model does, or are announcements."""
-        self._read, self._chain = 0, b""
-        """Decisions that were looked through, and the chain hash after them."""
-        self._verdict = Verdict(RunHealth.UNKNOWN)
-        self._origins = Origins(kept=manifest.training.trains_a_head)
+        self._results = Results()
+        self._verdict = self._results.verdict()
+        self._origins = MembersEvidence(kept=manifest.training.trains_a_head)
 
     @property
     def counting(self) -> Counting:
@@ -118,9 +113,9 @@ class Reports:
     def _feed(self) -> ControlFeed:
         return self._organised.control.feed
 
-    def status(self, desk: Desk | None) -> OrganiserStatus:
-        """Return the state of the run; `desk` is the organiser if it is here."""
-        counting, feed, noted = self.counting, self._feed, self._look()
+    def status(self, organising: Organising | None) -> OrganiserStatus:
+        """Return the state of the run; `organising` is the organiser if it is here."""
+        counting, feed, results = self.counting, self._feed, self._look()
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
             run_name=self._manifest.name,
@@ -142,15 +137,15 @@ class Reports:
             behind=self._organised.behind,
             bases=[SubspaceBases(subspace=one.subspace, digest=one.digest.hex()) for one in counting.bases],
             next_subspace=counting.next_subspace(),
-            organiser=desk.state.value if desk else None,
-            petitions=len(desk.petitions()) if desk else None,
+            organiser=organising.state.value if organising else None,
+            petitions=len(organising.petitions()) if organising else None,
             health=self._health(),
             evaluations=self.evaluations(),
             doubted=self._doubted(),
-            announcements=[said.text for said in noted if isinstance(said, Announce)][-ANNOUNCEMENTS:],
+            announcements=results.announcements[-ANNOUNCEMENTS:],
         )
 
-    def run(self, own: Feed | None, desk: Desk | None, now: float) -> RunStatus:
+    def run(self, own: Feed | None, organising: Organising | None, now: float) -> RunStatus:
         """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
         counting = self.counting
         number = counting.number(own) if own else None
@@ -160,7 +155,7 @@ class Reports:
             members=len(counting.members),
             behind=self._organised.behind,
             seconds_since_seal=self._since_seal(now),
-            organiser=desk.state.value if desk else None,
+            organiser=organising.state.value if organising else None,
             member=None if number is None else number // INCARNATIONS,
             quota=None if number is None else self._organised.quota(number // INCARNATIONS),
             room=None if number is None else self._organised.room(own),
@@ -169,45 +164,47 @@ class Reports:
             announced=self._announced(),
         )
 
-    def alarms(self, desk: Desk | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
+    def alarms(self, organising: Organising | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
         """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
         self._look()
         waits = now - self._waiting_since
         silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
         own_number = self.counting.number(own) if own else None
         own_evidence = None if own_number is None else self._evidence(own_number // INCARNATIONS)
-        return alarms(self._verdict, self._feed, self.counting, silence, own_evidence, here=desk is not None)
+        return alarms(
+            self._verdict, self._feed, self.counting, silence, own_evidence, here=organising is not None
+        )
 
-    def wait(self, own: Feed | None, asked: float | None, desk: Desk | None) -> WaitStatus | None:
+    def wait(self, own: Feed | None, asked: float | None, organising: Organising | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
         asked to be admitted."""
         if own is None or self.counting.complete:
             return None
-        match self._organised.standing(own):
-            case Standing.UNKNOWN:
+        match self._organised.membership(own):
+            case Membership.UNKNOWN:
                 text = "a decision of the organiser is of a later version: upgrade sfnode"
                 return WaitStatus(reason=Wait.UNKNOWN_DECISION, text=text)
-            case Standing.STRANGER:
-                return self._not_admitted(own, asked, desk)
-            case Standing.REVOKED:
+            case Membership.STRANGER:
+                return self._not_admitted(own, asked, organising)
+            case Membership.REVOKED:
                 text = "the organiser has revoked its admission, so that nothing it makes would count"
                 why = self._said_of(own) or self._harm_of(own)
                 return WaitStatus(reason=Wait.REVOKED, text=text + why)
-            case Standing.AHEAD:
+            case Membership.AHEAD:
                 text = "decisions are lacking here that its own updates follow from; peers are asked for them"
                 return WaitStatus(reason=Wait.DECISIONS, text=text)
-            case Standing.BEGINNING:
+            case Membership.BEGINNING:
                 text = "it waits for the checkpoint with which it is to begin"
                 return WaitStatus(reason=Wait.HISTORY, text=text)
-            case Standing.OUTDATED:
+            case Membership.OUTDATED:
                 text = (
                     "the checkpoint with which it begins does not count any more, and a later one has to come"
                 )
                 return WaitStatus(reason=Wait.HISTORY, text=text)
-            case Standing.ENOUGH:
+            case Membership.ENOUGH:
                 text = "what is closed reaches the budget: the run is complete with the seals to come"
                 return WaitStatus(reason=Wait.SEALS, text=text)
-            case Standing.MEMBER:
+            case Membership.MEMBER:
                 return None if self._organised.room(own) else self._no_room(own)
 
     def news(self, now: float) -> list[str]:
@@ -231,7 +228,7 @@ class Reports:
 
     def evaluations(self) -> list[EpochEvaluation]:
         """Return what the organiser has measured on the validation rows: the last ones, oldest first."""
-        return health.evaluations(self._look())[-EVALUATIONS:]
+        return self._look().evaluations[-EVALUATIONS:]
 
     def seals(self, since: int) -> list[Seal]:
         """Return the seals of the epochs from `since` on, in their order."""
@@ -253,10 +250,10 @@ class Reports:
             total=len(found), offset=query.offset, members=[self._member(n, invitations) for n in page]
         )
 
-    def petitions(self, desk: Desk | None) -> PetitionList:
+    def petitions(self, organising: Organising | None) -> PetitionList:
         """Return the newcomers that wait for the owner: none where the organiser is not."""
         run_id = self._manifest.run_id
-        waiting = desk.petitions() if desk else []
+        waiting = organising.petitions() if organising else []
         return PetitionList(
             petitions=[
                 PetitionStatus(
@@ -361,23 +358,23 @@ class Reports:
         )
 
     def _announced(self) -> str | None:
-        said = [one.text for one in self._look() if isinstance(one, Announce)]
+        said = self._look().announcements
         return said[-1] if said else None
 
     def sequel(self) -> str | None:
         """Return the link to the run as which this one goes on, as announced last; None if it was not."""
-        links = [link_in(one.text) for one in self._look() if isinstance(one, Announce)]
-        return next((link for link in reversed(links) if link), None)
+        links = map(link_in, reversed(self._look().announcements))
+        return next(filter(None, links), None)
 
     def _since_seal(self, now: float) -> float | None:
         return now - self._sealed_at if math.isfinite(self._sealed_at) else None
 
-    def _not_admitted(self, own: Feed, asked: float | None, desk: Desk | None) -> WaitStatus:
-        if desk is not None:
+    def _not_admitted(self, own: Feed, asked: float | None, organising: Organising | None) -> WaitStatus:
+        if organising is not None:
             text = (
-                f"not admitted yet: the organiser here is {desk.state.value} and signs once peers have told "
+                f"not admitted yet: the organiser here is {organising.state.value} and signs once peers have "
             )
-            return WaitStatus(reason=Wait.ORGANISER, text=f"{text}which of its decisions they have")
+            return WaitStatus(reason=Wait.ORGANISER, text=f"{text}told which of its decisions they have")
         if asked is None:
             text = "not admitted yet: it computes the proof of work that asks for that"
             return WaitStatus(reason=Wait.WORK, text=text)
@@ -389,8 +386,7 @@ class Reports:
 
     def _said_of(self, own: Feed) -> str:
         """Return what the organiser has announced of an origin last; empty if nothing."""
-        said = [one.text for one in self._look() if isinstance(one, Announce)]
-        named = [text for text in said if own.origin.hex()[:KEY_DIGITS] in text]
+        named = [text for text in self._look().announcements if own.origin.hex()[:KEY_DIGITS] in text]
         return f". It says: {named[-1]}" if named else ""
 
     def _harm_of(self, own: Feed) -> str:
@@ -443,19 +439,13 @@ class Reports:
             lines.append(", ".join([f"{words}: {result_in_words(verdict.latest)}", *beside]))
         return lines
 
-    def _look(self) -> list[Decision]:
-        """Look through the decisions that are new; through all if those from before are not here any more."""
-        feed = self._feed
-        if (feed.stop, feed.chain) == (self._read, self._chain):
-            return self._noted
-        self._origins.follow(feed)
-        if feed.stop < self._read or feed.chains[self._read] != self._chain:
-            self._noted, self._read = [], 0
-        decisions = (read(entry.record).decision for entry in feed.entries[self._read :])
-        self._noted += [said for said in decisions if isinstance(said, Announce | Evaluated | Void)]
-        self._read, self._chain = feed.stop, feed.chain
-        self._verdict = health.verdict(self._noted)
-        return self._noted
+    def _look(self) -> Results:
+        """Return what all decisions of now tell."""
+        results, read = self._results, self._results.read
+        if results.follow(self._feed.entries).read != read:
+            self._verdict = results.verdict()
+        self._origins.follow(self._feed)
+        return results
 
 
 def _numbers(counting: Counting) -> dict[str, int]:

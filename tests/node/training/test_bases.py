@@ -181,8 +181,8 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
     b = await swarm.join("b")
     assert a.node.organising
     subspace = a.machine.organised.counting.next_subspace()
-    assert await a.node.organising.wish(Bases(0, bytes.fromhex(second))) is not None
-    assert await a.node.organising.wish(Bases(subspace, bytes.fromhex(second))) is None
+    assert await a.node.organising.decide(Bases(0, bytes.fromhex(second))) is not None
+    assert await a.node.organising.decide(Bases(subspace, bytes.fromhex(second))) is None
     schedule = Bases(0, bytes.fromhex(first)), Bases(subspace, bytes.fromhex(second))
     await b.until(lambda: has(b, second))
     await a.until(lambda: a.machine.complete)

@@ -114,7 +114,7 @@ def test_a_seal_skips_what_was_revoked_since_its_close_and_tells_no_result_of_an
     bench.update(ANNE, 50)
     bench.update(BOB, 50)
     bench.advance(2)
-    bench.wish(Revoke(1, 0))
+    bench.decide(Revoke(1, 0))
     bench.evaluated(0.5)
     bench.advance(5)
     (seal,) = bench.of(Seal)

@@ -11,8 +11,8 @@ from sfnode.organising.evaluation.line_search import (
     FIRST_ROWS,
     LATE_SCALE,
     SURE_ROWS,
-    Found,
     LineSearch,
+    SearchResult,
     next_rate,
 )
 from sfprotocol.decisions import RATE_ONE
@@ -132,8 +132,8 @@ def test_an_epoch_that_gives_no_numbers_is_worth_what_still_gives_some() -> None
     assert searched(np.full((64, len(AMOUNTS)), np.nan)).found.factor == 0.0
 
 
-def at(factor: float) -> Found:
-    return Found(factor, 2 * factor, 100)
+def at(factor: float) -> SearchResult:
+    return SearchResult(factor, 2 * factor, 100)
 
 
 def test_a_rate_is_divided_by_four_at_most_while_the_run_is_young_and_by_two_later() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sfnode.organising.evaluation import panel
-from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.evaluation.origins import OUTLIER, SCORE_ONE, Brought, Origins, weights_of
+from sfnode.organising.evaluation.evidence import OUTLIER, SCORE_ONE, MembersEvidence, weights_of
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.panel import (
     ASKED_AGAIN,
     BEYOND,
@@ -19,19 +19,22 @@ from sfnode.organising.evaluation.panel import (
     LATE,
     QUORUM,
     SILENCES,
-    Finding,
+    PanelFinding,
     Panels,
     apart,
     disputed,
     middle,
 )
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
-from sfnode.organising.events import Evaluate, EvaluationEnded, FindingHeard
+from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.decisions import Announce, Part, Revoke, Seal, Validators, Worth
+from sfprotocol.events import FindingHeard
+from sfprotocol.messages import Feed
 from tests.bench import evidence_cost
 from tests.bench.validators import Run as Simulated
 from tests.organising.bench import Bench, feed_of
-from tests.organising.test_members import MEASURED
+from tests.organising.test_sanctions import MEASURED
 
 NAMES = ("anne", "bob", "cleo", "dora", "eve", "finn")
 EVERYBODY = tuple(range(len(NAMES)))
@@ -46,8 +49,8 @@ def parts(*scores: float, weight: float = 1.0, updates: int = 36) -> tuple[Part,
     )
 
 
-def findings(*said: tuple[Part, ...]) -> list[Finding]:
-    return [Finding(ROWS, one) for one in said]
+def findings(*said: tuple[Part, ...]) -> list[PanelFinding]:
+    return [PanelFinding(ROWS, one) for one in said]
 
 
 def scores(found: tuple[Part, ...]) -> list[float]:
@@ -110,7 +113,7 @@ class Run:
 
     def __init__(self, *validators: int) -> None:
         self.bench = Bench(policy=MEASURED, budget=1_000_000).begin(*NAMES, quota=1 << 20)
-        self.bench.wish(Validators(validators or EVERYBODY[:5]))
+        self.bench.decide(Validators(validators or EVERYBODY[:5]))
         self.own: tuple[float, ...] | None = (2.0,) * 6
         self.answered = 0
 
@@ -124,7 +127,7 @@ class Run:
         return epoch
 
     def tell(self, epoch: int, member: int, *said: float) -> None:
-        self.bench.do(FindingHeard(epoch, member, ROWS, parts(*said)))
+        self.bench.do(FindingHeard(member, epoch, ROWS, parts(*said)))
 
     def wait(self, seconds: float = 10.0) -> None:
         """Let time pass; whatever the organiser asks for is measured at once."""
@@ -138,15 +141,15 @@ class Run:
     def answer(self, plan: Evaluate) -> None:
         bench = self.bench
         cost = plan.origins * ORIGIN_FORWARDS + plan.rows * len(AMOUNTS) + plan.scored * 256
-        found = Found(1.0, 2.0, FIRST_ROWS) if plan.rows else None
-        told: tuple[Brought, ...] = ()
+        found = SearchResult(1.0, 2.0, FIRST_ROWS) if plan.rows else None
+        shares = dict[Feed, StepShare]()
         if plan.origins and self.own:
             said = zip(bench.counting.moved(plan.epoch), self.own, strict=True)
-            told = tuple(
-                Brought(bench.counting.feed(feed), 36, score * 6, 36.0, score * 6e-3, 1e-4)
+            shares = {
+                bench.counting.feed(feed): StepShare(36, score * 6, 36.0, score * 6e-3, 1e-4)
                 for feed, score in said
-            )
-        bench.do(EvaluationEnded(plan.epoch, None, None, None, found, cost, brought=told))
+            }
+        bench.do(EvaluationEnded(plan.epoch, None, None, None, found, cost, shares=shares))
 
     @property
     def checked(self) -> list[int]:
@@ -283,7 +286,7 @@ def test_numbers_that_no_decision_can_hold_stop_no_organiser(liars: int) -> None
             part._replace(worth=(1 << 63) - 1, score=(1 << 63) - 1) if lies else part
             for part in parts(*HONEST)
         )
-        run.bench.do(FindingHeard(epoch, member, (1 << 32) - 1 if lies else ROWS, told))
+        run.bench.do(FindingHeard(member, epoch, (1 << 32) - 1 if lies else ROWS, told))
     run.wait(LATE + 10)
     (worth,) = run.bench.of(Worth)
     assert worth.rows == (4 * ROWS if liars == 1 else (1 << 32) - 1)
@@ -327,10 +330,10 @@ def test_findings_are_judged_once_however_long_their_check_takes(monkeypatch: py
 
 def test_nothing_is_kept_of_sealed_epochs_by_an_organiser_who_asks_no_panel() -> None:
     run = Run()
-    panels = Panels(Origins(), 0.0)
+    panels = Panels(MembersEvidence(), 0.0)
     for _ in range(4):
         epoch = run.close()
-        panels.hear(FindingHeard(epoch, 0, ROWS, parts(*HONEST)), run.bench.counting, 0.0)
+        panels.hear(FindingHeard(0, epoch, ROWS, parts(*HONEST)), run.bench.counting, 0.0)
         run.wait(FINDINGS_WAIT + 10)
     assert len(panels._heard) == 1
 
@@ -379,7 +382,7 @@ def test_figures_of_a_panel_alone_revoke_nobody(own: tuple[float, ...] | None) -
 
 def test_nor_do_they_once_those_of_whom_nothing_is_said_are_left_out() -> None:
     """Without the first member the usual score is larger, by which the second one would do harm."""
-    run, known = Run(), Origins()
+    run, known = Run(), MembersEvidence()
     panels = Panels(known, 0.0)
     for epoch in range(3):
         known.take(Worth(epoch, ROWS, parts(-3, -2, 1, 2, 3)))
@@ -387,7 +390,7 @@ def test_nor_do_they_once_those_of_whom_nothing_is_said_are_left_out() -> None:
         run.close()
         run.wait(FINDINGS_WAIT + 10 if run.bench.counting.open_epoch < 4 else 0)
     for member in range(5):
-        panels.hear(FindingHeard(3, member, ROWS, parts(-6, -4, 1, 2, 3)), run.bench.counting, 0.0)
+        panels.hear(FindingHeard(member, 3, ROWS, parts(-6, -4, 1, 2, 3)), run.bench.counting, 0.0)
     (worth,) = panels.settle(3, check=False)
     assert [part.feed // 64 for part in worth.parts] == [2, 3, 4]
     known.take(worth)
@@ -396,7 +399,7 @@ def test_nor_do_they_once_those_of_whom_nothing_is_said_are_left_out() -> None:
 
 def test_who_is_revoked_measures_no_more() -> None:
     run = Run()
-    run.bench.wish(Revoke(3, 0))
+    run.bench.decide(Revoke(3, 0))
     run.wait()
     assert run.bench.of(Validators)[-1] == Validators((0, 1, 2, 4))
     assert not run.bench.of(Announce)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import (
     EVALUATE_EVERY,
     FAR_OFF,
@@ -53,7 +53,7 @@ class Run:
         base = scores(0.5) if plan.scored and not self.bench.of(Evaluated) else None
         forwards += ROWS if base else 0
         self.spent += forwards
-        found = Found(factor, 2 * factor, rows) if rows else None
+        found = SearchResult(factor, 2 * factor, rows) if rows else None
         result = scores(0.6) if plan.scored else None
         self.bench.do(EvaluationEnded(plan.epoch, result, base, None, found, forwards))
         self.bench.advance(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfnode.organising.evaluation.health import published
-from sfnode.organising.organiser import State
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.reports import LOOK_INTERVAL, SILENT_TIME, UNANSWERED_TIME, Reports
 from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.status import AlarmStatus, WaitStatus
@@ -154,9 +154,9 @@ def test_a_run_that_gets_worse_says_so_and_what_to_take_back_first(
 ) -> None:
     seal(node, 5)
     node.decide(told(0, 0.5, base=True), told(1, 0.6))
-    assert reports.alarms(node.desk, 0.0) == []
+    assert reports.alarms(node.organising, 0.0) == []
     node.decide(told(3, 0.3))
-    (alarm,) = reports.alarms(node.desk, 0.0)
+    (alarm,) = reports.alarms(node.organising, 0.0)
     assert alarm.code == "SF070"
     assert alarm.what == (
         "the run gets worse: accuracy 0.300 (0.280-0.320) of epoch 3, after accuracy 0.500 (0.480-0.520) of "
@@ -164,7 +164,7 @@ def test_a_run_that_gets_worse_says_so_and_what_to_take_back_first(
     )
     assert alarm.fix.startswith("First take back what made it worse: `sfnode organise void 2-4`.")
     node.decide(Void(2, 4, ()))
-    assert reports.alarms(node.desk, 0.0) == []
+    assert reports.alarms(node.organising, 0.0) == []
     assert reports.run(None, None, 0.0).health.verdict is RunHealth.BETTER
 
 
@@ -185,7 +185,7 @@ def test_a_run_without_a_gain_after_a_quarter_of_its_budget_says_so(
     node.decide(*sealed(node, 9), told(0, 0.51))
     assert reports.alarms(None, 0.0) == []
     node.decide(*sealed(node, 1), told(1, 0.49))
-    (alarm,) = reports.alarms(node.desk, 0.0)
+    (alarm,) = reports.alarms(node.organising, 0.0)
     assert (alarm.code, alarm.what) == (
         "SF071",
         "no gain can be seen: 10 of 40 updates count, and the best of all seals, accuracy 0.510 "
@@ -206,7 +206,7 @@ def test_a_frozen_run_says_so_and_that_training_goes_on(node: OrganisedNode, rep
     assert alarm.code == "SF072"
     assert "Training goes on within quotas" in alarm.what
     assert "nothing to do" in alarm.fix
-    assert "`sfnode organise hand-over`" in reports.alarms(node.desk, 0.0)[0].fix
+    assert "`sfnode organise hand-over`" in reports.alarms(node.organising, 0.0)[0].fix
 
 
 def test_an_organiser_is_silent_once_updates_have_waited_for_long(
@@ -243,7 +243,7 @@ def test_a_decision_of_a_later_version_is_an_alarm(
 
 def waits(node: OrganisedNode, asked: float | None = None, *, organises: bool = False) -> WaitStatus | None:
     reports: Reports = node.api.reports
-    return reports.wait(node.swarm["a"].own, asked, node.desk if organises else None)
+    return reports.wait(node.swarm["a"].own, asked, node.organising if organises else None)
 
 
 def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
@@ -254,7 +254,7 @@ def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
     assert (first.reason, asked.reason) == (Wait.WORK, Wait.PETITION)
     assert asked.text == "not admitted yet: it has asked for that 12 s ago"
     assert f"`sfnode organise admit {A.hex()[:8]}`" in long_ago.text
-    node.desk.state = State.RESTARTED
+    node.organising.state = OrganiserState.RESTARTED
     organiser = waits(node, organises=True)
     assert organiser
     assert organiser.reason is Wait.ORGANISER

@@ -93,18 +93,16 @@ def test_what_every_client_has_brought_is_measured_of_what_the_close_has_named(t
 
     run._keeper._measure = measured  # type: ignore[union-attr]
     advance(run, SEARCHED, 0, SEARCHED.steps)
-    assert [one.epoch for one in told] == [epoch for epoch, _ in run.brought]
+    assert [one.epoch for one in told] == [epoch for epoch, _ in run.shares]
     counting = run._keeper.machine.organised.counting  # type: ignore[union-attr]
     for one in told:
         before, after = counting.positions(one.epoch - 1), counting.positions(one.epoch)
         wanted = {counting.feed(feed): stop - before.get(feed, 0) for feed, stop in after.items()}
-        assert {brought.feed: brought.updates for brought in one.brought} == {
-            f: n for f, n in wanted.items() if n
-        }
+        assert {f: share.updates for f, share in one.shares.items()} == {f: n for f, n in wanted.items() if n}
         assert one.forwards >= 4 * 16
-        for brought in one.brought:
-            scalars = next(feed.scalars for feed in run.feeds if feed.feed == brought.feed)
-            assert brought.squares > 0 or not any(scalars)
+        for of, share in one.shares.items():
+            scalars = next(feed.scalars for feed in run.feeds if feed.feed == of)
+            assert share.squares > 0 or not any(scalars)
 
 
 @pytest.mark.parametrize("cell", [OPEN, ORGANISED], ids=["open", "organised"])

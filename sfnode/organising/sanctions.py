@@ -1,8 +1,7 @@
-"""Members in the eyes of an organiser: whose work its seals count, and what follows for whom.
+"""Sanctions in the eyes of an organiser: whose work its seals count, and what follows for whom.
 
-The owner's word is the last one, and is remembered as long as this organiser runs. Without one the evidence
-speaks (`origins`): it is a function of the control feed, in which what was measured is signed first. Whose
-work evidently does harm is revoked, and what it has brought since is void.
+The evidence speaks (`origins`): it is a function of the control feed, in which what was measured is signed
+first. Whose work evidently does harm is revoked, and what it has brought since is void.
 """
 
 from __future__ import annotations
@@ -10,25 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from sfnode.organising import wishes
+from sfnode.organising import owner_decisions
+from sfnode.organising.evaluation.evidence import NEWCOMER, OFTEN, MembersEvidence
 from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
-from sfnode.organising.evaluation.origins import NEWCOMER, OFTEN, Origins
 from sfnode.organising.guard import Guard
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Decision, Oversized, Recount, Revoke, Void, Worth
 
 
-class Members:
+class Sanctions:
     """The members of a run, as its organiser sees them."""
 
-    def __init__(self, evidence: Origins, *, judged: bool, revoked: bool) -> None:
+    def __init__(self, evidence: MembersEvidence, *, judged: bool, revoked: bool) -> None:
         """`evidence` is kept up to date by whoever reads the decisions. `judged`: seals follow it; `revoked`:
         so do revocations."""
         self._evidence = evidence
         self._judged = judged
         self._revoked = judged and revoked
-        self._trust: dict[int, bool] = {}
-        """The owner's word: whether seals count a member's work."""
         self._oversized: set[Recount] = set()
         """Work that waits for the seal before the end, as decisions tell."""
         self._too_large = Counter[int]()
@@ -40,11 +37,7 @@ class Members:
         self._sanctions: list[Decision] = []
         """Decisions that follow from evident harm, until they are signed."""
         self._sanctioned: set[int] = set()
-        """Members about whom that was decided."""
-
-    def trust(self, member: int, trusted: bool) -> None:
-        """Remember the owner's word on a member."""
-        self._trust[member] = trusted
+        """Sanctions about whom that was decided."""
 
     def measured(self, worths: Iterable[Worth]) -> None:
         """Have it signed what was measured."""
@@ -52,7 +45,7 @@ class Members:
 
     def trusted(self, member: int) -> bool:
         """Return whether the work of a member counts."""
-        return self._trust.get(member, not self._judged or self._evidence.trusts(member))
+        return not self._judged or self._evidence.trusts(member)
 
     def outlier(self, number: int, epoch: int) -> bool:
         """Return whether what the close of an epoch has named of a feed evidently is no measurement."""
@@ -90,8 +83,7 @@ class Members:
         if self._worths:
             return self._worths.pop(0)
         if self._revoked:
-            found = (member for member in self._evidence.harmful if not self._trust.get(member, False))
-            for member in sorted(set(found) - self._sanctioned):
+            for member in sorted(self._evidence.harmful - self._sanctioned):
                 self._sanctioned.add(member)
                 since, last = self._evidence.members[member].harm_since or 0, counting.sealed - 1
                 self._sanctions.append(Revoke(member, since))
@@ -99,7 +91,7 @@ class Members:
                     self._sanctions.append(Void(since, last, (member,)))
         while self._sanctions:
             sanction = self._sanctions.pop(0)
-            if wishes.refusal(counting, sanction) is None:
+            if owner_decisions.refusal(counting, sanction) is None:
                 return sanction
         return None
 
@@ -107,16 +99,15 @@ class Members:
         self, counting: Counting, judgement: Judgement, guard: Guard | None, *, last: bool, rate: int
     ) -> tuple[Recount, ...]:
         """Return what seals have skipped and the next one is to count: what the judge says, and work of
-        members whom the owner trusts, or for whom there is enough evidence, of epochs with this `rate` at
-        most; `last`: the run is about to end. It stays skipped where they may have been revoked when they
-        made it, where it would evidently do harm, where the guard has taken back what it brings, and where
-        its author makes work that is too large again and again."""
+        members for whom there is enough evidence, of epochs with this `rate` at most; `last`: the run is
+        about to end. It stays skipped where they may have been revoked when they made it, where it would
+        evidently do harm, where the guard has taken back what it brings, and where its author makes work that
+        is too large again and again."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
         evidence = self._evidence
         known = evidence.members.items() if self._judged else ()
         trusted = {number for number, one in known if (one.recounted_at_last if last else one.recounted)}
         trusted = {number for number in trusted if not self._often_too_large(number, counting)}
-        trusted = {one for one in trusted | self._trust.keys() if self._trust.get(one, True)}
         never = evidence.outliers | judgement.recounted
         never |= set() if last else self._oversized
         for number in sorted(trusted):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from sfnode.organising.evaluation import health
-from sfnode.organising.reporting.chronicle import chronicle
+from sfnode.organising.reporting.run_history import RunHistory
 from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.history import HistoryEntry
+from sfnode.stats.history import timeline_entry
 from sfprotocol import decisions
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -30,6 +35,8 @@ from sfprotocol.decisions import (
     Void,
 )
 from sfprotocol.messages import Entry, Succession
+from sfprotocol.names import Names
+from tests.organising.bench import feed_of
 from tests.protocol.feeds import origin_of
 from tests.store.organised import ORGANISED
 
@@ -41,8 +48,12 @@ def entries(*said: Decision, term: int = 0) -> list[Entry]:
     return [Entry(term, decisions.encode(decision), bytes(64)) for decision in said]
 
 
+def history(entries: list[Entry], *successions: Succession) -> list[HistoryEntry]:
+    return RunHistory(ORGANISED).follow(entries).entries(successions)
+
+
 def words(*said: Decision) -> list[tuple[str, str]]:
-    return [(entry.kind, entry.text) for entry in chronicle(ORGANISED, entries(*said))]
+    return [(entry.kind, entry.text) for entry in history(entries(*said))]
 
 
 def close(epoch: int, steps: int) -> Close:
@@ -75,7 +86,7 @@ def seal(epoch: int) -> Seal:
 )
 def test_every_decision_has_words(decision: Decision, text: str) -> None:
     record = b"\x92\x62\x90" if isinstance(decision, Unknown) else decisions.encode(decision)
-    found = chronicle(ORGANISED, [*entries(ADMIT), Entry(0, record, bytes(64))])
+    found = history([*entries(ADMIT), Entry(0, record, bytes(64))])
     assert (found[1].kind, found[1].text, found[1].position) == (type(decision).__name__.lower(), text, 1)
 
 
@@ -145,6 +156,42 @@ def test_closes_and_seals_without_effect_are_left_out() -> None:
 
 def test_a_succession_stands_before_the_first_decision_of_its_term() -> None:
     handed = Succession(1, 1, bytes(32), origin_of("b"), ())
-    found = chronicle(ORGANISED, [*entries(ADMIT), *entries(Finish(), term=1)], [handed])
+    found = history([*entries(ADMIT), *entries(Finish(), term=1)], handed)
     assert [entry.kind for entry in found] == ["admit", "succession", "finish"]
     assert found[1].text == f"another key organises from here on: {origin_of('b').hex()[:16]}"
+
+
+def test_stored_decisions_are_shown_as_ever() -> None:
+    """What `log`, `leaderboard`, the timeline and the health of a run say, in JSON, of a file's decisions."""
+    golden = json.loads((Path(__file__).parent / "history.json").read_text(encoding="utf-8"))
+    records = [
+        Entry(term, bytes.fromhex(record), place.to_bytes(64, "big"))
+        for place, (term, record) in enumerate(golden["records"])
+    ]
+    names = {feed_of("anne").origin: Names("Anne", "Owls"), feed_of("eve").origin: Names("Eve", "")}
+    found = RunHistory(ORGANISED, names)
+    for stop in range(0, len(records), 7):  # as they come
+        found.follow(records[:stop])
+    found.follow(records)
+    shown = found.entries([Succession(1, len(records) - 2, bytes(32), bytes(range(32)), ())])
+    assert [one.model_dump(mode="json") for one in shown] == golden["history"]
+    assert [timeline_entry(one).model_dump(mode="json") for one in shown] == golden["timeline"]
+    members = [one.model_dump(mode="json") for one in found.members()]
+    assert [(one.pop("rank"), one.pop("name")) for one in members][3:] == [(4, None), (5, "Eve")]
+    assert members == golden["leaderboard"]
+    verdict = found.verdict()
+    assert verdict.health.value == golden["verdict"]["health"]
+    for name in ("latest", "best", "base"):
+        assert getattr(verdict, name).model_dump(mode="json") == golden["verdict"][name]
+
+
+def test_decisions_that_are_gone_are_forgotten() -> None:
+    def signed(term: int, *said: Decision) -> list[Entry]:
+        return [one._replace(signature=bytes([term, n])) for n, one in enumerate(entries(*said, term=term))]
+
+    first = signed(0, ADMIT, Announce("one"), Announce("two"))
+    found = RunHistory(ORGANISED).follow(first)
+    found.follow([*first[:1], *signed(1, Announce("three"))])
+    assert found.announcements == ["three"]
+    assert len(found.counting.members) == 1
+    assert [one.kind for one in found.entries()] == ["admit", "succession", "announce"]

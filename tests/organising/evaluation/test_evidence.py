@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sfnode.organising.evaluation.origins import (
+from sfnode.organising.evaluation.evidence import (
     EXTREME,
     LEAST_MEMBERS,
     MOST_EVIDENCE,
@@ -21,11 +21,12 @@ from sfnode.organising.evaluation.origins import (
     SCORE_ONE,
     TRUSTED_FROM,
     WORTHWHILE,
-    Brought,
     Evidence,
-    Origins,
-    said,
+    MembersEvidence,
+    parts_of,
+    worths_of,
 )
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     MAX_DECISION,
@@ -71,7 +72,7 @@ class Swarm:
         """`tail`: standard deviation of the logarithm of the size of an update's scalar."""
         self._tail = tail
         self.hostile = int(HOSTILE * members) if attack else 0
-        self.origins, self.epoch = Origins(), 0
+        self.origins, self.epoch = MembersEvidence(), 0
         self._rng, self._attack = np.random.default_rng(seed), attack
         factors = 1 + spread * self._rng.uniform(-1, 1, members)
         self._rho = np.clip(rho * factors, 0, 0.95)[:, None]
@@ -192,7 +193,7 @@ def test_flips_of_three_in_ten_show_in_the_first_epoch_though_scalars_agree_litt
     """Mean scores of an update as measured on AG News: the median of all is 0.14, that of the honest 0.28."""
     drifts = (0.47, 0.06, 0.04, 0.28, 0.57, 0.22, 0.33, -0.54, -0.34, -0.25)
     parts = [Part(64 * n, 19, 0, round(drift * math.sqrt(19) * SCORE_ONE)) for n, drift in enumerate(drifts)]
-    evidence = Origins()
+    evidence = MembersEvidence()
     evidence.take(Worth(0, 32, tuple(parts)))
     assert min(evidence.members[n].useful for n in range(7)) > TRUSTED_FROM - 0.2
     assert max(evidence.members[n].useful for n in range(7, 10)) < TRUSTED_FROM - 0.9
@@ -209,7 +210,7 @@ def test_who_differs_from_the_others_is_left_out_before_scores_alone_could_tell(
 def test_how_well_members_agree_is_drawn_towards_the_mean_by_what_chance_makes() -> None:
     """The squares of what 0.2, 0.2 and -0.2 differ by from their mean add up to 0.107. With 100 updates each
     chance makes 2/100 of it: 0.043 is left for each, and that is 0.8125 of it and its own 1/100 of chance."""
-    origins = Origins()
+    origins = MembersEvidence()
     scores = (2 * SCORE_ONE, 2 * SCORE_ONE, -2 * SCORE_ONE)
     origins.take(Worth(0, 64, tuple(Part(64 * n, 100, 0, score) for n, score in enumerate(scores))))
     likely = [0.2 / 3 + 0.8125 * (drift - 0.2 / 3) for drift in (0.2, 0.2, -0.2)]
@@ -220,7 +221,7 @@ def test_how_well_members_agree_is_drawn_towards_the_mean_by_what_chance_makes()
 
 def test_what_is_known_of_a_member_is_not_forgotten_sooner_for_its_many_feeds() -> None:
     def known(feeds: int) -> float:
-        origins = Origins()
+        origins = MembersEvidence()
         for epoch in range(20):
             bad = [Part(n, 64 // feeds, 0, round(-SCORE_ONE / math.sqrt(feeds))) for n in range(feeds)]
             good = [Part(64 * n, 64, 0, SCORE_ONE) for n in range(1, 10)]
@@ -231,7 +232,7 @@ def test_what_is_known_of_a_member_is_not_forgotten_sooner_for_its_many_feeds() 
 
 
 def test_who_makes_most_of_all_updates_does_not_say_what_is_usual() -> None:
-    origins = Origins()
+    origins = MembersEvidence()
     good = [Part(64 * n, 16, 0, SCORE_ONE) for n in range(1, 10)]
     origins.take(Worth(0, 64, (Part(0, 400, 0, -3 * SCORE_ONE), *good)))
     assert origins.members[0].agreement < WORTHWHILE
@@ -239,7 +240,7 @@ def test_who_makes_most_of_all_updates_does_not_say_what_is_usual() -> None:
 
 
 def test_epochs_that_a_member_had_to_itself_say_nothing_of_how_it_agrees() -> None:
-    origins = Origins()
+    origins = MembersEvidence()
     for epoch in range(0, 60, 2):
         parts = drifting(*[0.2] * 9, -0.2, updates=16)
         origins.take(Worth(epoch, 64, parts))
@@ -265,7 +266,7 @@ def drifting(*drifts: float, updates: int = UPDATES) -> tuple[Part, ...]:
 
 
 def test_a_newcomer_who_is_like_all_others_agrees_as_they_do() -> None:
-    origins = Origins()
+    origins = MembersEvidence()
     for epoch in range(20):
         origins.take(Worth(epoch, 64, drifting(0.6, 0.6, 0.6, 0.5, 0.4)))
     origins.take(Worth(20, 64, drifting(*[0.01] * 6)))
@@ -274,7 +275,7 @@ def test_a_newcomer_who_is_like_all_others_agrees_as_they_do() -> None:
 
 def test_along_a_head_rows_that_the_validation_rows_happen_to_disagree_with_add_up_to_nothing() -> None:
     """One honest member of four was skipped in all epochs of a run on SST-2."""
-    strict, kept = Origins(), Origins(kept=True)
+    strict, kept = MembersEvidence(), MembersEvidence(kept=True)
     for epoch in range(20):
         parts = [
             Part(64 * n, 768, 0, round(SCORE_ONE * score)) for n, score in enumerate((2.2, 1.7, 2.6, -1.1))
@@ -286,7 +287,7 @@ def test_along_a_head_rows_that_the_validation_rows_happen_to_disagree_with_add_
 
 
 def test_nor_does_that_hide_who_trains_on_wrong_labels() -> None:
-    origins = Origins(kept=True)
+    origins = MembersEvidence(kept=True)
     parts = [Part(64 * n, 768, 0, round(SCORE_ONE * score)) for n, score in enumerate((5.0, 4.0, 6.0, -4.0))]
     origins.take(Worth(0, 256, tuple(parts)))
     assert [origins.trusts(member) for member in range(4)] == [True, True, True, False]
@@ -294,7 +295,7 @@ def test_nor_does_that_hide_who_trains_on_wrong_labels() -> None:
 
 
 def test_who_is_left_when_another_is_revoked_is_not_compared_any_more() -> None:
-    origins = Origins()
+    origins = MembersEvidence()
     origins.take(Worth(0, 64, drifting(0.8, 0.1, 0.8, updates=64)))
     origins.take(Worth(1, 64, drifting(0.8, 0.8, -0.8, updates=64)))
     assert origins.harmful == {2}
@@ -311,7 +312,7 @@ def test_of_a_few_who_lie_far_off_the_others_do_not_wait() -> None:
 
 
 def test_who_came_when_the_drift_of_all_had_fallen_is_compared_in_the_epochs_since() -> None:
-    origins = Origins()
+    origins = MembersEvidence()
     for epoch in range(60):
         drift, members = (0.7, 10) if epoch < 40 else (0.1, 12)
         score = round(drift * math.sqrt(UPDATES) * SCORE_ONE)
@@ -366,7 +367,7 @@ def test_a_step_that_goes_too_far_says_nothing_of_single_members() -> None:
 
 def test_of_too_few_members_nobody_says_which_is_usual() -> None:
     assert LEAST_MEMBERS == 3
-    origins = Origins()
+    origins = MembersEvidence()
     for epoch in range(50):
         origins.take(Worth(epoch, 64, (Part(0, 8, 1000, 2000), Part(64, 8, -1000, -2000))))
     assert origins.trusts(0)
@@ -375,7 +376,7 @@ def test_of_too_few_members_nobody_says_which_is_usual() -> None:
 
 @pytest.mark.parametrize("score", [0, -1000, 3000])
 def test_of_two_members_the_one_who_is_vouched_for_says_what_is_usual_of_a_stranger(score: int) -> None:
-    origins = Origins()
+    origins = MembersEvidence()
     for member, quota in enumerate([1000, 0]):
         origins.take(Admit(bytes([member]) * 32, quota, 0))
     origins.take(Worth(0, 64, (Part(0, 250, 10_000_000, 4000), Part(64, 250, 10_000, score))))
@@ -385,7 +386,7 @@ def test_of_two_members_the_one_who_is_vouched_for_says_what_is_usual_of_a_stran
 
 def test_two_who_are_vouched_for_say_nothing_of_each_other_nor_two_strangers() -> None:
     for quota in (1000, 0):
-        origins = Origins()
+        origins = MembersEvidence()
         for member in range(2):
             origins.take(Admit(bytes([member]) * 32, quota, 0))
         origins.take(Worth(0, 64, (Part(0, 250, 10_000_000, 4000), Part(64, 250, 10_000, 0))))
@@ -491,22 +492,29 @@ def counting_of(members: int) -> Counting:
     return counting
 
 
-def brought(number: int, *, worth: float = 0.25, squares: float = 16.0) -> Brought:
-    return Brought(Feed(number.to_bytes(32, "big"), 0), 300, 9.0, squares, worth, 0.1)
+def said(epoch: int, rows: int, *shares: StepShare) -> list[Worth]:
+    """Return what is told of the first feeds of so many members."""
+    feeds = (Feed(number.to_bytes(32, "big"), 0) for number in range(len(shares)))
+    parts = parts_of(dict(zip(feeds, shares, strict=True)), counting_of(len(shares)))
+    return worths_of(epoch, rows, parts)
+
+
+def share(*, worth: float = 0.25, squares: float = 16.0) -> StepShare:
+    return StepShare(300, 9.0, squares, worth, 0.1)
 
 
 def test_what_was_measured_is_said_in_whole_numbers_in_the_order_of_feeds() -> None:
-    found = said(3, 64, [brought(1), brought(0, worth=-1e-9, squares=0.0)], counting_of(2))
+    found = said(3, 64, share(worth=-1e-9, squares=0.0), share())
     assert found == [Worth(3, 64, (Part(0, 300, -1, 0), Part(64, 300, 250_000_000, 2250)))]
 
 
 def test_nothing_is_said_where_a_figure_is_no_number() -> None:
-    assert said(3, 64, [brought(0), brought(1, worth=math.nan)], counting_of(2)) == []
+    assert said(3, 64, share(), share(worth=math.nan)) == []
 
 
 def test_as_many_parts_as_fit_make_a_decision() -> None:
     members = PARTS_PER_WORTH + 1
-    found = said(65_535, 2**31, [brought(n, worth=-9.0e9) for n in range(members)], counting_of(members))
+    found = said(65_535, 2**31, *(share(worth=-9.0e9) for _ in range(members)))
     assert [len(one.parts) for one in found] == [PARTS_PER_WORTH // 2 + 1, PARTS_PER_WORTH // 2]
     firsts = [[one.parts[place].feed // 64 for place in range(2)] for one in found]
     assert firsts == [[0, 2], [1, 3]], "who came together is not among itself"
@@ -515,7 +523,7 @@ def test_as_many_parts_as_fit_make_a_decision() -> None:
 
 def test_the_figures_are_all_that_the_evidence_follows_from() -> None:
     swarm = Swarm(10, 0.6, "flip").run(10)
-    again = Origins()
+    again = MembersEvidence()
     for worth in swarm.origins.said:
         again.take(worth)
     assert again.members == swarm.origins.members

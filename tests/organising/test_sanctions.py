@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.evaluation.origins import (
+import pytest
+
+from sfnode.organising.evaluation.evidence import (
     RECOUNTED_AT_LAST,
     RECOUNTED_FROM,
     TRUSTED_FROM,
-    Brought,
+    Evidence,
 )
+from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
-from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded, OwnerTrusts
-from sfnode.organising.feeds import HEAVY
+from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded
+from sfnode.organising.feeds import OVERSIZED
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Budget,
@@ -73,18 +76,18 @@ class Organised:
     def answer(self, plan: Evaluate, eve: float, times: float) -> None:
         if plan.origins:
             self.measured.append(plan)
-            found = []
+            found = {}
             for number in self.bench.counting.moved(plan.epoch):
                 score, weight = (eve, times) if number == EVE else (GOOD, 1.0)
                 sum_ = score * weight * 6
                 feed = self.bench.counting.feed(number)
-                found.append(Brought(feed, 36, sum_, (weight * 6) ** 2, 1e-3 * sum_, 1e-4))
+                found[feed] = StepShare(36, sum_, (weight * 6) ** 2, 1e-3 * sum_, 1e-4)
             cost = plan.origins * ORIGIN_FORWARDS
-            self.bench.do(EvaluationEnded(plan.epoch, None, forwards=cost, brought=tuple(found)))
+            self.bench.do(EvaluationEnded(plan.epoch, None, forwards=cost, shares=found))
         else:
             self.searched.append(plan)
             rows = min(plan.rows, FIRST_ROWS)
-            found_ = Found(self.factor, 2.0, rows) if rows else None
+            found_ = SearchResult(self.factor, 2.0, rows) if rows else None
             cost = rows * len(AMOUNTS) + plan.scored * 512
             self.bench.do(EvaluationEnded(plan.epoch, None, None, None, found_, cost))
         self.spent += cost
@@ -130,7 +133,7 @@ def wait(run: Organised) -> list[Recount]:
 def test_before_a_run_ends_what_waits_counts_with_a_factor_of_its_own() -> None:
     run = Organised(revokes=False)
     waited, epoch = wait(run), run.bench.counting.open_epoch
-    run.bench.wish(Budget(run.bench.counting.counted + 200))
+    run.bench.decide(Budget(run.bench.counting.counted + 200))
     run.factor = 0.5
     late, last = run.epoch(GOOD), run.epoch(GOOD)
     assert run.bench.of(Close)[epoch].moves == ()
@@ -160,7 +163,7 @@ def test_new_bases_do_not_end_a_run_before_what_waits_has_counted() -> None:
     run = Organised(revokes=False, bases=bytes(32), renew_updates=1)
     assert wait(run)
     bench, done = run.bench, len(run.bench.plans)
-    bench.wish(Budget(bench.counting.counted + 140))
+    bench.decide(Budget(bench.counting.counted + 140))
     for name in NAMES:
         bench.update(feed_of(name), 36)
     bench.do(BasesMade(bytes([1]) * 32))
@@ -175,7 +178,7 @@ def test_new_bases_do_not_end_a_run_before_what_waits_has_counted() -> None:
 def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
     run = Organised()
     run.epoch()
-    run.bench.wish(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.counting.counted + 1))
     run.epoch()
     assert run.bench.counting.complete
     assert all(close.moves for close in run.bench.of(Close))
@@ -184,7 +187,7 @@ def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
 def test_what_evidently_was_in_vain_never_counts() -> None:
     run = Organised(revokes=False)
     run.epoch(3 * BAD)
-    run.bench.wish(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.counting.counted + 1))
     run.epoch(3 * BAD)
     assert run.bench.counting.complete
     assert run.bench.counting.counts_of(4) == 0
@@ -220,20 +223,20 @@ def test_scalars_of_another_size_never_count() -> None:
 def test_work_that_is_too_large_counts_just_before_the_run_ends() -> None:
     run = Organised()
     run.epoch()
-    assert run.epoch(size=1.5 * HEAVY).skipped == (EVE,)
+    assert run.epoch(size=1.5 * OVERSIZED).skipped == (EVE,)
     assert run.measured[-1].skipped == {EVE}, "it makes no part of the step that is measured"
     seals = [run.epoch() for _ in range(6)]
     assert not any(seal.skipped or seal.recounted for seal in seals), "whatever the evidence for her"
-    run.bench.wish(Budget(run.bench.counting.counted + 200))
+    run.bench.decide(Budget(run.bench.counting.counted + 200))
     assert run.epoch().recounted == (Recount(EVE, 1),)
 
 
 def test_work_of_whoever_is_too_large_again_and_again_never_counts() -> None:
     """On AG News 1,100 scaled updates with the opposite signs counted at the end of a run of 2,400."""
     run = Organised()
-    for size in (1.0, 1.5 * HEAVY, 1.5 * HEAVY, 1.5 * HEAVY, 1.0):
+    for size in (1.0, 1.5 * OVERSIZED, 1.5 * OVERSIZED, 1.5 * OVERSIZED, 1.0):
         run.epoch(size=size)
-    run.bench.wish(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.counting.counted + 1))
     run.epoch()
     assert run.bench.counting.complete
     assert not any(seal.recounted for seal in run.bench.of(Seal))
@@ -243,7 +246,7 @@ def test_work_of_whoever_is_too_large_again_and_again_never_counts() -> None:
 def test_where_nobody_is_judged_the_size_of_scalars_is_no_reason_to_wait() -> None:
     run = Organised(origins=False)
     run.epoch()
-    assert run.epoch(size=1.5 * HEAVY).skipped == ()
+    assert run.epoch(size=1.5 * OVERSIZED).skipped == ()
 
 
 def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() -> None:
@@ -262,17 +265,23 @@ def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() ->
     assert len(run.bench.of(Revoke)) == len(run.bench.of(Void)) == 1
 
 
-def test_a_policy_may_only_tell_of_harm_and_the_owner_has_the_last_word() -> None:
+def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Organised(revokes=False)
+    for _ in range(2):
+        run.epoch(BAD)
+    run.bench.decide(Revoke(4, 1))
+    monkeypatch.setattr(Evidence, "recounted", True)
+    assert run.epoch().recounted == (Recount(EVE, 0),)
+
+
+def test_a_policy_may_only_tell_of_harm() -> None:
     told = Organised(revokes=False)
     for _ in range(20):
         told.epoch(BAD)
     assert not told.bench.of(Revoke)
     assert told.bench.origins.harmful == {4}
-    trusted = Organised()
-    trusted.bench.do(OwnerTrusts(4, trusted=True))
-    for _ in range(20):
-        assert trusted.epoch(BAD).skipped == ()
-    assert not trusted.bench.of(Revoke)
 
 
 def test_measuring_is_among_what_a_twentieth_of_the_work_pays_for() -> None:

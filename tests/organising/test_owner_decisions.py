@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from sfnode.organising.wishes import refusal
+from sfnode.organising.owner_decisions import refusal
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     Announce,
@@ -40,7 +40,7 @@ def test_a_wish_is_refused_if_and_only_if_it_would_change_nothing(seed: int) -> 
     told: set[tuple[str, bool]] = set()
     for _ in range(400):
         story.step()
-        wish, counting = story.wish(), story.bench.counting
+        wish, counting = story.decide(), story.bench.counting
         if is_nobodys(wish):
             continue
         refused = refusal(counting, wish) is not None

@@ -45,6 +45,7 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
+from sfnode.schema.evaluation import StepShare
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth, read
@@ -105,7 +106,7 @@ FALSE_REVOCATIONS = 1e-4
 
 LEAST_MEMBERS = 3
 """Measured members without which nothing is concluded of those whom somebody vouches for: of two nobody can
-say which one is usual. Of strangers it is still told by those (`told`)."""
+say which one is usual. Of strangers it is still told by those (`references`)."""
 
 MEMORY = 0.95
 """Weight of what was measured before, for each measured epoch of a member, in its drift, and in how often it
@@ -149,41 +150,12 @@ PARTS_PER_WORTH = 7_000
 """Parts of one decision: at 28 bytes each at most they fit MAX_DECISION."""
 
 
-class Brought(NamedTuple):
-    """Effect that the updates of one feed that a close has named would have on the loss on validation rows.
-
-    With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of
-    the validation loss by the entries of every layer's core at the middle of the step that the epoch makes,
-    p = sum over layers of s * G[i, j] is the scalar that the validation rows would have given.
-    """
-
-    feed: Feed
-    updates: int
-    """Named updates."""
-    sum: float
-    """Sum of the roots of |q * p| with the signs of q * p: positive if the scalars agree with the slopes.
-    Products have heavy tails, so that a sum of them is mostly a few: with the roots half of the updates say
-    as much."""
-    squares: float
-    """Sum of |q * p|: the variance of `sum` if the signs of the scalars were tosses of a coin."""
-    worth: float
-    """Nats by which they lower the validation loss with factor 1: the Aumann-Shapley value of the feed in the
-    epoch's step, by the midpoint rule. The worths of all feeds add up to the whole step's, to third order."""
-    error: float
-    """Standard error of `worth` over the validation rows."""
-
-
-def said(epoch: int, rows: int, brought: Sequence[Brought], counting: Counting) -> list[Worth]:
-    """Return the decisions that tell what was measured of an epoch; none if something of it is no number."""
-    return worths_of(epoch, rows, parts_of(brought, counting))
-
-
-def parts_of(brought: Sequence[Brought], counting: Counting) -> tuple[Part, ...]:
+def parts_of(shares: Mapping[Feed, StepShare], counting: Counting) -> tuple[Part, ...]:
     """Return what was measured as it is told, ascending by feed; nothing if something of it is no number."""
-    figures = [figure for one in brought for figure in (one.sum, one.squares, one.worth)]
+    figures = [figure for one in shares.values() for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
         return ()
-    numbered = [(counting.number(one.feed), one) for one in brought if one.updates]
+    numbered = [(counting.number(feed), one) for feed, one in shares.items() if one.updates]
     return tuple(sorted(_part(number, one) for number, one in numbered if number is not None))
 
 
@@ -194,7 +166,7 @@ def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
     return [Worth(epoch, rows, tuple(parts[first::count])) for first in range(count)]
 
 
-def _part(number: int, one: Brought) -> Part:
+def _part(number: int, one: StepShare) -> Part:
     score = one.sum / math.sqrt(one.squares) if one.squares > 0 else 0.0
     most = (1 << 63) - 1
     worth = max(-most, min(most, round(one.worth * WORTH_ONE)))
@@ -349,7 +321,7 @@ def _added(one: float, other: float) -> float:
     return most + math.log(math.exp(one - most) + math.exp(other - most))
 
 
-class Origins:
+class MembersEvidence:
     """The evidence about all members of a run, by the figures in its control feed."""
 
     def __init__(self, *, kept: bool = False) -> None:
@@ -399,7 +371,7 @@ class Origins:
             for member, made in members.items():
                 self.members.setdefault(member, Evidence()).latest(made)
             return
-        telling, told_of = told(members, self.vouched.__contains__)
+        telling, told_of = references(members, self.vouched.__contains__)
         known = {member: members[member] for member in telling}
         usual = weighted_median(map(_weighted_drift, known.values())) if known else None
         for member, made in members.items():
@@ -421,7 +393,7 @@ class Origins:
 
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
-        after = Origins(kept=self._kept)
+        after = MembersEvidence(kept=self._kept)
         after.vouched = self.vouched
         after.members = {member: copy(evidence) for member, evidence in self.members.items()}
         after.take(said)
@@ -488,7 +460,7 @@ class Origins:
         return max(0.0, min(usual, now + 2 * _noise(sum(map(_updates, members.values())))))
 
 
-def told(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
+def references(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
     """Return which of an epoch's members tell what is usual, and of whom: all of all, or where they are too
     few for that, those who are vouched for of strangers. There may be none."""
     if len(members) >= LEAST_MEMBERS:

@@ -1,4 +1,4 @@
-"""The owner's wishes: which of them would change something as things stand, and why the others would not.
+"""The owner's decisions: which of them would change something as things stand, and why the others would not.
 
 The fold takes a decision that does not hold for a no-op; an owner has to be told instead.
 """
@@ -38,28 +38,30 @@ _REPLACED = "budget", "finished", "bases", "validators"
 """Parts of the state that these replace."""
 
 
-def refusal(counting: Counting, wish: Decision) -> str | None:
-    """Return the reason for which a wish would change nothing, or is nobody's to make; None if it holds."""
+def refusal(counting: Counting, wanted: Decision) -> str | None:
+    """Return why a decision would change nothing, or is nobody's to make; None if it holds."""
     try:
-        encode(wish)
+        encode(wanted)
     except RemoteProtocolError as error:
         return error.reason
     if counting.unsupported:
         return "decisions of a later version were made, and what counts since is not known here"
-    match wish:
+    match wanted:
         case Admit():
-            return _admit(counting, wish)
+            return _admit(counting, wanted)
         case Invite(uses=uses):
             return _unless(bool(uses), "an invitation that nobody may use")
         case Revoke() | RevokeInvitation():
-            return _unless(_revokes(counting, wish), "no such member or invitation, or revoked before")
+            return _unless(_revokes(counting, wanted), "no such member or invitation, or revoked before")
         case Void():
-            return _unless(_voids(counting, wish), "nothing counts by the seals of these epochs and members")
+            return _unless(
+                _voids(counting, wanted), "nothing counts by the seals of these epochs and members"
+            )
         case Amend(feed=feed, epoch=epoch):
             before = counting.named(feed, epoch - 1)
             return _unless(before < counting.named(feed), "no close from this one on has named steps of it")
         case Budget() | Finish() | Bases() | Validators():
-            return _unless(_replaces(counting, wish), _REPLACES_NOTHING[type(wish)])
+            return _unless(_replaces(counting, wanted), _REPLACES_NOTHING[type(wanted)])
         case Announce():
             return None
         case _:
@@ -70,11 +72,11 @@ def _unless(holds: bool, reason: str) -> str | None:
     return None if holds else reason
 
 
-def _replaces(counting: Counting, wish: Budget | Finish | Bases | Validators) -> bool:
+def _replaces(counting: Counting, wanted: Budget | Finish | Bases | Validators) -> bool:
     """Return whether applying such a decision changes anything: it puts values in the place of others and
     touches nothing else, so that it can be tried on a shallow copy."""
     after = copy(counting)
-    after.apply(Recorded(wish))
+    after.apply(Recorded(wanted))
     return any(getattr(after, name) != getattr(counting, name) for name in _REPLACED)
 
 
@@ -89,11 +91,13 @@ def _admit(counting: Counting, admit: Admit) -> str | None:
     )
 
 
-def _revokes(counting: Counting, wish: Revoke | RevokeInvitation) -> bool:
-    if isinstance(wish, Revoke):
-        return wish.member < len(counting.members) and wish.epoch < counting.members[wish.member].revoked
-    known = wish.invitation < len(counting.invitations)
-    return known and wish.epoch < counting.invitations[wish.invitation].revoked
+def _revokes(counting: Counting, wanted: Revoke | RevokeInvitation) -> bool:
+    if isinstance(wanted, Revoke):
+        return (
+            wanted.member < len(counting.members) and wanted.epoch < counting.members[wanted.member].revoked
+        )
+    known = wanted.invitation < len(counting.invitations)
+    return known and wanted.epoch < counting.invitations[wanted.invitation].revoked
 
 
 def _voids(counting: Counting, void: Void) -> bool:

@@ -1,0 +1,303 @@
+"""The history of an organised run: the one fold of its control feed that views, commands and pages show.
+
+`Results` are what decisions tell of how the model does; a `RunHistory` has, besides, what became of each
+epoch and member (SPEC O16), and every decision in words. Both follow from the control feed, but for the names
+that origins give themselves. What the log has is for others to know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Self
+
+from sfnode.organising.evaluation import health
+from sfnode.printable import called
+from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked
+from sfnode.schema.metrics import measured, metric_of, model_in_words
+from sfnode.schema.organising import EpochEvaluation
+from sfprotocol.counting import NEVER, Counting
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    INCARNATIONS,
+    RATE_ONE,
+    Admit,
+    Amend,
+    Announce,
+    Bases,
+    Budget,
+    Checkpoint,
+    Close,
+    Decision,
+    Evaluated,
+    Finish,
+    Invite,
+    Oversized,
+    Recorded,
+    Revoke,
+    RevokeInvitation,
+    Seal,
+    Unknown,
+    Validators,
+    Void,
+    Worth,
+    read,
+)
+from sfprotocol.messages import Entry, RunParameters, Succession
+from sfprotocol.names import NAMELESS, Names
+from sfprotocol.worths import WORTH_ONE, Sum, worths
+
+DIGITS = 16
+"""Hex digits of keys and digests in words: enough for `sfnode organise` to know them by."""
+
+
+Called = Mapping[bytes, Names]
+"""Names of origins."""
+
+
+class Results:
+    """Record of what decisions tell of how the model does, and to everybody; each is read once."""
+
+    def __init__(self) -> None:
+        self.said: list[Decision] = []
+        """Results, what was taken back and announcements, in order."""
+        self.read = 0, b""
+        """Number of decisions that were read, and the signature of the last of them: they change only by more
+        of them, or by a succession, which signs the next one itself."""
+
+    def follow(self, entries: Sequence[Entry]) -> Self:
+        """Take in the decisions that are new; begin anew if those from before are not here any more."""
+        known, last = self.read
+        if known and (known > len(entries) or entries[known - 1].signature != last):
+            self._begin()
+            known = 0
+        for position, entry in enumerate(entries[known:], known):
+            self._take(position, entry, read(entry.record))
+        self.read = len(entries), entries[-1].signature if entries else b""
+        return self
+
+    def _begin(self) -> None:
+        Results.__init__(self)
+
+    def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
+        if isinstance(recorded.decision, Announce | Evaluated | Void):
+            self.said.append(recorded.decision)
+
+    @property
+    def evaluations(self) -> list[EpochEvaluation]:
+        """The results that were published."""
+        return health.evaluations(self.said)
+
+    @property
+    def announcements(self) -> list[str]:
+        """The texts that were announced."""
+        return [said.text for said in self.said if isinstance(said, Announce)]
+
+    def verdict(self) -> health.HealthVerdict:
+        """Return the health of the run."""
+        return health.verdict(self.said)
+
+
+class Sealed(NamedTuple):
+    """The seal of an epoch."""
+
+    position: int
+    """Number of the decision."""
+    seal: Seal
+
+
+class _Line(NamedTuple):
+    """A decision in words; of a seal and a succession these follow from what comes later, too."""
+
+    position: int
+    term: int
+    kind: str
+    text: str = ""
+    epoch: int | None = None
+    """The epoch that is closed or sealed."""
+
+
+class RunHistory(Results):
+    """All that decisions tell: of epochs, of members, and in words."""
+
+    def __init__(self, run: RunParameters, names: Called = MappingProxyType({})) -> None:
+        """`names` of origins are those of when a decision is read."""
+        super().__init__()
+        self.run, self.names = run, names
+        self.counting = Counting.of(run)
+        self.seals: list[Sealed] = []
+        """Seals of epochs, in their order."""
+        self.worths: list[Worth] = []
+        """Figures that were measured of epochs, in order."""
+        self._lines: list[_Line] = []
+
+    def _begin(self) -> None:
+        self.__init__(self.run, self.names)  # type: ignore[misc]
+
+    def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
+        super()._take(position, entry, recorded)
+        if entry.term != (self._lines[-1].term if self._lines else 0):
+            self._lines.append(_Line(position, entry.term, "succession"))
+        counting, decision = self.counting, recorded.decision
+        sealed, closed = counting.sealed, counting.open_epoch
+        counting.apply(recorded)
+        match decision:
+            case Seal():
+                if counting.sealed > sealed:
+                    self.seals.append(Sealed(position, decision))
+                    self._lines.append(_Line(position, entry.term, "seal", "", decision.epoch))
+                return
+            case Close() if counting.open_epoch == closed:
+                return
+            case Evaluated() if not health.evaluation(decision).base:  # told with its seal
+                return
+            case Worth():
+                self.worths.append(decision)
+        kind, text = type(decision).__name__.lower(), in_words(decision, counting, self.names)
+        epoch = decision.epoch if isinstance(decision, Close) else None
+        self._lines.append(_Line(position, entry.term, kind, text, epoch))
+
+    def members(self) -> list[Ranked]:
+        """Return what members have brought, the greatest worth first, then most updates."""
+        sums, counting = worths(self.counting, self.worths), self.counting
+        numbers = range(len(counting.members))
+        known = {number: sums.get(number, Sum()) for number in numbers}
+        counted = {number: counting.counts_of(number) for number in numbers}
+
+        def place(number: int) -> tuple[int, int, bytes]:
+            return -known[number].worth, -counted[number], counting.members[number].origin
+
+        return [
+            Ranked(
+                rank=rank,
+                origin=counting.members[number].origin.hex(),
+                name=name_of(counting.members[number].origin, self.names),
+                counted=counted[number],
+                measured=known[number].updates,
+                worth=known[number].worth,
+                revoked=counting.members[number].revoked < NEVER,
+            )
+            for rank, number in enumerate(sorted(numbers, key=place), 1)
+        ]
+
+    def epochs(self) -> list[EpochEntry]:
+        """Return what became of the sealed epochs."""
+        evaluations = {one.epoch: one for one in self.evaluations if not one.base}
+        return [self._epoch(one.seal, evaluations.get(one.seal.epoch)) for one in self.seals]
+
+    def entries(self, successions: Iterable[Succession] = ()) -> list[HistoryEntry]:
+        """Return what was decided, in order: an epoch's close and evaluations stand with its seal."""
+        keys = {succession.term: succession.key for succession in successions}
+        epochs, found = self.epochs(), list[HistoryEntry]()
+        for position, term, kind, text, epoch in self._lines:
+            if kind == "close" and epoch is not None and epoch < len(epochs):
+                continue
+            sealed = epochs[epoch] if kind == "seal" and epoch is not None else None
+            said = self._sealed(sealed) if sealed else text or _succeeded(keys.get(term))
+            found.append(HistoryEntry(position=position, term=term, kind=kind, text=said, epoch=sealed))
+        return found
+
+    def _sealed(self, epoch: EpochEntry) -> str:
+        recounted = self.seals[epoch.epoch].seal.recounted
+        again = sum(self.counting.counts(*recount) for recount in recounted)
+        text = f"{epoch.counted} of {epoch.named} updates of epoch {epoch.epoch} count"
+        return text + (f", and {again} of others that had been skipped" if again else "")
+
+    def _epoch(self, seal: Seal, evaluation: EpochEvaluation | None) -> EpochEntry:
+        counts, counting = Counter[bytes](), self.counting
+        for number in counting.moved(seal.epoch):
+            counts[counting.feed(number).origin] += counting.counts(number, seal.epoch)
+        return EpochEntry(
+            epoch=seal.epoch,
+            named=counting.closed_updates(seal.epoch),
+            counted=counts.total(),
+            factor=seal.factor / FACTOR_ONE,
+            rate=counting.rate(seal.epoch) / RATE_ONE,
+            digest=seal.digest.hex(),
+            evaluation=evaluation,
+            origins=parts(counts, self.names),
+        )
+
+
+def parts(counts: Mapping[bytes, int], names: Called) -> list[OriginPart]:
+    """Return the origins with numbers other than 0, the largest first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [
+        OriginPart(origin=origin.hex(), name=name_of(origin, names), updates=updates)
+        for origin, updates in ordered
+        if updates
+    ]
+
+
+def name_of(origin: bytes, names: Called) -> str | None:
+    """Return the name that an origin gives itself, if it gives one."""
+    return names.get(origin, NAMELESS).name or None
+
+
+def _succeeded(key: bytes | None) -> str:
+    return "another key organises from here on" + (f": {key.hex()[:DIGITS]}" if key else "")
+
+
+def in_words(decision: Decision, counting: Counting, names: Called) -> str:
+    """Return what a decision says; `counting` is the state after it."""
+    match decision:
+        case Close(epoch=epoch, moves=moves):
+            updates = sum(move.steps for move in moves)
+            return f"closes epoch {epoch}, of {updates} updates; it is not sealed yet"
+        case Budget(updates=updates):
+            return f"changes the budget to {updates} updates"
+        case Finish():
+            return "ends the run"
+        case Bases(subspace=subspace, digest=digest):
+            return f"takes the bases {digest.hex()[:DIGITS]} from subspace {subspace} on"
+        case Announce(text=text):
+            return f"announces: {text}"
+        case Evaluated():
+            result = health.evaluation(decision)
+            trained = metric_of(result.metric).trained
+            loss = f"{trained.name} {trained.of(result.loss):.4f}"
+            return f"tells of {model_in_words(result)}: {measured(result)}, {loss}"
+        case Checkpoint(epoch=epoch, cores=cores):
+            return f"states the checkpoint of epoch {epoch}, core digest {cores.hex()[:DIGITS]}"
+        case Worth(epoch=epoch, rows=rows, parts=parts):
+            worth = sum(part.worth for part in parts) / WORTH_ONE
+            return f"tells what {len(parts)} feeds brought in epoch {epoch}: {worth:+.6f} nats on {rows} rows"
+        case Oversized(epoch=epoch, feeds=feeds):
+            return f"tells that {len(feeds)} feeds have too large scalars in epoch {epoch} to count at once"
+        case Unknown(kind=kind):
+            return f"a decision of kind {kind}, which this version of sfnode does not know"
+        case _:
+            return _about_members(decision, counting, names)
+
+
+def _about_members(decision: Decision, counting: Counting, names: Called) -> str:
+    def member(number: int) -> str:
+        if number >= len(counting.members):
+            return f"member {number} (nobody)"
+        origin = counting.members[number].origin
+        told = filter(None, (origin.hex()[:DIGITS], name_of(origin, names)))
+        return f"member {number} ({', '.join(told)})"
+
+    match decision:
+        case Admit(origin=origin, quota=quota, invitation=invitation):
+            came = f", by invitation {invitation}" if invitation else ""
+            whom = f"with a quota of {quota} updates" if quota else "as a stranger"
+            return f"admits {called(origin.hex()[:DIGITS], name_of(origin, names))} {whom}{came}"
+        case Invite(uses=uses):
+            return f"publishes invitation {len(counting.invitations)}, for {uses}"
+        case Revoke(member=number, epoch=epoch):
+            return f"revokes {member(number)} from epoch {epoch} on"
+        case RevokeInvitation(invitation=number, epoch=epoch):
+            return f"revokes invitation {number + 1}, and who came by it, from epoch {epoch} on"
+        case Void(first=first, last=last, members=members):
+            epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            whose = ", ".join(map(member, members))
+            return f"takes back {epochs}{f' of {whose}' if members else ''}"
+        case Validators(members=members):
+            whom = ", ".join(map(member, members))
+            return f"has epochs measured by {whom}" if members else "has no validators any more"
+        case Amend(feed=feed, epoch=epoch):
+            whose = member(feed // INCARNATIONS)
+            return f"ends a feed of {whose} before what epoch {epoch} has of it, which is lost"
+    return str(decision)

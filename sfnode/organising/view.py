@@ -1,0 +1,111 @@
+"""The node as its organiser reads it: decisions and peers from the machine, updates from the log.
+
+Synchronous, and nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from sfprotocol.control_feed import ControlFeed
+from sfprotocol.counting import Counting
+from sfprotocol.frontier import FeedState
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Feed, Segment
+from sfprotocol.organised import Organised
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates
+from sfprotocol.signing import extend
+
+
+class Boundary(NamedTuple):
+    """A step of a feed at which a close may stop; all updates since the boundary before have one label."""
+
+    stop: int
+    label: int
+    chain: bytes
+    """The chain hash after `stop` updates."""
+    squares: int = 0
+    """Sum of the squares of the scalars since the boundary before."""
+    zeros: int = 0
+    """Number of scalars since then that are 0."""
+
+
+class Log(Protocol):
+    """The log on the node's disk; its methods are those of `sfprotocol.host.Store`."""
+
+    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None: ...
+    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]: ...
+    def label(self, feed: Feed, step: int) -> tuple[int, int]: ...
+
+
+class View:
+    """A node of an organised run, with what it holds and hears."""
+
+    def __init__(self, machine: Machine, log: Log) -> None:
+        assert machine.organised is not None
+        self._organised: Organised = machine.organised
+        self._machine, self._log = machine, log
+
+    @property
+    def control(self) -> ControlFeed:
+        """The decisions."""
+        return self._organised.control.feed
+
+    @property
+    def counting(self) -> Counting:
+        """The state of the run by them."""
+        return self._organised.counting
+
+    def feeds(self) -> list[Feed]:
+        """Return the feeds of which something is known."""
+        return [state.feed for state in self._machine.frontier]
+
+    def state(self, feed: Feed) -> FeedState:
+        """Return what is held of a feed, and where it is forked."""
+        return self._machine.frontier.state(feed)
+
+    def chain(self, feed: Feed, step: int) -> bytes:
+        """Return the chain hash after `step` updates that are held."""
+        return self._log.past(feed, step)[0]
+
+    def boundary(self, feed: Feed, step: int) -> Boundary:
+        """Return the boundary at a step, without what was before."""
+        return Boundary(step, self._log.label(feed, step)[0], self.chain(feed, step))
+
+    def boundaries(self, feed: Feed, first: int) -> Iterator[Boundary]:
+        """Yield the boundaries above step `first` of what is held: at the ends of segments and of labels in
+        them, and where closes have stopped."""
+        counting, step, stop = self.counting, first, self.state(feed).next
+        chain, number = self.chain(feed, first), counting.number(feed)
+        named_stops = [] if number is None else [one.stop for one in counting.named_stops(number, first)]
+        while step < stop:
+            segment = self._log.read(feed, step, MAX_SEGMENT_UPDATES)
+            assert segment is not None  # what the frontier says is on disk
+            for part in first_updates(segment.parts, stop - step):
+                last = step + len(part.scalars)
+                for end in (*(at for at in named_stops if step < at < last), last):
+                    taken, rest = part.scalars[: end - step], part.scalars[end - step :]
+                    chain = extend(chain, [part._replace(scalars=taken)])
+                    part, step = part._replace(scalars=rest), end
+                    squares = sum(scalar * scalar for scalar in taken)
+                    yield Boundary(step, part.epoch, chain, squares, taken.count(0))
+
+    def peers(self) -> dict[str, int]:
+        """Return the linked peers with the number of decisions that each has told of."""
+        links = [link for link in self._machine.links.values() if link.greeted]
+        return {link.peer: link.control.theirs.stop for link in links if link.control.theirs}
+
+    def shown(self, feeds: Iterable[Feed]) -> dict[Feed, int]:
+        """Return how much of what is held of these feeds some peer has shown to hold, too."""
+        frontier = self._machine.frontier
+        links = [link for link in self._machine.links.values() if link.greeted]
+        if any(link.agreed and link.known == frontier.known for link in links):
+            return {feed: frontier.next(feed) for feed in feeds}
+        most = {feed: max((link.has.get(feed, 0) for link in links), default=0) for feed in feeds}
+        return {feed: min(frontier.next(feed), stop) for feed, stop in most.items()}
+
+    def claimed(self, feed: Feed) -> bool:
+        """Return whether a peer says that it has more of a feed than is here."""
+        held = self._machine.frontier.next(feed)
+        return any(link.has.get(feed, 0) > held for link in self._machine.links.values())
