@@ -238,7 +238,7 @@ class Auditing:
                 "Leave out --audit, or leave out --data and --shard and train in a run with public data.",
             )
         self._node = node
-        self._audits = Audits(SystemRandom().random)
+        self._audits = Audits(node.outside.random.random)
         self._known: dict[Feed, int] = {}
         """Steps of each feed that have been looked at."""
         self._begun = False

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from sfnode.daemon_thread import DaemonExecutor
 from sfnode.logging import log
 from sfnode.node.link_pump import LinkPump
 from sfnode.resources.bandwidth_limits import Bandwidth
@@ -144,7 +144,7 @@ class Driver:
         self._finished = False
         self._arrived = asyncio.Event()
         self._round_done = asyncio.Event()
-        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+        self._disk = DaemonExecutor("disk")
         self._dropping: set[asyncio.Task[None]] = set()
         self._next_link = 0
 

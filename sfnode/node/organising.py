@@ -7,7 +7,6 @@ evaluations to the engine, answers to the owner. It decides nothing itself.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -147,7 +146,7 @@ class Organising:
                 node.settings.guard,
             ),
             judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
-            draw=secrets.token_bytes,
+            draw=node.outside.random.randbytes,
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
             now=node.clock(),
         )

@@ -40,7 +40,6 @@ from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
-from sfnode.resources.sensors import Sensors
 from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation, ProbeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated
@@ -59,7 +58,7 @@ class RunningNode:
         """`contacts_url` is the web page with the current contacts of the run; empty if none is known."""
         self.settings, self.manifest, self.data_dir = joined.settings, joined.manifest, joined.data_dir
         self.log, self.transport, self.machine = joined.log, joined.transport, joined.machine
-        self.clock = joined.clock
+        self.clock, self.outside = joined.clock, joined.outside
         self.started_at = joined.clock()
         self.stopping = asyncio.Event()
         self._fault: BaseException | None = None
@@ -120,9 +119,9 @@ class RunningNode:
     def _make_limiter(self) -> ResourceLimiter:
         return ResourceLimiter(
             self.settings.limits,
-            machine=Sensors(*self.settings.devices),
+            machine=self.outside.sensors(*self.settings.devices),
             bandwidth=self.driver.bandwidth,
-            traffic=DailyTraffic(self.log),
+            traffic=DailyTraffic(self.log, clock=self.clock),
             close_links=self.neighbourhood.peering.stay_away,
             fail=self.fail,
             clock=self.clock,

@@ -7,7 +7,6 @@ kept of it for the next start.
 from __future__ import annotations
 
 from contextlib import suppress
-from random import SystemRandom
 
 from sfnode.errors import UserError
 from sfnode.node import startup
@@ -30,7 +29,7 @@ class Neighbourhood:
         self.contacts_url = contacts_url
         self._joined = joined
         self._driver = driver
-        random = SystemRandom()
+        random = joined.outside.random
         given, remembered = joined.settings.peers, startup.remembered_peers(joined.log)
         self.book = AddressBook(joined.transport.peer, given, remembered, random)
         self.peering = Peering(
@@ -71,7 +70,7 @@ class Neighbourhood:
     async def keep_company(self) -> None:
         """Ask the page with contacts for peers whenever none is there; until cancelled."""
         links, run_id = self._driver.pumps, self._joined.manifest.run_id
-        heard, random = self.peering.hear, SystemRandom()
+        heard, random = self.peering.hear, self._joined.outside.random
         await contacts.keep_company(self.contacts_url, run_id, lambda: len(links), heard, random)
 
     def _remember(self, met: list[str]) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from math import isfinite
 from random import Random
 from typing import Any
 
+from sfnode.daemon_thread import DaemonExecutor
 from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.node.driver import Driver
@@ -105,7 +105,7 @@ class Peering:
         """Links that we have opened; those of others run in tasks of the transport."""
         self._told = asyncio.Event()
         """Set when the manager has heard of something, so that its next deadline may be another one."""
-        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="peers")
+        self._disk = DaemonExecutor("peers")
         self._written: asyncio.Future[None] | None = None
         """The last write of the address book; earlier ones are done when it is."""
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()

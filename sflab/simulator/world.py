@@ -1,0 +1,258 @@
+"""One simulated run: loop, network, computers and oracle, with all chance from one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, TextIO
+
+from sflab.sim.world.conditions import CALM, ORDINARY, Conditions, Hardware
+from sflab.sim.world.keys import remembering
+from sflab.sim.world.oracle import Oracle
+from sflab.sim.world.trace import Trace
+from sflab.sim.world.traffic import Traffic
+from sflab.sim.world.violation import Violation
+from sflab.simulator.computer import Computer
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.model import Model
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
+from sfnode.store.log import Record, UpdateLog
+from sfnode.transport.memory import MemoryLink, MemoryTransport, Network
+from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
+from sfprotocol.messages import Feed
+from sfprotocol.wire_codec import LENGTH_BYTES
+
+RAM_DISK = Path("/dev/shm")
+"""Where a sync costs nothing, if there is such a place: folders live as long as their run."""
+
+OPEN_RUN = Manifest(
+    name="simulated",
+    model=Model(source="none", digest="0" * 64, targets=("a:8x4", "b:4x8")),
+    task=Task(kind="text", template="{text}"),
+    data=Data(train="none"),
+    training=Training(rank=4, epoch_updates=256, update_budget=1 << 20, scalar_limit=1000),
+)
+
+
+class Agenda:
+    """Calls functions at their time, on the loop of a world."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
+        """Call `do(*arguments)` at `when`, or soon if that is past."""
+        self._loop.call_at(when, do, *arguments)
+
+    def later(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
+        """Call `do(*arguments)` in `seconds`."""
+        self._loop.call_later(seconds, do, *arguments)
+
+
+class Islands(Network):
+    """A network in whose partitions there are computers that come only later."""
+
+    def __init__(self, world: World, conditions: Conditions) -> None:
+        super().__init__(Random(f"{world.seed}/network"), conditions)
+        self.deaf: set[tuple[int, int]] = set()
+        """Pairs of islands: what is sent from the one is not heard on the other."""
+        self.on_frame = world.carried
+        self._world = world
+
+    def hears(self, one: str, other: str) -> bool:
+        return not self.deaf or (self._island(one), self._island(other)) not in self.deaf
+
+    def _island(self, name: str) -> int:
+        node = self._world.nodes.get(name)
+        return node.island if node else 0
+
+
+class World:
+    """One run. To be closed in the end."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        conditions: Conditions = CALM,
+        hardware: Hardware = ORDINARY,
+        manifest: Manifest = OPEN_RUN,
+        trace_file: TextIO | None = None,
+        managed: bool = False,
+    ) -> None:
+        """Let all nodes reach each other if `managed`, and else only those that are linked by `want`."""
+        self.seed = seed
+        self.manifest = manifest
+        self.run = manifest.parameters()
+        self.hardware = hardware
+        self.managed = managed
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="sfnode-", dir=RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
+        )
+        self.folder = Path(self._folder.name)
+        self.loop = VirtualLoop(Random(f"{seed}/executors"))
+        self.loop.set_exception_handler(self._on_loop_error)
+        self.agenda = Agenda(self.loop)
+        self.trace = Trace(trace_file)
+        self.traffic = Traffic()
+        self.nodes: dict[str, Computer] = {}
+        """All honest nodes, those that are away or have left included."""
+        self.network = Islands(self, conditions)
+        if not managed:
+            self.network.pairs = set()
+        self.oracle = Oracle(self.run)
+        self.verify = remembering()
+        self.random = Random(f"{seed}/troubles")  # the label is part of every course
+        self.names: dict[bytes, set[str]] = {}
+        """Display names of each honest origin; twins have different ones."""
+        self.left: set[str] = set()
+        """Names of nodes that will not come back."""
+        self.faults_middle = float("inf")
+        """Time at which half of the time with faults is over."""
+        self.faults_end = float("inf")
+        """Time at which the faults end; no updates are made after it."""
+        self.others: dict[str, Any] = {}
+        """Adversaries, by name."""
+        self.violation: Violation | None = None
+        """The first that was found."""
+        self._level = logging.getLogger("sfnode").level
+        logging.getLogger("sfnode").setLevel(logging.CRITICAL + 1)
+
+    def __getitem__(self, name: str) -> Computer:
+        return self.nodes[name]
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        logging.getLogger("sfnode").setLevel(self._level)
+        for node in self.nodes.values():
+            node.crash()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.loop.close()
+        self._folder.cleanup()
+
+    def run_until(self, end: float) -> None:
+        """Let time pass until `end`. Raises the Violation that was found meanwhile."""
+        try:
+            self.loop.run_until_complete(self._until(end))
+        except NotInVirtualTimeError as error:
+            self.failed(Violation("timer", str(error)), "")
+        if self.violation:
+            raise self.violation
+
+    async def _until(self, end: float) -> None:
+        self._ended = self.loop.create_future()
+        timer = self.loop.call_at(end, self._end)
+        await self._ended
+        timer.cancel()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def failed(self, error: BaseException, who: str) -> None:
+        """Note what must never be, and stop."""
+        if not isinstance(error, Violation):
+            where = traceback.extract_tb(error.__traceback__)
+            place = f" ({where[-1].filename.rsplit('/', 1)[-1]}:{where[-1].lineno})" if where else ""
+            error = Violation("exception", f"{type(error).__name__}: {error}{place}", (who,) if who else ())
+        self.violation = self.violation or error
+        self._end()
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if error := context.get("exception"):
+            self.failed(error, "")
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    def add(self, name: str) -> Computer:
+        """Add a computer that is not switched on yet."""
+        node = self.nodes[name] = Computer(self, name, self.hardware)
+        self.oracle.honest.add(node.origin)
+        self.names.setdefault(node.origin, set()).add(name)
+        return node
+
+    def make_transport(self, node: Computer) -> MemoryTransport:
+        """Return the transport of a node that starts."""
+        return MemoryTransport(self.network, node.name, address=self.address(node.name))
+
+    def address(self, name: str) -> str:
+        """Return a public address; every node is in a range of its own."""
+        number = list(self.nodes).index(name)
+        return f"/ip4/{20 + number // 250}.{number % 250}.0.1/tcp/1"
+
+    def want(self, one: Computer, other: Computer) -> None:
+        """Give `one` the other's address, as its user would; where not all reach each other, the two do."""
+        if self.network.pairs is not None:
+            self.network.pairs.add(frozenset((one.name, other.name)))
+            other.contacts.append(f"{self.address(one.name)}/p2p/{one.name}")
+        one.contacts.append(f"{self.address(other.name)}/p2p/{other.name}")
+
+    def living(self) -> Iterator[Computer]:
+        """Return the nodes that are up, in the order in which they were added."""
+        return (node for node in self.nodes.values() if node.up)
+
+    def staying(self) -> Iterator[Computer]:
+        """Return all nodes but those that have left for good."""
+        return (node for node in self.nodes.values() if node.name not in self.left)
+
+    def pick(self) -> Computer | None:
+        """Return a random node that is up, if there is one."""
+        living = list(self.living())
+        return self.random.choice(living) if living else None
+
+    def neighbours(self, one: Computer) -> list[Computer]:
+        """Return the honest nodes with which a node has links."""
+        return [self.nodes[link.peer] for link in one.links if link.peer in self.nodes]
+
+    def ends(self, nodes: Sequence[Computer] | Iterator[Computer]) -> list[MemoryLink]:
+        """Return the ends of links at these nodes."""
+        return [link for node in nodes for link in node.links]
+
+    # -- what is seen ------------------------------------------------------------------------------
+
+    def carried(self, sender: str, receiver: str, frame: bytes) -> None:
+        """Note that a frame has left."""
+        self.trace.frame(self.now, frame)
+        size = len(frame) + LENGTH_BYTES
+        if node := self.nodes.get(sender):
+            node.bytes_out += size
+        if node := self.nodes.get(receiver):
+            node.bytes_in += size
+
+    def became_durable(self, node: Computer, log: UpdateLog, records: Sequence[Record]) -> None:
+        """Note that `node` has this on disk. Raises Violation."""
+        for feed, segment, chain in records:
+            node._note("admits", segment)
+            mine = feed.origin == node.origin
+            if not self.oracle.knows(feed, segment.stop, chain):
+                before, _ = log.past(feed, segment.first)
+                tell = self.oracle.made if mine else self.oracle.admitted
+                tell(feed, before, segment, self.now, node.name)
+            if not mine:
+                self._delivered(node, feed, segment.first, segment.stop)
+
+    def _delivered(self, node: Computer, feed: Feed, first: int, stop: int) -> None:
+        self.traffic.deliveries += stop - first
+        made_at = self.oracle.story(feed).made_at
+        self.traffic.latencies.extend(
+            self.now - since for since in made_at[first:stop] if since >= node.up_since
+        )

@@ -1,0 +1,46 @@
+"""The seam through which a node takes from outside whatever could be otherwise the next time.
+
+Clock, chance and keys, sensors, and whether others reach it over a socket; transport and model are given to
+`Node` itself, and timers, threads and turns are those of its event loop. Below it nobody asks the system
+for the time or for random numbers (tests/node/test_outside.py). So the node that ships is the one that is
+simulated, on `sfnode.virtual_time`, and repeats from a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random, SystemRandom
+
+from sfnode.resources import limiter
+from sfnode.resources.sensors import Sensors
+from sfnode.schema.status import MachineStatus
+from sfnode.stats.usage import Usage
+from sfnode.store.log import UpdateLog
+from sfprotocol.signing import Verify, verifies
+
+
+def system_usage(*devices: str) -> Callable[[], MachineStatus]:
+    """Return what tells the usage of this machine by a node that computes on these devices."""
+    return Usage(*devices).look
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a node takes from outside."""
+
+    random: Random = field(default_factory=SystemRandom)
+    """All chance, keys and incarnations included."""
+    clock: Callable[[], float] | None = None
+    """Monotonic time in seconds; None for that of the event loop."""
+    sensors: Callable[..., limiter.Machine] = Sensors
+    """Makes the sensors of the owner's limits, given the devices."""
+    usage: Callable[..., Callable[[], MachineStatus]] = system_usage
+    """Makes what shows the usage of the machine, given the devices."""
+    verify: Verify = verifies
+    """Checks the signatures of segments."""
+    open_log: Callable[[Path, bytes], UpdateLog] = UpdateLog.open
+    """Opens the update log of a run."""
+    listens: bool = True
+    """Whether the node answers on a control socket, and serves metrics where its settings say so."""

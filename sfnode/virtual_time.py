@@ -1,0 +1,204 @@
+"""An asyncio loop whose time jumps to the next timer: what waits for hours by the clock is done in moments.
+
+Everything on it happens in one order, which follows from a seed: a run repeats to the byte. What cannot be
+repeated raises: files to be waited for, subprocesses, and a wait for something that will never come. Work for
+executors is done when it begins or when it ends, as the seed says, and what it has posted lands when it ends:
+so a race between a thread and the loop shows, with some seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from contextvars import ContextVar
+from random import Random
+from typing import Any, TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+WORK = (0.0005, 0.003)
+"""Seconds that work of an executor takes where nothing else is said, drawn uniformly: a commit on an SSD."""
+
+
+MOST_TURNS = 20_000
+"""Turns of the loop at one moment. More are a program that waits for time to pass and is never content."""
+
+
+class NotInVirtualTimeError(RuntimeError):
+    """Something was tried on a virtual loop that takes real time, or would wait for ever."""
+
+
+class Program:
+    """What runs as one process would: all tasks that were begun in its context. It may be killed."""
+
+    def __init__(self, work: Callable[[Random], float] = lambda random: random.uniform(*WORK)) -> None:
+        """`work` draws the seconds that one job of an executor takes."""
+        self.work = work
+        self.alive = True
+
+
+_PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
+
+
+def begin(program: Program) -> None:
+    """Let what is begun from here on, in this context, belong to a program."""
+    _PROGRAM.set(program)
+
+
+class _Timers(selectors.BaseSelector):
+    """The selector of a virtual loop: nothing is ever ready, so time passes instead."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._turns = 0
+        """Turns of the loop in a row at this moment."""
+        self._own: dict[Any, selectors.SelectorKey] = {}
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise NotInVirtualTimeError("everything waits for something that will never come")
+        if timeout > 0:
+            self.now, self._turns = self.now + timeout, 0
+        self._turns += 1
+        if self._turns > MOST_TURNS:
+            raise NotInVirtualTimeError(f"{MOST_TURNS} turns at one moment: time stands still")
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        if self._own:  # the loop's own socket, by which threads wake it, comes first
+            raise NotInVirtualTimeError("a file or socket cannot be waited for in virtual time")
+        descriptor = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        self._own[fileobj] = selectors.SelectorKey(fileobj, descriptor, events, data)
+        return self._own[fileobj]
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._own.pop(fileobj)
+
+    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
+        return self.get_map()[fileobj]
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._own
+
+
+class _Job:
+    """Work of an executor: what it returns or raises, and what it has posted to the loop until it ends."""
+
+    def __init__(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        self.future = future
+        self.posted: list[Callable[[], object]] = []
+        self._work: Callable[[], Any] | None = work
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def do(self) -> None:
+        """Do the work unless it is done."""
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            self._result = work()
+        except BaseException as error:
+            self._error = error
+
+    def tell(self) -> None:
+        """Let the loop know of the end."""
+        for post in self.posted:
+            post()
+        if self.future.done():
+            return
+        if self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(self._result)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """The loop. Its time begins with 0."""
+
+    def __init__(self, random: Random) -> None:
+        """Let `random` say how long jobs of executors take, and when they are done."""
+        self._timers = _Timers()
+        super().__init__(self._timers)
+        self._random = random
+        self._at_work: _Job | None = None
+        """The job of an executor that is being done at this moment."""
+        self._free_at: dict[int, float] = {}
+        """Times at which executors that do one thing at a time have done what they were given."""
+        self._executors: dict[int, Executor] = {}
+        """Those executors, lest another gets the number of one that is gone."""
+
+    def time(self) -> float:
+        return self._timers.now
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Do `func(*args)` within the time that it takes. Jobs of one executor follow each other; those of
+        none go on beside each other."""
+        future: asyncio.Future[T] = self.create_future()
+        program = _PROGRAM.get()
+        seconds = (program or Program()).work(self._random)
+        job = _Job(lambda: func(*args), future)
+        begin = self.time()
+        if executor is not None:
+            number = id(executor)
+            self._executors[number] = executor
+            begin = max(begin, self._free_at.get(number, 0.0))
+            self._free_at[number] = begin + seconds
+        if self._random.random() < 0.5:
+            self.call_at(begin, self._do, program, job)
+        self.call_at(begin + seconds, self._end, program, job)
+        return future
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        """Have a callback soon; from within a job, when that has ended."""
+        if self._at_work is None:
+            return super().call_soon(callback, *args, context=context)
+        self._at_work.posted.append(lambda: self.call_soon(callback, *args, context=context))
+        return None
+
+    def _do(self, program: Program | None, job: _Job) -> None:
+        if job.future.cancelled() or (program and not program.alive):
+            return
+        self._at_work = job
+        asyncio._set_running_loop(None)
+        try:
+            job.do()
+        finally:
+            asyncio._set_running_loop(self)
+            self._at_work = None
+
+    def _end(self, program: Program | None, job: _Job) -> None:
+        self._do(program, job)
+        if program and not program.alive:
+            job.future.cancel()
+        else:
+            job.tell()
+
+    # -- what takes real time ----------------------------------------------------------------------
+
+    def add_reader(self, *_: Any) -> None:
+        raise NotInVirtualTimeError("a file or socket cannot be waited for in virtual time")
+
+    add_writer = add_reader
+
+    async def getaddrinfo(self, *_: Any, **__: Any) -> Any:
+        raise NotInVirtualTimeError("there are no names of hosts in virtual time")
+
+    async def subprocess_exec(self, *_: Any, **__: Any) -> Any:
+        raise NotInVirtualTimeError("processes take real time")
+
+    subprocess_shell = subprocess_exec
+
+    def add_signal_handler(self, *_: Any) -> None:
+        raise NotInVirtualTimeError("signals come in real time")
+
+
+def run(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
+    """Run a program in virtual time, as `asyncio.run` in real time; the same again from the same seed."""
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(seed))) as runner:
+        return runner.run(main)
