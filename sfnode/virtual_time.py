@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from contextvars import ContextVar
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -53,17 +54,19 @@ class _Timers(selectors.BaseSelector):
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._turns = 0
-        """Turns of the loop in a row at this moment."""
+        self.turns = 0
+        """Turns of the loop until now."""
+        self._since = 0
+        """Turns of the loop before this moment."""
         self._own: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise NotInVirtualTimeError("everything waits for something that will never come")
         if timeout > 0:
-            self.now, self._turns = self.now + timeout, 0
-        self._turns += 1
-        if self._turns > MOST_TURNS:
+            self.now, self._since = self.now + timeout, self.turns
+        self.turns += 1
+        if self.turns - self._since > MOST_TURNS:
             raise NotInVirtualTimeError(f"{MOST_TURNS} turns at one moment: time stands still")
         return []
 
@@ -87,12 +90,28 @@ class _Timers(selectors.BaseSelector):
 class _Job:
     """Work of an executor: what it returns or raises, and what it has posted to the loop until it ends."""
 
-    def __init__(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        future: asyncio.Future[Any],
+        program: Program | None,
+        before: _Job | None,
+        end: float,
+    ) -> None:
+        """`before` is what the same executor does first."""
         self.future = future
+        self.before = before
+        self.end = end
+        self._program = program
         self.posted: list[Callable[[], object]] = []
         self._work: Callable[[], Any] | None = work
         self._result: Any = None
         self._error: BaseException | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether its program was killed."""
+        return self._program is not None and not self._program.alive
 
     def do(self) -> None:
         """Do the work unless it is done."""
@@ -126,13 +145,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._random = random
         self._at_work: _Job | None = None
         """The job of an executor that is being done at this moment."""
-        self._free_at: dict[int, float] = {}
-        """Times at which executors that do one thing at a time have done what they were given."""
-        self._executors: dict[int, Executor] = {}
-        """Those executors, lest another gets the number of one that is gone."""
+        self._lines: WeakKeyDictionary[Executor, _Job] = WeakKeyDictionary()
+        """The last job of each executor, which does one thing at a time."""
 
     def time(self) -> float:
         return self._timers.now
+
+    @property
+    def turns(self) -> int:
+        """Turns until now."""
+        return self._timers.turns
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
@@ -142,16 +164,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
         program = _PROGRAM.get()
         seconds = (program or Program()).work(self._random)
-        job = _Job(lambda: func(*args), future)
-        begin = self.time()
-        if executor is not None:
-            number = id(executor)
-            self._executors[number] = executor
-            begin = max(begin, self._free_at.get(number, 0.0))
-            self._free_at[number] = begin + seconds
+        before = self._lines.get(executor) if executor else None
+        begin = max(self.time(), before.end) if before else self.time()
+        job = _Job(lambda: func(*args), future, program, before, begin + seconds)
+        if executor:
+            self._lines[executor] = job
         if self._random.random() < 0.5:
-            self.call_at(begin, self._do, program, job)
-        self.call_at(begin + seconds, self._end, program, job)
+            self.call_at(begin, self._do, job)
+        self.call_at(job.end, self._end, job)
         return future
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
@@ -161,8 +181,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._at_work.posted.append(lambda: self.call_soon(callback, *args, context=context))
         return None
 
-    def _do(self, program: Program | None, job: _Job) -> None:
-        if job.future.cancelled() or (program and not program.alive):
+    def _do(self, job: _Job) -> None:
+        if job.before:  # of two things at one moment the loop may come to either first
+            before, job.before = job.before, None
+            self._do(before)
+        if job.future.cancelled() or job.gone:
             return
         self._at_work = job
         asyncio._set_running_loop(None)
@@ -172,9 +195,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             asyncio._set_running_loop(self)
             self._at_work = None
 
-    def _end(self, program: Program | None, job: _Job) -> None:
-        self._do(program, job)
-        if program and not program.alive:
+    def _end(self, job: _Job) -> None:
+        self._do(job)
+        if job.gone:
             job.future.cancel()
         else:
             job.tell()

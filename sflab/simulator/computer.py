@@ -20,7 +20,7 @@ from sflab.sim.world.conditions import Hardware
 from sflab.sim.world.keys import signing_key
 from sflab.sim.world.trace import kind_of
 from sflab.sim.world.violation import Violation
-from sflab.simulator.disk import lose_unsynced, prepare
+from sflab.simulator.disk import Files, lose_unsynced, prepare, put_back
 from sflab.simulator.engine import IntegerEngine
 from sfnode import virtual_time
 from sfnode.limits import Limits
@@ -34,6 +34,7 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.identity import Identity
 from sfnode.store.log import Record, UpdateLog
+from sfnode.transport.base import PeerRecord
 from sfnode.transport.memory import MemoryLink, MemoryTransport
 from sfprotocol.host import Advanced, Close, Effect, Send
 from sfprotocol.machine import Machine
@@ -89,7 +90,8 @@ class Computer:
 
     hostile = False
 
-    def __init__(self, world: World, name: str, hardware: Hardware) -> None:
+    def __init__(self, world: World, name: str, hardware: Hardware, files: Files | None = None) -> None:
+        """With the `files` of another, it is a copy of it."""
         self.world = world
         self.name = name
         self.hardware = hardware
@@ -121,11 +123,35 @@ class Computer:
         self._stops: dict[Feed, int] = {}
         """What the node has said to count of each feed, in this life."""
         self._task: asyncio.Task[None] | None = None
-        if not self.layout.path.exists():
+        if files:
+            self.layout.path.mkdir()
+            put_back(self.layout, files)
+        else:
             prepare(self.layout, world.manifest, signing_key(world.seed, name))
         self.origin = Identity.read(self.layout.identity).public
 
     # -- what is asked of it -----------------------------------------------------------------------
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing runs."""
+        return self.node is None
+
+    @property
+    def said(self) -> int:
+        """Updates of its feed that are on its disk."""
+        return self.log.stop(self.machine.own) if self.up and self.log and self.machine.own else 0
+
+    def counted(self, feed: Feed) -> int:
+        """Return the first step of a feed that does not count, as its disk has it; 0 while it is off."""
+        if self.log is None:
+            return 0
+        stop = self.log.stop(feed)
+        return min([stop, *(cut.at for cut in self.log.cuts() if cut.feed == feed)])
+
+    def forgets(self) -> None:
+        """Let its key contradict itself from here on: its disk is not what it was, or not the only one."""
+        self.world.oracle.may_fork.add(self.origin)
 
     @property
     def running(self) -> RunningNode:
@@ -169,6 +195,10 @@ class Computer:
         if self.up and self.running.model.scheduler:
             self.allowance = max(self.allowance, self.engine.made if self.engine else 0) + updates
             self._context.run(self.running.model.advance)
+
+    def hear(self, record: PeerRecord) -> None:
+        """Tell the node of a peer."""
+        self._context.run(self.running.neighbourhood.peering.hear, [record])
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -218,7 +248,7 @@ class Computer:
                 self.world.failed(error, self.name)
         finally:
             if program.alive:
-                self.up = False
+                self.up, self._descriptor = False, None
 
     def _began(self, running: RunningNode) -> None:
         self.up, self.up_since = True, self.world.now

@@ -19,12 +19,14 @@ from sflab.sim.world.trace import Trace
 from sflab.sim.world.traffic import Traffic
 from sflab.sim.world.violation import Violation
 from sflab.simulator.computer import Computer
+from sflab.simulator.disk import Files
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.manifest.model import Model
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.store.log import Record, UpdateLog
+from sfnode.transport.base import PeerRecord
 from sfnode.transport.memory import MemoryLink, MemoryTransport, Network
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
 from sfprotocol.messages import Feed
@@ -183,9 +185,9 @@ class World:
 
     # -- who is there ------------------------------------------------------------------------------
 
-    def add(self, name: str) -> Computer:
-        """Add a computer that is not switched on yet."""
-        node = self.nodes[name] = Computer(self, name, self.hardware)
+    def add(self, name: str, files: Files | None = None) -> Computer:
+        """Add a computer that is not switched on yet; with the files of another, a twin of it."""
+        node = self.nodes[name] = Computer(self, name, self.hardware, files)
         self.oracle.honest.add(node.origin)
         self.names.setdefault(node.origin, set()).add(name)
         return node
@@ -205,6 +207,12 @@ class World:
             self.network.pairs.add(frozenset((one.name, other.name)))
             other.contacts.append(f"{self.address(one.name)}/p2p/{one.name}")
         one.contacts.append(f"{self.address(other.name)}/p2p/{other.name}")
+        if one.up:
+            one.hear(PeerRecord(other.name, (one.contacts[-1],), 0, 0))
+
+    def linked(self, one: Computer, other: Computer) -> bool:
+        """Tell whether there is a link between the two."""
+        return any(link.peer == other.name for link in one.links)
 
     def living(self) -> Iterator[Computer]:
         """Return the nodes that are up, in the order in which they were added."""

@@ -301,7 +301,7 @@ class MemoryTransport:
         self.links: list[MemoryLink] = []
         """Those that are open, and perhaps some that have just ended."""
         self._network = network
-        self._running = False
+        self._running = self._dead = False
         self._stopped = asyncio.Event()
         self._context = copy_context()
         """That of the node: what others cause here belongs to it."""
@@ -310,6 +310,8 @@ class MemoryTransport:
         self._request_handler: RequestHandler | None = None
 
     async def start(self) -> None:
+        if self._dead:
+            raise TransportError("its process is no more")
         self._network.join(self)
         self._running = True
         self._context = copy_context()
@@ -326,7 +328,8 @@ class MemoryTransport:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def die(self, *, silently: bool) -> None:
-        """End as with the process: links are closed by the system, or in a power cut not at all."""
+        """End for good as with the process: links are closed by the system, or in a power cut not at all."""
+        self._dead = True
         self._leave()
         for link in self.links:
             link.vanish() if silently else link.cut()
