@@ -24,8 +24,12 @@ WORK = (0.0005, 0.003)
 """Seconds that work of an executor takes where nothing else is said, drawn uniformly: a commit on an SSD."""
 
 
+TURN = 1e-7
+"""Seconds that a turn takes. With none, who waits for a clock to show a sum that was rounded up by a bit would
+wait for ever."""
+
 MOST_TURNS = 20_000
-"""Turns of the loop at one moment. More are a program that waits for time to pass and is never content."""
+"""Turns of the loop in which nothing is waited for. More are a program that waits for time to pass and is never content."""
 
 
 class NotInVirtualTimeError(RuntimeError):
@@ -57,17 +61,18 @@ class _Timers(selectors.BaseSelector):
         self.turns = 0
         """Turns of the loop until now."""
         self._since = 0
-        """Turns of the loop before this moment."""
+        """Turns of the loop until it last waited."""
         self._own: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise NotInVirtualTimeError("everything waits for something that will never come")
         if timeout > 0:
-            self.now, self._since = self.now + timeout, self.turns
+            self._since = self.turns
+        self.now += max(timeout, TURN)
         self.turns += 1
         if self.turns - self._since > MOST_TURNS:
-            raise NotInVirtualTimeError(f"{MOST_TURNS} turns at one moment: time stands still")
+            raise NotInVirtualTimeError(f"{MOST_TURNS} turns, and nobody waits: time stands still")
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:

@@ -108,6 +108,8 @@ class Computer:
         self.bytes_in = self.bytes_out = 0
         self.faults: list[str] = []
         """Rules for whose breach it has dropped links."""
+        self.address = ""
+        """Public, and in a range of its own; without the id of the peer."""
         self.contacts: list[str] = []
         """Addresses that its user has given it."""
         self.transport: MemoryTransport | None = None
@@ -258,14 +260,23 @@ class Computer:
                 self.engine is None or self.engine.made >= self.allowance
             )
         driver = running.driver
-        carry_out = driver._carry_out
+        carry_out, round_ = driver._carry_out, driver._round
 
         def watched(effects: list[Effect]) -> None:
             for effect in effects:
                 self._watch(effect)
-            carry_out(effects)
+            carry_out(self.tampered(effects))
 
-        driver._carry_out = watched  # type: ignore[method-assign]
+        async def slow_round() -> None:
+            await round_()
+            if self.hardware.work:
+                await asyncio.sleep(driver._host.taken * self.hardware.work)
+
+        driver._carry_out, driver._round = watched, slow_round  # type: ignore[method-assign]
+
+    def tampered(self, effects: list[Effect]) -> list[Effect]:
+        """Return what is carried out instead; of an honest node, all of it."""
+        return effects
 
     def crash(self, *, power_cut: bool = False) -> None:
         """End at once, at any moment. In a power cut neighbours hear nothing, and what was written and not
@@ -287,7 +298,7 @@ class Computer:
 
     def _connect(self, settings: Settings, data_dir: DataDir, bootstrap: object) -> MemoryTransport:
         self._descriptor = data_dir.descriptor
-        self.transport = self.world.make_transport(self)
+        self.transport = MemoryTransport(self.world.network, self.name, address=self.address)
         return self.transport
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:

@@ -13,12 +13,15 @@ from random import Random
 from types import FrameType
 from typing import Any, TextIO
 
+from sflab.sim.adversaries.actors import Attack
 from sflab.sim.scenario import Scenario
 from sflab.sim.world.topology import MANAGED, TOPOLOGIES
 from sflab.sim.world.traffic import quantiles
 from sflab.sim.world.violation import Violation
+from sflab.simulator.actors import KINDS
 from sflab.simulator.checks import invariants
 from sflab.simulator.faults import FaultInjection, heal
+from sflab.simulator.turncoats import TURNCOATS
 from sflab.simulator.world import World
 from sfnode.printable import command
 
@@ -172,7 +175,32 @@ class Run:
         for one, other in _pairs(self.topology, names, self._random):
             world.want(world[one], world[other])
         self._founders = frozenset(names)
+        self._plan_attack()
         self._run(WARM)
+
+    def _plan_attack(self) -> None:
+        attack = self.scenario.attack
+        if attack is None:
+            return
+        kind = KINDS.get(attack.kind) or TURNCOATS[attack.kind]
+        targets = self._targets(attack)
+        for number in range(attack.actors):
+            actor = kind(self.world, number, attack, targets)
+            begin = 0.0 if attack.start < 0 else WARM + attack.start
+            at = begin + self._random.uniform(0, STAGGER)
+            self.world.agenda.at(at, actor.start)
+
+    def _targets(self, attack: Attack) -> list[str]:
+        names = list(self.world.nodes)
+        match attack.target:
+            case "one":
+                return names[-1:]
+            case "publisher":
+                return names[:1] if attack.kind != "censor" else names
+            case "newcomer":
+                return ["new1"]
+            case _:
+                return names
 
     def disturb(self) -> None:
         """Let updates be made while faults happen."""

@@ -7,7 +7,8 @@ import logging
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, TextIO
@@ -27,7 +28,8 @@ from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import PeerRecord
-from sfnode.transport.memory import MemoryLink, MemoryTransport, Network
+from sfnode.transport.memory import MemoryLink, Network
+from sfnode.transport.roster import pack_record
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
 from sfprotocol.messages import Feed
 from sfprotocol.wire_codec import LENGTH_BYTES
@@ -127,6 +129,7 @@ class World:
         """Time at which the faults end; no updates are made after it."""
         self.others: dict[str, Any] = {}
         """Adversaries, by name."""
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self.violation: Violation | None = None
         """The first that was found."""
         self._level = logging.getLogger("sfnode").level
@@ -144,10 +147,11 @@ class World:
         logging.getLogger("sfnode").setLevel(self._level)
         for node in self.nodes.values():
             node.crash()
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        with suppress(NotInVirtualTimeError):
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.wait(tasks))
         self.loop.close()
         self._folder.cleanup()
 
@@ -187,26 +191,31 @@ class World:
 
     def add(self, name: str, files: Files | None = None) -> Computer:
         """Add a computer that is not switched on yet; with the files of another, a twin of it."""
-        node = self.nodes[name] = Computer(self, name, self.hardware, files)
+        node = Computer(self, name, self.hardware, files)
+        number = len(self.nodes)
+        node.address = f"/ip4/{20 + number // 250}.{number % 250}.0.1/tcp/1"
+        self.nodes[name] = node
         self.oracle.honest.add(node.origin)
         self.names.setdefault(node.origin, set()).add(name)
         return node
 
-    def make_transport(self, node: Computer) -> MemoryTransport:
-        """Return the transport of a node that starts."""
-        return MemoryTransport(self.network, node.name, address=self.address(node.name))
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done that belongs to no node."""
+        task = self.loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
-    def address(self, name: str) -> str:
-        """Return a public address; every node is in a range of its own."""
-        number = list(self.nodes).index(name)
-        return f"/ip4/{20 + number // 250}.{number % 250}.0.1/tcp/1"
+    def announce(self, name: str, addresses: list[str]) -> None:
+        """Put somebody who is no node into the roster, for good."""
+        record = PeerRecord(name, tuple(addresses), 0, 0)
+        self.network.write(self.run.run_id, name, float("inf"), pack_record(record))
 
     def want(self, one: Computer, other: Computer) -> None:
         """Give `one` the other's address, as its user would; where not all reach each other, the two do."""
         if self.network.pairs is not None:
             self.network.pairs.add(frozenset((one.name, other.name)))
-            other.contacts.append(f"{self.address(one.name)}/p2p/{one.name}")
-        one.contacts.append(f"{self.address(other.name)}/p2p/{other.name}")
+            other.contacts.append(f"{one.address}/p2p/{one.name}")
+        one.contacts.append(f"{other.address}/p2p/{other.name}")
         if one.up:
             one.hear(PeerRecord(other.name, (one.contacts[-1],), 0, 0))
 
@@ -255,7 +264,7 @@ class World:
                 before, _ = log.past(feed, segment.first)
                 tell = self.oracle.made if mine else self.oracle.admitted
                 tell(feed, before, segment, self.now, node.name)
-            if not mine:
+            if not (mine or node.hostile):
                 self._delivered(node, feed, segment.first, segment.stop)
 
     def _delivered(self, node: Computer, feed: Feed, first: int, stop: int) -> None:

@@ -20,6 +20,7 @@ from sfnode.transport.base import (
     REQUEST_DEADLINE,
     SEND_DEADLINE,
     Asker,
+    FramingFault,
     Link,
     LinkClosed,
     LinkHandler,
@@ -266,6 +267,9 @@ class MemoryLink:
         except LinkClosed:
             await self.close()
             raise
+        if len(frame) > MAX_FRAME:  # nobody reads on behind such a length
+            await self.close()
+            raise FramingFault(f"F2: a frame of {len(frame)} bytes")
         self.bytes_received += LENGTH_BYTES + len(frame)
         return frame
 

@@ -83,13 +83,14 @@ def test_loss_duplication_and_replay_are_as_frequent_as_said():
 
 
 def test_a_perfect_network_takes_no_time():
-    assert virtual_time.run(arrivals(1, PERFECT)) == [(frame, 0.0) for frame in FRAMES]
+    got = virtual_time.run(arrivals(1, PERFECT))
+    assert [(frame, round(when, 3)) for frame, when in got] == [(frame, 0.0) for frame in FRAMES]
 
 
 def test_a_calm_link_is_in_order_and_takes_half_a_round_trip():
     got = virtual_time.run(arrivals(1, CALM, FRAMES[:9]))
     assert [frame for frame, _ in got] == FRAMES[:9]
-    assert {round(when, 9) for _, when in got} == {0.05}
+    assert {round(when, 3) for _, when in got} == {0.05}
 
 
 @pytest.mark.parametrize("reorder", [False, True])
@@ -101,7 +102,9 @@ def test_frames_overtake_each_other_only_where_that_is_said(reorder):
 
 def test_a_narrow_line_takes_as_long_as_its_bytes():
     got = virtual_time.run(arrivals(1, Conditions(bandwidth=1000), [bytes(97)] * 10))
-    assert [when for _, when in got] == pytest.approx([0.05 + 0.1 * number for number in range(1, 11)])
+    assert [when for _, when in got] == pytest.approx(
+        [0.05 + 0.1 * number for number in range(1, 11)], abs=0.001
+    )
 
 
 async def stalled():

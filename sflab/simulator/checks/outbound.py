@@ -51,4 +51,4 @@ def _would_take(world: World, peer: str, one: Computer) -> bool:
     if node is None or not node.up:
         return node is None
     manager = node.running.neighbourhood.peering.manager
-    return manager.has_room_for(one.name, f"{world.address(one.name)}/p2p/{one.name}", world.now)
+    return manager.has_room_for(one.name, f"{one.address}/p2p/{one.name}", world.now)
