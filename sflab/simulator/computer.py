@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from datetime import time
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.sim.world.conditions import Hardware
 from sflab.sim.world.keys import signing_key
@@ -23,6 +26,7 @@ from sflab.sim.world.violation import Violation
 from sflab.simulator.disk import Files, lose_unsynced, prepare, put_back
 from sflab.simulator.engine import IntegerEngine
 from sfnode import virtual_time
+from sfnode.errors import UserError
 from sfnode.limits import Limits
 from sfnode.manifest import Manifest
 from sfnode.node.node import Node
@@ -34,11 +38,15 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.identity import Identity
 from sfnode.store.log import Record, UpdateLog
+from sfnode.store.run_keys import organiser_key, write_key
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.memory import MemoryLink, MemoryTransport
+from sfprotocol.decisions import Decision
+from sfprotocol.events import Event
 from sfprotocol.host import Advanced, Close, Effect, Send
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Segment
+from sfprotocol.organised import Organised
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 if TYPE_CHECKING:
@@ -80,9 +88,13 @@ class WatchedLog(UpdateLog):
 
     on_append: Callable[[Sequence[Record]], None]
 
+    on_decisions: Callable[[], None]
+
     def append(self, records: Sequence[Record], *others: Any, **more: Any) -> None:
         super().append(records, *others, **more)
         self.on_append(records)
+        if more.get("control"):
+            self.on_decisions()
 
 
 class Computer:
@@ -97,6 +109,10 @@ class Computer:
         self.hardware = hardware
         self.layout = Layout(world.folder / name)
         self.random = Random(f"{world.seed}/{name}")
+        self.organises = False
+        """Whether it has the key of the organiser, and is to sign with it."""
+        self.begins_with_checkpoint = False
+        """Whether it waits for a checkpoint at its next start, to begin with what it counts."""
         self.prunes = False
         """Whether it keeps nothing before the newest checkpoint that it has compared."""
         self.island = 0
@@ -182,6 +198,32 @@ class Computer:
         still = thread is None or thread.idle
         return self.synced and still and self.running.model.loaded
 
+    @property
+    def organised(self) -> Organised:
+        """The part of the machine that an organised run has."""
+        assert self.machine.organised
+        return self.machine.organised
+
+    @property
+    def keys(self) -> Path:
+        """The folder with the organiser's key, if it is here."""
+        return self.layout.path / "keys"
+
+    def give_key(self, key: Ed25519PrivateKey) -> None:
+        """Give it the key of the organiser, with which it signs from its next start on."""
+        write_key(Identity._of(key), organiser_key(self.world.run.run_id, self.keys))
+        self.organises = True
+
+    def post(self, event: Event) -> None:
+        """Have the node hear of something, as from a user's command."""
+        self._context.run(self.running.driver.post, event)
+
+    def wish(self, decision: Decision) -> None:
+        """Tell the organiser what the run's owner wants."""
+        organising = self.running.organising if self.up else None
+        if organising:
+            self._context.run(self.world.begin, _unless_it_ends(organising.wish(decision)))
+
     def clock(self) -> float:
         """Return the time by this computer's monotonic clock."""
         self._reading = max(self._reading, self.world.now + self._offset)
@@ -217,7 +259,12 @@ class Computer:
             history="checkpoint" if self.prunes else "all",
             queries=1,
             display_name=self.name,
+            organise=self.organises,
+            keys_dir=self.keys,
+            alone=self.organises and not self.layout.log.exists(),
+            from_checkpoint=self.begins_with_checkpoint,
         )
+        self.begins_with_checkpoint = False
         self._context.run(self._make, settings)
         assert self.node
         self._task = self.world.loop.create_task(self._live(self.node), context=self._context)
@@ -234,6 +281,8 @@ class Computer:
                 usage=usage,
                 verify=self.world.verify,
                 open_log=self._open_log,
+                policy=self.world.policy,
+                judge=self.world.judge,
                 listens=False,
             ),
         )
@@ -286,8 +335,9 @@ class Computer:
         self._note("power cut" if power_cut else "killed")
         self._program.alive = self.up = False
         self.transport and self.transport.die(silently=power_cut)
-        if self._task:
-            self._task.cancel()
+        for task in (self._task, self.node._life):
+            if task:
+                task.cancel()
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # what is left of it may still hold it for a while
         if self.log:
@@ -309,6 +359,7 @@ class Computer:
         log = WatchedLog.open(path, run_id)
         assert isinstance(log, WatchedLog)
         log.on_append = lambda records: self.world.became_durable(self, log, records)
+        log.on_decisions = lambda: self.world.decided(self, log)
         self.log = log
         return log
 
@@ -359,3 +410,8 @@ class Computer:
 
     def _note(self, what: str, detail: object = None, other: str = "") -> None:
         self.world.trace.note(self.world.now, self.name, what, other, detail)
+
+
+async def _unless_it_ends(wish: Coroutine[Any, Any, object]) -> None:
+    with suppress(UserError):
+        await wish

@@ -13,9 +13,12 @@ from sfnode.store import data_folder
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfnode.store.log import UpdateLog
+from sfprotocol.messages import Feed
 
 SYNCED = 2
 """`PRAGMA synchronous = FULL`: with it SQLite syncs what a commit has written before that returns."""
+
+OF_FEED = "feed = (SELECT id FROM feed WHERE origin = ? AND incarnation = ?)"
 
 Files = dict[str, bytes]
 """The files of a disk by their paths in the folder."""
@@ -60,6 +63,24 @@ def put_back(layout: Layout, files: Files) -> None:
         path = layout.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         _overwrite(path, data)
+
+
+def signatures(layout: Layout, feed: Feed) -> list[int]:
+    """Return the steps before which there is a signature in the log of a feed, but for its end."""
+    with closing(sqlite3.connect(layout.log)) as log:
+        return [
+            first for (first,) in log.execute(f"SELECT first FROM segment WHERE {OF_FEED}", feed) if first
+        ]
+
+
+def lose(layout: Layout, feed: Feed, kept: int) -> None:
+    """Lose what was kept of a feed from step `kept` on, and the signed segment in which it lies; the node
+    does not run."""
+    if not layout.log.exists():
+        return
+    with closing(sqlite3.connect(layout.log, isolation_level=None)) as log:
+        begins = f"SELECT max(first) FROM segment WHERE {OF_FEED} AND first <= ?"
+        log.execute(f"DELETE FROM segment WHERE {OF_FEED} AND first >= ({begins})", (*feed, *feed, kept))
 
 
 def take_for_original(layout: Layout, run_id: bytes) -> None:

@@ -40,7 +40,8 @@ from sflab.simulator.organised import DEPUTIES, SUCCESSOR, VOTES
 from sflab.simulator.world import World
 from sfnode.transport.memory import MemoryLink
 from sfprotocol.control_feed import succession_message
-from sfprotocol.decisions import INCARNATIONS, Amend, Announce, Revoke, Void
+from sfprotocol.decisions import INCARNATIONS, Amend, Announce, Revoke, Void, encode
+from sfprotocol.events import OwnDecision, OwnSuccession
 from sfprotocol.messages import Succession, Vote
 
 RESTORING = 1.0
@@ -104,7 +105,7 @@ class FaultInjection:
     def _install_history(self, fault: Pruning | JoinFromCheckpoint | ArchiveLeaves) -> None:
         match fault:
             case Pruning(share=share):
-                nodes = [node for node in self.world.staying() if not node.control_key]
+                nodes = [node for node in self.world.staying() if not node.organises]
                 for node in self.world.random.sample(nodes, round(share * len(nodes))):
                     node.prunes = True
             case JoinFromCheckpoint(at=at, count=count):
@@ -192,11 +193,11 @@ class FaultInjection:
         self._join()
 
     def _archive_leaves(self) -> None:
-        archives = [node for node in self.world.living() if not (node.prunes or node.control_key)]
+        archives = [node for node in self.world.living() if not (node.prunes or node.organises)]
         self._leave(self.world.random.choice(archives))
 
     def _leave(self, node: Computer | None) -> None:
-        if node is None or node.control_key or sum(1 for _ in self.world.living()) <= 2:
+        if node is None or node.organises or sum(1 for _ in self.world.living()) <= 2:
             return
         orphans = [n for n in self.world.neighbours(node) if n.up]
         node.crash()
@@ -263,10 +264,10 @@ class FaultInjection:
 
     def _organiser(self) -> Computer:
         """Return the node with the organiser's key, or the last one that has got it."""
-        return [node for node in self.world.staying() if node.control_key][-1]
+        return [node for node in self.world.staying() if node.organises][-1]
 
     def _others(self) -> list[Computer]:
-        return [node for node in self.world.living() if not node.control_key]
+        return [node for node in self.world.living() if not node.organises]
 
     def _back_up_organiser(self, restored: float) -> None:
         node, after = self._organiser(), restored * self._scale - RESTORING
@@ -282,12 +283,12 @@ class FaultInjection:
         """Let two nodes sign at one position; who organises hears of it like everybody."""
         one, other = self._organiser(), self.world.random.choice(self._others())
         self.world.may_fork.add(0)
-        other.control_key = one.control_key
+        other.organises = one.control_key
         other.crash()
         other.start()
         for node in (one, other):
             if node.up and not node.organised.control.feed.frozen:
-                node.decide(Announce(node.name))
+                node.post(OwnDecision(encode(Announce(node.name))))
         self._updates_then = self.world.oracle.updates
 
     def _succeed(self) -> None:
@@ -305,20 +306,20 @@ class FaultInjection:
         message = succession_message(run.run_id, succession)
         deputies = [signing_key(self.world.seed, name) for name in DEPUTIES[:VOTES]]
         votes = tuple(Vote(number, deputy.sign(message)) for number, deputy in enumerate(deputies))
-        node.pass_on(replace(succession, votes=votes))
+        node.post(OwnSuccession(replace(succession, votes=votes)))
         self.world.agenda.later(RESTORING, self._take_over, node, key)
 
     def _take_over(self, node: Computer, key: Ed25519PrivateKey) -> None:
         for other in self.world.nodes.values():
-            other.control_key = None
+            other.organises = False
         node.crash()
-        node.control_key = key
+        node.give_key(key)
         restart(self.world, node)
 
     def _victim(self, node: Computer) -> int | None:
         """Return the number of a random feed that is named, of whose origin nothing was taken back yet."""
         counting = node.organised.counting
-        own = {origin_of(node.key)}
+        own = {node.origin}
         named = [
             number
             for number, stop in counting.positions(counting.sealed - 1).items()
@@ -337,29 +338,29 @@ class FaultInjection:
             return
         counting = node.organised.counting
         feed, named = counting.feed(number), counting.named(number)
-        ends = [0, *(stop for stop in node.disk.shelves[feed].stops if stop < named)]
+        ends = [0, *(stop for stop in disk.signatures(node.layout, feed) if stop < named)]
         kept = self.world.random.choice(ends)
         for other in list(self.world.staying()):
             other.crash(power_cut=True)
-            other.disk.lose(feed, kept)
-            if origin_of(other.key) == feed.origin:
+            disk.lose(other.layout, feed, kept)
+            if other.origin == feed.origin:
                 other.forgets()
             self.world.agenda.later(RESTORING, restart, self.world, other)
 
     def _undo(self, what: str) -> None:
         node = self._organiser()
-        number = self._victim(node) if node.organising else None
-        if number is None or not node.organising:
+        number = self._victim(node) if node.up and node.running.organising else None
+        if number is None:
             return
         counting, member = node.organised.counting, number // INCARNATIONS
         match what:
             case "revoke":
-                node.organising.wish(Revoke(member, counting.open_epoch - 1))
+                node.wish(Revoke(member, counting.open_epoch - 1))
             case "void":
-                node.organising.wish(Void(0, counting.sealed - 1, (member,)))
+                node.wish(Void(0, counting.sealed - 1, (member,)))
             case _:
                 stops = [0, *(stop for stop, _, _ in counting.landmarks(number))]
-                node.organising.wish(Amend(number, self.world.random.choice(stops[:-1])))
+                node.wish(Amend(number, self.world.random.choice(stops[:-1])))
 
     # -- slowness ----------------------------------------------------------------------------------
 

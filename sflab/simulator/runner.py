@@ -15,14 +15,16 @@ from typing import Any, TextIO
 
 from sflab.sim.adversaries.actors import Attack
 from sflab.sim.scenario import Scenario
+from sflab.sim.world.keys import signing_key
 from sflab.sim.world.topology import MANAGED, TOPOLOGIES
 from sflab.sim.world.traffic import quantiles
 from sflab.sim.world.violation import Violation
+from sflab.simulator import organised
 from sflab.simulator.actors import KINDS
-from sflab.simulator.checks import invariants
+from sflab.simulator.checks import invariants, organised_runs
 from sflab.simulator.faults import FaultInjection, heal
 from sflab.simulator.turncoats import TURNCOATS
-from sflab.simulator.world import World
+from sflab.simulator.world import OPEN_RUN, World
 from sfnode.printable import command
 
 STAGGER = 1.0
@@ -128,6 +130,10 @@ class Run:
         self.seconds = scenario.seconds if seconds is None else seconds
         self.world = World(
             seed,
+            manifest=organised.manifest(seed) if scenario.organised else OPEN_RUN,
+            policy=organised.POLICY if scenario.organised else None,
+            judge=organised.anything if scenario.judged else organised.falling,
+            judged=scenario.judged,
             conditions=scenario.conditions,
             hardware=scenario.hardware,
             managed=self.topology == MANAGED,
@@ -172,6 +178,8 @@ class Run:
         for name in names:
             world.add(name)
             world.agenda.at(self._random.uniform(0, STAGGER), world[name].start)
+        if self.scenario.organised:
+            world[names[0]].give_key(signing_key(world.seed, organised.ORGANISER))
         for one, other in _pairs(self.topology, names, self._random):
             world.want(world[one], world[other])
         self._founders = frozenset(names)
@@ -214,25 +222,28 @@ class Run:
     def settle(self) -> None:
         """Repair everything; in bounded time all must be equal, and stay so."""
         world = self.world
-        heal(world, self.scenario.hardware)
+        world.do(heal, world, self.scenario.hardware)
         start = world.now
         while not self._settled_now():
             if world.now - start > self.scenario.settle:
                 said, nodes = invariants.differences(world)
+                said += organised_runs.lacking(world) if world.run.organised else ""
                 raise Violation(
                     "convergence", f"not equal {self.scenario.settle:g} s after the end: {said}", nodes
                 )
             self._run(FINE)
         self._settled = world.now - start
-        if lacking := invariants.complete(world):
+        complete = organised_runs.complete if world.run.organised else invariants.complete
+        if lacking := complete(world):
             raise Violation("union", lacking)
         self._run(AFTERMATH)
-        if not invariants.equal(world) or invariants.complete(world):
+        if not invariants.equal(world) or complete(world):
             raise Violation("convergence", "nodes that were equal no longer are, and nothing was made")
 
     def _settled_now(self) -> bool:
-        """Whether all are equal."""
-        return invariants.equal(self.world)
+        """Whether all are equal and, in an organised run, everything has been judged."""
+        judged = not self.world.run.organised or not organised_runs.lacking(self.world)
+        return judged and invariants.equal(self.world)
 
     def judge(self) -> None:
         """Check what else the scenario requires."""

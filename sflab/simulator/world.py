@@ -26,11 +26,14 @@ from sfnode.manifest.data import Data
 from sfnode.manifest.model import Model
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
+from sfnode.organising.evaluation.judging import Judge
+from sfnode.organising.policy import OrganiserPolicy
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.memory import MemoryLink, Network
 from sfnode.transport.roster import pack_record
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
+from sfprotocol import control_feed
 from sfprotocol.messages import Feed
 from sfprotocol.wire_codec import LENGTH_BYTES
 
@@ -95,6 +98,9 @@ class World:
         manifest: Manifest = OPEN_RUN,
         trace_file: TextIO | None = None,
         managed: bool = False,
+        policy: OrganiserPolicy | None = None,
+        judge: Judge | None = None,
+        judged: bool = False,
     ) -> None:
         """Let all nodes reach each other if `managed`, and else only those that are linked by `want`."""
         self.seed = seed
@@ -102,6 +108,16 @@ class World:
         self.run = manifest.parameters()
         self.hardware = hardware
         self.managed = managed
+        self.policy = policy
+        self.judge = judge
+        self.judged = judged
+        """Whether seals have other factors than 1, and skip and recount feeds."""
+        self.signed: dict[tuple[int, int], bytes] = {}
+        """Chain heads after decisions that are on some disk, by term and position."""
+        self.undone: set[bytes] = set()
+        """Origins of which the organiser has taken something back."""
+        self.may_fork: set[int] = set()
+        """Terms whose key is in use twice."""
         self._folder = tempfile.TemporaryDirectory(
             prefix="sfnode-", dir=RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
         )
@@ -151,7 +167,8 @@ class World:
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.wait(tasks))
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks))
         self.loop.close()
         self._folder.cleanup()
 
@@ -163,6 +180,11 @@ class World:
             self.failed(Violation("timer", str(error)), "")
         if self.violation:
             raise self.violation
+
+    def do(self, act: Callable[..., object], *arguments: Any) -> None:
+        """Call `act(*arguments)` now, on the loop."""
+        self.loop.call_soon(act, *arguments)
+        self.run_until(self.now)
 
     async def _until(self, end: float) -> None:
         self._ended = self.loop.create_future()
@@ -266,6 +288,17 @@ class World:
                 tell(feed, before, segment, self.now, node.name)
             if not (mine or node.hostile):
                 self._delivered(node, feed, segment.first, segment.stop)
+
+    def decided(self, node: Computer, log: UpdateLog) -> None:
+        """Note that `node` has these decisions on disk. Raises Violation where another has others of the same
+        term, unless that was meant to be."""
+        chain = control_feed.genesis(self.run.run_id)
+        for position, entry in enumerate(log.control()):
+            chain = control_feed.extend(chain, entry.term, entry.record)
+            known = self.signed.setdefault((entry.term, position), chain)
+            if known != chain and entry.term not in self.may_fork:
+                said = f"decision {position} of term {entry.term} was signed twice"
+                raise Violation("organiser", said, (node.name,))
 
     def _delivered(self, node: Computer, feed: Feed, first: int, stop: int) -> None:
         self.traffic.deliveries += stop - first

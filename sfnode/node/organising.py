@@ -138,14 +138,15 @@ class Organising:
             node.machine,
             node.log,
             key=feed.key,
-            policy=policy_of(
+            policy=node.outside.policy
+            or policy_of(
                 node.manifest,
                 node.settings.admission,
                 node.settings.search,
                 node.settings.renew_bases,
                 node.settings.guard,
             ),
-            judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
+            judge=node.outside.judge or by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             draw=node.outside.random.randbytes,
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
             now=node.clock(),
@@ -406,14 +407,20 @@ async def be_admitted(node: RunningNode) -> None:
 async def _ask(node: RunningNode, origin: bytes) -> None:
     """Ask the organiser to admit this node, again and again until it does."""
     ticket, interrupted = node.settings.invitation, node.stopping.is_set
-    asked = await petition(node.manifest.run_id, origin, node.machine.sign, ticket, interrupted)
+    bits = node.outside.policy.work_bits if node.outside.policy else WORK_BITS
+    asked = await petition(node.manifest.run_id, origin, node.machine.sign, ticket, interrupted, bits)
     if asked:
         node.asked_at = node.clock()
         node.driver.post(asked)
 
 
 async def petition(
-    run_id: bytes, origin: bytes, sign: SignWith, ticket: str, interrupted: Callable[[], bool]
+    run_id: bytes,
+    origin: bytes,
+    sign: SignWith,
+    ticket: str,
+    interrupted: Callable[[], bool],
+    bits: int = WORK_BITS,
 ) -> OwnPetition | None:
     """Return a newcomer's petition: with the ticket of its link (`NUMBER:HEX`), else with a proof of work.
 
@@ -427,7 +434,7 @@ async def petition(
         voucher = key.sign(admission.voucher_message(run_id, origin))
     else:
         solve = admission.solve
-        found = await asyncio.to_thread(solve, run_id, origin, WORK_BITS, interrupted)
+        found = await asyncio.to_thread(solve, run_id, origin, bits, interrupted)
         if found is None:
             return None
         nonce = found

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
 
+from sfnode.organising.evaluation.judging import Judge
+from sfnode.organising.policy import OrganiserPolicy
 from sfnode.resources import limiter
 from sfnode.resources.sensors import Sensors
 from sfnode.schema.status import MachineStatus
@@ -42,5 +44,9 @@ class Outside:
     """Checks the signatures of segments."""
     open_log: Callable[[Path, bytes], UpdateLog] = UpdateLog.open
     """Opens the update log of a run."""
+    policy: OrganiserPolicy | None = None
+    """An organiser's policy in place of that of the manifest, and the proof of work that petitions show."""
+    judge: Judge | None = None
+    """What seals say, in place of the manifest's schedule."""
     listens: bool = True
     """Whether the node answers on a control socket, and serves metrics where its settings say so."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sflab.sim.checks.invariants import entries
 from sflab.sim.world.violation import Violation
+from sflab.simulator.checks.organised_runs import OrganisedRuns
 from sflab.simulator.checks.outbound import OutboundLinks
 from sflab.simulator.computer import Computer
 from sflab.simulator.world import World
@@ -37,6 +38,7 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._outbound = OutboundLinks(world)
+        self._organised = OrganisedRuns(world) if world.run.organised else None
         self._total_of: dict[bytes, int | bytes] = {}
         self._digest_of: dict[int | bytes, bytes] = {}
         self._turn = 0
@@ -54,6 +56,8 @@ class Checks:
         self._turn += SAMPLE
         for node in (living[self._turn % len(living) :] + living)[:SAMPLE] if living else ():
             self._bounded(node)
+            if self._organised:
+                self._organised.look(node)
 
     def _exact(self, node: Computer) -> None:
         """Check that digests are equal exactly for equal sets, over all nodes and all times."""
