@@ -12,7 +12,7 @@ import fcntl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from datetime import time
+from datetime import date, time
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 HOP_LIMIT = 16
 """Hops that no segment is sent with (SPEC FL3). Written down here once more, as the machine may be wrong."""
+
+STUCK = 5
+"""Seconds after which the owner of a node that cannot get what it lacks does something about it."""
 
 NOON = Readings(time(12), 0.0, True, frozenset(), 40.0, 0, 1.0)
 """What the sensors of every simulated computer say."""
@@ -277,6 +280,7 @@ class Computer:
             outside=Outside(
                 random=self.random,
                 clock=self.clock,
+                today=lambda: date(2026, 1, 1),
                 sensors=Sensors,
                 usage=usage,
                 verify=self.world.verify,
@@ -308,6 +312,8 @@ class Computer:
             running.model.scheduler.hindered = lambda: (
                 self.engine is None or self.engine.made >= self.allowance
             )
+        if running.machine.organised:
+            self._see_to_history(self._program)
         driver = running.driver
         carry_out, round_ = driver._carry_out, driver._round
 
@@ -322,6 +328,19 @@ class Computer:
                 await asyncio.sleep(driver._host.taken * self.hardware.work)
 
         driver._carry_out, driver._round = watched, slow_round  # type: ignore[method-assign]
+
+    def _see_to_history(self, program: virtual_time.Program, stuck: int = 0) -> None:
+        """Start anew from a checkpoint where the node lacks what nobody near it keeps, as its owner is told
+        to."""
+        if not program.alive:
+            return
+        stuck = stuck + 1 if self.up and self.organised.out_of_reach else 0
+        if stuck < STUCK:
+            self.world.agenda.later(1.0, self._see_to_history, program, stuck)
+            return
+        self.crash()
+        self.begins_with_checkpoint = True
+        self.start()
 
     def tampered(self, effects: list[Effect]) -> list[Effect]:
         """Return what is carried out instead; of an honest node, all of it."""

@@ -23,6 +23,7 @@ from sflab.simulator import organised
 from sflab.simulator.actors import KINDS
 from sflab.simulator.checks import invariants, organised_runs
 from sflab.simulator.faults import FaultInjection, heal
+from sflab.simulator.guard import guarded
 from sflab.simulator.turncoats import TURNCOATS
 from sflab.simulator.world import OPEN_RUN, World
 from sfnode.printable import command
@@ -151,7 +152,7 @@ class Run:
         collecting = gc.isenabled()
         gc.disable()  # nothing dies in cycles while it runs, and there is much to look through
         try:
-            with _alarm(self.patience):
+            with _alarm(self.patience), guarded():
                 self.build()
                 self.disturb()
                 self.settle()

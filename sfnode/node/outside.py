@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from random import Random, SystemRandom
 
@@ -36,6 +37,8 @@ class Outside:
     """All chance, keys and incarnations included."""
     clock: Callable[[], float] | None = None
     """Monotonic time in seconds; None for that of the event loop."""
+    today: Callable[[], date] = date.today
+    """The date, for what is allowed each day."""
     sensors: Callable[..., limiter.Machine] = Sensors
     """Makes the sensors of the owner's limits, given the devices."""
     usage: Callable[..., Callable[[], MachineStatus]] = system_usage

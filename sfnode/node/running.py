@@ -121,7 +121,7 @@ class RunningNode:
             self.settings.limits,
             machine=self.outside.sensors(*self.settings.devices),
             bandwidth=self.driver.bandwidth,
-            traffic=DailyTraffic(self.log, clock=self.clock),
+            traffic=DailyTraffic(self.log, self.outside.today, self.clock),
             close_links=self.neighbourhood.peering.stay_away,
             fail=self.fail,
             clock=self.clock,
