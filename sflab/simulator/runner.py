@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import time
 import traceback
@@ -149,8 +148,6 @@ class Run:
     def outcome(self) -> Outcome:
         """Run the scenario and return the outcome."""
         start, failure = time.perf_counter(), None
-        collecting = gc.isenabled()
-        gc.disable()  # nothing dies in cycles while it runs, and there is much to look through
         try:
             with _alarm(self.patience), guarded():
                 self.build()
@@ -163,9 +160,6 @@ class Run:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
             failure = self._failure("exception", said, ())
-        finally:
-            if collecting:
-                gc.enable()
         outcome = self._outcome(failure, time.perf_counter() - start)
         self.world.close()
         return outcome
