@@ -108,7 +108,7 @@ class Outcome:
 
 
 class Run:
-    """One scenario with one seed."""
+    """One scenario with one seed; to be closed by `with`."""
 
     def __init__(
         self,
@@ -160,9 +160,13 @@ class Run:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
             failure = self._failure("exception", said, ())
-        outcome = self._outcome(failure, time.perf_counter() - start)
+        return self._outcome(failure, time.perf_counter() - start)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.world.close()
-        return outcome
 
     # -- phases ------------------------------------------------------------------------------------
 
@@ -350,4 +354,5 @@ def _pairs(topology: str, names: list[str], random: Random) -> list[tuple[str, s
 
 def simulate(scenario: Scenario, seed: int, **options: Any) -> Outcome:
     """Run `scenario` once; `options` as of `Run`."""
-    return Run(scenario, seed, **options).outcome()
+    with Run(scenario, seed, **options) as run:
+        return run.outcome()
