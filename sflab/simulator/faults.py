@@ -283,10 +283,13 @@ class FaultInjection:
         """Let two nodes sign at one position; who organises hears of it like everybody."""
         one, other = self._organiser(), self.world.random.choice(self._others())
         self.world.may_fork.add(0)
-        other.organises = one.control_key
         other.crash()
+        other.give_key(signing_key(self.world.seed, ORGANISER))
         other.start()
-        for node in (one, other):
+        self.world.agenda.later(RESTORING, self._decide_each, one, other)
+
+    def _decide_each(self, *nodes: Computer) -> None:
+        for node in nodes:
             if node.up and not node.organised.control.feed.frozen:
                 node.post(OwnDecision(encode(Announce(node.name))))
         self._updates_then = self.world.oracle.updates

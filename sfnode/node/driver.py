@@ -145,7 +145,7 @@ class Driver:
         self._arrived = asyncio.Event()
         self._round_done = asyncio.Event()
         self._disk = DaemonExecutor("disk")
-        self._dropping: set[asyncio.Task[None]] = set()
+        self._dropping: dict[asyncio.Task[None], None] = {}
         self._next_link = 0
 
     def post(self, event: Event) -> None:
@@ -289,8 +289,8 @@ class Driver:
             return
         if close.fault:
             self._blame(pump.link.peer, close.fault)
-        self._dropping.add(task := asyncio.create_task(_close_drained(pump)))
-        task.add_done_callback(self._dropping.discard)
+        self._dropping[task := asyncio.create_task(_close_drained(pump))] = None
+        task.add_done_callback(self._dropping.pop)
 
     def _blame(self, peer: str, fault: str) -> None:
         log.warning("dropped the link to %s, which broke rule %s", peer, fault)

@@ -127,7 +127,7 @@ class Organising:
         assert feed.key is not None
         self._node = node
         self._has_base = False
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], None] = {}
         self._stopped = False
         self._wishes: list[tuple[Decision, asyncio.Future[str | None]]] = []
         self._untold: list[DeskEvent] = []
@@ -246,8 +246,8 @@ class Organising:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = None
+        task.add_done_callback(self._running.pop)
 
     async def _summarise(self, epoch: int) -> None:
         """Work out the checkpoint of an epoch."""

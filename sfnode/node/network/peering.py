@@ -100,7 +100,8 @@ class Peering:
         self._links: dict[LinkId, Link] = {}
         self._dials: Jobs = {}
         self._bootstraps: Jobs = {}
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._jobs: dict[asyncio.Task[None], None] = {}
+        """Jobs in the order in which they began: in virtual time they end in that order, too."""
         self._carrying: set[asyncio.Task[None]] = set()
         """Links that we have opened; those of others run in tasks of the transport."""
         self._told = asyncio.Event()
@@ -188,7 +189,7 @@ class Peering:
     def _start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a job in the background; asyncio itself would forget it."""
         task = asyncio.create_task(job)
-        self._jobs.add(task)
+        self._jobs[task] = None
         task.add_done_callback(self._ended)
         return task
 
@@ -204,7 +205,7 @@ class Peering:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End `run` if a job has raised: what others do wrong it reports as events, so the fault is ours."""
-        self._jobs.discard(task)
+        self._jobs.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
             self._faults.put_nowait(error)
 

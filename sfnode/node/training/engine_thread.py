@@ -233,7 +233,7 @@ class EngineThread:
         """Steps of each feed that are in the cores, with their weights; the thread's own."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
         """Set once the engine is loaded."""
-        self._open: set[asyncio.Future[Any]] = set()
+        self._open: dict[asyncio.Future[Any], None] = {}
         """Calls that have no answer yet; the event loop's own."""
         self._ended = False
         self._stopping = threading.Event()
@@ -293,8 +293,8 @@ class EngineThread:
         if self._ended:
             future.cancel()
             return future
-        self._open.add(future)
-        future.add_done_callback(self._open.discard)
+        self._open[future] = None
+        future.add_done_callback(self._open.pop)
 
         def job(engine: Engine) -> None:
             before = dict(self._applied)
