@@ -36,7 +36,7 @@ from sflab.sim.world.keys import origin_of, signing_key
 from sflab.sim.world.violation import Violation
 from sflab.simulator import disk
 from sflab.simulator.computer import Computer
-from sflab.simulator.organised import DEPUTIES, SUCCESSOR, VOTES
+from sflab.simulator.organised import DEPUTIES, ORGANISER, SUCCESSOR, VOTES
 from sflab.simulator.world import World
 from sfnode.transport.memory import MemoryLink
 from sfprotocol.control_feed import succession_message
