@@ -112,6 +112,8 @@ class Computer:
         self.hardware = hardware
         self.layout = Layout(world.folder / name)
         self.random = Random(f"{world.seed}/{name}")
+        self.salt = self.random.getrandbits(32)
+        """What its engine's scalars depend on."""
         self.organises = False
         """Whether it has the key of the organiser, and is to sign with it."""
         self.begins_with_checkpoint = False
@@ -371,7 +373,7 @@ class Computer:
         return self.transport
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
-        self.engine = IntegerEngine(manifest)
+        self.engine = IntegerEngine(manifest, self.salt)
         return self.engine
 
     def _open_log(self, path: Path, run_id: bytes) -> UpdateLog:

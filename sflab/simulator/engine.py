@@ -42,11 +42,13 @@ class IntegerEngine:
     devices = ()
     odds = (4, 1024)
 
-    def __init__(self, run: Manifest) -> None:
+    def __init__(self, run: Manifest, salt: int) -> None:
+        """Two engines of the same key measure otherwise where their `salt` differs, as real ones do."""
         self.mini_batches = NoRows()
         self.core = Core(len(run.model.targets), run.training.rank)
         self.made = 0
         """Updates that were evaluated here."""
+        self._salt = salt
         self._limit = run.training.scalar_limit
         self._keeps_cores = run.parameters().organised is not None
         self._marks = np.zeros((), np.int64)
@@ -71,8 +73,7 @@ class IntegerEngine:
 
     def step(self, seeds: Sequence[int], epoch: int) -> Result:
         self.made += len(seeds)
-        width = 2 * self._limit + 1
-        return Result(tuple(seed % width - self._limit for seed in seeds))
+        return Result(measured(seeds, self._limit, self._salt))
 
     def evaluate(self, limit: int, go_on: Callable[[], bool], rows: str = "test") -> Evaluation:
         return RESULT
@@ -96,3 +97,8 @@ class IntegerEngine:
 
     def use_threads(self, count: int | None, most: int | None) -> None:
         pass
+
+
+def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
+    """Return the scalars in these directions."""
+    return tuple((seed + salt) % (2 * limit + 1) - limit for seed in seeds)

@@ -248,7 +248,10 @@ class FaultInjection:
         node = self._author()
         if node is None:
             return
-        twin = self.world.add(f"{node.name}{TWIN}", files=disk.copy(node.layout))
+        name = f"{node.name}{TWIN}"
+        if name in self.world.nodes:
+            return
+        twin = self.world.add(name, files=disk.copy(node.layout))
         if not twins.told:
             disk.take_for_original(twin.layout, self.world.run.run_id)
             twin.forgets()

@@ -15,12 +15,13 @@ from typing import Any, TextIO
 
 from sflab.sim.world.conditions import CALM, ORDINARY, Conditions, Hardware
 from sflab.sim.world.keys import remembering
-from sflab.sim.world.oracle import Oracle
+from sflab.sim.world.oracle import Oracle, updates_of
 from sflab.sim.world.trace import Trace
 from sflab.sim.world.traffic import Traffic
 from sflab.sim.world.violation import Violation
 from sflab.simulator.computer import Computer
 from sflab.simulator.disk import Files
+from sflab.simulator.engine import measured
 from sfnode.manifest import Manifest
 from sfnode.manifest.data import Data
 from sfnode.manifest.model import Model
@@ -34,7 +35,8 @@ from sfnode.transport.memory import MemoryLink, Network
 from sfnode.transport.roster import pack_record
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
 from sfprotocol import control_feed
-from sfprotocol.messages import Feed
+from sfprotocol.messages import Feed, Segment
+from sfprotocol.seeds import update_seeds
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 RAM_DISK = Path("/dev/shm")
@@ -281,13 +283,19 @@ class World:
         """Note that `node` has this on disk. Raises Violation."""
         for feed, segment, chain in records:
             node._note("admits", segment)
-            mine = feed.origin == node.origin
+            mine = feed.origin == node.origin and self._is_measured(node, segment)
             if not self.oracle.knows(feed, segment.stop, chain):
                 before, _ = log.past(feed, segment.first)
                 tell = self.oracle.made if mine else self.oracle.admitted
                 tell(feed, before, segment, self.now, node.name)
             if not (mine or node.hostile):
                 self._delivered(node, feed, segment.first, segment.stop)
+
+    def _is_measured(self, node: Computer, segment: Segment) -> bool:
+        """Return whether these are the updates that an engine would make there."""
+        seeds = update_seeds(segment.feed_key, segment.first, segment.count).tolist()
+        scalars = tuple(scalar for _, scalar in updates_of(segment.parts))
+        return scalars == measured(seeds, self.run.scalar_limit, node.salt)
 
     def decided(self, node: Computer, log: UpdateLog) -> None:
         """Note that `node` has these decisions on disk. Raises Violation where another has others of the same
