@@ -29,9 +29,14 @@ from sfnode import virtual_time
 from sfnode.errors import UserError
 from sfnode.limits import Limits
 from sfnode.manifest import Manifest
+from sfnode.node.network.peering import Peering
 from sfnode.node.node import Node
 from sfnode.node.outside import Outside
 from sfnode.node.running import RunningNode
+from sfnode.peers.events import Action, Reason
+from sfnode.peers.events import Close as PeerClose
+from sfnode.peers.events import Event as PeerEvent
+from sfnode.peers.selection import MIN_OUTBOUND
 from sfnode.resources.policy import Readings
 from sfnode.schema.status import MachineStatus
 from sfnode.settings import Settings
@@ -57,6 +62,9 @@ HOP_LIMIT = 16
 
 STUCK = 5
 """Seconds after which the owner of a node that cannot get what it lacks does something about it."""
+
+OWN_ACCORD = (Reason.GAVE_WAY, Reason.MUTE)
+"""Reasons for giving up a link that could have been kept."""
 
 NOON = Readings(time(12), 0.0, True, frozenset(), 40.0, 0, 1.0)
 """What the sensors of every simulated computer say."""
@@ -329,6 +337,15 @@ class Computer:
             if self.hardware.work:
                 await asyncio.sleep(driver._host.taken * self.hardware.work)
 
+        peering = running.neighbourhood.peering
+        tell = peering._tell
+
+        def watched_tell(event: PeerEvent) -> list[Action]:
+            actions = tell(event)
+            self._check_own_choice(peering, actions)
+            return actions
+
+        peering._tell = watched_tell  # type: ignore[method-assign]
         driver._carry_out, driver._round = watched, slow_round  # type: ignore[method-assign]
 
     def _see_to_history(self, program: virtual_time.Program, stuck: int = 0) -> None:
@@ -425,6 +442,21 @@ class Computer:
             if cut is None or cut.at > stop:
                 self._object("cut", f"a feed goes back to step {stop} and no proof on disk says so")
         self._stops[feed] = stop
+
+    def _check_own_choice(self, peering: Peering, actions: list[Action]) -> None:
+        """Raise Violation if too few links of the node's own choice remain of its own accord: of links in use
+        MIN_OUTBOUND, of mute ones as many at least as are being opened instead."""
+        closed = {a.link for a in actions if isinstance(a, PeerClose) and a.reason in OWN_ACCORD}
+        counts = [count for count in peering._observed().links if count.link in closed] if closed else []
+        own = [count for count in counts if peering._links[count.link].outbound]
+        if not (own and self.world.managed):
+            return
+        kept = sum(standing.outbound for standing in peering.manager.standings())
+        mute = all(count.blank for count in own)
+        if kept + (len(peering.manager.dialling) if mute else 0) < MIN_OUTBOUND:
+            self.world.failed(
+                Violation("outbound", f"{self.name} gives up links of its own choice"), self.name
+            )
 
     def _object(self, checker: str, what: str) -> None:
         raise Violation(checker, what, (self.name,))

@@ -82,7 +82,10 @@ class AppliesTwice(Machine):
 
 
 def test_a_machine_that_admits_twice_is_seen_at_the_disk() -> None:
-    assert caught(simulate(SCENARIOS["calm"], 0, seconds=5, machine=AppliesTwice)) == "once"
+    outcome = simulate(SCENARIOS["calm"], 0, seconds=5, machine=AppliesTwice)
+    assert caught(outcome) == "exception"
+    assert outcome.failure
+    assert "the log has a feed up to step" in outcome.failure.what
 
 
 def test_a_machine_that_leaves_a_gap_is_seen_at_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +97,10 @@ def test_a_machine_that_leaves_a_gap_is_seen_at_the_disk(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(validation, "due", lambda state, segment: segment.stop > state.next)
     monkeypatch.setattr(validation, "verify", lenient)
-    assert caught(simulate(SCENARIOS["lossy"], 0, seconds=5)) == "content"
+    outcome = simulate(SCENARIOS["lossy"], 0, seconds=5)
+    assert caught(outcome) == "exception"
+    assert outcome.failure
+    assert "the log has a feed up to step" in outcome.failure.what
 
 
 def trusting(*arguments: Any, **settings: Any) -> Machine:
@@ -158,7 +164,8 @@ def test_a_host_that_sends_before_the_commit_is_durable_is_seen_at_the_disk() ->
 
 
 def test_a_host_that_applies_before_the_commit_is_durable_is_seen_at_the_disk() -> None:
-    assert caught(simulate(SCENARIOS["calm"], 0, seconds=5, host=AppliesBeforeItWrites)) == "durable"
+    outcome = simulate(SCENARIOS["calm"], 0, nodes=1, seconds=5, host=AppliesBeforeItWrites)
+    assert caught(outcome) == "durable"
 
 
 class AppliesCutsTwice(Host):
