@@ -163,7 +163,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Turns until now."""
         return self._timers.turns
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
         """Do `func(*args)` within the time that it takes. Jobs of one executor follow each other; those of
@@ -184,7 +184,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.call_at(job.end, self._end, job)
         return future
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
         """Have a callback soon; from within a job, when that has ended."""
         if self._at_work is None:
             return super().call_soon(callback, *args, context=context)
@@ -214,10 +216,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     # -- what takes real time ----------------------------------------------------------------------
 
-    def add_reader(self, *_: Any) -> None:
+    def add_reader(self, *_: Any) -> None:  # type: ignore[override]
         raise NotInVirtualTimeError("a file or socket cannot be waited for in virtual time")
 
-    add_writer = add_reader
+    add_writer = add_reader  # type: ignore[assignment]
 
     async def getaddrinfo(self, *_: Any, **__: Any) -> Any:
         raise NotInVirtualTimeError("there are no names of hosts in virtual time")
@@ -232,7 +234,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     subprocess_shell = subprocess_exec
 
-    def add_signal_handler(self, *_: Any) -> None:
+    def add_signal_handler(self, *_: Any) -> None:  # type: ignore[override]
         raise NotInVirtualTimeError("signals come in real time")
 
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -373,8 +374,9 @@ class EngineThread:
         """Have a job done once the engine is loaded, after those before it."""
 
         def do() -> None:
-            if self._engine is not None and not self._stopping.is_set():
-                self._try(lambda: job(self._engine))
+            engine = self._engine
+            if engine is not None and not self._stopping.is_set():
+                self._try(partial(job, engine))
 
         if self._before is None:
             self._submit(do)
