@@ -315,7 +315,7 @@ class Equivocator(Actor):
         self._next += 1
 
     def _step(self, side: int) -> Segment:
-        parts = (EpochScalars(0, (self._next % 100 + (side if self._next >= 3 else 0),)),)
+        parts = (EpochScalars(0, (1 + self._next % 100 + (side if self._next >= 3 else 0),)),)
         self._chains[side] = extend(self._chains[side], parts)
         head = head_message(self.world.run.run_id, self._feed, self._next + 1, self._chains[side])
         key = feed_key(self.world.run.run_id, *self._feed)

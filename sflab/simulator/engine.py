@@ -100,5 +100,5 @@ class IntegerEngine:
 
 
 def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
-    """Return the scalars in these directions."""
-    return tuple((seed + salt) % (2 * limit + 1) - limit for seed in seeds)
+    """Return the scalars in these directions; never 0, which no sum tells of."""
+    return tuple((seed + salt) % (2 * limit + 1) - limit or 1 for seed in seeds)

@@ -286,8 +286,10 @@ class World:
             mine = feed.origin == node.origin and self._is_measured(node, segment)
             if not self.oracle.knows(feed, segment.stop, chain):
                 before, _ = log.past(feed, segment.first)
-                tell = self.oracle.made if mine else self.oracle.admitted
-                tell(feed, before, segment, self.now, node.name)
+                if mine:
+                    self.oracle.made(feed, before, segment, self.now, node.name)
+                else:
+                    self.oracle.admitted(feed, segment, before, self.now, node.name)
             if not (mine or node.hostile):
                 self._delivered(node, feed, segment.first, segment.stop)
 

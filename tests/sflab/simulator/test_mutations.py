@@ -6,6 +6,7 @@ the daemon runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from sflab.sim.scenario import Limits, Load
 from sflab.sim.scenarios import SCENARIOS
 from sflab.sim.world.conditions import Conditions
-from sflab.simulator import organised
+from sflab.simulator import engine, world
 from sflab.simulator.runner import Outcome
 from sflab.simulator.runner import simulate as run
 from sfnode.node import driver, startup
@@ -309,8 +310,11 @@ def test_a_fold_that_recounts_with_factor_1_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_fold_that_counts_what_moves_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = organised.OPEN_RUN.training.model_copy(update={"scalar_limit": 3})  # one in seven is 0
-    monkeypatch.setattr(organised, "OPEN_RUN", organised.OPEN_RUN.model_copy(update={"training": training}))
+    def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
+        return tuple((seed + salt) % 7 - 3 for seed in seeds)  # one in seven is 0
+
+    monkeypatch.setattr(engine, "measured", measured)
+    monkeypatch.setattr(world, "measured", measured)
     scenario = replace(SCENARIOS["organised"], faults=())
     assert simulate(scenario, 0, nodes=6, seconds=6).failure is None
     append = NamedSteps.append
