@@ -8,13 +8,13 @@ Each kind of harm is a class below. Adversaries that run the real machine and ta
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from sflab.sim.adversaries.actors import Attack
 from sflab.sim.world.keys import origin_of, signing_key
-from sfnode.transport.base import LinkClosed, TransportError
+from sfnode.transport.base import Link, LinkClosed, TransportError
 from sfnode.transport.memory import MemoryLink, MemoryTransport
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -38,8 +38,6 @@ from sfprotocol.signing import extend, genesis, head_message
 if TYPE_CHECKING:
     from sflab.simulator.world import World
 
-Target = Literal["all", "one", "newcomer", "publisher"]
-
 INVENTED = 25
 """Names of feeds that do not exist, in one Summary of a spammer."""
 
@@ -48,27 +46,6 @@ PATIENCE = (3.0, 8.0)
 
 MAX_MEMORY = 200
 """Frames that an actor keeps for later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """Number, kind and targets of a scenario's adversaries."""
-
-    kind: str
-    """A name in `KINDS` or in `turncoats.TURNCOATS`."""
-    target: Target = "all"
-    actors: int = 40
-    """Number of adversaries in the whole network."""
-    links: int = 6
-    """Links that each adversary tries to have."""
-    start: float = 0.0
-    """Seconds after the faults begin; negative: before the first honest node is there."""
-    every: float = 0.5
-    """Seconds between two harmful acts of one adversary."""
-    renames: bool = True
-    """Whether an adversary without links comes back under another name."""
-    ranges: int = 8
-    """Number of address ranges that the attacker owns."""
 
 
 class Actor:
@@ -123,10 +100,10 @@ class Actor:
             link = await self._transport.connect(name)
         except TransportError:
             return
-        assert isinstance(link, MemoryLink)
         await self._carry(link)
 
-    async def _carry(self, link: MemoryLink) -> None:
+    async def _carry(self, link: Link) -> None:
+        assert isinstance(link, MemoryLink)
         self.links[link] = None
         self._greet(link)
         try:

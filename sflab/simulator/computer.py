@@ -15,7 +15,7 @@ from contextvars import copy_context
 from datetime import date, time
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -33,6 +33,7 @@ from sfnode.node.network.peering import Peering
 from sfnode.node.node import Node
 from sfnode.node.outside import Outside
 from sfnode.node.running import RunningNode
+from sfnode.node.training.model import LoadEngine
 from sfnode.peers.events import Action, Reason
 from sfnode.peers.events import Close as PeerClose
 from sfnode.peers.events import Event as PeerEvent
@@ -164,6 +165,12 @@ class Computer:
     # -- what is asked of it -----------------------------------------------------------------------
 
     @property
+    def disk(self) -> UpdateLog:
+        """The log of the node that runs here."""
+        assert self.log
+        return self.log
+
+    @property
     def off(self) -> bool:
         """Whether nothing runs."""
         return self.node is None
@@ -286,7 +293,7 @@ class Computer:
         self.node = Node(
             settings,
             make_transport=self._connect,
-            load_engine=self._load,
+            load_engine=cast(LoadEngine, self._load),
             outside=Outside(
                 random=self.random,
                 clock=self.clock,
@@ -372,7 +379,8 @@ class Computer:
             return
         self._note("power cut" if power_cut else "killed")
         self._program.alive = self.up = False
-        self.transport and self.transport.die(silently=power_cut)
+        if self.transport:
+            self.transport.die(silently=power_cut)
         for task in (self._task, self.node._life):
             if task:
                 task.cancel()

@@ -77,7 +77,7 @@ class OrganisedRuns:
         number = counting.number(feed)
         passed = [m for m in counting.landmarks(number) if m[0] <= state.next] if number is not None else []
         for stop, salt, tag in passed[-1:]:
-            if holding.tag(salt, node.log.past(feed, stop)[0]) != tag:
+            if holding.tag(salt, node.disk.past(feed, stop)[0]) != tag:
                 raise Violation(
                     "named", f"{node.name} holds another history than the named one", (node.name,)
                 )
@@ -117,10 +117,9 @@ def total(node: Computer) -> int | bytes | None:
 def labels_of(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
     """Return the labels of the first `stop` steps with the number of updates of each, in order; of those
     before the feed's base, the last label alone."""
-    assert node.log
     found: list[tuple[int, int]] = []
-    while stop > node.log.base(feed).step:
-        found.append(node.log.label(feed, stop))
+    while stop > node.disk.base(feed).step:
+        found.append(node.disk.label(feed, stop))
         stop -= found[-1][1]
     return found[::-1]
 
@@ -176,7 +175,7 @@ def complete(world: World) -> str:
         number, member = counting.number(feed), counting.member(feed.origin)
         if number is None or member is None:
             return "updates were made for a feed that nobody may hold"
-        stop = max(node.log.stop(feed) for node in nodes)
+        stop = max(node.disk.stop(feed) for node in nodes)
         undone = feed.origin in world.undone or story.forked
         runs = counting.runs(number, first.machine.frontier.next(feed))
         counted = world.judged or all(run.factor for run in runs)
