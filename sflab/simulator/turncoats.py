@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from sflab.simulator.actors import Attack
+from sflab.sim.adversaries.actors import Attack
 from sflab.simulator.computer import Computer
 from sfprotocol import wire_codec
 from sfprotocol.events import Writable
