@@ -19,6 +19,7 @@ from sfnode.loggers.open import opened
 from sfnode.logging import begins
 from sfnode.node import startup
 from sfnode.node.network import contacts
+from sfnode.node.outside import Outside
 from sfnode.node.peer_questions import answers_to_peers
 from sfnode.node.run_context import RunContext
 from sfnode.node.running import RunningNode
@@ -26,7 +27,6 @@ from sfnode.node.state import describe
 from sfnode.node.training.engine_loading import load_trainer
 from sfnode.node.training.model import LoadEngine
 from sfnode.store.data_folder import DataDir, control_socket_path, open_data_dir
-from sfnode.store.log import UpdateLog
 from sfnode.transport.base import Transport
 from sfnode.transport.libp2p.settings import HivemindSettings
 
@@ -50,7 +50,8 @@ LIBP2P = "sfnode.transport.libp2p.transport"
 class Node:
     """A node with these settings; nothing happens before `start` (or `async with`).
 
-    `make_transport` and `load_engine` stand in for libp2p and for the model, in tests above all.
+    `make_transport` and `load_engine` stand in for libp2p and for the model, in tests above all, and
+    `outside` for what else the system gives (`sfnode.node.outside`), in simulations.
     `passphrase` opens the organiser's key if `settings.organise` asks for it and it is encrypted; a file that
     the settings name comes first.
     """
@@ -62,8 +63,10 @@ class Node:
         make_transport: MakeTransport | None = None,
         load_engine: LoadEngine = load_trainer,
         passphrase: bytes | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self.settings = settings
+        self._outside = outside or Outside()
         self._passphrase = passphrase
         self._make_transport = make_transport
         self._load_engine = load_engine
@@ -159,19 +162,25 @@ class Node:
             transport = await self._transport(data_dir, bootstrap)
             stack.push_async_callback(transport.stop)
             await transport.start()
-            manifest = await startup.agree_on_manifest(settings, local, transport, data_dir)
+            manifest = await startup.agree_on_manifest(
+                settings, local, transport, data_dir, self._outside.random
+            )
             if local is None:
                 settings = self.settings = await startup.in_thread(
                     lambda: startup.equipped(self.settings, manifest, data_dir)
                 )
-            update_log = stack.enter_context(UpdateLog.open(data_dir.log, manifest.run_id))
+            update_log = stack.enter_context(self._outside.open_log(data_dir.log, manifest.run_id))
             draw = await stack.enter_async_context(
-                startup.incarnations(settings, manifest, data_dir, update_log)
+                startup.incarnations(settings, manifest, data_dir, update_log, self._outside.random)
             )
-            clock = asyncio.get_running_loop().time
-            machine = startup.open_machine(settings, manifest, data_dir, update_log, clock(), draw)
+            clock = self._outside.clock or asyncio.get_running_loop().time
+            machine = startup.open_machine(
+                settings, manifest, data_dir, update_log, clock(), draw, self._outside
+            )
             running = RunningNode(
-                RunContext(settings, manifest, data_dir, update_log, transport, machine, clock),
+                RunContext(
+                    settings, manifest, data_dir, update_log, transport, machine, clock, self._outside
+                ),
                 self._load_engine,
                 logger,
                 contacts.known_url(settings.contacts_url, update_log),
@@ -180,8 +189,9 @@ class Node:
             transport.on_request(answers_to_peers(running.context))
             stack.enter_context(startup.organising(settings, manifest, machine, self._passphrase))
             await running.limiter.start()
-            stack.push_async_callback(await server.serve(running, data_dir.control_socket))
-            if settings.metrics:
+            if self._outside.listens:
+                stack.push_async_callback(await server.serve(running, data_dir.control_socket))
+            if settings.metrics and self._outside.listens:
                 stack.push_async_callback(await prometheus.serve(running.status, *settings.metrics))
             self._running = running
             joined.set_result(None)

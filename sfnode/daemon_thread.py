@@ -1,14 +1,59 @@
-"""Slow calls in threads that nobody waits for at the end: what hangs there costs its caller one answer, and
-not the whole process."""
+"""Threads that nobody waits for at the end: what hangs there costs its caller one answer, and not the whole
+process."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class DaemonExecutor(Executor):
+    """An executor of one daemon thread, which does one thing after another.
+
+    The thread begins with the first thing to do. Unlike that of a `ThreadPoolExecutor` it keeps no process
+    from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.thread: threading.Thread | None = None
+        """None before there was anything to do."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._jobs.put(job)
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self.thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the thread once it has done what it was given; with `wait`, wait for that."""
+        self._jobs.put(None)
+        if wait and self.thread:
+            self.thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
 
 
 async def in_daemon_thread(function: Callable[[], T], name: str = "beside") -> T:
@@ -16,27 +61,8 @@ async def in_daemon_thread(function: Callable[[], T], name: str = "beside") -> T
 
     Who is cancelled meanwhile leaves the thread to itself, as does a process that ends.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def work() -> None:
-        result, fault = None, None
-        try:
-            result = function()
-        except Exception as error:
-            fault = error
-        try:
-            loop.call_soon_threadsafe(settle, result, fault)
-        except RuntimeError:
-            return  # nobody waits any more: the loop is closed
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return await future
+    executor = DaemonExecutor(name)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, function)
+    finally:
+        executor.shutdown(wait=False)

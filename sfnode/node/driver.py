@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from sfnode.daemon_thread import DaemonExecutor
 from sfnode.logging import log
 from sfnode.node.link_pump import LinkPump
 from sfnode.resources.bandwidth_limits import Bandwidth
@@ -144,8 +144,8 @@ class Driver:
         self._finished = False
         self._arrived = asyncio.Event()
         self._round_done = asyncio.Event()
-        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
-        self._dropping: set[asyncio.Task[None]] = set()
+        self._disk = DaemonExecutor("disk")
+        self._dropping: dict[asyncio.Task[None], None] = {}
         self._next_link = 0
 
     def post(self, event: Event) -> None:
@@ -289,8 +289,8 @@ class Driver:
             return
         if close.fault:
             self._blame(pump.link.peer, close.fault)
-        self._dropping.add(task := asyncio.create_task(_close_drained(pump)))
-        task.add_done_callback(self._dropping.discard)
+        self._dropping[task := asyncio.create_task(_close_drained(pump))] = None
+        task.add_done_callback(self._dropping.pop)
 
     def _blame(self, peer: str, fault: str) -> None:
         log.warning("dropped the link to %s, which broke rule %s", peer, fault)

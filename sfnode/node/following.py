@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
-from random import SystemRandom
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
@@ -58,7 +57,7 @@ async def _check(node: RunContext, link: str) -> None:
     that it began with this node's run, BAD_LINK, and as `introductions.run_of`."""
     said, own = read_link(link), node.manifest.run_id.hex()
     found = await introductions.run_of(
-        node.transport, said.addresses, said.run_id.hex(), known=False, random=SystemRandom()
+        node.transport, said.addresses, said.run_id.hex(), known=False, random=node.outside.random
     )
     assert found  # a run that is not known here is one or an error
     check_run_id(found, said.run_id.hex())

@@ -7,7 +7,6 @@ evaluations to the engine, answers to the owner. It decides nothing itself.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -89,7 +88,7 @@ class Organising:
         assert feed.key is not None
         self._node, self._readiness, self._state_of = node, readiness, state_of
         self._has_base = False
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], None] = {}
         self._stopped = False
         self._waiting: list[tuple[Decision, asyncio.Future[str | None]]] = []
         self._untold: list[Event] = []
@@ -98,16 +97,17 @@ class Organising:
         """Whether it has begun the run because nobody else was to be found."""
         self._organiser = Organiser(
             View(node.machine, node.log),
-            policy_of(
+            node.outside.policy
+            or policy_of(
                 node.manifest,
                 node.settings.admission,
                 node.settings.search,
                 node.settings.renew_bases,
                 node.settings.guard,
             ),
-            by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
+            node.outside.judge or by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             key=feed.key,
-            draw=secrets.token_bytes,
+            draw=node.outside.random.randbytes,
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
             now=node.clock(),
         )
@@ -204,8 +204,8 @@ class Organising:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = None
+        task.add_done_callback(self._running.pop)
 
     async def _summarise(self, epoch: int) -> None:
         """Work out the checkpoint of an epoch."""
@@ -369,14 +369,20 @@ async def be_admitted(
 async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]) -> bool:
     """Ask the organiser to admit this node, again and again until it does; return whether it was asked."""
     ticket = node.settings.invitation
-    asked = await petition(node.manifest.run_id, origin, node.machine.sign, ticket, interrupted)
+    bits = node.outside.policy.work_bits if node.outside.policy else WORK_BITS
+    asked = await petition(node.manifest.run_id, origin, node.machine.sign, ticket, interrupted, bits)
     if asked:
         node.driver.post(asked)
     return asked is not None
 
 
 async def petition(
-    run_id: bytes, origin: bytes, sign: SignWith, ticket: str, interrupted: Callable[[], bool]
+    run_id: bytes,
+    origin: bytes,
+    sign: SignWith,
+    ticket: str,
+    interrupted: Callable[[], bool],
+    bits: int = WORK_BITS,
 ) -> OwnPetition | None:
     """Return a newcomer's petition: with the ticket of its link (`NUMBER:HEX`), else with a proof of work.
 
@@ -390,7 +396,7 @@ async def petition(
         voucher = key.sign(admission.voucher_message(run_id, origin))
     else:
         solve = admission.solve
-        found = await asyncio.to_thread(solve, run_id, origin, WORK_BITS, interrupted)
+        found = await asyncio.to_thread(solve, run_id, origin, bits, interrupted)
         if found is None:
             return None
         nonce = found

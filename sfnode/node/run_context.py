@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sfnode.manifest import Manifest
+from sfnode.node.outside import Outside
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
@@ -15,7 +16,7 @@ from sfprotocol.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """A node's place in its run; `clock` is that of the event loop on which it lives."""
+    """A node's place in its run; `clock` is that of `outside`, or of the event loop on which it lives."""
 
     settings: Settings
     manifest: Manifest
@@ -25,3 +26,4 @@ class RunContext:
     machine: Machine
     """The protocol machine in the state of the log."""
     clock: Callable[[], float]
+    outside: Outside

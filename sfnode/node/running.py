@@ -38,7 +38,6 @@ from sfnode.node.validating import Validating
 from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
 from sfnode.resources.quotas import DailyTraffic
-from sfnode.resources.sensors import Sensors
 from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation, ProbeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated, Samples
@@ -69,7 +68,7 @@ class RunningNode:
         `describe` tells the status (`node.state`)."""
         self.settings, self.manifest, self.data_dir = joined.settings, joined.manifest, joined.data_dir
         self.log, self.transport, self.machine = joined.log, joined.transport, joined.machine
-        self.clock = joined.clock
+        self.clock, self.outside = joined.clock, joined.outside
         self.started_at = joined.clock()
         self.status = partial(describe, self)
         self.stopping = asyncio.Event()
@@ -110,6 +109,7 @@ class RunningNode:
             joined.transport,
             joined.machine,
             joined.clock,
+            joined.outside,
             driver=self.driver,
             limiter=self.limiter,
             peering=self.peering,
@@ -145,9 +145,9 @@ class RunningNode:
     def _make_limiter(self) -> ResourceLimiter:
         return ResourceLimiter(
             self.settings.limits,
-            machine=Sensors(*self.settings.devices),
+            machine=self.outside.sensors(*self.settings.devices),
             bandwidth=self.driver.bandwidth,
-            traffic=DailyTraffic(self.log),
+            traffic=DailyTraffic(self.log, self.outside.today, self.clock),
             close_links=self.peering.stay_away,
             fail=self.fail,
             clock=self.clock,

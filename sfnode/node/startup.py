@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from itertools import chain
 from logging import DEBUG, WARNING
 from pathlib import Path
-from random import SystemRandom
+from random import Random
 from threading import Event
 from typing import TypeVar
 
+from sfnode.daemon_thread import DaemonExecutor
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import is_file
 from sfnode.node.driver import LogStore
+from sfnode.node.outside import Outside
 from sfnode.node.training.engine_loading import check_devices
 from sfnode.peers import introductions
 from sfnode.settings import Settings
@@ -177,12 +178,12 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
 
 
 async def agree_on_manifest(
-    settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir
+    settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest:
     """Return the run's manifest (ours, the peers', or both if they are the same); keep it in the folder."""
     manifest = local
     if settings.peers:
-        manifest = await _peers_manifest(settings, local, transport, data_dir) or local
+        manifest = await _peers_manifest(settings, local, transport, data_dir, random) or local
     if manifest:
         check_run_id(manifest, settings.run_id)
         check_run_id(manifest, local.run_id.hex() if local else "")
@@ -198,7 +199,7 @@ async def agree_on_manifest(
 
 
 async def _peers_manifest(
-    settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir
+    settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest | None:
     """Return the manifest to which the peers in the settings lead; None if they lead to none and we have one.
 
@@ -206,7 +207,7 @@ async def _peers_manifest(
     """
     try:
         return await introductions.run_of(
-            transport, settings.peers, settings.run_id, known=local is not None, random=SystemRandom()
+            transport, settings.peers, settings.run_id, known=local is not None, random=random
         )
     except UserError:
         if data_dir.manifest.exists():
@@ -226,6 +227,7 @@ def open_machine(
     update_log: UpdateLog,
     now: float,
     draw: Callable[[], int],
+    outside: Outside,
 ) -> Machine:
     """Return the protocol machine in the state of the log; only a trainer's has a feed to continue.
 
@@ -247,7 +249,7 @@ def open_machine(
     proven = True
     if settings.role == "trainer":
         is_new = parameters.organised is not None and not data_dir.identity.exists()
-        identity = _identity_of(data_dir)
+        identity = _identity_of(data_dir, outside.random)
         first = (lambda: FIRST_INCARNATION) if is_new else draw
         own, proven = own_feed(update_log, identity, frontier, first)
         sign = identity.sign
@@ -262,13 +264,14 @@ def open_machine(
             now=now,
             cards=kept_cards(update_log, parameters),
             names=Names(settings.display_name, settings.team),
+            verify=outside.verify,
             control=kept_control(update_log),
         )
 
 
-def _identity_of(data_dir: DataDir) -> Identity:
+def _identity_of(data_dir: DataDir, random: Random) -> Identity:
     """Return the identity of this folder; a new one if there is none. Raises as `load_or_create`."""
-    identity = load_or_create(data_dir.identity)
+    identity = load_or_create(data_dir.identity, random)
     if identity.exposed:
         log.warning("others could read %s until now, and may be able to sign as this node", data_dir.identity)
     return identity
@@ -318,7 +321,7 @@ def settled(run: RunParameters, update_log: UpdateLog) -> Machine:
             frontier_of(run, update_log),
             own=None,
             sign=_never_sign,
-            draw_incarnation=draw_incarnation,
+            draw_incarnation=_never_draw,
             proven=True,
             now=0.0,
             cards=kept_cards(update_log, run),
@@ -335,9 +338,13 @@ def _never_sign(_: bytes) -> bytes:
     raise AssertionError("a relay has nothing to sign")
 
 
-def draw_incarnation() -> int:
+def _never_draw() -> int:
+    raise AssertionError("a relay has no feed")
+
+
+def draw_incarnation(random: Random) -> int:
     """Draw a fresh incarnation (SPEC I3): 32 random bits, so that copies of a folder draw different ones."""
-    return secrets.randbits(32)
+    return random.getrandbits(32)
 
 
 class Incarnations:
@@ -346,11 +353,12 @@ class Incarnations:
     A thread looks for one ahead of time, so that nobody waits for it when a feed ends while the node runs.
     """
 
-    def __init__(self, run: RunParameters, origin: bytes) -> None:
+    def __init__(self, run: RunParameters, origin: bytes, random: Random) -> None:
         self._run = run
         self._origin = origin
+        self._random = random
         self._interrupted = Event()
-        self._thread = ThreadPoolExecutor(1, "work")
+        self._thread = DaemonExecutor("work")
         self._next = self._thread.submit(self._search)
 
     async def ready(self) -> None:
@@ -377,7 +385,7 @@ class Incarnations:
         self._thread.shutdown()
 
     def _search(self) -> int:
-        drawn = draw_incarnation()
+        drawn = draw_incarnation(self._random)
         numbers = chain(range(drawn, 1 << 32), range(drawn))
         below = proof_of_work.bound(self._run.work_bits)
         found = proof_of_work.solutions(
@@ -388,16 +396,16 @@ class Incarnations:
 
 @asynccontextmanager
 async def incarnations(
-    settings: Settings, manifest: Manifest, data_dir: DataDir, update_log: UpdateLog
+    settings: Settings, manifest: Manifest, data_dir: DataDir, update_log: UpdateLog, random: Random
 ) -> AsyncIterator[Callable[[], int]]:
     """Yield what draws incarnations for this node's feeds.
 
     A node that has none yet waits for the proof of work of its first one. Raises as `load_or_create`.
     """
     if settings.role != "trainer" or not manifest.open.work_bits:
-        yield draw_incarnation
+        yield partial(draw_incarnation, random)
         return
-    drawing = Incarnations(manifest.parameters(), _identity_of(data_dir).public)
+    drawing = Incarnations(manifest.parameters(), _identity_of(data_dir, random).public, random)
     try:
         if update_log.get_meta(_INCARNATION) is None:
             await drawing.ready()
@@ -410,7 +418,7 @@ def own_feed(
     update_log: UpdateLog,
     identity: Identity,
     frontier: Frontier,
-    draw: Callable[[], int] = draw_incarnation,
+    draw: Callable[[], int],
 ) -> tuple[Feed, bool]:
     """Return our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
 

@@ -8,7 +8,6 @@ of epochs that nobody else has measured.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -178,7 +177,9 @@ class Validating:
             return
         self._done, self._problem, self._measured = epoch, None, self._measured + 1
         log.debug("measured what %d feeds have brought in epoch %d", len(parts), epoch)
-        self._node.driver.post(OwnFinding(epoch, rows.number, parts, secrets.randbits(64)))
+        self._node.driver.post(
+            OwnFinding(epoch, rows.number, parts, self._node.outside.random.getrandbits(64))
+        )
 
     def _skipped(self, epoch: int) -> list[int]:
         """Return the feeds that make no part of the step, as the evidence of now does not trust them."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from typing import TYPE_CHECKING, TypeVar
 
+from sfnode.daemon_thread import DaemonExecutor
 from sfnode.models.files import licence_of
 from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
@@ -41,7 +41,6 @@ from sfnode.schema.views import (
 )
 from sfnode.stats.history import LogIndex
 from sfnode.stats.time_series import Rate, SeriesSample, TimeSeries
-from sfnode.stats.usage import MachineUsage
 from sfprotocol.link import Link as ProtocolLink
 from sfprotocol.names import NAMELESS, Names
 
@@ -84,10 +83,10 @@ class Views:
         self._swarm_rate: float | None = None
         self._measurements: list[NodeEvaluation] = []
         self._index = LogIndex(node.log, self._names, node.machine.run)
-        self._usage = MachineUsage(*node.settings.devices)
+        self._usage = node.outside.usage(*node.settings.devices)
         self.machine: MachineStatus | None = None
         """Usage of the machine by the node; None until that was looked at."""
-        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
+        self._beside = DaemonExecutor("index")
         """The thread in which the index is queried, and decisions are read, one query at a time."""
         self._latency = Latency(node.transport, node.manifest.run_id)
 
@@ -96,7 +95,7 @@ class Views:
         try:
             for turn in count():
                 if turn % USAGE_EVERY == 0:
-                    self.machine = await asyncio.to_thread(self._usage.look)
+                    self.machine = await asyncio.to_thread(self._usage)
                 self._sample()
                 await asyncio.sleep(SAMPLE_INTERVAL)
         finally:

@@ -38,7 +38,12 @@ class DailyTraffic:
     All methods are called on the event loop.
     """
 
-    def __init__(self, update_log: UpdateLog, today: Callable[[], date] = date.today) -> None:
+    def __init__(
+        self,
+        update_log: UpdateLog,
+        today: Callable[[], date] = date.today,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Read what earlier processes carried today; nothing is written before the first flush."""
         self._log = update_log
         self._date = today
@@ -46,7 +51,8 @@ class DailyTraffic:
         self._before = _stored_count(update_log, self._day)
         """Bytes that earlier processes carried on this day, less what this one carried on earlier days."""
         self._written: _DayTotal | None = None
-        self._flushed_at = time.monotonic()
+        self._clock = clock
+        self._flushed_at = clock()
         self._writing = asyncio.Lock()
         """Held until a write has ended, also when whoever asked for it has been cancelled."""
 
@@ -60,7 +66,7 @@ class DailyTraffic:
 
     async def flush_if_due(self, total: int) -> None:
         """Flush if that was not done within the last FLUSH_INTERVAL."""
-        if time.monotonic() - self._flushed_at >= FLUSH_INTERVAL:
+        if self._clock() - self._flushed_at >= FLUSH_INTERVAL:
             await self.flush(total)
 
     async def flush(self, total: int) -> None:
@@ -68,7 +74,7 @@ class DailyTraffic:
 
         Writes take place in the order of calls. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
         """
-        self._flushed_at = time.monotonic()
+        self._flushed_at = self._clock()
         await asyncio.shield(self._write(self._count(total)))
 
     def _count(self, total: int) -> _DayTotal:

@@ -15,6 +15,7 @@ import stat
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random, SystemRandom
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -38,9 +39,9 @@ class Identity:
     _key: Ed25519PrivateKey = field(repr=False, compare=False)
 
     @classmethod
-    def generate(cls) -> Identity:
-        """Return a new key pair, which is in no file yet."""
-        return cls._of(Ed25519PrivateKey.generate())
+    def generate(cls, random: Random | None = None) -> Identity:
+        """Return a new key pair, which is in no file yet, drawn by `random` or by the system."""
+        return cls._of(Ed25519PrivateKey.from_private_bytes((random or SystemRandom()).randbytes(32)))
 
     @classmethod
     def _of(cls, key: Ed25519PrivateKey, exposed: bool = False) -> Identity:
@@ -93,15 +94,16 @@ class WrongPassphraseError(Exception):
     """The key is encrypted, and not with this passphrase."""
 
 
-def load_or_create(path: Path) -> Identity:
-    """Return the identity in `path`; a new one, written there with mode 0600, if there is no such file.
+def load_or_create(path: Path, random: Random | None = None) -> Identity:
+    """Return the identity in `path`; a new one, drawn as by `generate` and written there with
+    mode 0600, if there is no such file.
 
     The caller holds the data folder's lock, so nobody else creates one at the same time. Raises UserError
     DATA_DIR_UNUSABLE for a file that is not an Ed25519 key or cannot be read, DISK_FULL.
     """
     with disk_faults(path):
         if not path.exists():
-            Identity.generate().write(path)
+            Identity.generate(random).write(path)
         exposed = _make_private(path)
         try:
             return Identity.read(path, exposed=exposed)

@@ -118,9 +118,10 @@ class UpdateLog:
             state = states.get(feed) or known_feeds.unknown(self._run_id, feed, number)
             last = decode(feed, state.key, first, body)
             states[feed] = state._replace(tail=known_feeds.tail_after(last))
+        for number, *known in self._reader.execute("SELECT id, origin, incarnation FROM feed ORDER BY id"):
+            feed = Feed(*known)  # also one of which nothing is left: its number is taken
+            states.setdefault(feed, known_feeds.unknown(self._run_id, feed, number))
         cuts = tables.cuts(self._reader)
-        for number, cut in cuts:
-            states.setdefault(cut.feed, known_feeds.unknown(self._run_id, cut.feed, number))
         self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])
 
     def close(self) -> None:

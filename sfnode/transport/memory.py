@@ -1,24 +1,26 @@
 """Links inside one process, behind the same interface as real ones: for tests, examples and local swarms.
 
-The network is perfect unless told otherwise: `Faults` lose, duplicate and delay frames (frames with
-different delays overtake each other), `partition` separates peers. All chance comes from the generator that
-is passed in and all time from the running loop, so a run under a virtual clock repeats from one seed.
+The network is perfect unless told otherwise: `Conditions` lose, repeat, delay and reorder frames, `partition`
+separates peers, and links can be stalled or end without a word. All chance comes from the generator that is
+passed in and all time from the running loop, so a run in virtual time repeats from one seed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextvars import copy_context
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from typing import Any, TypeVar
 
 from sfnode.transport.base import (
     REQUEST_DEADLINE,
     SEND_DEADLINE,
     Asker,
+    FramingFault,
     Link,
     LinkClosed,
     LinkHandler,
@@ -30,59 +32,68 @@ from sfnode.transport.base import (
     peer_of,
     serve_link,
 )
+from sfnode.transport.conditions import PERFECT, Conditions
 from sfnode.transport.roster import pack_record, read_record, sample
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
+
+T = TypeVar("T")
 
 CAPACITY = 64
 """Frames on their way in one direction before send() waits, as the buffers of a real connection do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """Effects of a network on each frame, independently of others."""
-
-    loss: float = 0.0
-    """Probability that a frame never arrives."""
-    duplication: float = 0.0
-    """Probability that a frame arrives twice."""
-    delay: tuple[float, float] = (0.0, 0.0)
-    """Seconds, drawn uniformly for every copy."""
+TRIPS = 3
+"""Round trips of a dial, a request and a search: to connect, to shake hands, to ask."""
 
 
 class Network:
     """The medium of memory transports: its members, partitions between them, and the shared roster."""
 
-    def __init__(self, generator: Random, faults: Faults = Faults()) -> None:
-        self.faults = faults
+    def __init__(self, generator: Random, conditions: Conditions = PERFECT) -> None:
+        self.conditions = conditions
+        """Conditions of links that have none of their own."""
         self.generator = generator
+        self.pairs: set[frozenset[str]] | None = None
+        """Pairs of members that can reach each other; None: all can."""
+        self.on_frame: Callable[[str, str, bytes], None] = lambda sender, receiver, frame: None
+        """Told of every frame that leaves."""
         self._members: dict[str, MemoryTransport] = {}
-        self._blocked: set[frozenset[str]] = set()
+        self._deaf: set[tuple[str, str]] = set()
+        """Senders with the receivers that do not hear them."""
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
 
-    def partition(self, one: Iterable[str], other: Iterable[str]) -> None:
-        """Separate the peers of `one` from those of `other`: links stay open but swallow frames."""
+    def partition(self, one: Iterable[str], other: Iterable[str], *, one_way: bool = False) -> None:
+        """Separate the peers of `one` from those of `other`: links stay open but swallow frames. With
+        `one_way`, `one` still hears the others."""
         others = tuple(other)
-        self._blocked |= {frozenset((a, b)) for a in one for b in others}
+        for a in one:
+            self._deaf.update((a, b) for b in others)
+            self._deaf.update((b, a) for b in others if not one_way)
 
     def heal(self) -> None:
         """End all partitions; what was swallowed stays lost."""
-        self._blocked.clear()
+        self._deaf.clear()
 
     def hears(self, one: str, other: str) -> bool:
-        """Tell whether no partition separates the two."""
-        return frozenset((one, other)) not in self._blocked
+        """Tell whether `one` is heard by `other`."""
+        return (one, other) not in self._deaf
+
+    def may_reach(self, caller: str, peer: str) -> bool:
+        """Tell whether two different peers hear each other, and there is a way between them."""
+        there = self.pairs is None or frozenset((caller, peer)) in self.pairs
+        return caller != peer and there and self.hears(caller, peer) and self.hears(peer, caller)
 
     def join(self, member: MemoryTransport) -> None:
         if self._members.setdefault(member.peer, member) is not member:
             raise ValueError(f"two transports are called {member.peer}")
 
     def leave(self, member: MemoryTransport) -> None:
-        self._members.pop(member.peer, None)
+        if self._members.get(member.peer) is member:
+            del self._members[member.peer]
 
     def reaches(self, caller: str, peer: str) -> bool:
-        """Tell whether two different members are up and hear each other."""
-        both = {caller, peer}
-        return len(both) == 2 and both <= self._members.keys() and self.hears(caller, peer)
+        """Tell whether both are up as well."""
+        return {caller, peer} <= self._members.keys() and self.may_reach(caller, peer)
 
     def reach(self, caller: str, peer: str) -> MemoryTransport:
         """Return the transport of `peer`. Raises TransportError."""
@@ -97,13 +108,14 @@ class Network:
             raise NotSpoken(f"{peer} does not speak sfnode")
         return other
 
-    def fates(self, sender: str, receiver: str) -> list[float]:
-        """Return the delay in seconds of each copy of one frame that arrives; none if it is lost."""
-        faults, draw = self.faults, self.generator
-        if draw.random() < faults.loss or not self.hears(sender, receiver):
-            return []
-        copies = 2 if draw.random() < faults.duplication else 1
-        return [draw.uniform(*faults.delay) for _ in range(copies)]
+    def is_up(self, peer: str) -> bool:
+        """Tell whether a member of this name is there."""
+        return peer in self._members
+
+    async def exchange(self, trips: int = TRIPS) -> None:
+        """Let the time of so many round trips pass."""
+        if seconds := 2 * trips * self.conditions.latency.draw(self.generator):
+            await asyncio.sleep(seconds)
 
     def write(self, topic: bytes, peer: str, expiry: float, value: object) -> None:
         """Put a value into the roster, well-formed or not, until the loop's time is `expiry`."""
@@ -112,33 +124,85 @@ class Network:
     def read(self, topic: bytes, reader: str, now: float) -> list[tuple[str, object]]:
         """Return what `reader` finds in the roster, which a partition splits, too."""
         entries = sorted(self._roster.get(topic, {}).items())
-        return [(p, value) for p, (expiry, value) in entries if expiry > now and self.hears(reader, p)]
+        return [
+            (peer, value)
+            for peer, (expiry, value) in entries
+            if expiry > now and (peer == reader or self.may_reach(peer, reader))
+        ]
 
 
-class _Pipe:
-    """One direction of a link."""
+class Pipe:
+    """One direction of a link, as the conditions of the network have it."""
 
     def __init__(self, network: Network, sender: str, receiver: str) -> None:
         self.closed = False
+        self.gone = False
+        """Whether nobody reads any more, and the sender does not know it."""
+        self.conditions: Conditions | None = None
+        """Conditions of this direction; None: those of the network."""
+        self._stalled = False
         self._network = network
         self._ends = sender, receiver
         self._flying: list[tuple[float, int, bytes]] = []
         self._arrived: deque[bytes] = deque()
         self._numbers = count()
         self._changed = asyncio.Event()
+        self._free_at = self._last_arrival = 0.0
+        """Times at which the line has sent what it was given, and at which the last of that arrives."""
 
-    async def put(self, frame: bytes) -> None:
-        while not self.closed and len(self._flying) + len(self._arrived) >= CAPACITY:
-            await self._change()
+    @property
+    def takes(self) -> bool:
+        """Whether a frame may be given to it now, or will never be."""
+        full = len(self._flying) + len(self._arrived) >= CAPACITY
+        busy = self._free_at > asyncio.get_running_loop().time()
+        return self.closed or not (full or busy or self._stalled)
+
+    def stall(self, stalled: bool) -> None:
+        """Take nothing more, or go on."""
+        self._stalled = stalled
+        self._changed.set()
+
+    async def taken(self) -> None:
+        """Wait until it takes a frame."""
+        loop = asyncio.get_running_loop()
+        while not self.takes:
+            if self._free_at > loop.time():
+                await asyncio.sleep(self._free_at - loop.time())
+            else:
+                await self._change()
+
+    def put(self, frame: bytes) -> None:
+        """Send a frame; `takes` has to hold."""
         if self.closed:
             raise LinkClosed("the link is closed")
+        sender, receiver = self._ends
+        self._network.on_frame(sender, receiver, frame)
+        conditions = self.conditions or self._network.conditions
+        departure = asyncio.get_running_loop().time()
+        if conditions.bandwidth:
+            departure = self._free_at = departure + (len(frame) + LENGTH_BYTES) / conditions.bandwidth
+        draw = self._network.generator
+        if not self._network.hears(sender, receiver) or (conditions.loss and draw.random() < conditions.loss):
+            return
+        arrival = departure + conditions.latency.draw(draw)
+        if not conditions.reorder:
+            arrival = self._last_arrival = max(arrival, self._last_arrival)
+        self._fly(frame, arrival)
+        if conditions.clear:
+            return
+        if draw.random() < conditions.duplication:
+            self._fly(frame, departure + conditions.latency.draw(draw))
+        if draw.random() < conditions.replay:
+            later = departure + draw.uniform(0, conditions.replay_within)
+            self._fly(frame, later + conditions.latency.draw(draw))
+
+    def _fly(self, frame: bytes, arrival: float) -> None:
         loop = asyncio.get_running_loop()
-        for delay in self._network.fates(*self._ends):
-            heappush(self._flying, (loop.time() + delay, next(self._numbers), frame))
-            if delay:
-                loop.call_later(delay, self._land)
-            else:
-                self._land()
+        heappush(self._flying, (arrival, next(self._numbers), frame))
+        if arrival > loop.time():
+            loop.call_at(arrival, self._land)
+        else:
+            self._land()
 
     async def get(self) -> bytes:
         while not self._arrived:
@@ -155,7 +219,11 @@ class _Pipe:
 
     def _land(self) -> None:
         # One call for each frame, in the order in which they are due: equal times keep the order of sending.
-        self._arrived.append(heappop(self._flying)[2])
+        frame = heappop(self._flying)[2]
+        if not self.gone:
+            self._arrived.append(frame)
+        elif self._network.is_up(self._ends[1]):  # whose system knows of no such connection, and says so
+            self.close()
         self._changed.set()
 
     async def _change(self) -> None:
@@ -166,76 +234,114 @@ class _Pipe:
 class MemoryLink:
     """One end of a link: a pipe out and a pipe in."""
 
-    def __init__(self, peer: str, outbound: bool, out: _Pipe, into: _Pipe) -> None:
+    def __init__(self, peer: str, address: str, outbound: bool, out: Pipe, into: Pipe) -> None:
         self.peer = peer
         self.outbound = outbound
-        self.address = f"/memory/{peer}"
+        self.address = address
         self.bytes_sent = 0
         self.bytes_received = 0
-        self._out = out
-        self._in = into
+        self.out = out
+        self.into = into
         self.closed = False
 
     async def send(self, frame: bytes) -> None:
         if len(frame) > MAX_FRAME:
             raise ValueError(f"a frame of {len(frame)} bytes is above the limit of {MAX_FRAME}")
+        if self.closed:
+            raise LinkClosed("the link is closed")
         try:
-            async with asyncio.timeout(SEND_DEADLINE):
-                await self._out.put(frame)
+            if not self.out.takes:  # a deadline for each frame costs more than the frame
+                async with asyncio.timeout(SEND_DEADLINE):
+                    await self.out.taken()
         except TimeoutError:
             await self.close()
             raise LinkClosed(f"a frame was not taken within {SEND_DEADLINE:g} s") from None
+        self.out.put(frame)
         self.bytes_sent += LENGTH_BYTES + len(frame)
 
     async def receive(self) -> bytes:
         if self.closed:
             raise LinkClosed("the link is closed")
         try:
-            frame = await self._in.get()
+            frame = await self.into.get()
         except LinkClosed:
             await self.close()
             raise
+        if len(frame) > MAX_FRAME:  # nobody reads on behind such a length
+            await self.close()
+            raise FramingFault(f"F2: a frame of {len(frame)} bytes")
         self.bytes_received += LENGTH_BYTES + len(frame)
         return frame
 
     async def close(self) -> None:
-        self.closed = True
-        self._out.close()
-        self._in.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """End it for both sides."""
+        if not self.closed:
+            self.closed = True
+            self.out.close()
+            self.into.close()
+
+    def vanish(self) -> None:
+        """End without a word, as in a power cut: the other side hears of it when it has sent something and
+        this one is back."""
+        self.closed = self.into.gone = True
 
 
 class MemoryTransport:
     """A `Transport` for one member of a `Network`. Its addresses look like /memory/NAME/p2p/NAME."""
 
-    def __init__(self, network: Network, peer: str, clock: float = 0.0, *, plain: bool = False) -> None:
+    def __init__(
+        self, network: Network, peer: str, clock: float = 0.0, *, plain: bool = False, address: str = ""
+    ) -> None:
         """Take the medium, a name, and how far this node's clock is ahead of the right time, in seconds. A
-        `plain` one is no node: others find the roster through it, and nothing else."""
+        `plain` one is no node: others find the roster through it, and nothing else. `address`, without
+        /p2p/ID, is another than /memory/NAME."""
         self.peer = peer
         self.plain = plain
         self.clock = clock
+        self.address = address or f"/memory/{peer}"
+        self.links: list[MemoryLink] = []
+        """Those that are open, and perhaps some that have just ended."""
         self._network = network
-        self._running = False
+        self._running = self._dead = False
         self._stopped = asyncio.Event()
-        self._links: list[MemoryLink] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._context = copy_context()
+        """That of the node: what others cause here belongs to it."""
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._link_handler: LinkHandler | None = None
         self._request_handler: RequestHandler | None = None
 
     async def start(self) -> None:
+        if self._dead:
+            raise TransportError("its process is no more")
         self._network.join(self)
         self._running = True
+        self._context = copy_context()
         self._stopped.clear()
 
     async def stop(self) -> None:
+        self._leave()
+        for link in self.links:
+            await link.close()
+        self.links.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def die(self, *, silently: bool) -> None:
+        """End for good as with the process: links are closed by the system, or in a power cut not at all."""
+        self._dead = True
+        self._leave()
+        for link in self.links:
+            link.vanish() if silently else link.cut()
+
+    def _leave(self) -> None:
         self._running = False
         self._stopped.set()
         self._network.leave(self)
-        for link in self._links:
-            await link.close()
-        self._links.clear()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def healthy(self) -> bool:
         return self._running
@@ -250,25 +356,28 @@ class MemoryTransport:
         await self.start()
 
     def addresses(self) -> list[str]:
-        return [f"/memory/{self.peer}/p2p/{self.peer}"]
+        return [f"{self.address}/p2p/{self.peer}"]
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
         """Find the peer by name; `addresses` are ignored."""
+        await self._exchange()
         other = self._network.node(self.peer, peer)
-        there, back = _Pipe(self._network, self.peer, peer), _Pipe(self._network, peer, self.peer)
-        other._accept(MemoryLink(self.peer, outbound=False, out=back, into=there))
-        return self._keep(MemoryLink(peer, outbound=True, out=there, into=back))
+        there, back = Pipe(self._network, self.peer, peer), Pipe(self._network, peer, self.peer)
+        other._accept(MemoryLink(self.peer, self.address, outbound=False, out=back, into=there))
+        return self._keep(MemoryLink(peer, other.address, outbound=True, out=there, into=back))
 
     async def request(self, address: str, frame: bytes) -> bytes:
-        other = self._network.node(self.peer, peer_of(address))
+        peer = peer_of(address)
+        self._network.node(self.peer, peer)
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
-                asker = Asker(self.peer, f"/memory/{self.peer}")
-                reply = await answer(other._request_handler, asker, frame)
+                await self._exchange()
+                other = self._network.node(self.peer, peer)
+                reply = await other._reply(self, frame)
         except TimeoutError:
             reply = None
         if reply is None:
-            raise TransportError(f"{other.peer} gave no response")
+            raise TransportError(f"{peer} gave no response")
         return reply
 
     def on_link(self, handler: LinkHandler) -> None:
@@ -278,10 +387,12 @@ class MemoryTransport:
         self._request_handler = handler
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
+        await self._exchange()
         expiry = asyncio.get_running_loop().time() + ttl
         self._network.write(topic, self.peer, expiry, pack_record(record))
 
     async def find(self, topic: bytes) -> list[PeerRecord]:
+        await self._exchange()
         entries = self._network.read(topic, self.peer, asyncio.get_running_loop().time())
         records = (read_record(peer, value) for peer, value in entries)
         return sample((record for record in records if record is not None), self._network.generator)
@@ -290,15 +401,36 @@ class MemoryTransport:
         return self._network.reach(self.peer, peer_of(address)).clock - self.clock
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
+        await self._exchange()
         peers = {address.rpartition("/p2p/")[2] for address in addresses} - {self.peer}
         return sum(self._network.reaches(self.peer, peer) for peer in peers)
 
+    async def _exchange(self) -> None:
+        """Let the time of a question to others pass. Raises TransportError if this node ends meanwhile."""
+        await self._network.exchange()
+        if not self._running:
+            raise TransportError("it has been stopped")
+
+    async def _reply(self, asker: MemoryTransport, frame: bytes) -> bytes | None:
+        """Answer a request; None if this node ends meanwhile."""
+        task = self._begin(answer(self._request_handler, Asker(asker.peer, asker.address), frame))
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        return None if task.cancelled() else task.result()
+
     def _accept(self, link: MemoryLink) -> None:
-        task = asyncio.get_running_loop().create_task(serve_link(self._link_handler, self._keep(link)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._begin(serve_link(self._link_handler, self._keep(link)))
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do what others ask for."""
+        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return task
 
     def _keep(self, link: MemoryLink) -> MemoryLink:
-        self._links = [kept for kept in self._links if not kept.closed]
-        self._links.append(link)
+        self.links = [kept for kept in self.links if not kept.closed]
+        self.links.append(link)
         return link

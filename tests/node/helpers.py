@@ -34,7 +34,8 @@ from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import Record, Tail, UpdateLog
-from sfnode.transport.memory import Faults, MemoryTransport, Network
+from sfnode.transport.conditions import PERFECT, Conditions
+from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import seeds, signing
 from sfprotocol.decisions import Bases
 from sfprotocol.frontier import Frontier
@@ -65,8 +66,6 @@ def pairs_of(run: Manifest, entry: int) -> list[tuple[NDArray[np.int8], NDArray[
     full, targets = partial(np.full, dtype=np.int8), run.model.parsed_targets()
     return [(full((t.out_features, rank), 1 + low), full((t.in_features, rank), 1 + high)) for t in targets]
 
-
-PERFECT = Faults()
 
 ENOUGH = 10_000
 """Steps of a node that are more than any short run has."""
@@ -389,10 +388,10 @@ class Node:
 class Swarm:
     """Nodes of one run in one network."""
 
-    def __init__(self, folder: Path, run: Manifest | None = None, faults: Faults = PERFECT) -> None:
+    def __init__(self, folder: Path, run: Manifest | None = None, conditions: Conditions = PERFECT) -> None:
         self.run = run or manifest()
         self.folder = folder
-        self.network = Network(Random(7), faults)
+        self.network = Network(Random(7), conditions)
         self.run_file = folder / "run.toml"
         self.run_file.write_text(self.run.to_toml())
         self.nodes: dict[str, Node] = {}

@@ -19,7 +19,7 @@ from sfnode.node.training.step_scheduler import FAILURES
 from sfnode.store.log import UpdateLog
 from sfnode.store.verification import verify_log
 from sfnode.transport import memory
-from sfnode.transport.memory import Faults
+from sfnode.transport.conditions import Conditions, Latency
 from sfprotocol.messages import Feed
 from sfprotocol.seeds import feed_key, update_seeds
 from tests.node.helpers import Node, Result, SmallEngine, Swarm, let_train, manifest, scalar_of
@@ -83,7 +83,8 @@ async def test_five_nodes_on_a_lossy_network_end_with_the_same_bits(swarm_of: Sw
     await let_train(*nodes)
     # from now on: a node whose Hellos are lost several times over dials less and less often, for longer than
     # a test waits
-    swarm.network.faults = Faults(loss=0.02, duplication=0.02, delay=(0.0, 0.02))
+    short = Latency("uniform", 0.01, 1.0)
+    swarm.network.conditions = Conditions(short, loss=0.02, duplication=0.02, reorder=True)
     await completed(nodes)
     answers = [await node.client.digest() for node in nodes]
     assert len({(answer.digest, answer.core_digest, answer.known) for answer in answers}) == 1
@@ -173,7 +174,7 @@ async def test_what_was_computed_before_the_stop_is_in_the_log_and_with_the_neig
 ) -> None:
     """Also what is finished and waits for the flush interval to be over, and over a slow line."""
     monkeypatch.setattr(memory, "CAPACITY", 2)
-    swarm = swarm_of(None, Faults(delay=(0.02, 0.02)))
+    swarm = swarm_of(None, Conditions(Latency(typical=0.02)))
     a = await swarm.first(role="relay")
     b = swarm.node("b", make_engine=lambda run: SmallEngine(run).go(121))
     await swarm.join("b")

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from random import Random, SystemRandom
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from sfnode.manifest.sections import Data, OpenSection
 from sfnode.models import files
 from sfnode.models.files import EMBEDDED
 from sfnode.node import startup
+from sfnode.node.outside import Outside
 from sfnode.settings import Settings
 from sfnode.sizes import SPARE_BYTES
 from sfnode.store import tables
@@ -34,6 +37,8 @@ from tests.store.organised import ORGANISED, Logged
 
 RUN = manifest()
 OLD = RUN.model_copy(update={"protocol": 1})
+
+DRAW = partial(startup.draw_incarnation, SystemRandom())
 
 
 @pytest.fixture
@@ -212,11 +217,11 @@ def inn() -> Inn:
 async def test_a_manifest_that_was_fetched_is_kept_and_not_fetched_again(inn: Inn, data_dir: DataDir) -> None:
     peers = await inn.open(a=serving(RUN))
     chosen = settings(data_dir, peers=peers)
-    assert await startup.agree_on_manifest(chosen, None, inn.asker, data_dir) == RUN
+    assert await startup.agree_on_manifest(chosen, None, inn.asker, data_dir, Random(1)) == RUN
     assert Manifest.from_toml(data_dir.manifest) == RUN
     away = settings(data_dir, peers=("/memory/gone/p2p/gone",))
     local = startup.local_manifest(away, data_dir)
-    assert await startup.agree_on_manifest(away, local, inn.asker, data_dir) == RUN
+    assert await startup.agree_on_manifest(away, local, inn.asker, data_dir, Random(1)) == RUN
 
 
 @pytest.mark.parametrize("shortened", [0, 1])
@@ -230,7 +235,7 @@ async def test_peers_of_another_run_than_the_given_one_are_refused(
     peers = await inn.open(a=serving(other))
     chosen = settings(data_dir, peers=peers, run_id=start)
     with pytest.raises(UserError) as refusal:
-        await startup.agree_on_manifest(chosen, RUN, inn.asker, data_dir)
+        await startup.agree_on_manifest(chosen, RUN, inn.asker, data_dir, Random(1))
     assert refusal.value.code == Code.WRONG_RUN
     assert not data_dir.manifest.exists()
 
@@ -239,14 +244,14 @@ async def test_peers_of_another_run_than_the_wanted_id_are_refused(inn: Inn, dat
     peers = await inn.open(a=serving(RUN))
     with pytest.raises(UserError) as refusal:
         await startup.agree_on_manifest(
-            settings(data_dir, peers=peers, run_id="00"), None, inn.asker, data_dir
+            settings(data_dir, peers=peers, run_id="00"), None, inn.asker, data_dir, Random(1)
         )
     assert refusal.value.code == Code.WRONG_RUN
 
 
 async def test_without_a_run_and_without_peers_there_is_nothing_to_join(inn: Inn, data_dir: DataDir) -> None:
     with pytest.raises(UserError) as refusal:
-        await startup.agree_on_manifest(settings(data_dir), None, inn.asker, data_dir)
+        await startup.agree_on_manifest(settings(data_dir), None, inn.asker, data_dir, Random(1))
     assert refusal.value.code == Code.BAD_OPTION
 
 
@@ -256,14 +261,14 @@ async def test_without_a_run_and_without_peers_there_is_nothing_to_join(inn: Inn
 def test_a_fresh_folder_starts_a_feed_and_goes_on_with_it(data_dir: DataDir) -> None:
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log))
+        feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
         assert feed.origin == me.public
         assert proven
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log)) == (feed, True)
+        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (feed, True)
         startup.remember_peers(log, [])
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log)) == (
+        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (
             feed,
             False,
         )  # somebody may know more by now
@@ -274,18 +279,18 @@ def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
 ) -> None:
     me, seen, source = load_or_create(data_dir.identity), set[Feed](), data_dir.log
     with UpdateLog.open(source, RUN.run_id) as log:
-        seen.add(startup.own_feed(log, me, frontier_of(RUN.parameters(), log))[0])
+        seen.add(startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)[0])
         startup.remember_peers(log, [])
     caplog.set_level("INFO")
     for number in range(3):
         copy = tmp_path / f"copy{number}.sqlite"
         shutil.copy(source, copy)
         with UpdateLog.open(copy, RUN.run_id) as log:
-            feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log))
+            feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
             assert proven
             seen.add(feed)
         with UpdateLog.open(copy, RUN.run_id) as log:
-            assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log)) == (feed, False)
+            assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (feed, False)
         source = copy
     assert len(seen) == 4
     assert caplog.text == "", "nobody has ever heard of these feeds"
@@ -299,7 +304,7 @@ def test_a_folder_keeps_its_peer_id_from_start_to_start_and_a_copy_gets_another(
     monkeypatch.setattr(tables, "inode_generation", lambda path: path.touch() or generation)
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        startup.own_feed(log, me, frontier_of(RUN.parameters(), log))
+        startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
     data_dir.libp2p_identity.touch()
     startup.renew_copied_peer_id(RUN, data_dir)
     assert data_dir.libp2p_identity.exists()
@@ -327,8 +332,8 @@ WORKING = RUN.model_copy(update={"open": OpenSection(work_bits=10)})
 
 async def begun(data_dir: DataDir, log: UpdateLog) -> Feed:
     """Return the feed with which a trainer begins in a run with proofs of work."""
-    async with startup.incarnations(settings(data_dir), WORKING, data_dir, log) as draw:
-        machine = startup.open_machine(settings(data_dir), WORKING, data_dir, log, 0.0, draw)
+    async with startup.incarnations(settings(data_dir), WORKING, data_dir, log, SystemRandom()) as draw:
+        machine = startup.open_machine(settings(data_dir), WORKING, data_dir, log, 0.0, draw, Outside())
         assert machine.own
         assert not machine.frontier.excludes(machine.own)
         spare = Feed(machine.own.origin, draw())
@@ -350,7 +355,7 @@ async def test_the_search_for_a_first_feed_can_be_interrupted_and_is_no_secret(
     caplog.set_level("INFO")
     with UpdateLog.open(data_dir.log, impossible.run_id) as log:
         starting = asyncio.create_task(
-            startup.incarnations(settings(data_dir), impossible, data_dir, log).__aenter__()
+            startup.incarnations(settings(data_dir), impossible, data_dir, log, SystemRandom()).__aenter__()
         )
         await eventually(lambda: "hashes on average" in caplog.text)
         starting.cancel()
@@ -362,12 +367,12 @@ def test_a_feed_that_the_organiser_has_ended_is_not_continued(data_dir: DataDir)
     """No proof of a fork tells of that: an Amend does."""
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        feed, _ = startup.own_feed(log, me, frontier_of(RUN.parameters(), log))
+        feed, _ = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
         frontier = frontier_of(RUN.parameters(), log)
         frontier.advance(feed, 3, bytes(32), 0)
-        assert startup.own_feed(log, me, frontier)[0] == feed
+        assert startup.own_feed(log, me, frontier, DRAW)[0] == feed
         frontier.named(feed, 3, ended=3)
-        assert startup.own_feed(log, me, frontier)[0] != feed
+        assert startup.own_feed(log, me, frontier, DRAW)[0] != feed
 
 
 def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
@@ -383,7 +388,7 @@ def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
     expected = made["c"].machine
     made.close_logs()
     with UpdateLog.open(made.logs["c"].path, ORGANISED.run_id) as log:
-        machine = startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0, startup.draw_incarnation)
+        machine = startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0, DRAW, Outside())
         assert machine.frontier.digest() == expected.frontier.digest()
         assert made["b"].own
         assert machine.counted(made["b"].own) == expected.counted(made["b"].own)
@@ -396,11 +401,9 @@ def test_a_relay_that_becomes_a_trainer_is_not_taken_for_a_copy(
 ) -> None:
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
         relaying = settings(data_dir, role="relay")
-        assert startup.open_machine(relaying, RUN, data_dir, log, 0.0, startup.draw_incarnation).own is None
+        assert startup.open_machine(relaying, RUN, data_dir, log, 0.0, DRAW, Outside()).own is None
         log.append([record(RUN, "other", [1, 2])])
-        assert startup.open_machine(
-            settings(data_dir), RUN, data_dir, log, 0.0, startup.draw_incarnation
-        ).may_compute
+        assert startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0, DRAW, Outside()).may_compute
     assert caplog.text == ""
 
 
@@ -410,7 +413,7 @@ def test_a_key_that_others_could_read_is_a_warning(
     load_or_create(data_dir.identity)
     data_dir.identity.chmod(0o644)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0, startup.draw_incarnation)
+        startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0, DRAW, Outside())
     assert "may be able to sign as this node" in caplog.text
 
 

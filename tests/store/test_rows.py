@@ -119,6 +119,21 @@ def test_a_base_moves_up_and_never_into_what_is_not_here(log: UpdateLog) -> None
     assert (log.stop(author.feed), list(log.records())) == (20, [])
 
 
+def test_a_feed_of_which_nothing_is_left_is_known_after_the_next_start(tmp_path: Path) -> None:
+    """Its number was given away, and the log took nothing more."""
+    path, dice = tmp_path / "log.sqlite", random.Random(1)
+    with UpdateLog.open(path, RUN_ID) as log:
+        gone, other = grown(log, 1, 3, dice), grown(log, 2, 3, dice)
+        log.rebase([base_of(gone, 5)])
+        log.rebase([])
+    with UpdateLog.open(path, RUN_ID) as log:
+        assert [tail.feed for tail in log.tails()] == [other.feed]
+        grown(log, 3, 1, dice)
+        log.append([from_step(gone, 0, 5)])
+    with UpdateLog.open(path, RUN_ID) as log:
+        assert log.stop(gone.feed) == 5
+
+
 def test_another_history_than_that_of_the_base_goes(log: UpdateLog) -> None:
     lost, kept = histories(30, 30)
     log.append([from_step(lost, 0, 36)])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from contextlib import suppress
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.transport.base import PeerRecord, TransportError
-from sfnode.transport.memory import Faults, MemoryTransport, Network
-from tests.transport.helpers import read_all
+from sfnode import virtual_time
+from sfnode.transport.base import LinkClosed, PeerRecord, TransportError
+from sfnode.transport.conditions import CALM, PERFECT, Conditions, Latency
+from sfnode.transport.memory import MemoryTransport, Network
 
 FRAMES = [bytes([number]) for number in range(60)]
+
+WILD = Latency("lognormal", 0.1, 1.0)
 
 
 async def members(network, count=2):
@@ -32,14 +37,26 @@ async def linked(network):
     return host, guest, there, await arriving.get()
 
 
-async def arrivals(seed, faults):
-    """What becomes of FRAMES."""
-    *_, there, here = await linked(Network(Random(seed), faults))
-    reading = asyncio.create_task(read_all(here))
-    for frame in FRAMES:
+async def arrivals(seed, conditions, frames=FRAMES):
+    """What becomes of frames, with the time at which it comes."""
+    *_, there, here = await linked(Network(Random(seed), conditions))
+    began, got = asyncio.get_running_loop().time(), []
+
+    async def read():
+        with suppress(LinkClosed):
+            while True:
+                got.append((await here.receive(), asyncio.get_running_loop().time() - began))
+
+    reading = asyncio.create_task(read())
+    for frame in frames:
         await there.send(frame)
     await there.close()
-    return await reading
+    await reading
+    return got
+
+
+def heard(conditions, seed=1, frames=FRAMES):
+    return [frame for frame, _ in virtual_time.run(arrivals(seed, conditions, frames))]
 
 
 @settings(max_examples=20, deadline=None)
@@ -47,34 +64,94 @@ async def arrivals(seed, faults):
     seed=st.integers(0, 1 << 32),
     loss=st.floats(0, 1),
     duplication=st.floats(0, 1),
-    longest=st.sampled_from([0.0, 0.002]),
+    reorder=st.booleans(),
 )
-def test_frames_are_lost_doubled_and_mixed_up_but_never_invented(seed, loss, duplication, longest):
-    faults = Faults(loss, duplication, delay=(0.0, longest))
-    got = asyncio.run(arrivals(seed, faults))
+def test_frames_are_lost_doubled_and_mixed_up_but_never_invented(seed, loss, duplication, reorder):
+    conditions = Conditions(WILD, loss, duplication, reorder=reorder)
+    got = heard(conditions, seed)
     assert all(got.count(frame) <= 2 for frame in got)
     assert set(got) <= set(FRAMES)
-    if not longest:
-        assert got == sorted(got)
-        assert got == asyncio.run(arrivals(seed, faults))
+    assert got == heard(conditions, seed)
 
 
-async def test_a_network_that_loses_everything_delivers_nothing():
-    assert await arrivals(1, Faults(loss=1.0)) == []
+def test_loss_duplication_and_replay_are_as_frequent_as_said():
+    frames = [number.to_bytes(2, "big") for number in range(4000)]
+    got = heard(Conditions(loss=0.3, duplication=0.5, replay=0.5, reorder=True), frames=frames)
+    times = Counter(Counter(got).values())
+    assert 0.28 < 1 - sum(times.values()) / 4000 < 0.32
+    assert times[3] == pytest.approx(4000 * 0.7 / 4, rel=0.1)
 
 
-async def test_a_network_that_doubles_everything_delivers_each_frame_twice():
-    assert await arrivals(1, Faults(duplication=1.0)) == [frame for frame in FRAMES for _ in range(2)]
+def test_a_perfect_network_takes_no_time():
+    got = virtual_time.run(arrivals(1, PERFECT))
+    assert [(frame, round(when, 3)) for frame, when in got] == [(frame, 0.0) for frame in FRAMES]
 
 
-async def test_frames_with_different_delays_overtake_each_other():
-    got = await arrivals(1, Faults(delay=(0.0, 0.02)))
-    assert got != FRAMES
+def test_a_calm_link_is_in_order_and_takes_half_a_round_trip():
+    got = virtual_time.run(arrivals(1, CALM, FRAMES[:9]))
+    assert [frame for frame, _ in got] == FRAMES[:9]
+    assert {round(when, 3) for _, when in got} == {0.05}
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+def test_frames_overtake_each_other_only_where_that_is_said(reorder):
+    got = heard(Conditions(WILD, reorder=reorder))
+    assert (got == FRAMES) is not reorder
     assert sorted(got) == FRAMES
 
 
-async def test_frames_with_the_same_delay_keep_their_order():
-    assert await arrivals(1, Faults(delay=(0.005, 0.005))) == FRAMES
+def test_a_narrow_line_takes_as_long_as_its_bytes():
+    got = virtual_time.run(arrivals(1, Conditions(bandwidth=1000), [bytes(97)] * 10))
+    assert [when for _, when in got] == pytest.approx(
+        [0.05 + 0.1 * number for number in range(1, 11)], abs=0.001
+    )
+
+
+async def stalled():
+    *_, there, here = await linked(Network(Random(0)))
+    there.out.stall(True)
+    sending = asyncio.create_task(there.send(b"x"))
+    await asyncio.sleep(5)
+    assert not sending.done()
+    there.out.stall(False)
+    return await here.receive()
+
+
+def test_a_stalled_link_takes_a_frame_when_it_goes_on():
+    assert virtual_time.run(stalled()) == b"x"
+
+
+async def deaf():
+    network = Network(Random(0))
+    host, guest, there, here = await linked(network)
+    network.partition([host.peer], [guest.peer], one_way=True)
+    await here.send(b"lost")
+    await there.send(b"heard")
+    assert await here.receive() == b"heard"
+    network.heal()
+    await here.send(b"later")
+    return await there.receive()
+
+
+def test_a_partition_can_be_deaf_on_one_side_only():
+    assert virtual_time.run(deaf()) == b"later"
+
+
+async def after_a_power_cut():
+    host, _, there, here = await linked(network := Network(Random(0)))
+    host.die(silently=True)
+    await there.send(b"nobody answers")
+    assert not there.out.closed
+    await MemoryTransport(network, host.peer).start()
+    await there.send(b"who is this?")
+    with pytest.raises(LinkClosed):
+        await there.send(b"more")
+    assert here.closed
+    return True
+
+
+def test_a_link_that_ended_in_a_power_cut_ends_here_when_the_other_side_is_back():
+    assert virtual_time.run(after_a_power_cut())
 
 
 async def test_a_partition_swallows_frames_until_it_heals():

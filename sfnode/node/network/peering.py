@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from math import isfinite
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
+from sfnode.daemon_thread import DaemonExecutor
 from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.node import startup
@@ -102,16 +102,18 @@ class Peering:
         self._rostered = rostered
         self._own_record = own_record
         self._remember = remember
+        self._random = random
         self._numbers = count(1)
         self._links: dict[LinkId, Link] = {}
         self._dials: Jobs = {}
         self._bootstraps: Jobs = {}
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._jobs: dict[asyncio.Task[None], None] = {}
+        """Jobs in the order in which they began: in virtual time they end in that order, too."""
         self._carrying: set[asyncio.Task[None]] = set()
         """Links that we have opened; those of others run in tasks of the transport."""
         self._told = asyncio.Event()
         """Set when the manager has heard of something, so that its next deadline may be another one."""
-        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="peers")
+        self._disk = DaemonExecutor("peers")
         self._written: asyncio.Future[None] | None = None
         """The last write of the address book; earlier ones are done when it is."""
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
@@ -149,7 +151,7 @@ class Peering:
         """Ask the page with contacts for peers whenever none is there; until cancelled."""
         links = self._driver.pumps
         await contacts.keep_company(
-            self.contacts_url, self._topic, lambda: len(links), self.hear, SystemRandom()
+            self.contacts_url, self._topic, lambda: len(links), self.hear, self._random
         )
 
     def stay_away(self, away: bool) -> None:
@@ -225,7 +227,7 @@ class Peering:
     def _start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a job in the background; asyncio itself would forget it."""
         task = asyncio.create_task(job)
-        self._jobs.add(task)
+        self._jobs[task] = None
         task.add_done_callback(self._ended)
         return task
 
@@ -241,7 +243,7 @@ class Peering:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End `run` if a job has raised: what others do wrong it reports as events, so the fault is ours."""
-        self._jobs.discard(task)
+        self._jobs.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
             self._faults.put_nowait(error)
 
@@ -345,7 +347,7 @@ class Peering:
 
 def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peering:
     """Return the links and the address book of a node that has joined its run."""
-    transport, manifest, random = context.transport, context.manifest, SystemRandom()
+    transport, manifest, random = context.transport, context.manifest, context.outside.random
     role = 0 if context.settings.role == "trainer" else 1
 
     def record() -> PeerRecord:

@@ -11,15 +11,16 @@ log only that differences can be read.
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sfnode.daemon_thread import DaemonExecutor
 from sfnode.engine.core import UpdateBatch
 from sfprotocol.messages import Feed
 from sfprotocol.weighing import NOTHING, Counted
@@ -82,7 +83,13 @@ class EngineThread:
         self._on_result = on_result
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self._executor = DaemonExecutor("engine")
+        self._before: list[Callable[[], None]] | None = []
+        """What is asked for before `start`; None from then on."""
+        self._last: asyncio.Future[None] | None = None
+        """What was asked for last; all the rest is done when it is."""
+        self._engine: Engine | None = None
+        """None until it is loaded; the thread's own."""
         self.busy = 0.0
         """Seconds in which a step ran, until now."""
         self.devices: Sequence[Replica] = ()
@@ -100,16 +107,17 @@ class EngineThread:
         """Steps of each feed that are in the cores, with their weights; the thread's own."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
         """Set once the engine is loaded."""
-        self._open: set[asyncio.Future[Any]] = set()
+        self._open: dict[asyncio.Future[Any], None] = {}
         """Calls that have no answer yet; the event loop's own."""
         self._ended = False
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Load the engine and begin with what has been asked for."""
-        self._jobs.put(lambda engine: self._post(self._on_ready))
-        self._thread.start()
+        self._put(lambda engine: self._post(self._on_ready))
+        waiting, self._before = self._before or [], None
+        for job in (self._begin_with_engine, *waiting):
+            self._submit(job)
 
     def advance(self, counted: Mapping[Feed, Counted]) -> None:
         """Have the cores hold of these feeds, which the log has, exactly what counts."""
@@ -117,7 +125,7 @@ class EngineThread:
             if self._wanted is None:
                 waiting: dict[Feed, Counted] = {}
                 self._wanted = waiting
-                self._jobs.put(lambda engine: self._catch_up(engine, waiting))
+                self._put(lambda engine: self._catch_up(engine, waiting))
             self._wanted.update(counted)
 
     async def retreat(self, counted: Mapping[Feed, Counted]) -> None:
@@ -137,7 +145,7 @@ class EngineThread:
             self._prepare(order.seeds)
         with self._lock:
             self._waiting.append(order)
-        self._jobs.put(lambda engine: self._step(engine, order))
+        self._put(lambda engine: self._step(engine, order))
 
     def withdraw(self) -> list[Order]:
         """Withdraw the orders that have not begun, in the order in which they were given."""
@@ -159,8 +167,8 @@ class EngineThread:
         if self._ended:
             future.cancel()
             return future
-        self._open.add(future)
-        future.add_done_callback(self._open.discard)
+        self._open[future] = None
+        future.add_done_callback(self._open.pop)
 
         def job(engine: Engine) -> None:
             before = dict(self._applied)
@@ -175,7 +183,7 @@ class EngineThread:
             if of is not None:
                 self._apply(engine, dict.fromkeys(of, NOTHING) | before)
 
-        self._jobs.put(job)
+        self._put(job)
         return future
 
     def ask(
@@ -187,13 +195,19 @@ class EngineThread:
             self._wanted, self._reads = None, True
         return self.call(question, of)
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was asked for is done."""
+        return self._last is None or self._last.done()
+
     async def stop(self, grace: float) -> bool:
         """Ask the thread to end and give it `grace` seconds. False if a long forward pass was left behind."""
         self._stopping.set()
-        self._jobs.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, grace)
+        self._executor.shutdown(wait=False)
+        if self._last:
+            await asyncio.wait([self._last], timeout=grace)
         self._end()
-        return not self._thread.is_alive()
+        return self.idle
 
     def _end(self) -> None:
         """Answer nothing more: whoever waits for an answer must not wait for ever."""
@@ -229,18 +243,41 @@ class EngineThread:
         self.busy += time.monotonic() - begun
         self._post(self._on_result, order, result)
 
-    def _run(self) -> None:
+    def _put(self, job: Callable[[Engine], None]) -> None:
+        """Have a job done once the engine is loaded, after those before it."""
+
+        def do() -> None:
+            engine = self._engine
+            if engine is not None and not self._stopping.is_set():
+                self._try(partial(job, engine))
+
+        if self._before is None:
+            self._submit(do)
+        else:
+            self._before.append(do)
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        if not self._ended and not self._stopping.is_set():
+            self._last = self._loop.run_in_executor(self._executor, job)
+
+    def _begin_with_engine(self) -> None:
+        self._try(self._load_engine)
+
+    def _load_engine(self) -> None:
+        engine = self._load()
+        self._applied = dict(self._begin(engine))
+        self._prepare, self.devices = engine.mini_batches.prepare, engine.devices
+        self._engine = engine
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do a piece of work; if it fails, nothing more is done."""
         try:
-            engine = self._load()
-            self._applied = dict(self._begin(engine))
-            self._prepare, self.devices = engine.mini_batches.prepare, engine.devices
-            while (job := self._jobs.get()) is not None and not self._stopping.is_set():
-                job(engine)
-        except CancelledError:
-            pass  # what it waited for was called off: the node stops
-        except BaseException as error:  # an engine that fails is a local fault: loud
-            self._post(self._on_failure, error)
-        finally:
+            work()
+        except BaseException as error:
+            self._stopping.set()
+            self._executor.shutdown(wait=False)
+            if not isinstance(error, CancelledError):  # what it waited for was called off: the node stops
+                self._post(self._on_failure, error)  # an engine that fails is a local fault: loud
             self._post(self._end)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:

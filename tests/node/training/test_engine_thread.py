@@ -263,7 +263,8 @@ async def test_a_step_that_takes_a_minute_is_left_behind() -> None:
     await eventually(engine.stepping.is_set)
     assert not await owner.thread.stop(0.05)
     engine.steps.release()
-    await eventually(lambda: not owner.thread._thread.is_alive())
+    thread = owner.thread._executor.thread
+    await eventually(lambda: thread and not thread.is_alive())
     assert engine.epochs == [0]  # it did not begin the other one
 
 
@@ -331,7 +332,7 @@ async def test_what_waits_while_the_model_loads_is_bounded_by_the_feeds(log: Upd
     for number in range(updates):
         stops[feed_of(names[number % 3])] = number // 3 + 1
         advance(owner, {feed_of(names[number % 3]): number // 3 + 1})
-    assert owner.thread._jobs.qsize() == 2  # positions, and that it is ready
+    assert owner.thread._executor._jobs.qsize() == 2  # positions, and that it is ready
     assert owner.thread._wanted == counted(stops)
     for name in names:
         scalars = [scalar_of(step) for step in range(stops[feed_of(name)])]

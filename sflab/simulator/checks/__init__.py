@@ -1,0 +1,1 @@
+"""Checks of what must hold at every moment, and in the end."""

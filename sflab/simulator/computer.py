@@ -1,0 +1,479 @@
+"""A computer on which one honest node runs: the node that ships, with a disk, a clock and power of its own.
+
+Starting, stopping and everything in between is the node's. Here is what happens to it from outside: it is
+killed or loses its power at any moment, its clock leaps, its disk is copied or put back. And here it is
+watched: what it writes, what it sends and what it takes for counted is shown to the oracle and the checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from datetime import date, time
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, cast
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sflab.sim.world.conditions import Hardware
+from sflab.sim.world.keys import signing_key
+from sflab.sim.world.trace import kind_of
+from sflab.sim.world.violation import Violation
+from sflab.simulator.disk import Files, lose_unsynced, prepare, put_back
+from sflab.simulator.engine import IntegerEngine
+from sfnode import virtual_time
+from sfnode.daemon import Node
+from sfnode.errors import UserError
+from sfnode.limits import Limits
+from sfnode.manifest import Manifest
+from sfnode.node.network.peering import Peering
+from sfnode.node.outside import Outside
+from sfnode.node.running import RunningNode
+from sfnode.node.training.model import LoadEngine
+from sfnode.peers.events import Action, Reason
+from sfnode.peers.events import Close as PeerClose
+from sfnode.peers.events import Event as PeerEvent
+from sfnode.peers.selection import MIN_OUTBOUND
+from sfnode.resources.policy import Readings
+from sfnode.resources.sensors import Sensors
+from sfnode.schema.status import MachineStatus
+from sfnode.settings import Settings
+from sfnode.store.data_folder import DataDir, Layout
+from sfnode.store.identity import Identity
+from sfnode.store.log import Record, UpdateLog
+from sfnode.store.run_keys import organiser_key, write_key
+from sfnode.transport.base import PeerRecord
+from sfnode.transport.memory import MemoryLink, MemoryTransport
+from sfprotocol.decisions import Decision
+from sfprotocol.events import Event
+from sfprotocol.host import Advanced, Close, Effect, Send
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Feed, Segment
+from sfprotocol.organised import Organised
+from sfprotocol.wire_codec import LENGTH_BYTES
+
+if TYPE_CHECKING:
+    from sflab.simulator.world import World
+
+HOP_LIMIT = 16
+"""Hops that no segment is sent with (SPEC FL3). Written down here once more, as the machine may be wrong."""
+
+STUCK = 5
+"""Seconds after which the owner of a node that cannot get what it lacks does something about it."""
+
+OWN_ACCORD = (Reason.GAVE_WAY, Reason.MUTE)
+"""Reasons for giving up a link that could have been kept."""
+
+NOON = Readings(time(12), 0.0, True, frozenset(), 40.0, 0, 1.0)
+"""What the sensors of every simulated computer say."""
+
+
+class StillSensors(Sensors):
+    """Sensors that say the same for ever."""
+
+    cores = 1.0
+
+    def __init__(self, *devices: str) -> None:
+        pass
+
+    def check(self, limits: Limits) -> None:
+        pass
+
+    def look(self, limits: Limits) -> Readings:
+        return NOON
+
+    def joules(self) -> float:
+        return 0.0
+
+
+def usage(*devices: str) -> Callable[[], MachineStatus]:
+    """Return what shows the same usage for ever."""
+    same = MachineStatus(device="cpu", cpu=0.1, cores=1.0, memory=1 << 28, memory_total=1 << 32, gpus=[])
+    return lambda: same
+
+
+class WatchedLog(UpdateLog):
+    """An update log that shows what it has made durable."""
+
+    on_append: Callable[[Sequence[Record]], None]
+
+    on_decisions: Callable[[], None]
+
+    def append(self, records: Sequence[Record], *others: Any, **more: Any) -> None:
+        super().append(records, *others, **more)
+        self.on_append(records)
+        if more.get("control"):
+            self.on_decisions()
+
+
+class Computer:
+    """One computer, and the node that runs there when it is up."""
+
+    hostile = False
+
+    def __init__(self, world: World, name: str, hardware: Hardware, files: Files | None = None) -> None:
+        """With the `files` of another, it is a copy of it."""
+        self.world = world
+        self.name = name
+        self.hardware = hardware
+        self.layout = Layout(world.folder / name)
+        self.random = Random(f"{world.seed}/{name}")
+        self.salt = self.random.getrandbits(32)
+        """What its engine's scalars depend on."""
+        self.organises = False
+        """Whether it has the key of the organiser, and is to sign with it."""
+        self.begins_with_checkpoint = False
+        """Whether it waits for a checkpoint at its next start, to begin with what it counts."""
+        self.prunes = False
+        """Whether it keeps nothing before the newest checkpoint that it has compared."""
+        self.island = 0
+        self.up = False
+        """Whether the node has joined its run, and has not ended."""
+        self.up_since = 0.0
+        self.allowance = 0
+        """Updates that it may have made in this life."""
+        self.bytes_in = self.bytes_out = 0
+        self.faults: list[str] = []
+        """Rules for whose breach it has dropped links."""
+        self.address = ""
+        """Public, and in a range of its own; without the id of the peer."""
+        self.contacts: list[str] = []
+        """Addresses that its user has given it."""
+        self.transport: MemoryTransport | None = None
+        self.engine: IntegerEngine | None = None
+        self.log: UpdateLog | None = None
+        self._descriptor: int | None = None
+        """Of the lock of its folder."""
+        self.node: Node | None = None
+        """None before the first start and while it is off."""
+        self._context = copy_context()
+        self._program = virtual_time.Program()
+        self._offset = self._reading = 0.0
+        self._stops: dict[Feed, int] = {}
+        """What the node has said to count of each feed, in this life."""
+        self._task: asyncio.Task[None] | None = None
+        if files:
+            self.layout.path.mkdir()
+            put_back(self.layout, files)
+        else:
+            prepare(self.layout, world.manifest, signing_key(world.seed, name))
+        self.origin = Identity.read(self.layout.identity).public
+
+    # -- what is asked of it -----------------------------------------------------------------------
+
+    @property
+    def disk(self) -> UpdateLog:
+        """The log of the node that runs here."""
+        assert self.log
+        return self.log
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing runs."""
+        return self.node is None
+
+    @property
+    def said(self) -> int:
+        """Updates of its feed that are on its disk."""
+        return self.log.stop(self.machine.own) if self.up and self.log and self.machine.own else 0
+
+    def counted(self, feed: Feed) -> int:
+        """Return the first step of a feed that does not count, as its disk has it; 0 while it is off."""
+        if self.log is None:
+            return 0
+        stop = self.log.stop(feed)
+        return min([stop, *(cut.at for cut in self.log.cuts() if cut.feed == feed)])
+
+    def forgets(self) -> None:
+        """Let its key contradict itself from here on: its disk is not what it was, or not the only one."""
+        self.world.oracle.may_fork.add(self.origin)
+
+    @property
+    def running(self) -> RunningNode:
+        assert self.node is not None
+        return self.node.running
+
+    @property
+    def machine(self) -> Machine:
+        return self.running.machine
+
+    @property
+    def links(self) -> list[MemoryLink]:
+        """Its links that are open."""
+        links = self.transport.links if self.up and self.transport else []
+        return [link for link in links if not link.closed]
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything that was decided is on disk."""
+        return not self.running.driver.between_rounds.locked()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether all that the machine counts is on disk and in the engine."""
+        thread = self.running.model.thread
+        still = thread is None or thread.idle
+        return self.synced and still and self.running.model.loaded
+
+    @property
+    def organised(self) -> Organised:
+        """The part of the machine that an organised run has."""
+        assert self.machine.organised
+        return self.machine.organised
+
+    @property
+    def keys(self) -> Path:
+        """The folder with the organiser's key, if it is here."""
+        return self.layout.path / "keys"
+
+    def give_key(self, key: Ed25519PrivateKey) -> None:
+        """Give it the key of the organiser, with which it signs from its next start on."""
+        write_key(Identity._of(key), organiser_key(self.world.run.run_id, self.keys))
+        self.organises = True
+
+    def post(self, event: Event) -> None:
+        """Have the node hear of something, as from a user's command."""
+        self._context.run(self.running.driver.post, event)
+
+    def decide(self, decision: Decision) -> None:
+        """Tell the organiser what the run's owner wants."""
+        organising = self.running.organising if self.up else None
+        if organising:
+            self._context.run(self.world.begin, _unless_it_ends(organising.decide(decision)))
+
+    def clock(self) -> float:
+        """Return the time by this computer's monotonic clock."""
+        self._reading = max(self._reading, self.world.now + self._offset)
+        return self._reading
+
+    def leap(self, seconds: float) -> None:
+        """Move the clock forward by so much; or, if negative, let it stand still for so long."""
+        self._note("clock", f"{seconds:+.1f} s")
+        self._offset += seconds
+
+    def compute(self, updates: int) -> None:
+        """Let the node make so many more updates, about."""
+        if self.up and self.running.model.scheduler:
+            self.allowance = max(self.allowance, self.engine.made if self.engine else 0) + updates
+            self._context.run(self.running.model.advance)
+
+    def hear(self, record: PeerRecord) -> None:
+        """Tell the node of a peer."""
+        self._context.run(self.running.peering.hear, [record])
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Switch it on, with what its disk holds."""
+        self._program = virtual_time.Program(lambda random: random.uniform(*self.hardware.commit))
+        self._context = copy_context()
+        self._context.run(virtual_time.begin, self._program)
+        self._stops, self.allowance, self.engine = {}, 0, None
+        settings = Settings(
+            data_dir=self.layout.path,
+            peers=tuple(self.contacts),
+            samples=0,
+            history="checkpoint" if self.prunes else "all",
+            queries=1,
+            display_name=self.name,
+            organise=self.organises,
+            keys_dir=self.keys,
+            alone=self.organises and not self.layout.log.exists(),
+            from_checkpoint=self.begins_with_checkpoint,
+        )
+        self.begins_with_checkpoint = False
+        self._context.run(self._make, settings)
+        assert self.node
+        self._task = self.world.loop.create_task(self._live(self.node), context=self._context)
+
+    def _make(self, settings: Settings) -> None:
+        self.node = Node(
+            settings,
+            make_transport=self._connect,
+            load_engine=cast(LoadEngine, self._load),
+            outside=Outside(
+                random=self.random,
+                clock=self.clock,
+                today=lambda: date(2026, 1, 1),
+                sensors=StillSensors,
+                usage=usage,
+                verify=self.world.verify,
+                open_log=self._open_log,
+                policy=self.world.policy,
+                judge=self.world.judge,
+                listens=False,
+            ),
+        )
+
+    async def _live(self, node: Node) -> None:
+        program = self._program
+        try:
+            await node.start()
+            if program.alive:
+                self._began(node.running)
+            await node.wait()
+        except Exception as error:
+            if program.alive:
+                self.world.failed(error, self.name)
+        finally:
+            if program.alive:
+                self.up, self._descriptor = False, None
+
+    def _began(self, running: RunningNode) -> None:
+        self.up, self.up_since = True, self.world.now
+        self._note("starts", running.machine.frontier.known)
+        if running.model.scheduler:
+            running.model.scheduler.hindered = lambda: (
+                self.engine is None or self.engine.made >= self.allowance
+            )
+        if running.machine.organised:
+            self._see_to_history(self._program)
+        driver = running.driver
+        carry_out, round_ = driver._carry_out, driver._round
+
+        def watched(effects: list[Effect]) -> None:
+            for effect in effects:
+                self._watch(effect)
+            carry_out(self.tampered(effects))
+
+        async def slow_round() -> None:
+            await round_()
+            if self.hardware.work:
+                await asyncio.sleep(driver._host.taken * self.hardware.work)
+
+        peering = running.peering
+        tell = peering._tell
+
+        def watched_tell(event: PeerEvent) -> list[Action]:
+            actions = tell(event)
+            self._check_own_choice(peering, actions)
+            return actions
+
+        peering._tell = watched_tell  # type: ignore[method-assign]
+        driver._carry_out, driver._round = watched, slow_round  # type: ignore[method-assign]
+
+    def _see_to_history(self, program: virtual_time.Program, stuck: int = 0) -> None:
+        """Start anew from a checkpoint where the node lacks what nobody near it keeps, as its owner is told
+        to."""
+        if not program.alive:
+            return
+        stuck = stuck + 1 if self.up and self.organised.out_of_reach else 0
+        if stuck < STUCK:
+            self.world.agenda.later(1.0, self._see_to_history, program, stuck)
+            return
+        self.crash()
+        self.begins_with_checkpoint = True
+        self.start()
+
+    def tampered(self, effects: list[Effect]) -> list[Effect]:
+        """Return what is carried out instead; of an honest node, all of it."""
+        return effects
+
+    def crash(self, *, power_cut: bool = False) -> None:
+        """End at once, at any moment. In a power cut neighbours hear nothing, and what was written and not
+        synced is lost."""
+        if self.node is None or not self._program.alive:
+            return
+        self._note("power cut" if power_cut else "killed")
+        self._program.alive = self.up = False
+        if self.transport:
+            self.transport.die(silently=power_cut)
+        for task in (self._task, self.node._life):
+            if task:
+                task.cancel()
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # what is left of it may still hold it for a while
+        if self.log:
+            lose_unsynced(self.log) if power_cut else self.log.close()
+        self.node = self.transport = self.log = self._task = self._descriptor = None
+
+    # -- what the node is given --------------------------------------------------------------------
+
+    def _connect(self, settings: Settings, data_dir: DataDir, bootstrap: object) -> MemoryTransport:
+        self._descriptor = data_dir.descriptor
+        self.transport = MemoryTransport(self.world.network, self.name, address=self.address)
+        return self.transport
+
+    def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
+        self.engine = IntegerEngine(manifest, self.salt)
+        return self.engine
+
+    def _open_log(self, path: Path, run_id: bytes) -> UpdateLog:
+        log = WatchedLog.open(path, run_id)
+        assert isinstance(log, WatchedLog)
+        log.on_append = lambda records: self.world.became_durable(self, log, records)
+        log.on_decisions = lambda: self.world.decided(self, log)
+        self.log = log
+        return log
+
+    # -- what it is seen to do ---------------------------------------------------------------------
+
+    def _watch(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._watch_send(effect)
+            case Close(link=number, fault=fault):
+                pump = self.running.driver.pumps.get(number)
+                self.faults += [fault] if fault and pump else []
+                self._note("drops", fault or "", pump.link.peer if pump else "")
+            case Advanced():
+                self._watch_count(effect)
+
+    def _watch_send(self, send: Send) -> None:
+        pump, message, traffic = self.running.driver.pumps.get(send.link), send.message, self.world.traffic
+        if pump is None:
+            return
+        self._note("sends", message, pump.link.peer)
+        traffic.messages[kind_of(message)] += 1
+        traffic.bytes[kind_of(message)] += len(send.frame) + LENGTH_BYTES
+        if isinstance(message, Segment):
+            traffic.copies_sent += message.count
+            if message.hops >= HOP_LIMIT:
+                self._object("hops", f"a segment is forwarded with hop count {message.hops}")
+
+    def _watch_count(self, advanced: Advanced) -> None:
+        """Check that what counts of a feed goes on from where it was, and goes back for a proof alone."""
+        feed, before, stop = advanced.feed, advanced.before, advanced.stop
+        assert self.log
+        if stop > self.log.stop(feed):
+            self._object("durable", f"updates up to step {stop} are applied and not on disk")
+        if self.machine.organised:
+            return
+        counted = self._stops.get(feed, before)
+        if counted != before:
+            self._object("once", f"updates from step {before} are applied where {counted} comes next")
+        if stop < before:
+            cut = next((cut for cut in self.log.cuts() if cut.feed == feed), None)
+            if cut is None or cut.at > stop:
+                self._object("cut", f"a feed goes back to step {stop} and no proof on disk says so")
+        self._stops[feed] = stop
+
+    def _check_own_choice(self, peering: Peering, actions: list[Action]) -> None:
+        """Raise Violation if too few links of the node's own choice remain of its own accord: of links in use
+        MIN_OUTBOUND, of mute ones as many at least as are being opened instead."""
+        closed = {a.link for a in actions if isinstance(a, PeerClose) and a.reason in OWN_ACCORD}
+        counts = [count for count in peering._observed().links if count.link in closed] if closed else []
+        own = [count for count in counts if peering._links[count.link].outbound]
+        if not (own and self.world.managed):
+            return
+        kept = sum(standing.outbound for standing in peering.manager.standings())
+        mute = all(count.blank for count in own)
+        if kept + (len(peering.manager.dialling) if mute else 0) < MIN_OUTBOUND:
+            self.world.failed(
+                Violation("outbound", f"{self.name} gives up links of its own choice"), self.name
+            )
+
+    def _object(self, checker: str, what: str) -> None:
+        raise Violation(checker, what, (self.name,))
+
+    def _note(self, what: str, detail: object = None, other: str = "") -> None:
+        self.world.trace.note(self.world.now, self.name, what, other, detail)
+
+
+async def _unless_it_ends(wish: Coroutine[Any, Any, object]) -> None:
+    with suppress(UserError):
+        await wish

@@ -1,0 +1,95 @@
+"""The disk of a simulated computer: a real folder, of which files can be lost, copied and put back."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.manifest import Manifest
+from sfnode.store import data_folder
+from sfnode.store.data_folder import Layout
+from sfnode.store.identity import Identity
+from sfnode.store.log import UpdateLog
+from sfprotocol.messages import Feed
+
+SYNCED = 2
+"""`PRAGMA synchronous = FULL`: with it SQLite syncs what a commit has written before that returns."""
+
+OF_FEED = "feed = (SELECT id FROM feed WHERE origin = ? AND incarnation = ?)"
+
+Files = dict[str, bytes]
+"""The files of a disk by their paths in the folder."""
+
+
+def prepare(layout: Layout, manifest: Manifest, key: Ed25519PrivateKey) -> None:
+    """Make the folder of a node that knows its run, and has a key of its own."""
+    layout.path.mkdir(parents=True)
+    layout.manifest.write_text(manifest.to_toml())
+    Identity._of(key).write(layout.identity)
+
+
+def lose_unsynced(log: UpdateLog) -> None:
+    """Close a log as a power cut does: pages that were written and not synced are lost."""
+    (level,) = log._writer.execute("PRAGMA synchronous").fetchone()
+    synced = log.path.read_bytes()  # without the WAL, which is synced by a commit or by nothing
+    log.close()
+    if level < SYNCED:
+        _overwrite(log.path, synced)
+
+
+def copy(layout: Layout) -> Files:
+    """Return a backup of a folder, of whose log what is committed."""
+    files = {
+        str(path.relative_to(layout.path)): path.read_bytes()
+        for path in sorted(layout.path.rglob("*"))
+        if path.is_file() and not path.name.startswith((layout.log.name, layout.lock.name))
+    }
+    if layout.log.exists():
+        with closing(sqlite3.connect(layout.log)) as log, closing(sqlite3.connect(":memory:")) as backup:
+            log.backup(backup)
+            files[layout.log.name] = backup.serialize()
+    return files
+
+
+def put_back(layout: Layout, files: Files) -> None:
+    """Have a folder, whose node does not run, hold these files: the very ones that it had, as a machine's
+    snapshot does."""
+    for path in layout.path.glob(layout.log.name + "-*"):
+        path.unlink()
+    for name, data in files.items():
+        path = layout.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _overwrite(path, data)
+
+
+def signatures(layout: Layout, feed: Feed) -> list[int]:
+    """Return the steps before which there is a signature in the log of a feed, but for its end."""
+    with closing(sqlite3.connect(layout.log)) as log:
+        return [
+            first for (first,) in log.execute(f"SELECT first FROM segment WHERE {OF_FEED}", feed) if first
+        ]
+
+
+def lose(layout: Layout, feed: Feed, kept: int) -> None:
+    """Lose what was kept of a feed from step `kept` on, and the signed segment in which it lies; the node
+    does not run."""
+    if not layout.log.exists():
+        return
+    with closing(sqlite3.connect(layout.log, isolation_level=None)) as log:
+        begins = f"SELECT max(first) FROM segment WHERE {OF_FEED} AND first <= ?"
+        log.execute(f"DELETE FROM segment WHERE {OF_FEED} AND first >= ({begins})", (*feed, *feed, kept))
+
+
+def take_for_original(layout: Layout, run_id: bytes) -> None:
+    """Let the log of a copied folder say that it is where it always was, as on a cloned machine."""
+    with UpdateLog.open(layout.log, run_id) as log:
+        data_folder.remember_location(log)
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.write(data)
+        file.truncate()

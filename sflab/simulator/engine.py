@@ -1,0 +1,104 @@
+"""An engine of integers: what a node trains in a simulation, without torch.
+
+Its scalars are a function of the seeds. In place of cores it sums up a mark of every update that it is given,
+by its seed and subspace, each times its scalar: equal sums stand for equal sets, by other means than the
+machine's chain hashes, so that the two can be held against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.manifest import Manifest
+from sfnode.schema.evaluation import Evaluation
+from sfprotocol.seeds import I64, mix64
+
+RESULT = Evaluation(metric="accuracy", value=0.5, low=0.48, high=0.52, loss=1.0, count=100)
+"""Every evaluation."""
+
+
+class Result(NamedTuple):
+    """The result of a step."""
+
+    scalars: tuple[int, ...]
+    loss: float = 1.0
+    failed: int = 0
+
+
+class NoRows:
+    """The mini-batches of an engine without data."""
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        pass
+
+
+class IntegerEngine:
+    """The engine of one simulated node, from one start to the next."""
+
+    devices = ()
+    odds = (4, 1024)
+
+    def __init__(self, run: Manifest, salt: int) -> None:
+        """Two engines of the same key measure otherwise where their `salt` differs, as real ones do."""
+        self.mini_batches = NoRows()
+        self.core = Core(len(run.model.targets), run.training.rank)
+        self.made = 0
+        """Updates that were evaluated here."""
+        self._salt = salt
+        self._limit = run.training.scalar_limit
+        self._keeps_cores = run.parameters().organised is not None
+        self._marks = np.zeros((), np.int64)
+
+    @property
+    def total(self) -> int | bytes:
+        """What stands for all that was applied, with its weights."""
+        return self.core.digest() if self._keeps_cores else int(self._marks)
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        self.core.put(cores)
+
+    def use_bases(self, published: Sequence[Any]) -> None:
+        pass
+
+    def apply(self, batch: UpdateBatch) -> None:
+        if self._keeps_cores:
+            self.core.add(batch)
+            return
+        marks = mix64(batch.seeds ^ mix64(batch.epochs.astype(np.uint64)))
+        self._marks += (marks.astype(np.int64) * batch.scalars).sum()
+
+    def step(self, seeds: Sequence[int], epoch: int) -> Result:
+        self.made += len(seeds)
+        return Result(measured(seeds, self._limit, self._salt))
+
+    def evaluate(self, limit: int, go_on: Callable[[], bool], rows: str = "test") -> Evaluation:
+        return RESULT
+
+    def evaluate_base(
+        self, limit: int, go_on: Callable[[], bool], rows: str = "test", *, calibrated: bool = False
+    ) -> Evaluation:
+        return RESULT.model_copy(update={"calibrated": calibrated})
+
+    def cores(self) -> dict[int, I64]:
+        return self.core.cores()
+
+    def suitable_rate(self, epoch: int) -> float | None:
+        return None
+
+    def offload(self) -> None:
+        pass
+
+    def restore(self) -> None:
+        pass
+
+    def use_threads(self, count: int | None, most: int | None) -> None:
+        pass
+
+
+def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
+    """Return the scalars in these directions; never 0, which no sum tells of."""
+    return tuple((seed + salt) % (2 * limit + 1) - limit or 1 for seed in seeds)

@@ -1,0 +1,358 @@
+"""Runs one scenario: first faults, with all checks; then none, and all must become equal in bounded time."""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from random import Random
+from types import FrameType
+from typing import Any, TextIO
+
+from sflab.sim.adversaries.actors import Attack
+from sflab.sim.scenario import Scenario
+from sflab.sim.world.keys import signing_key
+from sflab.sim.world.topology import MANAGED, TOPOLOGIES
+from sflab.sim.world.traffic import quantiles
+from sflab.sim.world.violation import Violation
+from sflab.simulator import organised
+from sflab.simulator.actors import KINDS
+from sflab.simulator.checks import invariants, organised_runs
+from sflab.simulator.faults import FaultInjection, heal
+from sflab.simulator.guard import guarded
+from sflab.simulator.turncoats import TURNCOATS
+from sflab.simulator.world import OPEN_RUN, World
+from sfnode.printable import command
+
+STAGGER = 1.0
+"""Seconds within which the first nodes start, so that they do not tick in step."""
+
+WARM = 3.0
+"""Seconds after which the links are up and the faults begin."""
+
+FINE, COARSE = 0.1, 0.5
+"""Seconds between looks at all nodes, in small and in large networks."""
+
+SMALL = 32
+
+MOST_AUTHORS = 32
+"""Nodes that compute, of those there are at first. Every link must learn the name of every feed once; with a
+thousand authors and a few hundred updates a run would consist of little else."""
+
+KNOWN = 2
+"""Addresses that a user has for a node that finds its neighbours itself."""
+
+AFTERMATH = 3.0
+"""Seconds after convergence in which nothing may change any more."""
+
+LAST_ENTRIES = 40
+"""Entries of the trace that are shown with a failure."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The violation that ended a run, and when."""
+
+    checker: str
+    what: str
+    when: float
+    trace: tuple[str, ...]
+
+
+@dataclass
+class Outcome:
+    """Result of one run. All times but `wall` are virtual."""
+
+    scenario: str
+    seed: int
+    nodes: int
+    topology: str
+    seconds: float
+    failure: Failure | None = None
+    settled: float | None = None
+    """Seconds from the end of the faults until all were equal."""
+    updates: int = 0
+    forks: int = 0
+    deliveries: int = 0
+    delivered: float = 0.0
+    """Share of everything made that the nodes had when the faults ended."""
+    latency_p50: float = 0.0
+    latency_p99: float = 0.0
+    latency_max: float = 0.0
+    copies: float = 0.0
+    """Payload copies sent per delivery."""
+    messages: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    peak_entries: int = 0
+    bytes_in: float = 0.0
+    """Bytes a second that an honest node receives, on average; `bytes_out` likewise."""
+    bytes_out: float = 0.0
+    drops: dict[str, int] = field(default_factory=dict)
+    """Links that honest nodes dropped, by the rule that was broken."""
+    steps: int = 0
+    trace_hash: str = ""
+    wall: float = 0.0
+
+    @property
+    def command(self) -> str:
+        """Command that repeats this run."""
+        chosen = ("--scenario", self.scenario, "--seed", self.seed, "--nodes", self.nodes)
+        longer = ("--topology", self.topology, "--seconds", f"{self.seconds:g}")
+        return command("sfnode", "simulate", "network", *chosen, *longer)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "command": self.command}
+
+
+class Run:
+    """One scenario with one seed; to be closed by `with`."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        *,
+        nodes: int | None = None,
+        topology: str | None = None,
+        seconds: float | None = None,
+        trace_file: TextIO | None = None,
+        patience: float = 0.0,
+    ) -> None:
+        """Count the run as hanging after `patience` seconds of real time; 0 means never, other values work in
+        the main thread only."""
+        self.patience = patience
+        self.scenario = scenario
+        self.nodes = nodes or scenario.nodes
+        self.topology = topology or scenario.topology
+        self.seconds = scenario.seconds if seconds is None else seconds
+        self.world = World(
+            seed,
+            manifest=organised.manifest(seed) if scenario.organised else OPEN_RUN,
+            policy=organised.POLICY if scenario.organised else None,
+            judge=organised.anything if scenario.judged else organised.falling,
+            judged=scenario.judged,
+            conditions=scenario.conditions,
+            hardware=scenario.hardware,
+            managed=self.topology == MANAGED,
+            trace_file=trace_file,
+        )
+        self.checks = invariants.Checks(self.world)
+        self._random = Random(f"{seed}/setup")
+        self._founders: frozenset[str] = frozenset()
+        self._settled: float | None = None
+        self._delivered = 0.0
+
+    def outcome(self) -> Outcome:
+        """Run the scenario and return the outcome."""
+        start, failure = time.perf_counter(), None
+        try:
+            with _alarm(self.patience), guarded():
+                self.build()
+                self.disturb()
+                self.settle()
+                self.judge()
+        except Violation as violation:
+            failure = self._failure(violation.checker, violation.what, violation.nodes)
+        except Exception as error:  # whatever the machine may raise is a finding
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+            failure = self._failure("exception", said, ())
+        return self._outcome(failure, time.perf_counter() - start)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.world.close()
+
+    # -- phases ------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Start the nodes and let links come up."""
+        world, width = self.world, len(str(self.nodes - 1))
+        names = [f"n{index:0{width}}" for index in range(self.nodes)]
+        for name in names:
+            world.add(name)
+            world.agenda.at(self._random.uniform(0, STAGGER), world[name].start)
+        if self.scenario.organised:
+            world[names[0]].give_key(signing_key(world.seed, organised.ORGANISER))
+        for one, other in _pairs(self.topology, names, self._random):
+            world.want(world[one], world[other])
+        self._founders = frozenset(names)
+        self._plan_attack()
+        self._run(WARM)
+
+    def _plan_attack(self) -> None:
+        attack = self.scenario.attack
+        if attack is None:
+            return
+        kind = KINDS.get(attack.kind) or TURNCOATS[attack.kind]
+        targets = self._targets(attack)
+        for number in range(attack.actors):
+            actor = kind(self.world, number, attack, targets)
+            begin = 0.0 if attack.start < 0 else WARM + attack.start
+            at = begin + self._random.uniform(0, STAGGER)
+            self.world.agenda.at(at, actor.start)
+
+    def _targets(self, attack: Attack) -> list[str]:
+        names = list(self.world.nodes)
+        match attack.target:
+            case "one":
+                return names[-1:]
+            case "publisher":
+                return names[:1] if attack.kind != "censor" else names
+            case "newcomer":
+                return ["new1"]
+            case _:
+                return names
+
+    def disturb(self) -> None:
+        """Let updates be made while faults happen."""
+        stop = self.world.now + self.seconds
+        self.world.faults_middle, self.world.faults_end = self.world.now + self.seconds / 2, stop
+        FaultInjection(self.world, stop, self.seconds / self.scenario.seconds).install(self.scenario.faults)
+        self._load(stop)
+        self._run(self.seconds)
+        self._delivered = invariants.delivered(self.world)
+
+    def settle(self) -> None:
+        """Repair everything; in bounded time all must be equal, and stay so."""
+        world = self.world
+        world.do(heal, world, self.scenario.hardware)
+        start = world.now
+        while not self._settled_now():
+            if world.now - start > self.scenario.settle:
+                said, nodes = invariants.differences(world)
+                said += organised_runs.lacking(world) if world.run.organised else ""
+                raise Violation(
+                    "convergence", f"not equal {self.scenario.settle:g} s after the end: {said}", nodes
+                )
+            self._run(FINE)
+        self._settled = world.now - start
+        complete = organised_runs.complete if world.run.organised else invariants.complete
+        if lacking := complete(world):
+            raise Violation("union", lacking)
+        self._run(AFTERMATH)
+        if not invariants.equal(world) or complete(world):
+            raise Violation("convergence", "nodes that were equal no longer are, and nothing was made")
+
+    def _settled_now(self) -> bool:
+        """Whether all are equal and, in an organised run, everything has been judged."""
+        judged = not self.world.run.organised or not organised_runs.lacking(self.world)
+        return judged and invariants.equal(self.world)
+
+    def judge(self) -> None:
+        """Check what else the scenario requires."""
+        limits, traffic = self.scenario.limits, self.world.traffic
+        _, p99, worst = quantiles(traffic.latencies)
+        for what, figure, limit in (
+            ("p99 of delivery", p99, limits.p99),
+            ("slowest delivery", worst, limits.worst),
+            ("copies per delivery", traffic.copies, limits.copies),
+        ):
+            if limit is not None and figure > limit:
+                raise Violation("limits", f"{what} is {figure:.3f}, at most {limit:g} is allowed")
+
+    # -- pieces ------------------------------------------------------------------------------------
+
+    def _run(self, seconds: float) -> None:
+        """Let time pass, with the checks at intervals."""
+        end = self.world.now + seconds
+        every = FINE if self.nodes <= SMALL else COARSE
+        while self.world.now < end - 1e-9:
+            self.world.run_until(min(self.world.now + every, end))
+            self.checks.look()
+
+    def _load(self, stop: float) -> None:
+        load, random = self.scenario.load, Random(f"{self.world.seed}/load")
+        authors = list(self.world.nodes)[: load.origins or MOST_AUTHORS]
+
+        def compute() -> None:
+            if self.world.now >= stop:
+                return
+            candidates = [n for n in self._authors(authors) if n.up]
+            if candidates:
+                random.choice(candidates).compute(random.randint(1, load.most))
+            self.world.agenda.later(random.expovariate(load.rate), compute)
+
+        compute()
+
+    def _authors(self, chosen: list[str]) -> list[Any]:
+        """Return the nodes that were chosen in the beginning, and those that came later."""
+        nodes = self.world.nodes
+        return [node for name, node in nodes.items() if name in chosen or name not in self._founders]
+
+    def _failure(self, checker: str, what: str, nodes: tuple[str, ...]) -> Failure:
+        trace = tuple(self.world.trace.last(LAST_ENTRIES, nodes))
+        return Failure(checker, what, self.world.now, trace)
+
+    def _outcome(self, failure: Failure | None, wall: float) -> Outcome:
+        world, traffic = self.world, self.world.traffic
+        p50, p99, worst = quantiles(traffic.latencies)
+        nodes = list(world.nodes.values())
+        node_seconds = max(1.0, world.now * len(nodes))
+        drops: dict[str, int] = {}
+        for fault in (fault for node in nodes for fault in node.faults):
+            drops[fault] = drops.get(fault, 0) + 1
+        return Outcome(
+            scenario=self.scenario.name,
+            seed=world.seed,
+            nodes=self.nodes,
+            topology=self.topology,
+            seconds=self.seconds,
+            failure=failure,
+            settled=self._settled,
+            updates=world.oracle.updates,
+            forks=sum(story.forked for story in world.oracle.stories.values()),
+            deliveries=traffic.deliveries,
+            delivered=self._delivered,
+            latency_p50=p50,
+            latency_p99=p99,
+            latency_max=worst,
+            copies=traffic.copies,
+            messages=dict(sorted(traffic.messages.items())),
+            bytes=dict(sorted(traffic.bytes.items())),
+            peak_entries=self.checks.peak_entries,
+            bytes_in=sum(node.bytes_in for node in nodes) / node_seconds,
+            bytes_out=sum(node.bytes_out for node in nodes) / node_seconds,
+            drops=dict(sorted(drops.items())),
+            steps=world.loop.turns,
+            trace_hash=world.trace.digest(),
+            wall=wall,
+        )
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise Violation in whatever is running when `seconds` of real time are over."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        where = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame else "nowhere"
+        raise Violation("hang", f"no end after {seconds:g} s of real time, in {where}")
+
+    if not seconds:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _pairs(topology: str, names: list[str], random: Random) -> list[tuple[str, str]]:
+    """Return which node is told of which: the links or, where nodes choose, some addresses to begin with."""
+    if topology != MANAGED:
+        return TOPOLOGIES[topology](names, random)
+    return [(name, names[n - back]) for n, name in enumerate(names) for back in range(1, KNOWN + 1)]
+
+
+def simulate(scenario: Scenario, seed: int, **options: Any) -> Outcome:
+    """Run `scenario` once; `options` as of `Run`."""
+    with Run(scenario, seed, **options) as run:
+        return run.outcome()

@@ -1,0 +1,317 @@
+"""One simulated run: loop, network, computers and oracle, with all chance from one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any, TextIO
+
+from sflab.sim.world.conditions import CALM, ORDINARY, Conditions, Hardware
+from sflab.sim.world.keys import remembering
+from sflab.sim.world.oracle import Oracle, updates_of
+from sflab.sim.world.trace import Trace
+from sflab.sim.world.traffic import Traffic
+from sflab.sim.world.violation import Violation
+from sflab.simulator.computer import Computer
+from sflab.simulator.disk import Files
+from sflab.simulator.engine import measured
+from sfnode.manifest import Manifest
+from sfnode.manifest.sections import Data, Model
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
+from sfnode.organising.evaluation.judging import Judge
+from sfnode.organising.policy import OrganiserPolicy
+from sfnode.store.log import Record, UpdateLog
+from sfnode.transport.base import PeerRecord
+from sfnode.transport.memory import MemoryLink, Network
+from sfnode.transport.roster import pack_record
+from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
+from sfprotocol import control_feed
+from sfprotocol.messages import Feed, Segment
+from sfprotocol.seeds import update_seeds
+from sfprotocol.wire_codec import LENGTH_BYTES
+
+RAM_DISK = Path("/dev/shm")
+"""Where a sync costs nothing, if there is such a place: folders live as long as their run."""
+
+OPEN_RUN = Manifest(
+    name="simulated",
+    model=Model(source="none", digest="0" * 64, targets=("a:8x4", "b:4x8")),
+    task=Task(kind="text", template="{text}"),
+    data=Data(train="none"),
+    training=Training(rank=4, epoch_updates=256, update_budget=1 << 20, scalar_limit=1000),
+)
+
+
+class Agenda:
+    """Calls functions at their time, on the loop of a world."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
+        """Call `do(*arguments)` at `when`, or soon if that is past."""
+        self._loop.call_at(when, do, *arguments)
+
+    def later(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
+        """Call `do(*arguments)` in `seconds`."""
+        self._loop.call_later(seconds, do, *arguments)
+
+
+class Islands(Network):
+    """A network in whose partitions there are computers that come only later."""
+
+    def __init__(self, world: World, conditions: Conditions) -> None:
+        super().__init__(Random(f"{world.seed}/network"), conditions)
+        self.deaf: set[tuple[int, int]] = set()
+        """Pairs of islands: what is sent from the one is not heard on the other."""
+        self.on_frame = world.carried
+        self._world = world
+
+    def hears(self, one: str, other: str) -> bool:
+        return not self.deaf or (self._island(one), self._island(other)) not in self.deaf
+
+    def _island(self, name: str) -> int:
+        node = self._world.nodes.get(name)
+        return node.island if node else 0
+
+
+class World:
+    """One run. To be closed in the end."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        conditions: Conditions = CALM,
+        hardware: Hardware = ORDINARY,
+        manifest: Manifest = OPEN_RUN,
+        trace_file: TextIO | None = None,
+        managed: bool = False,
+        policy: OrganiserPolicy | None = None,
+        judge: Judge | None = None,
+        judged: bool = False,
+    ) -> None:
+        """Let all nodes reach each other if `managed`, and else only those that are linked by `want`."""
+        self.seed = seed
+        self.manifest = manifest
+        self.run = manifest.parameters()
+        self.hardware = hardware
+        self.managed = managed
+        self.policy = policy
+        self.judge = judge
+        self.judged = judged
+        """Whether seals have other factors than 1, and skip and recount feeds."""
+        self.signed: dict[tuple[int, int], bytes] = {}
+        """Chain heads after decisions that are on some disk, by term and position."""
+        self.undone: set[bytes] = set()
+        """Origins of which the organiser has taken something back."""
+        self.may_fork: set[int] = set()
+        """Terms whose key is in use twice."""
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="sfnode-", dir=RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
+        )
+        self.folder = Path(self._folder.name)
+        self.loop = VirtualLoop(Random(f"{seed}/executors"))
+        self.loop.set_exception_handler(self._on_loop_error)
+        self.agenda = Agenda(self.loop)
+        self.trace = Trace(trace_file)
+        self.traffic = Traffic()
+        self.nodes: dict[str, Computer] = {}
+        """All honest nodes, those that are away or have left included."""
+        self.network = Islands(self, conditions)
+        if not managed:
+            self.network.pairs = set()
+        self.oracle = Oracle(self.run)
+        self.verify = remembering()
+        self.random = Random(f"{seed}/troubles")  # the label is part of every course
+        self.names: dict[bytes, set[str]] = {}
+        """Display names of each honest origin; twins have different ones."""
+        self.left: set[str] = set()
+        """Names of nodes that will not come back."""
+        self.faults_middle = float("inf")
+        """Time at which half of the time with faults is over."""
+        self.faults_end = float("inf")
+        """Time at which the faults end; no updates are made after it."""
+        self.others: dict[str, Any] = {}
+        """Adversaries, by name."""
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self.violation: Violation | None = None
+        """The first that was found."""
+        self._level = logging.getLogger("sfnode").level
+        logging.getLogger("sfnode").setLevel(logging.CRITICAL + 1)
+
+    def __getitem__(self, name: str) -> Computer:
+        return self.nodes[name]
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        logging.getLogger("sfnode").setLevel(self._level)
+        for node in self.nodes.values():
+            node.crash()
+        with suppress(NotInVirtualTimeError):
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks))
+        self.loop.close()
+        self._folder.cleanup()
+
+    def run_until(self, end: float) -> None:
+        """Let time pass until `end`. Raises the Violation that was found meanwhile."""
+        try:
+            self.loop.run_until_complete(self._until(end))
+        except NotInVirtualTimeError as error:
+            self.failed(Violation("timer", str(error)), "")
+        if self.violation:
+            raise self.violation
+
+    def do(self, act: Callable[..., object], *arguments: Any) -> None:
+        """Call `act(*arguments)` now, on the loop."""
+        self.loop.call_soon(act, *arguments)
+        self.run_until(self.now)
+
+    async def _until(self, end: float) -> None:
+        self._ended = self.loop.create_future()
+        timer = self.loop.call_at(end, self._end)
+        await self._ended
+        timer.cancel()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def failed(self, error: BaseException, who: str) -> None:
+        """Note what must never be, and stop."""
+        if not isinstance(error, Violation):
+            where = traceback.extract_tb(error.__traceback__)
+            place = f" ({where[-1].filename.rsplit('/', 1)[-1]}:{where[-1].lineno})" if where else ""
+            error = Violation("exception", f"{type(error).__name__}: {error}{place}", (who,) if who else ())
+        self.violation = self.violation or error
+        self._end()
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if error := context.get("exception"):
+            self.failed(error, "")
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    def add(self, name: str, files: Files | None = None) -> Computer:
+        """Add a computer that is not switched on yet; with the files of another, a twin of it."""
+        node = Computer(self, name, self.hardware, files)
+        number = len(self.nodes)
+        node.address = f"/ip4/{20 + number // 250}.{number % 250}.0.1/tcp/1"
+        self.nodes[name] = node
+        self.oracle.honest.add(node.origin)
+        self.names.setdefault(node.origin, set()).add(name)
+        return node
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done that belongs to no node."""
+        task = self.loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    def announce(self, name: str, addresses: list[str]) -> None:
+        """Put somebody who is no node into the roster, for good."""
+        record = PeerRecord(name, tuple(addresses), 0, 0)
+        self.network.write(self.run.run_id, name, float("inf"), pack_record(record))
+
+    def want(self, one: Computer, other: Computer) -> None:
+        """Give `one` the other's address, as its user would; where not all reach each other, the two do."""
+        if self.network.pairs is not None:
+            self.network.pairs.add(frozenset((one.name, other.name)))
+            other.contacts.append(f"{one.address}/p2p/{one.name}")
+        one.contacts.append(f"{other.address}/p2p/{other.name}")
+        if one.up:
+            one.hear(PeerRecord(other.name, (one.contacts[-1],), 0, 0))
+
+    def linked(self, one: Computer, other: Computer) -> bool:
+        """Tell whether there is a link between the two."""
+        return any(link.peer == other.name for link in one.links)
+
+    def living(self) -> Iterator[Computer]:
+        """Return the nodes that are up, in the order in which they were added."""
+        return (node for node in self.nodes.values() if node.up)
+
+    def staying(self) -> Iterator[Computer]:
+        """Return all nodes but those that have left for good."""
+        return (node for node in self.nodes.values() if node.name not in self.left)
+
+    def pick(self) -> Computer | None:
+        """Return a random node that is up, if there is one."""
+        living = list(self.living())
+        return self.random.choice(living) if living else None
+
+    def neighbours(self, one: Computer) -> list[Computer]:
+        """Return the honest nodes with which a node has links."""
+        return [self.nodes[link.peer] for link in one.links if link.peer in self.nodes]
+
+    def ends(self, nodes: Sequence[Computer] | Iterator[Computer]) -> list[MemoryLink]:
+        """Return the ends of links at these nodes."""
+        return [link for node in nodes for link in node.links]
+
+    # -- what is seen ------------------------------------------------------------------------------
+
+    def carried(self, sender: str, receiver: str, frame: bytes) -> None:
+        """Note that a frame has left."""
+        self.trace.frame(self.now, frame)
+        size = len(frame) + LENGTH_BYTES
+        if node := self.nodes.get(sender):
+            node.bytes_out += size
+        if node := self.nodes.get(receiver):
+            node.bytes_in += size
+
+    def became_durable(self, node: Computer, log: UpdateLog, records: Sequence[Record]) -> None:
+        """Note that `node` has this on disk. Raises Violation."""
+        for feed, segment, chain in records:
+            node._note("admits", segment)
+            mine = feed.origin == node.origin and self._is_measured(node, segment)
+            if not self.oracle.knows(feed, segment.stop, chain):
+                before, _ = log.past(feed, segment.first)
+                if mine:
+                    self.oracle.made(feed, before, segment, self.now, node.name)
+                else:
+                    self.oracle.admitted(feed, segment, before, self.now, node.name)
+            if not (mine or node.hostile):
+                self._delivered(node, feed, segment.first, segment.stop)
+
+    def _is_measured(self, node: Computer, segment: Segment) -> bool:
+        """Return whether these are the updates that an engine would make there."""
+        seeds = update_seeds(segment.feed_key, segment.first, segment.count).tolist()
+        scalars = tuple(scalar for _, scalar in updates_of(segment.parts))
+        return scalars == measured(seeds, self.run.scalar_limit, node.salt)
+
+    def decided(self, node: Computer, log: UpdateLog) -> None:
+        """Note that `node` has these decisions on disk. Raises Violation where another has others of the same
+        term, unless that was meant to be."""
+        chain = control_feed.genesis(self.run.run_id)
+        for position, entry in enumerate(log.control()):
+            chain = control_feed.extend(chain, entry.term, entry.record)
+            known = self.signed.setdefault((entry.term, position), chain)
+            if known != chain and entry.term not in self.may_fork:
+                said = f"decision {position} of term {entry.term} was signed twice"
+                raise Violation("organiser", said, (node.name,))
+
+    def _delivered(self, node: Computer, feed: Feed, first: int, stop: int) -> None:
+        self.traffic.deliveries += stop - first
+        made_at = self.oracle.story(feed).made_at
+        self.traffic.latencies.extend(
+            self.now - since for since in made_at[first:stop] if since >= node.up_since
+        )

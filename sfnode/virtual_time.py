@@ -1,0 +1,244 @@
+"""An asyncio loop whose time jumps to the next timer: what waits for hours by the clock is done in moments.
+
+Everything on it happens in one order, which follows from a seed: a run repeats to the byte. What cannot be
+repeated raises: files to be waited for, subprocesses, and a wait for something that will never come. Work for
+executors is done when it begins or when it ends, as the seed says, and what it has posted lands when it ends:
+so a race between a thread and the loop shows, with some seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from contextvars import ContextVar
+from random import Random
+from typing import Any, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+WORK = (0.0005, 0.003)
+"""Seconds that work of an executor takes where nothing else is said, drawn uniformly: a commit on an SSD."""
+
+
+TURN = 1e-7
+"""Seconds that a turn takes. With none, who waits for a clock to show a sum that was rounded up by a bit
+would wait for ever."""
+
+MOST_TURNS = 20_000
+"""Turns of the loop in a row for which it did not wait. More are a program that waits for time to pass, and
+is never content."""
+
+
+class NotInVirtualTimeError(RuntimeError):
+    """Something was tried on a virtual loop that takes real time, or would wait for ever."""
+
+
+class Program:
+    """What runs as one process would: all tasks that were begun in its context. It may be killed."""
+
+    def __init__(self, work: Callable[[Random], float] = lambda random: random.uniform(*WORK)) -> None:
+        """`work` draws the seconds that one job of an executor takes."""
+        self.work = work
+        self.alive = True
+
+
+_PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
+
+
+def begin(program: Program) -> None:
+    """Let what is begun from here on, in this context, belong to a program."""
+    _PROGRAM.set(program)
+
+
+class _Timers(selectors.BaseSelector):
+    """The selector of a virtual loop: nothing is ever ready, so time passes instead."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.turns = 0
+        """Turns of the loop until now."""
+        self._since = 0
+        """Turns of the loop until it last waited."""
+        self._own: dict[Any, selectors.SelectorKey] = {}
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise NotInVirtualTimeError("everything waits for something that will never come")
+        if timeout > 0:
+            self._since = self.turns
+        self.now += max(timeout, TURN)
+        self.turns += 1
+        if self.turns - self._since > MOST_TURNS:
+            self._since = self.turns  # what ends the program takes some, too
+            raise NotInVirtualTimeError(f"{MOST_TURNS} turns, and nobody waits: time stands still")
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        if self._own:  # the loop's own socket, by which threads wake it, comes first
+            raise NotInVirtualTimeError("a file or socket cannot be waited for in virtual time")
+        descriptor = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        self._own[fileobj] = selectors.SelectorKey(fileobj, descriptor, events, data)
+        return self._own[fileobj]
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._own.pop(fileobj)
+
+    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
+        return self.get_map()[fileobj]
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._own
+
+
+class _Job:
+    """Work of an executor: what it returns or raises, and what it has posted to the loop until it ends."""
+
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        future: asyncio.Future[Any],
+        program: Program | None,
+        before: _Job | None,
+        end: float,
+    ) -> None:
+        """`before` is what the same executor does first."""
+        self.future = future
+        self.before = before
+        self.end = end
+        self._program = program
+        self.posted: list[Callable[[], object]] = []
+        self._work: Callable[[], Any] | None = work
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether its program was killed."""
+        return self._program is not None and not self._program.alive
+
+    def do(self) -> None:
+        """Do the work unless it is done."""
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            self._result = work()
+        except BaseException as error:
+            self._error = error
+
+    def tell(self) -> None:
+        """Let the loop know of the end."""
+        for post in self.posted:
+            post()
+        if self.future.done():
+            return
+        if self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(self._result)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """The loop. Its time begins with 0."""
+
+    def __init__(self, random: Random) -> None:
+        """Let `random` say how long jobs of executors take, and when they are done."""
+        self._timers = _Timers()
+        super().__init__(self._timers)
+        self._random = random
+        self._at_work: _Job | None = None
+        """The job of an executor that is being done at this moment."""
+        self._lines: WeakKeyDictionary[Executor, _Job] = WeakKeyDictionary()
+        """The last job of each executor, which does one thing at a time."""
+
+    def time(self) -> float:
+        return self._timers.now
+
+    @property
+    def turns(self) -> int:
+        """Turns until now."""
+        return self._timers.turns
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Do `func(*args)` within the time that it takes. Jobs of one executor follow each other; those of
+        none go on beside each other."""
+        future: asyncio.Future[T] = self.create_future()
+        program = _PROGRAM.get()
+        seconds = (program or Program()).work(self._random)
+        before = self._lines.get(executor) if executor else None
+        begin = max(self.time(), before.end) if before else self.time()
+        job = _Job(lambda: func(*args), future, program, before, begin + seconds)
+        if executor:
+            self._lines[executor] = job
+        if self._random.random() < 0.5:
+            if begin > self.time():
+                self.call_at(begin, self._do, job)
+            else:  # not at once: whoever submits it may hold a lock that it needs
+                self.call_soon(self._do, job)
+        self.call_at(job.end, self._end, job)
+        return future
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
+        """Have a callback soon; from within a job, when that has ended."""
+        if self._at_work is None:
+            return super().call_soon(callback, *args, context=context)
+        self._at_work.posted.append(lambda: self.call_soon(callback, *args, context=context))
+        return None
+
+    def _do(self, job: _Job) -> None:
+        if job.before:  # of two things at one moment the loop may come to either first
+            before, job.before = job.before, None
+            self._do(before)
+        if job.future.cancelled() or job.gone:
+            return
+        self._at_work, running = job, asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            job.do()
+        finally:
+            asyncio._set_running_loop(running)
+            self._at_work = None
+
+    def _end(self, job: _Job) -> None:
+        self._do(job)
+        if job.gone:
+            job.future.cancel()
+        else:
+            job.tell()
+
+    # -- what takes real time ----------------------------------------------------------------------
+
+    def add_reader(self, *_: Any) -> None:  # type: ignore[override]
+        raise NotInVirtualTimeError("a file or socket cannot be waited for in virtual time")
+
+    add_writer = add_reader  # type: ignore[assignment]
+
+    async def getaddrinfo(self, *_: Any, **__: Any) -> Any:
+        raise NotInVirtualTimeError("there are no names of hosts in virtual time")
+
+    async def create_server(self, *_: Any, **__: Any) -> Any:
+        raise NotInVirtualTimeError("nobody comes from outside in virtual time")
+
+    create_unix_server = create_connection = create_unix_connection = create_server
+
+    async def subprocess_exec(self, *_: Any, **__: Any) -> Any:
+        raise NotInVirtualTimeError("processes take real time")
+
+    subprocess_shell = subprocess_exec
+
+    def add_signal_handler(self, *_: Any) -> None:  # type: ignore[override]
+        raise NotInVirtualTimeError("signals come in real time")
+
+
+def run(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
+    """Run a program in virtual time, as `asyncio.run` in real time; the same again from the same seed."""
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(seed))) as runner:
+        return runner.run(main)

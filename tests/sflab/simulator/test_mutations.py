@@ -1,0 +1,373 @@
+"""The checkers find what they are there to find: a machine or host that is broken on purpose does not pass.
+
+Each test says which checker must object. What is broken is the shipped code: the machine and the host that
+the daemon runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sflab.sim.scenario import Limits, Load
+from sflab.sim.scenarios import SCENARIOS
+from sflab.sim.world.conditions import Conditions
+from sflab.simulator import engine, world
+from sflab.simulator.runner import Outcome
+from sflab.simulator.runner import simulate as run
+from sfnode.node import driver, startup
+from sfnode.organising.feeds import HeldFeeds
+from sfnode.peers import selection
+from sfnode.peers.manager import PeerManager
+from sfprotocol import fork_proofs, holding, plumtree, validation, weighing
+from sfprotocol.control_feed import ControlFeed
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import FACTOR_ONE
+from sfprotocol.events import Action, Admit, Event, Examine, Serve, Transmit
+from sfprotocol.frontier import FeedState
+from sfprotocol.host import Advanced, Commit, Effect, Host, Send
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Want
+from sfprotocol.organised import Organised
+from sfprotocol.own_feed import OwnFeed
+from sfprotocol.validation import Verified
+from sfprotocol.verdicts import NamedSteps
+
+
+def simulate(*what: Any, machine: Any = Machine, host: Any = Host, **how: Any) -> Outcome:
+    """Run a scenario with nodes that have this machine and this host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(startup, "Machine", machine)
+        patch.setattr(driver, "Host", host)
+        return run(*what, **how)
+
+
+def caught(outcome: Outcome) -> str:
+    """The checker that objected."""
+    assert outcome.failure, "a broken machine has passed"
+    assert outcome.failure.trace, "a failure comes with its story"
+    return outcome.failure.checker
+
+
+class NeverAsks(Machine):
+    """Drops every question for what is missing."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        actions = super().handle(event, now)
+        return [a for a in actions if not (isinstance(a, Transmit) and isinstance(a.message, Want))]
+
+
+def test_a_machine_that_drops_the_gap_pull_does_not_converge() -> None:
+    outcome = simulate(SCENARIOS["lossy"], 0, nodes=8, seconds=5, machine=NeverAsks)
+    assert caught(outcome) == "convergence"
+
+
+def test_a_machine_that_forgets_the_ttl_is_seen_by_its_hop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plumtree, "TTL", 250)
+    outcome = simulate(SCENARIOS["long-line"], 0, seconds=5)
+    assert caught(outcome) == "hops"
+
+
+class AppliesTwice(Machine):
+    """Gives every second Admit twice."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        actions = super().handle(event, now)
+        for number, action in enumerate(actions):
+            if isinstance(action, Admit) and action.segment.first % 2:
+                return [*actions[: number + 1], action, *actions[number + 1 :]]
+        return actions
+
+
+def test_a_machine_that_admits_twice_is_seen_at_the_disk() -> None:
+    outcome = simulate(SCENARIOS["calm"], 0, seconds=5, machine=AppliesTwice)
+    assert caught(outcome) == "exception"
+    assert outcome.failure
+    assert "the log has a feed up to step" in outcome.failure.what
+
+
+def test_a_machine_that_leaves_a_gap_is_seen_at_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lenient(run: Any, state: Any, segment: Any, *_: Any) -> Verified | None:
+        """Takes whatever lies ahead, near or far."""
+        if segment.stop <= state.next:
+            return None
+        return Verified(segment, bytes(32), segment.count, bytes(32))
+
+    monkeypatch.setattr(validation, "due", lambda state, segment: segment.stop > state.next)
+    monkeypatch.setattr(validation, "verify", lenient)
+    outcome = simulate(SCENARIOS["lossy"], 0, seconds=5)
+    assert caught(outcome) == "exception"
+    assert outcome.failure
+    assert "the log has a feed up to step" in outcome.failure.what
+
+
+def trusting(*arguments: Any, **settings: Any) -> Machine:
+    """A machine that takes every signature for good."""
+    return Machine(*arguments, **{**settings, "verify": lambda *_: True})
+
+
+def test_a_machine_that_takes_any_signature_is_seen_by_what_it_admits() -> None:
+    assert caught(simulate(SCENARIOS["garbage"], 0, seconds=5, machine=trusting)) == "content"
+
+
+def test_a_machine_that_keeps_a_forked_feed_does_not_become_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two histories are made and nobody wants to see that: every node keeps the one that it met first."""
+    monkeypatch.setattr(fork_proofs, "judge", lambda *_: fork_proofs.Finding())
+    monkeypatch.setattr(fork_proofs, "holds", lambda *_: False)
+    assert caught(simulate(SCENARIOS["twins"], 0)) == "convergence"
+
+
+def test_a_machine_whose_clock_never_advances_is_seen() -> None:
+    class Stuck(Machine):
+        def next_deadline(self) -> float:
+            return min(super().next_deadline(), 2.0)
+
+    assert caught(simulate(SCENARIOS["calm"], 0, seconds=2, machine=Stuck)) == "timer"
+
+
+def test_a_machine_that_raises_is_a_finding_and_not_a_crash() -> None:
+    class Raises(Machine):
+        def handle(self, event: Event, now: float) -> list[Action]:
+            if now > 4:
+                raise RuntimeError("no way")
+            return super().handle(event, now)
+
+    assert caught(simulate(SCENARIOS["calm"], 0, seconds=2, machine=Raises)) == "exception"
+
+
+# -- the host ------------------------------------------------------------------------------------------
+
+
+class SendsBeforeItWrites(Host):
+    """Has nothing to write and carries everything out at once."""
+
+    def decide(self, now: float, **how: Any) -> Commit | None:
+        super().decide(now, **how)
+        return None
+
+
+class AppliesBeforeItWrites(SendsBeforeItWrites):
+    """The same, where nobody is there to be sent anything."""
+
+    def carry_out(self) -> list[Effect]:
+        self._links.clear()
+        return super().carry_out()
+
+
+def test_a_host_that_sends_before_the_commit_is_durable_is_seen_at_the_disk() -> None:
+    outcome = simulate(SCENARIOS["calm"], 0, seconds=5, host=SendsBeforeItWrites)
+    assert caught(outcome) == "exception"
+    assert outcome.failure
+    assert "the log ends before step 0" in outcome.failure.what
+
+
+def test_a_host_that_applies_before_the_commit_is_durable_is_seen_at_the_disk() -> None:
+    outcome = simulate(SCENARIOS["calm"], 0, nodes=1, seconds=5, host=AppliesBeforeItWrites)
+    assert caught(outcome) == "durable"
+
+
+class AppliesCutsTwice(Host):
+    """Goes back twice for every cut."""
+
+    def carry_out(self) -> list[Effect]:
+        effects = super().carry_out()
+        again = [e for e in effects if isinstance(e, Advanced) and e.stop < e.before]
+        return [*effects, *again]
+
+
+def test_a_host_that_applies_a_cut_twice_is_seen_by_what_is_applied() -> None:
+    assert caught(simulate(SCENARIOS["twins"], 0, host=AppliesCutsTwice)) == "once"
+
+
+class AppliesNoCuts(Host):
+    """Never goes back."""
+
+    def carry_out(self) -> list[Effect]:
+        return [e for e in super().carry_out() if not isinstance(e, Advanced) or e.stop > e.before]
+
+
+def test_a_host_that_applies_no_cut_is_seen_by_its_digest() -> None:
+    assert caught(simulate(SCENARIOS["twins"], 0, host=AppliesNoCuts)) == "digest"
+
+
+class ForgetsCuts(Host):
+    """Keeps no proof."""
+
+    def decide(self, now: float, **how: Any) -> Commit | None:
+        commit = super().decide(now, **how)
+        return replace(commit, cuts=()) if commit else None
+
+
+def test_a_host_that_does_not_write_a_cut_is_seen_at_the_disk() -> None:
+    outcome = simulate(SCENARIOS["twins"], 0, host=ForgetsCuts)
+    assert caught(outcome) == "exception"
+    assert outcome.failure
+    assert "a proof that is to be shown is not in the log" in outcome.failure.what
+
+
+class ForgetsItsFeed(Host):
+    """Does not write down that its own feed is a new one."""
+
+    def decide(self, now: float, **how: Any) -> Commit | None:
+        commit = super().decide(now, **how)
+        return replace(commit, own=None) if commit else None
+
+
+def test_a_host_that_does_not_write_its_new_feed_is_seen_at_the_disk() -> None:
+    assert caught(simulate(SCENARIOS["twins"], 0, host=ForgetsItsFeed)) == "own"
+
+
+class ServesWithoutHops(Host):
+    """Forwards every segment as if it were the origin's own message."""
+
+    def _serve(self, serve: Serve, frames: Any) -> Send:
+        return super()._serve(replace(serve, hops=0), frames)
+
+
+def test_a_host_that_serves_without_the_hop_count_is_seen_by_its_costs() -> None:
+    scenario = replace(SCENARIOS["calm"], limits=Limits(copies=4.0))
+    assert simulate(scenario, 0, seconds=10).failure is None
+    assert caught(simulate(scenario, 0, seconds=10, host=ServesWithoutHops)) == "limits"
+
+
+class NeverLooks(Host):
+    """Does not look up what its own log has of a feed."""
+
+    def _examine(self, examine: Examine) -> None:
+        pass
+
+
+def test_a_host_that_does_not_look_into_its_log_does_not_become_equal() -> None:
+    scenario = replace(SCENARIOS["twins"], settle=10)
+    assert simulate(scenario, 0, nodes=8).failure is None
+    assert caught(simulate(scenario, 0, nodes=8, host=NeverLooks)) == "convergence"
+
+
+# -- organised runs ------------------------------------------------------------------------------------
+
+
+def test_a_machine_that_counts_no_quota_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(SCENARIOS["organised"], faults=(), load=Load(rate=20, most=40))
+    assert simulate(scenario, 0, nodes=5, seconds=8).failure is None
+    monkeypatch.setattr(holding, "refused", lambda *_: None)
+    monkeypatch.setattr(Organised, "room", lambda self, own: 1000)
+    assert caught(simulate(scenario, 0, nodes=5, seconds=8)) == "quota"
+
+
+def test_a_machine_that_takes_labels_of_epochs_that_are_not_open_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = replace(SCENARIOS["organised"], conditions=Conditions(loss=0.4), faults=())
+    monkeypatch.setattr(holding, "early", lambda *_: False)
+    monkeypatch.setattr(holding, "refused", lambda *_: None)
+    assert caught(simulate(scenario, 0)) == "quota"
+
+
+def test_a_machine_that_does_not_compare_histories_with_named_ones_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Organised, "_compare", lambda *_: [])
+    monkeypatch.setattr(Organised, "_on_traced", lambda *_: [])
+    monkeypatch.setattr(holding, "follows", lambda *_: True)
+    assert caught(simulate(SCENARIOS["organised-twins"], 1)) in ("named", "convergence")
+
+
+def test_a_fork_proof_that_cuts_below_what_was_named_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FeedState, "fork_cut", property(lambda state: state.forked))
+    scenario = replace(SCENARIOS["organised-twins"], settle=10)
+    assert caught(simulate(scenario, 1)) in ("named", "convergence")
+
+
+def test_a_forked_control_feed_that_goes_on_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlFeed, "freeze", lambda *_: False)
+    assert caught(simulate(SCENARIOS["two-organisers"], 0)) == "organiser"
+
+
+def test_a_machine_that_ends_no_feeds_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Organised, "_go_back", lambda *_: [])
+    scenario = replace(SCENARIOS["undone"], settle=10)
+    assert caught(simulate(scenario, 0)) == "convergence"
+
+
+def test_a_machine_that_weighs_with_other_factors_than_the_seals_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weighing, "multiplier", lambda rate, factor: rate * ((factor + 1) >> 12))
+    assert caught(simulate(SCENARIOS["judged"], 0, nodes=8, seconds=8)) == "union"
+
+
+def test_a_fold_that_recounts_with_factor_1_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Counting._judge
+
+    def recounts(self: Counting, feed: int, epoch: int, verdict: int, factor: int) -> None:
+        judge(self, feed, epoch, verdict, factor if epoch == self.sealed - 1 else FACTOR_ONE)
+
+    monkeypatch.setattr(Counting, "_judge", recounts)
+    assert caught(simulate(SCENARIOS["judged"], 0, nodes=8)) == "union"
+
+
+def test_a_fold_that_counts_what_moves_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
+        return tuple((seed + salt) % 7 - 3 for seed in seeds)  # one in seven is 0
+
+    monkeypatch.setattr(engine, "measured", measured)
+    monkeypatch.setattr(world, "measured", measured)
+    scenario = replace(SCENARIOS["organised"], faults=())
+    assert simulate(scenario, 0, nodes=6, seconds=6).failure is None
+    append = NamedSteps.append
+    monkeypatch.setattr(NamedSteps, "append", lambda steps, *named: append(steps, *named[:-1], 0))
+    assert caught(simulate(scenario, 0, nodes=6, seconds=6)) == "union"
+
+
+def test_a_node_that_goes_on_with_a_feed_of_which_it_has_lost_named_steps_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OwnFeed, "overruled", lambda *_: False)
+    assert caught(simulate(SCENARIOS["lost"], 0, nodes=8)) == "named"
+
+
+def test_an_organiser_that_gives_nothing_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeldFeeds, "lost", lambda *_: None)
+    assert caught(simulate(replace(SCENARIOS["lost"], settle=90), 0, nodes=6)) == "convergence"
+
+
+class AppliesNoDecisions(Host):
+    """Does not look again at what counts when nothing else has changed."""
+
+    def carry_out(self) -> list[Effect]:
+        return [e for e in super().carry_out() if not isinstance(e, Advanced) or e.stop != e.before]
+
+
+def test_a_host_that_does_not_apply_decisions_is_seen_by_what_is_applied() -> None:
+    outcome = simulate(SCENARIOS["undone"], 0, host=AppliesNoDecisions)
+    assert caught(outcome) in ("applied", "digest")
+
+
+# -- the peer manager ----------------------------------------------------------------------------------
+
+
+def test_a_manager_that_opens_no_links_of_its_own_choice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its links are those that others open, of whom enough come."""
+    calm = replace(SCENARIOS["calm"], topology="managed", settle=60)
+    assert simulate(calm, 0, nodes=12, seconds=20).failure is None
+    monkeypatch.setattr(selection, "missing", lambda links: 0 if links else 1)
+    monkeypatch.setattr(selection, "whom_to_probe", lambda *_: [])
+    assert caught(simulate(calm, 0, nodes=12, seconds=20)) == "outbound"
+
+
+def test_a_manager_that_gives_up_the_links_of_its_own_choice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lets go of whoever it has dialled as soon as it can."""
+    calm = replace(SCENARIOS["calm"], topology="managed", settle=60)
+    monkeypatch.setattr(
+        selection, "whom_to_let_go", lambda links, *_: [link.peer for link in links if link.outbound]
+    )
+    assert caught(simulate(calm, 0, nodes=12, seconds=20)) == "outbound"
+
+
+def test_a_manager_whose_clock_never_advances_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeerManager, "next_deadline", lambda self: 2.0)
+    calm = replace(SCENARIOS["calm"], topology="managed")
+    assert caught(simulate(calm, 0, seconds=2)) == "timer"
