@@ -170,7 +170,7 @@ def test_a_pause_and_a_loss_that_is_no_number_are_errors_of_their_own() -> None:
     run = begun("opt")
     said = [(ORIGINS[0], np.ones(30, np.int64))]
     with pytest.raises(UserError) as paused:
-        run.shares(together(run, ORIGINS[:1]), said, 4, 0, go_on=lambda: False)
+        run.shares(together(run, ORIGINS[:1]), said, 4, 0, keep_going=lambda: False)
     assert paused.value.code is Code.PAUSED
     run.loaded.model.get_input_embeddings().weight.data.fill_(math.nan)
     with pytest.raises(UserError) as nowhere:
