@@ -474,6 +474,6 @@ class Computer:
         self.world.trace.note(self.world.now, self.name, what, other, detail)
 
 
-async def _unless_it_ends(wish: Coroutine[Any, Any, object]) -> None:
+async def _unless_it_ends(asked: Coroutine[Any, Any, object]) -> None:
     with suppress(UserError):
-        await wish
+        await asked

@@ -81,7 +81,7 @@ def in_float64(run: Trainer, load: Load) -> Trainer:
     held = dict(run.loaded.model.named_parameters())
     for name, parameter in other.loaded.model.named_parameters():
         parameter.data.copy_(held[name])
-    return Trainer(run.manifest, replace(other.loaded, dtype=torch.float64), run._rows)
+    return Trainer(run.manifest, replace(other.loaded, dtype=torch.float64), run.rows)
 
 
 def slopes(run: Trainer, seeds: list[int], epsilon: float) -> NDArray[np.float64]:

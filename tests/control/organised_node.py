@@ -1,4 +1,4 @@
-"""The control API of a node of an organised run: a real machine, a organising that signs wishes."""
+"""The control API of a node of an organised run: a real machine, an organiser that signs decisions."""
 
 from __future__ import annotations
 

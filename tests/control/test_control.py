@@ -227,7 +227,7 @@ async def test_a_question_under_way_does_not_hold_up_the_end(swarm: Swarm) -> No
     await swarm.first()
     await a.until(lambda: a.engine and a.engine.stepping.is_set())
     asking = asyncio.create_task(a.client.evaluate())
-    await a.until(lambda: a.node.model.thread and not a.node.model.thread._jobs.empty())
+    await a.until(lambda: a.node.model.thread and a.node.model.thread._open)
     await a.stop()
     with pytest.raises(UserError) as refusal:
         await asking

@@ -139,7 +139,7 @@ async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) 
     await a.stop()
     with pytest.raises(UserError):
         await asking
-    assert not engine_thread._thread.is_alive()
+    assert engine_thread.idle
 
 
 async def test_an_offloaded_model_answers_questions_and_is_offloaded_again(swarm: Swarm) -> None:
