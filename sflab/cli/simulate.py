@@ -17,8 +17,8 @@ from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
-    from sflab.sim.runner import Outcome
-    from sflab.sim.scenario import Scenario
+    from sflab.simulator.runner import Outcome
+    from sflab.simulator.scenario import Scenario
 
 
 COMMANDS = {
@@ -72,8 +72,8 @@ def network(
     The nodes run the very protocol of real ones. While faults last nothing may be lost, doubled or forged;
     when they are over, all nodes must become equal in bounded time. Exit status 1 if anything of that fails.
     """
-    from sflab.sim.runner import simulate as run
-    from sflab.sim.scenarios import SCENARIOS
+    from sflab.simulator.runner import simulate as run
+    from sflab.simulator.scenarios import SCENARIOS
 
     if listing:
         _list()
@@ -92,7 +92,7 @@ def network(
 
 
 def _show(outcome: Outcome, *, brief: bool, first: bool) -> None:
-    from sflab.sim import report
+    from sflab.simulator import report
 
     if not brief:
         echo("\n".join(report.lines(outcome)))
@@ -105,16 +105,16 @@ def _show(outcome: Outcome, *, brief: bool, first: bool) -> None:
 
 
 def _list() -> None:
-    from sflab.sim import report
-    from sflab.sim.scenarios import SCENARIOS
-    from sflab.sim.world.topology import names
+    from sflab.simulator import report
+    from sflab.simulator.scenarios import SCENARIOS
+    from sflab.simulator.world.topology import names
 
     echo("\n".join(report.listing(SCENARIOS.values())))
     echo(f"\ntopologies: {', '.join(names())}")
 
 
 def _find(name: str) -> Scenario:
-    from sflab.sim.scenarios import SCENARIOS
+    from sflab.simulator.scenarios import SCENARIOS
 
     if name not in SCENARIOS:
         raise UserError(
@@ -126,7 +126,7 @@ def _find(name: str) -> Scenario:
 
 
 def _check_topology(name: str | None) -> None:
-    from sflab.sim.world.topology import names
+    from sflab.simulator.world.topology import names
 
     if name is not None and name not in names():
         raise UserError(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sflab.baselines.clients import EdgeTraffic
 from sflab.experiments import cell
-from sflab.sim.world.topology import TOPOLOGIES
+from sflab.simulator.world.topology import TOPOLOGIES
 from sfprotocol.seeds import derive_key, stream
 
 # The network of a cell: who is linked with whom in which round, who is away, how fast everybody is.

@@ -12,19 +12,18 @@ from random import Random
 from types import FrameType
 from typing import Any, TextIO
 
-from sflab.sim.adversaries.actors import Attack
-from sflab.sim.scenario import Scenario
-from sflab.sim.world.keys import signing_key
-from sflab.sim.world.topology import MANAGED, TOPOLOGIES
-from sflab.sim.world.traffic import quantiles
-from sflab.sim.world.violation import Violation
-from sflab.simulator import organised
-from sflab.simulator.actors import KINDS
+from sflab.simulator.adversaries.actors import KINDS, Attack
+from sflab.simulator.adversaries.turncoats import TURNCOATS
 from sflab.simulator.checks import invariants, organised_runs
-from sflab.simulator.faults import FaultInjection, heal
+from sflab.simulator.faults.injection import FaultInjection, heal
 from sflab.simulator.guard import guarded
-from sflab.simulator.turncoats import TURNCOATS
-from sflab.simulator.world import OPEN_RUN, World
+from sflab.simulator.scenario import Scenario
+from sflab.simulator.world import runs
+from sflab.simulator.world.keys import signing_key
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
+from sflab.simulator.world.traffic import quantiles
+from sflab.simulator.world.world import World
 from sfnode.printable import command
 
 STAGGER = 1.0
@@ -130,9 +129,9 @@ class Run:
         self.seconds = scenario.seconds if seconds is None else seconds
         self.world = World(
             seed,
-            manifest=organised.manifest(seed) if scenario.organised else OPEN_RUN,
-            policy=organised.POLICY if scenario.organised else None,
-            judge=organised.anything if scenario.judged else organised.falling,
+            manifest=runs.manifest(seed) if scenario.organised else runs.OPEN_RUN,
+            policy=runs.POLICY if scenario.organised else None,
+            judge=runs.anything if scenario.judged else runs.falling,
             judged=scenario.judged,
             conditions=scenario.conditions,
             hardware=scenario.hardware,
@@ -178,7 +177,7 @@ class Run:
             world.add(name)
             world.agenda.at(self._random.uniform(0, STAGGER), world[name].start)
         if self.scenario.organised:
-            world[names[0]].give_key(signing_key(world.seed, organised.ORGANISER))
+            world[names[0]].give_key(signing_key(world.seed, runs.ORGANISER))
         for one, other in _pairs(self.topology, names, self._random):
             world.want(world[one], world[other])
         self._founders = frozenset(names)

@@ -347,8 +347,8 @@ async def be_admitted(
     node: NodeContext, organising: Organising | None, asked: Callable[[], None], stopping: asyncio.Event
 ) -> None:
     """See to it, until cancelled, that this node is a member of its organised run: also after a succession
-    that keeps less than its admission. `organising` is the organiser if its key is here; `asked` is called
-    when another one was asked."""
+    that keeps less than its admission. `organising` is the organiser if its key is here, which may have been
+    succeeded; `asked` is called when another one was asked."""
     own, organised = node.machine.own, node.machine.organised
     if organised is None or own is None:
         return
@@ -356,7 +356,7 @@ async def be_admitted(
     while True:
         if organised.counting.member(own.origin):
             waits = False
-        elif organising:
+        elif organising and organising.state is not OrganiserState.STOPPED:
             with suppress(UserError):  # it is carried out all the same, unless the node ends
                 await organising.decide(Admit(own.origin, node.manifest.organised.quota, 0))
         elif not waits:

@@ -2,34 +2,32 @@
 
     python -m tests.bench.honest_cases [CASE ...] [--seconds 600] [--json FILE]
 
-Nodes are the simulator's: the shipped machine, host and organiser on a virtual clock, with links of 100 ms
-there and back. The organiser's policy is the product's, with searches that change nothing, and scores of
-updates that drift by DRIFT (`sfnode.organising.evaluation.evidence`). It runs on earlier versions, too, so
-that two can be compared: `--against FILE` prints the ratios to what another one has written.
+Nodes are shipped ones in the simulator, with links of 100 ms there and back. The organiser's policy is the
+product's, with searches that change nothing, and scores of updates that drift by DRIFT
+(`sfnode.organising.evaluation.evidence`). `--against FILE` prints the ratios to what another version has
+written.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import asyncio
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
-from sflab.sim.world import node as nodes
-from sflab.sim.world import organising
-from sflab.sim.world.disk import Disk
-from sflab.sim.world.keys import origin_of, signing_key
-from sflab.sim.world.node import Node
-from sflab.sim.world.topology import regular
-from sflab.sim.world.world import ORGANISER, World, organised
+from sflab.simulator.world import engine, runs, world
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.topology import regular
+from sfnode.manifest import Manifest
+from sfnode.node.organising import Organising
 from sfnode.organising.evaluation.line_search import SearchResult
-from sfnode.organising.events import Evaluate, EvaluationEnded, Event
+from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.schema.evaluation import StepShare
 from sfprotocol.counting import Counting
@@ -53,6 +51,9 @@ POLICY = OrganiserPolicy(
     update_forwards=32,
 )
 
+UP = 2.0
+"""Seconds after which the organiser is there."""
+
 JOIN, CROWD = 120.0, 24
 """Seconds after which the late ones come, and how many: with a hundred nodes a second takes ten."""
 
@@ -70,7 +71,7 @@ class Case:
     """Share of updates whose scalar is 0."""
     joiners: int = 0
     loses_disk: bool = False
-    """Whether the last of the nodes loses everything but its key after JOIN seconds."""
+    """Whether the last of the nodes loses its log after JOIN seconds."""
 
 
 WITH_ORIGINS = replace(POLICY, origins=True)
@@ -95,31 +96,15 @@ CASES = {
 }
 
 
-class Answering(organising.Organising):
-    """An organiser whose searches change nothing, and find that all work is alike."""
-
-    def _tell(self, event: Event) -> None:
-        handle = self.organiser.handle
-
-        def answered(event: Event, now: float) -> list[Any]:
-            actions = handle(event, now)
-            for action in actions:
-                if isinstance(action, Evaluate):
-                    self._later(ANSWER, self._answer(action))
-            return [action for action in actions if not isinstance(action, Evaluate)]
-
-        self.organiser.handle = answered  # type: ignore[method-assign]
-        super()._tell(event)
-        self.organiser.handle = handle  # type: ignore[method-assign]
-
-    def _answer(self, plan: Evaluate) -> EvaluationEnded:
-        counting = self._node.organised.counting
-        random = Random(f"{plan.epoch}/scores")
-        found = SearchResult(1.0, 1.0, plan.rows) if plan.rows else None
-        numbers = counting.moved(plan.epoch) if plan.origins else ()
-        shares = {counting.feed(number): _share(counting, number, plan.epoch, random) for number in numbers}
-        base = organising.RESULT if plan.epoch == 0 else None
-        return EvaluationEnded(plan.epoch, organising.RESULT, base, found=found, shares=shares)
+async def answer(self: Organising, asked: Evaluate) -> None:
+    """Find by a search that nothing is to be changed, and that all work is alike."""
+    await asyncio.sleep(ANSWER)
+    counting, epoch, random = self._organised.counting, asked.epoch, Random(f"{asked.epoch}/scores")
+    found = SearchResult(1.0, 1.0, asked.rows) if asked.rows else None
+    numbers = counting.moved(epoch) if asked.origins else ()
+    shares = {counting.feed(number): _share(counting, number, epoch, random) for number in numbers}
+    base = engine.RESULT if epoch == 0 else None
+    self._tell(EvaluationEnded(epoch, engine.RESULT, base, found=found, shares=shares))
 
 
 def _share(counting: Counting, number: int, epoch: int, random: Random) -> StepShare:
@@ -128,23 +113,33 @@ def _share(counting: Counting, number: int, epoch: int, random: Random) -> StepS
     return StepShare(updates, score, 1.0, updates * 1e-6, 1e-6)
 
 
-class Sparse(Random):
-    """Draws scalars of which a share is 0."""
+def sparse(share: float) -> Callable[[Sequence[int], int, int], tuple[int, ...]]:
+    """Return what measures scalars of which a share is 0."""
 
-    share = 0.0
+    def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
+        zero = ((seed + salt) % 1009 < share * 1009 for seed in seeds)
+        return tuple(0 if none else 1 + seed % limit for seed, none in zip(seeds, zero, strict=True))
 
-    def randint(self, a: int, b: int) -> int:
-        return 0 if self.random() < self.share else super().randint(a, b)
+    return measured
+
+
+def manifest(seed: int) -> Manifest:
+    """Return the manifest of a run with epochs of EPOCH updates."""
+    small = runs.manifest(seed)
+    training = small.training.model_copy(update={"epoch_updates": EPOCH, "update_budget": BUDGET})
+    organised = small.organised.model_copy(update={"quota": QUOTA})
+    return small.model_copy(update={"training": training, "organised": organised})
 
 
 class Course:
-    """One case on a virtual clock."""
+    """One case in virtual time; to be closed."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         self.case = case
-        run = replace(organised(seed), epoch_updates=EPOCH, update_budget=BUDGET)
-        self.world = World(seed, run=run)
-        organising.POLICY, nodes.Organising = case.policy, Answering  # type: ignore[misc, attr-defined]
+        Organising._evaluate = answer  # type: ignore[method-assign]
+        engine.measured = world.measured = sparse(case.zeros)
+        self.world = world.World(seed, manifest=manifest(seed), policy=case.policy, judge=runs.falling)
+        self.close = self.world.close
         self.rows: list[tuple[float, int, int, int]] = []
         """(seconds, updates made, updates that count, closes) at intervals."""
         self.of_last: list[tuple[float, int]] = []
@@ -152,77 +147,62 @@ class Course:
         for index, pace in enumerate(case.pace):
             node = self._add(f"n{index}", pace)
             if index == 0:
-                node.control_key = signing_key(seed, ORGANISER)
-            node.start()
+                node.give_key(runs.signing_key(seed, runs.ORGANISER))
             self._link(node, [f"n{other}" for other in range(index)])
-        self._vouch(0)
-        for index in range(1, len(case.pace)):
-            if case.vouched:
-                self._vouch(index)
+            self.world.do(node.start)
+        self.world.run_until(UP)
+        self._vouch([f"n{index}" for index in range(len(case.pace)) if case.vouched or index == 0])
 
-    def _add(self, name: str, pace: float) -> Node:
+    def _add(self, name: str, pace: float) -> Computer:
         node = self.world.add(name)
-        node.random = Sparse(f"{self.world.seed}/{name}")
-        node.random.share = self.case.zeros
         if pace:
-            crowded = self.case.joiners >= CROWD
-            self._compute(node, 1.0 if crowded else 1 / pace, round(pace) if crowded else 1)
+            self._compute(node, 1 / pace)
         return node
 
-    def _compute(self, node: Node, every: float, updates: int) -> None:
+    def _compute(self, node: Computer, every: float) -> None:
         def tick() -> None:
-            made = self._finished(node)
-            node.compute(updates)
-            if self._finished(node) == made and node.up:
-                node.flush()  # as the daemon does where nothing follows
+            node.step(every)
             self.world.agenda.later(every, tick)
 
         self.world.agenda.later(node.random.uniform(0, every), tick)
 
-    def _finished(self, node: Node) -> int:
-        """Return how many updates of this life's feed are finished."""
-        return node._joining.stop if node._joining else 0
-
-    def _link(self, node: Node, others: list[str]) -> None:
+    def _link(self, node: Computer, others: list[str]) -> None:
         for other in others:
-            self.world.keeper.want(node, self.world[other])
+            self.world.want(node, self.world[other])
 
-    def _vouch(self, index: int) -> None:
-        control = self.world["n0"].organising
-        assert control
-        control.decide(Admit(origin_of(self.world[f"n{index}"].key), QUOTA, 0))
+    def _vouch(self, names: list[str]) -> None:
+        for name in names:
+            self.world.do(self.world["n0"].decide, Admit(self.world[name].origin, QUOTA, 0))
 
     def join(self) -> None:
         """Let those come who come late."""
         count, random = self.case.joiners, Random("joiners")
         names = [f"late{index}" for index in range(count)]
         for name in names:
-            self._add(name, 1.0 if count == CROWD else 4.0).start()
-            self._link(self.world[name], [f"n{random.randrange(len(self.case.pace))}"])
-            if self.case.vouched:
-                control = self.world["n0"].organising
-                assert control
-                control.decide(Admit(origin_of(self.world[name].key), QUOTA, 0))
+            node = self._add(name, 1.0 if count == CROWD else 4.0)
+            self._link(node, [f"n{random.randrange(len(self.case.pace))}"])
+            self.world.do(node.start)
+        self._vouch(names if self.case.vouched else [])
         for one, other in regular(names, random):
-            self.world.keeper.want(self.world[one], self.world[other])
+            self.world.do(self.world.want, self.world[one], self.world[other])
 
     def lose_disk(self) -> None:
-        """Let a node lose everything but its key."""
+        """Let a node lose its log."""
         node = self.world[f"n{len(self.case.pace) - 1}"]
         node.crash(power_cut=True)
         node.forgets()
-        node.disk, node.met = Disk(self.world.run, None), False
-        node.start()
-        self.world.keeper.came(node)
+        for path in node.layout.path.glob(f"{node.layout.log.name}*"):
+            path.unlink()
+        self.world.do(node.start)
 
     def run(self, seconds: float, every: float = 10.0) -> None:
         """Let time pass."""
         while self.world.now < seconds - 1e-6:
-            self.world.agenda.run_until(self.world.now + every)
+            self.world.run_until(min(seconds, (len(self.rows) + 1) * every))
             counting = self.world["n0"].organised.counting
             at = round(self.world.now, 3)
             self.rows.append((at, self.world.oracle.updates, counting.counted, counting.open_epoch))
-            last = origin_of(self.world[f"n{len(self.case.pace) - 1}"].key)
+            last = self.world[f"n{len(self.case.pace) - 1}"].origin
             stories = self.world.oracle.stories.items()
             made = sum(len(story.made_at) for feed, story in stories if feed.origin == last)
             self.of_last.append((at, made))
@@ -253,11 +233,9 @@ def _pace(name: str, first: tuple[float, ...], last: tuple[float, ...]) -> dict[
 def measure(name: str, seconds: float) -> dict[str, float]:
     """Run one case."""
     started = time.perf_counter()
-    gc.disable()
-    course = Course(CASES[name])
-    course.run(seconds)
-    gc.enable()
-    return figures(course) | {"wall": round(time.perf_counter() - started, 1)}
+    with closing(Course(CASES[name])) as course:
+        course.run(seconds)
+        return figures(course) | {"wall": round(time.perf_counter() - started, 1)}
 
 
 def main(tell: Callable[[str], None] = print) -> None:

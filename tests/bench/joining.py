@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import closing
 from random import Random
 from unittest.mock import patch
 
-from sflab.sim.world.node import Node
-from sflab.sim.world.topology import TOPOLOGIES
-from sflab.sim.world.world import World
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.runs import OPEN_RUN
+from sflab.simulator.world.topology import TOPOLOGIES
+from sflab.simulator.world.world import World
 from sfprotocol import joining
-from sfprotocol.messages import RunParameters
 from tests.protocol.authors import Swarm, parameters
 
 NODES, PACES = (10, 100, 1000), (0.1, 1.0, 10.0)
@@ -49,30 +50,31 @@ def authors(nodes: int, pace: float, epoch_updates: int, joined: bool) -> float:
 def network(nodes: int, pace: float, epoch_updates: int, joined: bool) -> tuple[float, float]:
     """Return the bytes of an update on a link, and in all for each update that a node receives."""
     warm, measured = spans(pace, joined)
-    world = world_of(nodes, pace, epoch_updates)
-    world.agenda.run_until(LINKS_UP + warm)
-    traffic = world.network.traffic
-    traffic.forget()
-    world.agenda.run_until(world.now + measured)
+    with closing(world_of(nodes, pace, epoch_updates)) as world:
+        world.run_until(LINKS_UP + warm)
+        traffic = world.traffic
+        traffic.forget()
+        world.run_until(world.now + measured)
     return traffic.bytes["Segment"] / traffic.copies_sent, sum(traffic.bytes.values()) / traffic.deliveries
 
 
 def world_of(nodes: int, pace: float, epoch_updates: int) -> World:
     """Return a network whose nodes make an update every `pace` seconds each, in no common rhythm."""
-    world, random = World(0, run=RunParameters(bytes(range(32)), epoch_updates, 1 << 31, 2, 1000)), Random(0)
+    training = OPEN_RUN.training.model_copy(update={"epoch_updates": epoch_updates})
+    world, random = World(0, manifest=OPEN_RUN.model_copy(update={"training": training})), Random(0)
     names = [f"n{index}" for index in range(nodes)]
     for name in names:
-        world.add(name).start()
+        world.agenda.later(0, world.add(name).start)
     for one, other in TOPOLOGIES["random"](names, random):
-        world.keeper.want(world[one], world[other])
+        world.want(world[one], world[other])
     for name in names:
         world.agenda.later(LINKS_UP + random.uniform(0, pace), _steps(world, world[name], pace))
     return world
 
 
-def _steps(world: World, node: Node, pace: float) -> Callable[[], None]:
+def _steps(world: World, node: Computer, pace: float) -> Callable[[], None]:
     def step() -> None:
-        node.compute(1)
+        node.step(pace)
         world.agenda.later(pace, step)
 
     return step

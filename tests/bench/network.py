@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 
-from sflab.sim import report
-from sflab.sim.attacks import ATTACKS
-from sflab.sim.checks import invariants
-from sflab.sim.faults.kinds import Churn, Fault
-from sflab.sim.runner import Run, simulate
-from sflab.sim.scenario import Load, Scenario
-from sflab.sim.world.conditions import CALM, HALF_ROUND_TRIP, Conditions, Hardware
-from sflab.sim.world.traffic import quantiles
-from sflab.sim.world.world import World
+from sflab.simulator import report
+from sflab.simulator.attacks import ATTACKS
+from sflab.simulator.checks import invariants
+from sflab.simulator.faults.kinds import Churn, Fault
+from sflab.simulator.runner import Run, simulate
+from sflab.simulator.scenario import Load, Scenario
+from sflab.simulator.world.hardware import Hardware
+from sflab.simulator.world.traffic import Traffic, quantiles
+from sflab.simulator.world.world import World
+from sfnode.transport.conditions import CALM, HALF_ROUND_TRIP, Conditions
 
 ROUND_TRIP = 2 * HALF_ROUND_TRIP
 WARM, MEASURED = 15.0, 15.0
@@ -28,7 +30,7 @@ WARM, MEASURED = 15.0, 15.0
 LINE = 1_250_000.0
 """Bytes a second: 10 Mbit/s."""
 
-MISSING, FEEDS, AT_ONCE = 100_000, 20, 500
+MISSING, FEEDS = 100_000, 20
 
 
 class Score:
@@ -43,35 +45,36 @@ class Score:
         print(f"{what:<58} {figure:8.2f} {unit:<6} (target {target:g}){verdict}", flush=True)
 
 
-def steady(nodes: int, seed: int, faults: tuple[Fault, ...] = ()) -> Run:
-    """A network that has run for a while, with the traffic of MEASURED seconds."""
+def steady(nodes: int, seed: int, faults: tuple[Fault, ...] = ()) -> Traffic:
+    """Return the traffic of MEASURED seconds in a network that has run for a while."""
     load = Load(rate=8, most=2, origins=16)
     scenario = Scenario("steady", "", nodes=nodes, load=load, seconds=WARM, faults=faults)
-    run = Run(scenario, seed, seconds=WARM)
-    run.build()
-    run.disturb()
-    run.world.network.traffic.forget()
-    run.seconds = MEASURED
-    run.disturb()
-    return run
+    with Run(scenario, seed, seconds=WARM) as run:
+        run.build()
+        run.disturb()
+        run.world.traffic.forget()
+        run.seconds = MEASURED
+        run.disturb()
+        return run.world.traffic
 
 
-def linked_pair(seed: int, apart: float, conditions: Conditions = CALM) -> tuple[World, float]:
-    """Two nodes that made updates for so long apart; returns the moment the link is there."""
-    world = World(seed, conditions=conditions, hardware=Hardware((0.001, 0.002)))
-    nodes = [world.add(f"n{index}") for index in range(2)]
-    for node in nodes:
-        node.start()
-    end = world.now + apart
-    while world.now < end:
+def recovery(seed: int, apart: float, conditions: Conditions = CALM) -> float:
+    """Return the seconds from the moment at which two nodes have a link until they are equal, after they made
+    updates for so long apart."""
+    with closing(World(seed, conditions=conditions, hardware=Hardware((0.001, 0.002)))) as world:
+        nodes = [world.add(f"n{index}") for index in range(2)]
         for node in nodes:
-            node.compute(1)
-        world.agenda.run_until(world.now + 0.5)
-    for node in nodes:
-        node.flush()
-    world.agenda.run_until(world.now + 2)
-    world.keeper.want(nodes[0], nodes[1])
-    return world, world.now
+            world.do(node.start)
+        world.run_until(1)
+        while world.now < 1 + apart:
+            for node in nodes:
+                world.do(node.compute, 1)
+            world.run_until(world.now + 0.5)
+        world.run_until(world.now + 2)
+        world.do(world.want, *nodes)
+        while not world.linked(*nodes):
+            world.run_until(world.now + 0.005)
+        return until_equal(world, world.now)
 
 
 def until_equal(world: World, start: float, limit: float = 120.0) -> float:
@@ -79,28 +82,29 @@ def until_equal(world: World, start: float, limit: float = 120.0) -> float:
     while not invariants.equal(world):
         if world.now - start > limit:
             return float("inf")
-        world.agenda.run_until(world.now + 0.005)
+        world.run_until(world.now + 0.005)
     return world.now - start
 
 
 def catching_up(seed: int) -> float:
     """Seconds that a node takes which lacks MISSING updates and has one link of 10 Mbit/s."""
-    world = World(seed, conditions=Conditions(bandwidth=LINE))
-    giver, taker = world.add("giver"), world.add("taker")
-    authors = [world.add(f"author{index}") for index in range(FEEDS)]
-    for node in (giver, *authors):
-        node.start()
-    for author in authors:
-        world.keeper.want(giver, author)
-    for _ in range(MISSING // FEEDS // AT_ONCE):
+    with closing(World(seed, conditions=Conditions(bandwidth=LINE))) as world:
+        giver, taker = world.add("giver"), world.add("taker")
+        authors = [world.add(f"author{index}") for index in range(FEEDS)]
         for author in authors:
-            author.compute(AT_ONCE)
-        world.agenda.run_until(world.now + 0.5)
-    until_equal(world, world.now)
-    assert giver.machine.frontier.known == MISSING
-    taker.start()
-    world.keeper.want(taker, giver)
-    return until_equal(world, world.now)
+            world.want(giver, author)
+        for node in (giver, *authors):
+            world.do(node.start)
+        world.run_until(3)
+        for author in authors:
+            world.do(author.compute, MISSING // FEEDS)
+        while giver.machine.frontier.known < MISSING:
+            world.run_until(world.now + 1)
+        world.do(world.want, taker, giver)
+        world.do(taker.start)
+        while not (taker.up and world.linked(taker, giver)):
+            world.run_until(world.now + 0.005)
+        return until_equal(world, world.now)
 
 
 def attacks(seed: int) -> int:
@@ -122,15 +126,15 @@ def main() -> int:
     parser.add_argument("--no-attacks", action="store_true")
     given = parser.parse_args()
     score = Score()
-    calm = steady(given.nodes, given.seed).world.network.traffic
+    calm = steady(given.nodes, given.seed)
     score.line(f"copies per delivery, {given.nodes} nodes with 6 links, steady", calm.copies, "", 1.5)
-    churned = steady(given.nodes, given.seed, (Churn(0.5),)).world.network.traffic
+    churned = steady(given.nodes, given.seed, (Churn(0.5),))
     score.line("the same while half of all nodes are replaced a minute", churned.copies, "", 3)
     for apart in (10.0, 100.0):
-        took = until_equal(*linked_pair(given.seed, apart)) / ROUND_TRIP
+        took = recovery(given.seed, apart) / ROUND_TRIP
         score.line(f"recovery after {apart:g} s of partition, from link-up", took, "trips", 2.1)
     score.line(f"{MISSING:,} missing updates over 10 Mbit/s", catching_up(given.seed), "s", 5)
-    large = steady(given.large, given.seed).world.network.traffic
+    large = steady(given.large, given.seed)
     median, late, worst = (1000 * value for value in quantiles(large.latencies))
     print(f"delivery, {given.large} nodes: median {median:.0f} ms, slowest {worst:.0f} ms")
     score.line("the same, 99th percentile", late, "ms", 400)

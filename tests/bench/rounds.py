@@ -2,9 +2,10 @@
 
     python tests/bench/rounds.py
 
-The machines run in the simulator (`sflab.sim`) without faults, with time enough for a round to end before
-the next. Both count the frames of segments. A machine knows less of its neighbours than the rounds do, and
-sends some segments twice at first; then duplicates show it which links are redundant, and it sends less.
+The machines are those of nodes in the simulator (`sflab.simulator`), without faults and with time enough for
+a round to end before the next. Both count the frames of segments. A machine knows less of its neighbours than
+the rounds do, and sends some segments twice at first; then duplicates show it which links are redundant, and
+it sends less.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from sflab.baselines.clients import EdgeTraffic
 from sflab.experiments.cell import CellNetwork
 from sflab.experiments.feeds import ClientFeed
 from sflab.experiments.flooding import Conditions, Flood
-from sflab.sim.runner import Run
-from sflab.sim.scenarios import SCENARIOS
-from sflab.sim.world.world import RUN
+from sflab.simulator.runner import Run
+from sflab.simulator.scenarios import SCENARIOS
+from sflab.simulator.world.runs import OPEN_RUN
 from sfprotocol.messages import RunParameters
 
 UPDATES = 5
@@ -44,27 +45,27 @@ class Bytes(NamedTuple):
 def compare(topology: str, clients: int, rounds: int) -> Bytes:
     """Flood the same number of updates in both ways, over the same links."""
     conditions = Conditions(CellNetwork(topology=topology, clients=clients), 3)  # type: ignore[arg-type]
-    run = Run(SCENARIOS["calm"], 3, nodes=clients, topology="line", seconds=0)
+    with Run(SCENARIOS["calm"], 3, nodes=clients, topology="line", seconds=0) as run:
+        sent = _over_links(run, conditions, rounds)
+    return Bytes(flooded(conditions, run.world.run, rounds).total, sent)
+
+
+def _over_links(run: Run, conditions: Conditions, rounds: int) -> int:
+    """Return the bytes of segments over these links."""
     world = run.world
-    names = [f"n{number:0{len(str(clients - 1))}}" for number in range(clients)]
+    names = [f"n{number:0{len(str(run.nodes - 1))}}" for number in range(run.nodes)]
     for name in names:
-        world.add(name)
-        world.agenda.at(0.1, run._begin, name)
+        world.agenda.at(0.1, world.add(name).start)
     for one, other in conditions.links(0):
-        world.keeper.want(world[names[one]], world[names[other]])
+        world.want(world[names[one]], world[names[other]])
     run._run(SECONDS)
-    before = world.network.traffic.bytes["Segment"]
+    before = world.traffic.bytes["Segment"]
     for _ in range(rounds):
         for name in names:
-            world[name].compute(UPDATES)
+            world.do(world[name].compute, UPDATES)
         run._run(SECONDS)
-    assert len({node.machine.frontier.known for node in world.nodes.values()}) == 1
-    assert next(iter(world.nodes.values())).machine.frontier.known == clients * rounds * UPDATES
-    return Bytes(_in_rounds(conditions, run, rounds), world.network.traffic.bytes["Segment"] - before)
-
-
-def _in_rounds(conditions: Conditions, run: Run, rounds: int) -> int:
-    return flooded(conditions, run.world.run, rounds).total
+    assert {node.machine.frontier.known for node in world.nodes.values()} == {run.nodes * rounds * UPDATES}
+    return world.traffic.bytes["Segment"] - before
 
 
 def flooded(conditions: Conditions, run: RunParameters, rounds: int, segment_updates: int = 0) -> EdgeTraffic:
@@ -91,7 +92,9 @@ def main() -> None:
         print(f"{topology:10} {clients:8} {found.rounds:12,} {found.machines:12,} {found.ratio:6.2f}")
     print("\nbytes per edge of 16 clients with 5,000 updates each, as the codec writes them:")
     for segment_updates in (0, 32):
-        sent = flooded(Conditions(CellNetwork(clients=16), 3), RUN, 1000, segment_updates).per_edge
+        sent = flooded(
+            Conditions(CellNetwork(clients=16), 3), OPEN_RUN.parameters(), 1000, segment_updates
+        ).per_edge
         print(f"segments of {segment_updates or UPDATES:2} updates: {sent:12,.0f}")
 
 

@@ -12,23 +12,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from sflab.sim.checks.invariants import SPARE, TABLES, entries, tables
-from sflab.sim.world.disk import Disk
-from sflab.sim.world.keys import remembering
+from sflab.simulator.checks.invariants import SPARE, TABLES, entries, tables
+from sflab.simulator.world.keys import remembering
 from sfprotocol import fork_proofs, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
-from sfprotocol.frontier import Frontier
-from sfprotocol.host import Advanced, Close, Commit, Effect, Send
+from sfprotocol.host import Advanced, Close, Commit, Effect, Send, cut_chain
 from sfprotocol.host import Host as ProtocolHost
 from sfprotocol.inquiries import MAX_INQUIRIES
 from sfprotocol.link import Link
 from sfprotocol.machine import Machine
-from sfprotocol.messages import EpochScalars, Feed, Proof, Segment, Summary
+from sfprotocol.messages import Card, EpochScalars, Feed, Proof, Segment, Summary
 from sfprotocol.names import Names
 from sfprotocol.plumtree import MAX_BURST, TTL
 from sfprotocol.pulls import MAX_PULLS_PER_LINK
 from tests.fuzz.stories import RUN, SAGAS, Stories, key_of, origin_of
+from tests.protocol.feeds import Log
 
 MAX_RECORDED = 64
 """Frames of honest hosts that the hostile peer keeps, to send them again elsewhere."""
@@ -59,6 +58,46 @@ class End:
     """Whether its machine has dropped it; frames may still arrive until the link is closed."""
 
 
+@dataclass
+class Disk:
+    """What a host has on disk, as the protocol's host asks for it."""
+
+    own: Feed | None = None
+    log: Log = field(default_factory=Log)
+    cards: dict[Feed, Card] = field(default_factory=dict)
+
+    def append(self, commit: Commit) -> None:
+        for admit in commit.admits:
+            self.log.append(admit)
+        for cut in commit.cuts:
+            self.log.cut(cut.proof, cut_chain(RUN, cut.proof))
+        for feed in commit.evicted:
+            self.log.evict(feed)
+        self.cards.update({card.feed: card for card in commit.cards})
+        self.own = commit.own or self.own
+
+    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
+        return self.log.read(feed, first, max_updates) if first < self.log.stop(feed) else None
+
+    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+        return self.log.past(RUN, feed, step)
+
+    def label(self, feed: Feed, step: int) -> tuple[int, int]:
+        return self.log.label(feed, step)
+
+    def proof(self, feed: Feed) -> Proof | None:
+        return self.log.cuts[feed][0] if feed in self.log.cuts else None
+
+    def counted(self) -> dict[Feed, int]:
+        """Return the first step that does not count of every feed."""
+        feeds = [*self.log.rows, *(feed for feed in self.log.cuts if feed not in self.log.rows)]
+        return {feed: min(self.log.stop(feed), self.log.cut_of(feed)) for feed in feeds}
+
+    def copy(self) -> Disk:
+        """Return a backup, without cards."""
+        return Disk(self.own, self.log.copy())
+
+
 class Host:
     """One honest node."""
 
@@ -66,7 +105,7 @@ class Host:
         self.arena = arena
         self.name = name
         self.relay = relay
-        self.disk: Disk = Disk(RUN, None)
+        self.disk = Disk()
         self.backup: Disk | None = None
         self.met = False
         self.up = False
@@ -92,13 +131,13 @@ class Host:
         return self.host.machine
 
     def start(self) -> None:
-        """Begin, or continue from what the disk holds (as `sflab.sim.world.node`)."""
-        fresh = not (self.disk.own and self.disk.stop(self.disk.own))
+        """Begin, or continue from what the disk holds."""
+        fresh = not (self.disk.own and self.disk.log.stop(self.disk.own))
         if fresh and not self.relay:
             self.disk.own = Feed(origin_of(self.name), next(self.arena.incarnations))
         machine = Machine(
             RUN,
-            self.disk.frontier(),
+            self.disk.log.frontier(RUN),
             own=self.disk.own,
             sign=key_of(self.name).sign,
             draw_incarnation=lambda: next(self.arena.incarnations),
@@ -109,7 +148,7 @@ class Host:
             verify=VERIFY,
         )
         self.host = ProtocolHost(machine, self.disk)
-        self.counted = {feed: self.disk.counted(feed) for feed in self.disk.shelves}
+        self.counted = self.disk.counted()
         self.up = True
 
     def crash(self, *, power_cut: bool) -> None:
@@ -151,7 +190,7 @@ class Host:
         for admit in commit.admits:
             feed, first = admit.feed, admit.segment.first
             if parts := self.making.pop((feed, first), None):
-                self.arena.stories.goes_on(feed, first, self.disk.head(feed, first), parts)
+                self.arena.stories.goes_on(feed, first, self.disk.past(feed, first)[0], parts)
         for admit in commit.admits:
             self._check_admitted(admit)
         for cut in commit.cuts:
@@ -163,8 +202,8 @@ class Host:
         """Check that all on disk was signed by its origin, as one history (the disk itself refuses gaps)."""
         updates = [
             (epoch, scalar)
-            for row in self.disk.shelves[admit.feed].rows
-            for epoch, scalars in row.segment.parts
+            for segment, _ in self.disk.log.rows[admit.feed]
+            for epoch, scalars in segment.parts
             for scalar in scalars
         ]
         assert self.arena.stories.told(admit.feed, updates), f"{self} admitted what was never signed: {admit}"
@@ -186,7 +225,7 @@ class Host:
                 self._drop(link, fault)
             case Advanced(feed=feed, before=before, stop=stop):
                 assert before == self.counted.get(feed, 0), "an update is applied twice, or one is left out"
-                assert stop <= self.disk.stop(feed), "what is applied is not on disk"
+                assert stop <= self.disk.log.stop(feed), "what is applied is not on disk"
                 self.counted[feed] = stop
 
     def _send(self, send: Send) -> None:
@@ -211,7 +250,7 @@ class Host:
         if not self.up or self.host.busy:
             return
         frontier = self.machine.frontier
-        counted = {feed: self.disk.counted(feed) for feed in self.disk.shelves}
+        counted = self.disk.counted()
         assert {feed: stop for feed, stop in self.counted.items() if stop} == {
             feed: stop for feed, stop in counted.items() if stop
         }, "what is applied is not what counts"
@@ -220,7 +259,7 @@ class Host:
         )
         assert frontier.known == sum(counted.values())
         if frontier.digest() != self.arena.digest_of.get(self.name):
-            again: Frontier = self.disk.frontier()
+            again = self.disk.log.frontier(RUN)
             assert again.digest() == frontier.digest(), "a restart would end in another state"
             self.arena.digest_of[self.name] = frontier.digest()
         for link in self.machine.links.values():

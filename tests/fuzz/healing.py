@@ -49,7 +49,7 @@ def heal(arena: Arena, *, fresh_links: bool) -> None:
 
 def _most(arena: Arena, feed: Feed) -> int:
     """Return the most updates of `feed` that any disk has."""
-    return max(host.disk.stop(feed) for host in arena.hosts)
+    return max(host.disk.log.stop(feed) for host in arena.hosts)
 
 
 def _until_equal(arena: Arena) -> None:

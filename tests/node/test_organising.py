@@ -194,6 +194,26 @@ async def test_members_whose_admission_a_succession_has_dropped_are_admitted_aga
         await node.until(lambda node=node: {one.origin for one in counting_of(node).members} == members)
 
 
+async def test_an_organiser_whose_admission_its_succession_has_dropped_asks_its_successor(
+    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(organising, "LOOK_INTERVAL", 0.01)
+    key, successor, deputy = Identity.generate(), Identity.generate(), Identity.generate()
+    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
+    run = manifest().model_copy(update={"admission": "organised", "organised": said})
+    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
+    swarm = swarm_of(run)
+    for name in "ab":
+        swarm.node(name, make_engine=SmallEngine)
+    a = await swarm.first(**options(tmp_path))
+    b = await swarm.join("b")
+    await b.until(lambda: counting_of(b).member(a.machine.own.origin))
+    succession = Succession(1, 0, a.machine.organised.control.feed.chains[0], successor.public, ())
+    vote = Vote(0, deputy.sign(succession_message(run.run_id, succession)))
+    a.node.driver.post(OwnSuccession(dataclasses.replace(succession, votes=(vote,))))
+    await b.until(lambda: a.machine.own.origin in b.machine.organised._petitions._seen)
+
+
 async def test_the_owner_decides_and_is_told_what_would_change_nothing(
     organised: Swarm, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 What is shipped decides everything: the organiser signs, `counting` folds, `holding` says which updates of
 whom are held, and `room_left` how many an honest member makes. Links and disks are left out: all hear of
-everything at once. `sflab.sim` has them, for some dozens of nodes; here a thousand are no trouble.
+everything at once. `sflab.simulator` has them, for some dozens of nodes; here a thousand are no trouble.
 """
 
 from __future__ import annotations

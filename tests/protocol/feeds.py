@@ -67,8 +67,7 @@ class Log:
                 parts = merge([*head, *segment.parts])
                 segment = replace(segment, first=spanning[0].first, parts=parts)
             rows[:] = kept
-        end = rows[-1][0].stop if rows else self.base(admit.feed)
-        assert segment.first == end, "admitted twice, or with a gap"
+        assert segment.first == self.stop(admit.feed), "admitted twice, or with a gap"
         rows.append((segment, admit.chain))
 
     def base(self, feed: Feed) -> int:
@@ -82,6 +81,11 @@ class Log:
             if rows and rows[0][0].first < base.step:
                 rows[0] = without_front(rows[0][0], base.step), rows[0][1]
             self.rows[base.feed] = rows
+
+    def stop(self, feed: Feed) -> int:
+        """Return the first step that is not here."""
+        rows = self.rows.get(feed)
+        return rows[-1][0].stop if rows else self.base(feed)
 
     def label(self, feed: Feed, step: int) -> tuple[int, int]:
         """Return the epoch of the update before `step`, and how many before `step` belong to it."""
@@ -111,7 +115,8 @@ class Log:
         return self.cuts[feed][0].cut if feed in self.cuts else UNCUT
 
     def past(self, run: RunParameters, feed: Feed, step: int) -> tuple[bytes, Segment]:
-        """Return the chain head before `step`, and the updates from there to the next signature."""
+        """Return the chain head before `step`, and the updates from there to the next signature; beyond the
+        end the head is empty."""
         assert step >= self.base(feed), "what is read is not kept"
         state = Frontier(run).state(feed)
         chain, signature = self.bases[feed].chain if feed in self.bases else state.chain, bytes(64)
@@ -120,7 +125,7 @@ class Log:
                 chain = extend(chain, first_updates(segment.parts, step - segment.first))
                 return chain, without_front(segment, step)
             chain, signature = head, segment.signature
-        return chain, Segment(state.key, step, (), signature)
+        return chain if step == self.stop(feed) else b"", Segment(state.key, step, (), signature)
 
     def frontier(self, run: RunParameters) -> Frontier:
         frontier = Frontier(run)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sflab.sim.world.oracle import updates_of
-from sflab.simulator.computer import Computer
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.oracle import updates_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Close, Decision, RateFrom, Seal, Void

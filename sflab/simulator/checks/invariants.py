@@ -6,13 +6,20 @@ was not made, at the oracle. Here are the checks that look at many nodes at once
 
 from __future__ import annotations
 
-from sflab.sim.checks.invariants import entries
-from sflab.sim.world.violation import Violation
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import is_dataclass
+from functools import cache
+from operator import attrgetter
+from typing import Any, get_args, get_origin, get_type_hints
+
 from sflab.simulator.checks.organised_runs import OrganisedRuns
 from sflab.simulator.checks.outbound import OutboundLinks
-from sflab.simulator.computer import Computer
-from sflab.simulator.world import World
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.world import World
 from sfnode.node.startup import last_feed
+from sfprotocol.link import Link
+from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed
 
 TABLES = 15
@@ -27,6 +34,8 @@ tables."""
 
 MAX_LINKS = 12
 """Most hostile links of one node."""
+
+TABLE_TYPES = (dict, list, set)
 
 SAMPLE = 6
 """Nodes whose memory is checked at one moment."""
@@ -104,6 +113,47 @@ class Checks:
                 f"{node.name} remembers {size} things about {len(links)} links; {bound} at most",
                 (node.name,),
             )
+
+
+def entries(machine: Machine) -> int:
+    """Return the number of entries in all tables of the machine but the frontier."""
+    of_links = sum(sum(map(len, tables_of(link))) for link in machine.links.values())
+    others = (value for name, value in vars(machine).items() if name not in ("run", "frontier", "links"))
+    return of_links + sum(map(_size, others))
+
+
+def tables(link: Link) -> Iterator[tuple[str, Sized]]:
+    """Yield the tables of a link and of its parts, with their names."""
+    return zip(_paths(Link), tables_of(link), strict=True)
+
+
+@cache
+def _paths(kind: Any) -> tuple[str, ...]:
+    """Return the dotted names of the tables of a dataclass and of its parts, by their types; none of another
+    class."""
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    found: list[str] = []
+    for name, hint in hints.items():
+        found += [name] if _is_table(hint) else [f"{name}.{inner}" for inner in _paths(hint)]
+        unsure = () if _is_table(hint) else get_args(hint)
+        assert not any(_is_table(one) or _paths(one) for one in unsure), f"{name} is a table only at times"
+    return tuple(found)
+
+
+def _is_table(hint: Any) -> bool:
+    return (get_origin(hint) or hint) in TABLE_TYPES
+
+
+tables_of: Callable[[Link], tuple[Sized, ...]] = attrgetter(*_paths(Link))
+"""Returns the tables of a link and of its parts. To look for them each time took a third of a fuzzed run."""
+
+
+def _size(holder: Any) -> int:
+    """Return the number of entries of a table, or of the tables that an object has."""
+    if hasattr(holder, "__len__"):
+        return 0 if isinstance(holder, (str, bytes)) else len(holder)
+    values = getattr(holder, "__dict__", {}).values()
+    return sum(len(value) for value in values if isinstance(value, TABLE_TYPES))
 
 
 # -- the end ---------------------------------------------------------------------------------------------

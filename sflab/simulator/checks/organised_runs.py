@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sflab.sim.world.violation import Violation
 from sflab.simulator.checks import fold
-from sflab.simulator.computer import Computer
-from sflab.simulator.world import World
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.world import World
 from sfprotocol import decisions, holding
 from sfprotocol.counting import Counting, Run
 from sfprotocol.decisions import Amend, Seal, Void

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sflab.sim.world.violation import Violation
-from sflab.simulator.computer import Computer
-from sflab.simulator.world import World
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.world import World
 from sfnode.peers.selection import MIN_OUTBOUND
 
 GRACE = 5.0

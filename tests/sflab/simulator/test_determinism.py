@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 
-from sflab.sim.scenarios import SCENARIOS
 from sflab.simulator.runner import simulate
+from sflab.simulator.scenarios import SCENARIOS
 
 SCRIPT = """
 import gc, sys
 gc.set_threshold(int(sys.argv[1]))
-from sflab.sim.scenarios import SCENARIOS
+from sflab.simulator.scenarios import SCENARIOS
 from sflab.simulator.runner import simulate
 for name, nodes in (("storm", 7), ("equivocation", 5), ("organised", 4)):
     print(simulate(SCENARIOS[name], 7, nodes=nodes, seconds=4).trace_hash)

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from sflab.sim.scenario import Limits, Load
-from sflab.sim.scenarios import SCENARIOS
-from sflab.sim.world.conditions import Conditions
-from sflab.simulator import engine, world
 from sflab.simulator.runner import Outcome
 from sflab.simulator.runner import simulate as run
+from sflab.simulator.scenario import Limits, Load
+from sflab.simulator.scenarios import SCENARIOS
+from sflab.simulator.world import engine, world
 from sfnode.node import driver, startup
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.peers import selection
 from sfnode.peers.manager import PeerManager
+from sfnode.transport.conditions import Conditions
 from sfprotocol import fork_proofs, holding, plumtree, validation, weighing
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
-from sflab.sim import report
-from sflab.sim.scenarios import SCENARIOS
+from sflab.simulator import report
 from sflab.simulator.runner import Run, simulate
+from sflab.simulator.scenarios import SCENARIOS
 from sfprotocol.decisions import Amend, Decision, Seal, read
 from tests.sflab.simulator.conftest import SEEDS
 

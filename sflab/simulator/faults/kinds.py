@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sflab.sim.world.conditions import Hardware, Range
+from sflab.simulator.world.hardware import Hardware, Range
 
 SLOW = Hardware(commit=(0.1, 0.5), work=0.002)
 """A disk that spins and is shared, a processor of a small board."""

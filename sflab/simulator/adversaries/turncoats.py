@@ -5,17 +5,16 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from sflab.sim.adversaries.actors import DIALLING, PATIENCE, Attack
-from sflab.sim.world.keys import signing_key
-from sflab.sim.world.network import End
-from sflab.sim.world.node import Node
+from sflab.simulator.adversaries.actors import Attack
+from sflab.simulator.world.computer import Computer
 from sfprotocol import wire_codec
-from sfprotocol.host import Send
+from sfprotocol.events import Writable
+from sfprotocol.host import Effect, Send
 from sfprotocol.messages import Have, Message, Segment, Summary
 from sfprotocol.seeds import feed_key
 
 if TYPE_CHECKING:
-    from sflab.sim.world.world import World
+    from sflab.simulator.world.world import World
 
 DEGRADED_SHARE = 0.9
 """Share of all segments that a degrading node does not pass on."""
@@ -24,42 +23,41 @@ DEGRADED_DELAY = 1.0
 """Seconds by which it delays the others."""
 
 
-class Turncoat(Node):
-    """An adversary that dials like an actor and speaks like a node."""
+class Turncoat(Computer):
+    """A node that is linked with everybody as others are, and means harm."""
 
     hostile = True
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
-        name = f"evil{number}"
-        super().__init__(world, name, signing_key(world.seed, name), world.hardware)
-        self.attack = attack
+        super().__init__(world, f"evil{number}", world.hardware)
         self.targets = targets
-        self.number = number
         self.whim = Random(f"{world.seed}/whim/{number}")
+        where = f"{150 + number % attack.ranges}.{number % 250}.1.1"
+        self.address = f"/ip4/{where}/tcp/1"
+        self.contacts = [f"{world[name].address}/p2p/{name}" for name in targets if name in world.nodes]
 
     def start(self) -> None:
-        super().start()
         self.world.others[self.name] = self
-        where = f"{150 + self.number % self.attack.ranges}.{self.number % 250}.1.1"
-        self.world.keeper.announce(self, f"/ip4/{where}/tcp/1/p2p/{self.name}")
-        self._dial()
+        super().start()
 
-    def _dial(self) -> None:
-        linked = {end.far.owner.name for end in self.ends.values()}
-        away = [name for name in self.targets if name not in linked]
-        self.whim.shuffle(away)
-        for name in away[: max(0, self.attack.links - len(self.ends))]:
-            if node := self.world.nodes.get(name):
-                self.world.agenda.later(DIALLING, self.world.keeper.dial, self, node)
-        self.world.agenda.later(self.whim.uniform(*PATIENCE), self._dial)
+    def tampered(self, effects: list[Effect]) -> list[Effect]:
+        carried: list[Effect] = []
+        for effect in effects:
+            carried += self._tampered(effect) if isinstance(effect, Send) else [effect]
+        return carried
 
-    def _transmit(self, end: End, send: Send) -> None:
-        tampered = self.tamper(send.message)
-        if tampered is send.message:
-            super()._transmit(end, send)
-        elif tampered is not None:
-            frame = wire_codec.encode(tampered, self.world.run.scalar_bytes)
-            super()._transmit(end, Send(send.link, tampered, frame))
+    def _tampered(self, send: Send) -> list[Effect]:
+        message = self.tamper(send.message)
+        if message is send.message:
+            return [send]
+        if message is None:
+            self._keep_back(send)
+            return []
+        return [Send(send.link, message, wire_codec.encode(message, self.world.run.scalar_bytes))]
+
+    def _keep_back(self, send: Send) -> None:
+        if isinstance(send.message, Segment):  # the machine waits to hear that it has left
+            self.running.driver.post(Writable(send.link))
 
     def tamper(self, message: Message) -> Message | None:
         """Return what is sent instead; None for nothing."""
@@ -70,7 +68,8 @@ class Censor(Turncoat):
     """Passes on everything but the updates of one origin."""
 
     def tamper(self, message: Message) -> Message | None:
-        victim = self.world.nodes[self.targets[0]].disk.own
+        node = self.world.nodes[self.targets[0]]
+        victim = node.machine.own if node.up else None
         if victim is None:
             return message
         if isinstance(message, Segment):
@@ -88,11 +87,17 @@ class Censor(Turncoat):
 class Degrader(Turncoat):
     """Passes on few segments, and those late."""
 
-    def _transmit(self, end: End, send: Send) -> None:
+    def _tampered(self, send: Send) -> list[Effect]:
         if not isinstance(send.message, Segment):
-            Node._transmit(self, end, send)
-        elif self.whim.random() > DEGRADED_SHARE:
-            self.world.agenda.later(DEGRADED_DELAY, Node._transmit, self, end, send)
+            return [send]
+        if self.whim.random() > DEGRADED_SHARE:
+            self.world.agenda.later(DEGRADED_DELAY, self._send_late, send)
+        self._keep_back(send)
+        return []
+
+    def _send_late(self, send: Send) -> None:
+        if self.up and (pump := self.running.driver.pumps.get(send.link)):
+            pump.send(send.frame)
 
 
 class Sleeper(Turncoat):

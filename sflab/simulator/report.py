@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sflab.sim.runner import Outcome
-from sflab.sim.scenario import Scenario
+from sflab.simulator.runner import Outcome
+from sflab.simulator.scenario import Scenario
 
 
 def lines(outcome: Outcome) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs random scenarios with random seeds for some time: `python -m sflab.sim.soak --seconds 600`.
+"""Runs random scenarios with random seeds for some time: `python -m sflab.simulator.soak --seconds 600`.
 
 Prints the number of runs a minute, and for every failure the command that repeats it. All seeds follow from
 the first one, which it prints.
@@ -11,10 +11,10 @@ import sys
 import time
 from random import Random
 
-from sflab.sim import report
-from sflab.sim.runner import Outcome, simulate
-from sflab.sim.scenarios import SCENARIOS
-from sflab.sim.world.topology import names
+from sflab.simulator import report
+from sflab.simulator.runner import Outcome, simulate
+from sflab.simulator.scenarios import SCENARIOS
+from sflab.simulator.world.topology import names
 
 PATIENCE = 120.0
 """Seconds of real time after which a run counts as hanging."""
@@ -27,7 +27,7 @@ USUAL = 0.7
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sflab.sim.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m sflab.simulator.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of real time")
     parser.add_argument("--first", type=int, default=int(time.time()), help="what the seeds follow from")
     parser.add_argument(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sflab.sim.adversaries.actors import Attack
-from sflab.sim.faults.kinds import Fault
-from sflab.sim.world.conditions import CALM, Conditions, Hardware
+from sflab.simulator.adversaries.actors import Attack
+from sflab.simulator.faults.kinds import Fault
+from sflab.simulator.world.hardware import Hardware
+from sfnode.transport.conditions import CALM, Conditions
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,21 @@ from pathlib import Path
 from random import Random
 from typing import Any, TextIO
 
-from sflab.sim.world.conditions import CALM, ORDINARY, Conditions, Hardware
-from sflab.sim.world.keys import remembering
-from sflab.sim.world.oracle import Oracle, updates_of
-from sflab.sim.world.trace import Trace
-from sflab.sim.world.traffic import Traffic
-from sflab.sim.world.violation import Violation
-from sflab.simulator.computer import Computer
-from sflab.simulator.disk import Files
-from sflab.simulator.engine import measured
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.disk import Files
+from sflab.simulator.world.engine import measured
+from sflab.simulator.world.hardware import ORDINARY, Hardware
+from sflab.simulator.world.keys import remembering
+from sflab.simulator.world.oracle import Oracle, Violation, updates_of
+from sflab.simulator.world.runs import OPEN_RUN
+from sflab.simulator.world.trace import Trace
+from sflab.simulator.world.traffic import Traffic
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Data, Model
-from sfnode.manifest.task import Task
-from sfnode.manifest.training import Training
 from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import PeerRecord
+from sfnode.transport.conditions import CALM, Conditions
 from sfnode.transport.memory import MemoryLink, Network
 from sfnode.transport.roster import pack_record
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
@@ -40,14 +38,6 @@ from sfprotocol.wire_codec import LENGTH_BYTES
 
 RAM_DISK = Path("/dev/shm")
 """Where a sync costs nothing, if there is such a place: folders live as long as their run."""
-
-OPEN_RUN = Manifest(
-    name="simulated",
-    model=Model(source="none", digest="0" * 64, targets=("a:8x4", "b:4x8")),
-    task=Task(kind="text", template="{text}"),
-    data=Data(train="none"),
-    training=Training(rank=4, epoch_updates=256, update_budget=1 << 20, scalar_limit=1000),
-)
 
 
 class Agenda:

@@ -11,12 +11,24 @@ import hashlib
 from array import array
 from dataclasses import dataclass, field
 
-from sflab.sim.world.violation import Violation
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.signing import extend, genesis
 
 MARK_BITS = 128
+
+
+class Violation(Exception):  # noqa: N818 (it is a finding about the machine, not a fault of the simulator)
+    """`checker` has found something that must never be; the traces of `nodes` explain it."""
+
+    def __init__(self, checker: str, what: str, nodes: tuple[str, ...] = ()) -> None:
+        super().__init__(what)
+        self.checker = checker
+        self.what = what
+        self.nodes = nodes
+
+    def __str__(self) -> str:
+        return f"[{self.checker}] {self.what}"
 
 
 @dataclass

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sflab.sim.world.conditions import Hardware
-from sflab.sim.world.keys import signing_key
-from sflab.sim.world.trace import kind_of
-from sflab.sim.world.violation import Violation
-from sflab.simulator.disk import Files, lose_unsynced, prepare, put_back
-from sflab.simulator.engine import IntegerEngine
+from sflab.simulator.world.disk import Files, lose_unsynced, prepare, put_back
+from sflab.simulator.world.engine import IntegerEngine
+from sflab.simulator.world.hardware import Hardware
+from sflab.simulator.world.keys import signing_key
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.trace import kind_of
 from sfnode import virtual_time
 from sfnode.daemon import Node
 from sfnode.errors import UserError
@@ -57,7 +57,7 @@ from sfprotocol.organised import Organised
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 if TYPE_CHECKING:
-    from sflab.simulator.world import World
+    from sflab.simulator.world.world import World
 
 HOP_LIMIT = 16
 """Hops that no segment is sent with (SPEC FL3). Written down here once more, as the machine may be wrong."""
@@ -256,10 +256,20 @@ class Computer:
         self._offset += seconds
 
     def compute(self, updates: int) -> None:
-        """Let the node make so many more updates, about."""
+        """Let the node make so many more updates."""
         if self.up and self.running.model.scheduler:
             self.allowance = max(self.allowance, self.engine.made if self.engine else 0) + updates
             self._context.run(self.running.model.advance)
+
+    def step(self, pace: float) -> None:
+        """Let the node make an update, of which one follows another after `pace` seconds: so they may wait to
+        be signed together."""
+        scheduler = self.running.model.scheduler if self.up else None
+        if scheduler:
+            scheduler._rests_until = float("-inf")
+            self.compute(1)
+            if scheduler._at_work:
+                scheduler._rests_until = self.clock() + 2 * pace
 
     def hear(self, record: PeerRecord) -> None:
         """Tell the node of a peer."""
@@ -326,10 +336,9 @@ class Computer:
     def _began(self, running: RunningNode) -> None:
         self.up, self.up_since = True, self.world.now
         self._note("starts", running.machine.frontier.known)
-        if running.model.scheduler:
-            running.model.scheduler.hindered = lambda: (
-                self.engine is None or self.engine.made >= self.allowance
-            )
+        if scheduler := running.model.scheduler:
+            scheduler.ahead = 1
+            scheduler.hindered = lambda: self.engine is None or self.engine.made >= self.allowance
         if running.machine.organised:
             self._see_to_history(self._program)
         driver = running.driver

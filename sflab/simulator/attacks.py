@@ -6,11 +6,12 @@ must become equal all the same.
 
 from __future__ import annotations
 
-from sflab.sim.adversaries.actors import Attack
-from sflab.sim.faults.kinds import Crashes, LateJoin
-from sflab.sim.scenario import Limits, Load, Scenario
-from sflab.sim.world.conditions import Conditions, Hardware, Latency
-from sflab.sim.world.topology import MANAGED
+from sflab.simulator.adversaries.actors import Attack
+from sflab.simulator.faults.kinds import Crashes, LateJoin
+from sflab.simulator.scenario import Limits, Load, Scenario
+from sflab.simulator.world.hardware import Hardware
+from sflab.simulator.world.topology import MANAGED
+from sfnode.transport.conditions import Conditions, Latency
 
 WORK = Hardware(work=0.0001)
 """Hardware with a cost per frame: about what the machine takes in CPython."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sflab.sim.attacks import ATTACKS
-from sflab.sim.faults.kinds import (
+from sflab.simulator.attacks import ATTACKS
+from sflab.simulator.faults.kinds import (
     ArchiveLeaves,
     Churn,
     ClockJumps,
@@ -22,8 +22,8 @@ from sflab.sim.faults.kinds import (
     Twins,
     Undo,
 )
-from sflab.sim.scenario import Limits, Load, Scenario
-from sflab.sim.world.conditions import Conditions, Latency
+from sflab.simulator.scenario import Limits, Load, Scenario
+from sfnode.transport.conditions import Conditions, Latency
 
 ORDINARY = Latency("lognormal", typical=0.05, spread=0.4, most=2.0)
 WILD = Latency("lognormal", typical=0.08, spread=1.0, most=5.0)

@@ -7,13 +7,15 @@ Each kind of harm is a class below. Adversaries that run the real machine and ta
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
-from sflab.sim.world.keys import origin_of, signing_key
-from sflab.sim.world.network import End
+from sflab.simulator.world.keys import origin_of, signing_key
+from sfnode.transport.base import Link, LinkClosed, TransportError
+from sfnode.transport.memory import MemoryLink, MemoryTransport
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import (
@@ -34,12 +36,9 @@ from sfprotocol.seeds import feed_key
 from sfprotocol.signing import extend, genesis, head_message
 
 if TYPE_CHECKING:
-    from sflab.sim.world.world import World
+    from sflab.simulator.world.world import World
 
 Target = Literal["all", "one", "newcomer", "publisher"]
-
-DIALLING = 0.3
-"""Seconds to open a link, as for any node."""
 
 INVENTED = 25
 """Names of feeds that do not exist, in one Summary of a spammer."""
@@ -75,7 +74,6 @@ class Attack:
 class Actor:
     """One identity with some links. Does no harm by itself: it hears everything and passes on nothing."""
 
-    hostile = True
     greets = True
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
@@ -83,56 +81,76 @@ class Actor:
         self.number = number
         self.attack = attack
         self.targets = targets
-        self.island = 0
-        self.up = False
-        self.ends: dict[int, End] = {}
-        self.bytes_in = self.bytes_out = 0
+        self.links: dict[MemoryLink, None] = {}
         self.random = Random(f"{world.seed}/actor/{number}")
         self.known: dict[Feed, int] = {}
         """Feeds that it has heard of, and how far they go."""
-        self._lives = count(1)
         self.name = ""
+        self._lives = count(1)
+        self._transport: MemoryTransport
 
     # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._take_name()
-        self.up = True
-        self._dial()
-        self.world.agenda.later(self.random.uniform(0, self.attack.every), self._act)
+        self.world.begin(self._live())
 
-    def _take_name(self) -> None:
+    async def _live(self) -> None:
+        await self._take_name()
+        self.world.begin(self._act())
+        while True:
+            self._dial()
+            await asyncio.sleep(self.random.uniform(*PATIENCE))
+
+    async def _take_name(self) -> None:
         self.name = f"evil{self.number}-{next(self._lives)}"
         self.world.others[self.name] = self
         where = f"{150 + self.number % self.attack.ranges}.{self.number % 250}.1.{1 + self.number % 200}"
-        self.world.keeper.announce(self, f"/ip4/{where}/tcp/1/p2p/{self.name}")
+        self._transport = MemoryTransport(self.world.network, self.name, address=f"/ip4/{where}/tcp/1")
+        self._transport.on_link(self._carry)
+        await self._transport.start()
+        self.world.announce(self.name, self._transport.addresses())
 
     def _dial(self) -> None:
-        """Dial until there are as many links as wanted; try again after a while."""
-        away = [name for name in self.targets if not self._has(name)]
+        """Dial until there are as many links as wanted."""
+        linked = {link.peer for link in self.links}
+        away = [name for name in self.targets if name not in linked]
         self.random.shuffle(away)
-        for name in away[: max(0, self.attack.links - len(self.ends))]:
-            if node := self.world.nodes.get(name):
-                self.world.agenda.later(DIALLING, self.world.keeper.dial, self, node)
-        self.world.agenda.later(self.random.uniform(*PATIENCE), self._dial)
+        for name in away[: max(0, self.attack.links - len(self.links))]:
+            self.world.begin(self._open(name))
 
-    def _has(self, name: str) -> bool:
-        return any(end.far.owner.name == name for end in self.ends.values())
+    async def _open(self, name: str) -> None:
+        try:
+            link = await self._transport.connect(name)
+        except TransportError:
+            return
+        await self._carry(link)
 
-    # -- as an endpoint ----------------------------------------------------------------------------
+    async def _carry(self, link: Link) -> None:
+        assert isinstance(link, MemoryLink)
+        self.links[link] = None
+        self._greet(link)
+        try:
+            while True:
+                self._receive(link, await link.receive())
+        except LinkClosed:
+            pass
+        finally:
+            self.links.pop(link, None)
+        if self.attack.renames and not self.links:
+            await self._change_name()
 
-    def linked(self, end: End) -> None:
+    async def _change_name(self) -> None:
+        self.world.others.pop(self.name, None)
+        self.world.network.write(self.world.run.run_id, self.name, 0.0, None)
+        self._transport.die(silently=False)
+        await self._take_name()
+
+    def _greet(self, link: MemoryLink) -> None:
         if self.greets:
-            self.say(end, Hello(PROTOCOL_VERSION, self.world.run.run_id, 0, sum(self.known.values())))
-            self.say(end, self.summary())
+            self.say(link, Hello(PROTOCOL_VERSION, self.world.run.run_id, 0, sum(self.known.values())))
+            self.say(link, self.summary())
 
-    def unlinked(self, end: End) -> None:
-        if self.attack.renames and not self.ends:
-            self.world.others.pop(self.name, None)
-            self.world.keeper.forget(self)
-            self._take_name()
-
-    def received(self, end: End, frame: bytes) -> None:
+    def _receive(self, link: MemoryLink, frame: bytes) -> None:
         try:
             message = wire_codec.decode(frame, self.world.run.scalar_bytes)
         except RemoteProtocolError:
@@ -140,39 +158,40 @@ class Actor:
         if isinstance(message, Summary):
             for entry in message.entries:
                 self.known[entry.feed] = max(entry.next, self.known.get(entry.feed, 0))
-        self.hear(end, message, frame)
-
-    def written(self, end: End) -> None:
-        pass
+        self.hear(link, message, frame)
 
     # -- to speak ----------------------------------------------------------------------------------
 
-    def say(self, end: End, message: Message) -> None:
-        self.world.network.send(end, wire_codec.encode(message, self.world.run.scalar_bytes), message)
+    def say(self, end: MemoryLink, message: Message) -> None:
+        self.raw(end, wire_codec.encode(message, self.world.run.scalar_bytes))
 
-    def raw(self, end: End, frame: bytes) -> None:
-        self.world.network.send(end, frame)
+    def raw(self, end: MemoryLink, frame: bytes) -> None:
+        """Send a frame, if the link takes one; there is no waiting."""
+        if end.out.takes and not end.out.closed:
+            end.out.put(frame)
 
     def summary(self) -> Summary:
         """Return the Summary that it greets with: it has nothing."""
         return Summary(False, 0, bytes(32), ())
 
-    def hear(self, end: End, message: Message, frame: bytes) -> None:
+    def hear(self, end: MemoryLink, message: Message, frame: bytes) -> None:
         """Take a message that could be decoded."""
 
-    def misbehave(self, end: End) -> None:
+    def misbehave(self, end: MemoryLink) -> None:
         """Do harm to this link; called now and then."""
 
-    def _act(self) -> None:
-        for end in list(self.ends.values()):
-            self.misbehave(end)
-        self.world.agenda.later(self.attack.every * self.random.uniform(0.5, 1.5), self._act)
+    async def _act(self) -> None:
+        await asyncio.sleep(self.random.uniform(0, self.attack.every))
+        while True:
+            for link in list(self.links):
+                self.misbehave(link)
+            await asyncio.sleep(self.attack.every * self.random.uniform(0.5, 1.5))
 
 
 class Mute(Actor):
     """Takes a link, sends empty Summaries and passes on nothing."""
 
-    def misbehave(self, end: End) -> None:
+    def misbehave(self, end: MemoryLink) -> None:
         self.say(end, self.summary())
 
 
@@ -188,7 +207,7 @@ class Promiser(Actor):
     def summary(self) -> Summary:
         return Summary(False, 10**6, self.random.randbytes(32), self._claims())
 
-    def misbehave(self, end: End) -> None:
+    def misbehave(self, end: MemoryLink) -> None:
         self.say(end, self.summary())
 
     def _claims(self) -> tuple[Claim, ...]:
@@ -199,12 +218,12 @@ class Promiser(Actor):
 class Forger(Promiser):
     """Claims the same, and delivers segments with invalid signatures."""
 
-    def misbehave(self, end: End) -> None:
+    def misbehave(self, end: MemoryLink) -> None:
         super().misbehave(end)
         for feed in sorted(self.known)[:8]:
             self.say(end, self._forged(feed, self.known[feed]))
 
-    def hear(self, end: End, message: Message, frame: bytes) -> None:
+    def hear(self, end: MemoryLink, message: Message, frame: bytes) -> None:
         if isinstance(message, Want):
             for entry in message.entries[:8]:
                 self.say(end, self._forged(entry.feed, entry.next))
@@ -219,7 +238,7 @@ class Spammer(Actor):
     """Sends control messages as fast as it can: invented names, Wants for everything, announcements,
     prunes."""
 
-    def misbehave(self, end: End) -> None:
+    def misbehave(self, end: MemoryLink) -> None:
         for _ in range(4):
             self.say(end, self._message())
 
@@ -245,12 +264,12 @@ class Replayer(Actor):
         super().__init__(world, number, attack, targets)
         self._memory: list[bytes] = []
 
-    def hear(self, end: End, message: Message, frame: bytes) -> None:
+    def hear(self, end: MemoryLink, message: Message, frame: bytes) -> None:
         if not isinstance(message, Hello):
             self._memory.append(frame)
             del self._memory[:-MAX_MEMORY]
 
-    def misbehave(self, end: End) -> None:
+    def misbehave(self, end: MemoryLink) -> None:
         for _ in range(min(10, len(self._memory))):
             self.raw(end, self.random.choice(self._memory))
 
@@ -258,7 +277,7 @@ class Replayer(Actor):
 class Malformer(Actor):
     """Sends frames that are too long, cut short, or no messages at all."""
 
-    def misbehave(self, end: End) -> None:
+    def misbehave(self, end: MemoryLink) -> None:
         whole = wire_codec.encode(self.summary())
         self.raw(
             end,
@@ -285,18 +304,18 @@ class Equivocator(Actor):
         self._chains = [genesis(world.run.run_id, self._feed)] * 2
         self._next = 0
 
-    def misbehave(self, end: End) -> None:
+    def misbehave(self, end: MemoryLink) -> None:
         """Go one step on in both histories, once a turn for all links."""
-        if self.world.now > self.world.faults_end or end is not next(iter(self.ends.values()), None):
+        if self.world.now > self.world.faults_end or end is not next(iter(self.links), None):
             return
         segments = [self._step(side) for side in (0, 1)]
-        for number, to in enumerate(list(self.ends.values())):
+        for number, to in enumerate(list(self.links)):
             self.say(to, Summary(False, 1, bytes(32), (Claim(self._feed, 0, bytes(4)),)))
             self.say(to, segments[number % 2])
         self._next += 1
 
     def _step(self, side: int) -> Segment:
-        parts = (EpochScalars(0, (self._next % 100 + (side if self._next >= 3 else 0),)),)
+        parts = (EpochScalars(0, (1 + self._next % 100 + (side if self._next >= 3 else 0),)),)
         self._chains[side] = extend(self._chains[side], parts)
         head = head_message(self.world.run.run_id, self._feed, self._next + 1, self._chains[side])
         key = feed_key(self.world.run.run_id, *self._feed)

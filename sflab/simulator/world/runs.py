@@ -1,17 +1,27 @@
-"""Organised runs of seconds: their keys, their manifest, and what their organiser does and says."""
+"""The runs that are simulated: an open one, and organised ones of seconds, with their keys and what their
+organiser does and says."""
 
 from __future__ import annotations
 
 from random import Random
 
-from sflab.sim.world.keys import origin_of, signing_key
-from sflab.simulator.world import OPEN_RUN
+from sflab.simulator.world.keys import origin_of, signing_key
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import OrganisedSection
+from sfnode.manifest.sections import Data, Model, OrganisedSection
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import RateFrom
+
+OPEN_RUN = Manifest(
+    name="simulated",
+    model=Model(source="none", digest="0" * 64, targets=("a:8x4", "b:4x8")),
+    task=Task(kind="text", template="{text}"),
+    data=Data(train="none"),
+    training=Training(rank=4, epoch_updates=256, update_budget=1 << 20, scalar_limit=1000),
+)
 
 ORGANISER, SUCCESSOR = "organiser", "successor"
 """Names of the keys that sign decisions: at first, and after a succession."""

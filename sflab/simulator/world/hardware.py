@@ -1,15 +1,8 @@
-"""Network conditions and hardware: what the network does to a frame, what a disk and a processor cost.
-
-Values only; `network` and `node` obey them. What goes wrong at which moment is in `sflab.sim.faults`.
-"""
+"""Hardware: what a disk and a processor cost. What goes wrong at which moment is in `faults`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from sfnode.transport.conditions import CALM, HALF_ROUND_TRIP, Conditions, Latency
-
-__all__ = ["CALM", "HALF_ROUND_TRIP", "ORDINARY", "Conditions", "Hardware", "Latency", "Range"]
 
 Range = tuple[float, float]
 """Bounds between which a number is drawn uniformly."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sflab.sim import runner, soak
-from sflab.sim.scenarios import SCENARIOS
+from sflab.simulator import runner, soak
+from sflab.simulator.scenarios import SCENARIOS
 from sfnode.cli.main import main
 from sfprotocol.events import Action, Event
 from sfprotocol.machine import Machine
@@ -95,8 +95,9 @@ def test_it_does_without_torch() -> None:
 
 
 def test_a_soak_counts_its_runs_and_says_where_its_seeds_come_from(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(soak, "SIZES", (5, 5))
     assert soak.main(["--seconds", "0.1", "--first", "5", "--scenario", "calm"]) == 0
     said = capsys.readouterr().out
     assert "--first 5" in said

@@ -12,7 +12,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sflab.sim.faults.kinds import (
+from sflab.simulator.faults.kinds import (
     ArchiveLeaves,
     Churn,
     ClockJumps,
@@ -31,13 +31,14 @@ from sflab.sim.faults.kinds import (
     Twins,
     Undo,
 )
-from sflab.sim.world.conditions import CALM, Hardware
-from sflab.sim.world.keys import origin_of, signing_key
-from sflab.sim.world.violation import Violation
-from sflab.simulator import disk
-from sflab.simulator.computer import Computer
-from sflab.simulator.organised import DEPUTIES, ORGANISER, SUCCESSOR, VOTES
-from sflab.simulator.world import World
+from sflab.simulator.world import disk
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.hardware import Hardware
+from sflab.simulator.world.keys import origin_of, signing_key
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.runs import DEPUTIES, ORGANISER, SUCCESSOR, VOTES
+from sflab.simulator.world.world import World
+from sfnode.transport.conditions import CALM
 from sfnode.transport.memory import MemoryLink
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import INCARNATIONS, Amend, Announce, Revoke, Void, encode
@@ -296,6 +297,12 @@ class FaultInjection:
             if node.up and not node.organised.control.feed.frozen:
                 node.post(OwnDecision(encode(Announce(node.name))))
         self._updates_then = self.world.oracle.updates
+        self.world.agenda.later(RESTORING / 2, self._ask_all)
+
+    def _ask_all(self) -> None:
+        """Ask everybody for an update: newcomers have room for few, and may have made those."""
+        for node in self.world.living():
+            node.compute(1)
 
     def _succeed(self) -> None:
         """Let the deputies pass the control feed on. Raises Violation unless everybody has stopped it."""
