@@ -30,7 +30,7 @@ def system_usage(*devices: str) -> Callable[[], MachineStatus]:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a node takes from outside."""
+    """Everything that a node takes from outside."""
 
     random: Random = field(default_factory=SystemRandom)
     """All chance, keys and incarnations included."""
@@ -49,6 +49,6 @@ class Outside:
     policy: OrganiserPolicy | None = None
     """An organiser's policy in place of that of the manifest, and the proof of work that petitions show."""
     judge: Judge | None = None
-    """What seals say, in place of the manifest's schedule."""
+    """Judgement of seals, in place of the manifest's schedule."""
     listens: bool = True
     """Whether the node answers on a control socket, and serves metrics where its settings say so."""
