@@ -333,17 +333,17 @@ class Computer:
         if running.machine.organised:
             self._see_to_history(self._program)
         driver = running.driver
-        carry_out, round_ = driver._carry_out, driver._round
+        carry_out, wait = driver._carry_out, driver._wait
 
         def watched(effects: list[Effect]) -> None:
             for effect in effects:
                 self._watch(effect)
             carry_out(self.tampered(effects))
 
-        async def slow_round() -> None:
-            await round_()
-            if self.hardware.work:
+        async def slow_wait() -> None:
+            if self.hardware.work:  # after a round, of which all is on disk by now
                 await asyncio.sleep(driver._host.taken * self.hardware.work)
+            await wait()
 
         peering = running.peering
         tell = peering._tell
@@ -354,7 +354,7 @@ class Computer:
             return actions
 
         peering._tell = watched_tell  # type: ignore[method-assign]
-        driver._carry_out, driver._round = watched, slow_round  # type: ignore[method-assign]
+        driver._carry_out, driver._wait = watched, slow_wait  # type: ignore[method-assign]
 
     def _see_to_history(self, program: virtual_time.Program, stuck: int = 0) -> None:
         """Start anew from a checkpoint where the node lacks what nobody near it keeps, as its owner is told
