@@ -76,6 +76,18 @@ class EdgeTraffic:
         """Count a message of `size` bytes."""
         self.sent[edge] += size
 
+    def add_all_reduce(self, peers: Sequence[int], entries: int, entry: int) -> None:
+        """Count an all-reduce of `entries` numbers of `entry` bytes, done as hivemind does it (butterfly).
+
+        The vector is cut into as many parts as there are peers; each peer averages one: it gets that part
+        from everybody else and sends everybody the result.
+        """
+        parts = [entries // len(peers) + (place < entries % len(peers)) for place in range(len(peers))]
+        for sender, reduced in zip(peers, parts, strict=True):
+            for receiver, wanted in zip(peers, parts, strict=True):
+                if sender != receiver:
+                    self.add((sender, receiver), (wanted + reduced) * entry)
+
     @property
     def total(self) -> int:
         """Bytes over all edges."""

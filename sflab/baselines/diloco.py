@@ -53,7 +53,7 @@ class DiLoCo(Clients):
 
     def average(self, present: Sequence[int]) -> Tensor:
         """Return the mean (P,) of the pseudo-gradients in those rows of x, and count what it costs."""
-        vectors.count_all_reduce(self.traffic, present, self.problem.size, vectors.FLOAT)
+        self.traffic.add_all_reduce(present, self.problem.size, vectors.FLOAT)
         return vectors.mean(self.x, present)
 
     def _count_fetching(self, present: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class HalfDiLoCo(DiLoCo):
         """Return the mean of the rounded pseudo-gradients, rounded again."""
         for client in present:
             _round_to_half(self.x[client])
-        vectors.count_all_reduce(self.traffic, present, self.problem.size, vectors.HALF)
+        self.traffic.add_all_reduce(present, self.problem.size, vectors.HALF)
         mean = vectors.mean(self.x, present)
         _round_to_half(mean)
         return mean
@@ -117,8 +117,8 @@ class PowerSgdDiLoCo(DiLoCo):
         rest = self.problem.size - factored
         left = sum(shape[0] * self.setup.rank for _, shape in self._matrices())
         right = sum(q.numel() for q in self._factors)
-        vectors.count_all_reduce(self.traffic, present, left, vectors.FLOAT)
-        vectors.count_all_reduce(self.traffic, present, right + rest, vectors.FLOAT)
+        self.traffic.add_all_reduce(present, left, vectors.FLOAT)
+        self.traffic.add_all_reduce(present, right + rest, vectors.FLOAT)
         return mean
 
     def tensors(self) -> dict[str, Tensor]:

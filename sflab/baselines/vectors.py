@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sflab.baselines.clients import EdgeTraffic
 from sfprotocol.seeds import derive_key
 
 BLOCK = 1 << 16
@@ -114,16 +113,3 @@ def sparse(entries: int) -> int:
 def kept(entries: int, share: float) -> int:
     """Return how many entries a share of them is: the nearest whole number, at least one."""
     return max(1, round(share * entries))
-
-
-def count_all_reduce(traffic: EdgeTraffic, peers: Sequence[int], entries: int, entry: int) -> None:
-    """Count an all-reduce of `entries` numbers of `entry` bytes, done as hivemind does it (butterfly).
-
-    The vector is cut into as many parts as there are peers; each peer averages one: it gets that part from
-    everybody else and sends everybody the result.
-    """
-    parts = [entries // len(peers) + (place < entries % len(peers)) for place in range(len(peers))]
-    for sender, reduced in zip(peers, parts, strict=True):
-        for receiver, wanted in zip(peers, parts, strict=True):
-            if sender != receiver:
-                traffic.add((sender, receiver), (wanted + reduced) * entry)
