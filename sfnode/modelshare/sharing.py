@@ -179,10 +179,8 @@ class Sharing:
     @property
     def progress(self) -> FetchStatus | None:
         """Progress of the download from peers that others wait for; None while there is none."""
-        under_way = ((kind, self._downloads.get(kind)) for kind in KINDS)
-        return next(
-            (FetchStatus(what=kind, **one.progress._asdict()) for kind, one in under_way if one), None
-        )
+        kind = next((kind for kind in KINDS if kind in self._downloads), None)
+        return FetchStatus(what=kind, **self._downloads[kind].progress._asdict()) if kind else None
 
     def close(self) -> None:
         """Stop: nobody waits for the model any longer."""
