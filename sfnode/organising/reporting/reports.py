@@ -74,8 +74,8 @@ KEY_DIGITS = 8
 """Hex digits of a key by which the owner admits a newcomer."""
 
 
-class OrganiserHere(Protocol):
-    """The organiser of a node that has its key."""
+class Signing(Protocol):
+    """The organiser of a node that has its key, and so signs."""
 
     @property
     def state(self) -> OrganiserState: ...
@@ -109,7 +109,7 @@ class Reports:
     def _feed(self) -> ControlFeed:
         return self._organised.control.feed
 
-    def status(self, organising: OrganiserHere | None) -> OrganiserStatus:
+    def status(self, organising: Signing | None) -> OrganiserStatus:
         """Return the state of the run; `organising` is the organiser if it is here."""
         counting, feed, results = self.counting, self._feed, self._look()
         return OrganiserStatus(
@@ -141,7 +141,7 @@ class Reports:
             announcements=results.announcements[-ANNOUNCEMENTS:],
         )
 
-    def run(self, own: Feed | None, organising: OrganiserHere | None, now: float) -> RunStatus:
+    def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
         """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
         counting = self.counting
         number = counting.number(own) if own else None
@@ -160,9 +160,7 @@ class Reports:
             announced=self._announced(),
         )
 
-    def alarms(
-        self, organising: OrganiserHere | None, now: float, own: Feed | None = None
-    ) -> list[AlarmStatus]:
+    def alarms(self, organising: Signing | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
         """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
         self._look()
         waits = now - self._waiting_since
@@ -173,9 +171,7 @@ class Reports:
             self._verdict, self._feed, self.counting, silence, own_evidence, here=organising is not None
         )
 
-    def wait(
-        self, own: Feed | None, asked: float | None, organising: OrganiserHere | None
-    ) -> WaitStatus | None:
+    def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
         asked to be admitted."""
         if own is None or self.counting.complete:
@@ -250,7 +246,7 @@ class Reports:
             total=len(found), offset=query.offset, members=[self._member(n, invitations) for n in page]
         )
 
-    def petitions(self, organising: OrganiserHere | None) -> PetitionList:
+    def petitions(self, organising: Signing | None) -> PetitionList:
         """Return the newcomers that wait for the owner: none where the organiser is not."""
         run_id = self._manifest.run_id
         waiting = organising.petitions() if organising else []
@@ -369,7 +365,7 @@ class Reports:
     def _since_seal(self, now: float) -> float | None:
         return now - self._sealed_at if math.isfinite(self._sealed_at) else None
 
-    def _not_admitted(self, own: Feed, asked: float | None, organising: OrganiserHere | None) -> WaitStatus:
+    def _not_admitted(self, own: Feed, asked: float | None, organising: Signing | None) -> WaitStatus:
         if organising is not None:
             text = (
                 f"not admitted yet: the organiser here is {organising.state.value} and signs once peers have "
