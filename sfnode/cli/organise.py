@@ -342,7 +342,7 @@ def go_on(link: str, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     the others show the announcement, with the link. It is kept with the run for ever, and so is a secret in
     the link.
     """
-    from sfnode.organising.sequel import announcement
+    from sfnode.organising.owner_decisions import announcement
     from sfnode.peers.invitations import read_link
     from sfprotocol.decisions import Announce
 

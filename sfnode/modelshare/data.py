@@ -16,8 +16,8 @@ from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole
 from sfnode.modelshare.sharing import Sharing, one_file
+from sfnode.printable import size_text
 from sfnode.settings import Settings
-from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import public_files as files
 from sfprotocol.errors import RemoteProtocolError

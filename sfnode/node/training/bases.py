@@ -18,7 +18,7 @@ from sfnode.models import bases as files
 from sfnode.modelshare.sharing import Listed, Sharing, one_file
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
-from sfnode.sizes import size_text
+from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol.decisions import Bases
 from sfprotocol.errors import RemoteProtocolError

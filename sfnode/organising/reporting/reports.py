@@ -15,10 +15,10 @@ from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, MembersEvidence
 from sfnode.organising.organiser import OrganiserState
+from sfnode.organising.owner_decisions import link_in
 from sfnode.organising.reporting.alarms import Silence, alarms
 from sfnode.organising.reporting.run_history import Results
-from sfnode.organising.sequel import link_in
-from sfnode.printable import command
+from sfnode.printable import command, part_of
 from sfnode.schema.metrics import model_in_words, result_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, Wait
 from sfnode.schema.organising import (
@@ -36,7 +36,6 @@ from sfnode.schema.organising import (
 )
 from sfnode.schema.status import AlarmStatus, RunStatus, WaitStatus
 from sfnode.schema.views import OriginsQuery
-from sfnode.sizes import part_of
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
