@@ -38,6 +38,10 @@ LOCALHOST = "127.0.0.1"
 """Address at which a node serves its dashboard and metrics unless its owner names another."""
 
 
+SPARE_BYTES = 64 << 20
+"""Bytes that must stay free on a node's disk: its log goes on growing there."""
+
+
 def variable(flag: str) -> str:
     """Return the environment variable of a flag: `--data-dir` has SFNODE_DATA_DIR."""
     return PREFIX + flag.removeprefix("--").replace("-", "_").upper()

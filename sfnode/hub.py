@@ -23,8 +23,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
+from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
-from sfnode.sizes import SPARE_BYTES, size_text
+from sfnode.printable import size_text
 from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
 
 PATIENCE = 5.0

@@ -27,7 +27,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole, is_file
 from sfnode.manifest.task import Task
 from sfnode.models import bases
-from sfnode.sizes import size_text
+from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
 from sfnode.tasks import dataset, prompts, public_files, row_files, verifying
 from sfnode.tasks.presets import PRESETS, of_model

@@ -38,7 +38,7 @@ class NotInVirtualTimeError(RuntimeError):
 
 
 class Program:
-    """What runs as one process would: all tasks that were begun in its context. It may be killed."""
+    """Tasks that end together, as those of a process: all those begun in its context. They may be killed."""
 
     def __init__(self, work: Callable[[Random], float] = lambda random: random.uniform(*WORK)) -> None:
         """`work` draws the seconds that one job of an executor takes."""

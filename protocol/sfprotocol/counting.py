@@ -90,7 +90,7 @@ class NamedStop(NamedTuple):
 
 
 @dataclass(slots=True)
-class Invitation:
+class PublishedInvitation:
     """The key of an invitation, and who may still come by it."""
 
     key: bytes
@@ -104,7 +104,7 @@ class Member:
     """An origin that the organiser has admitted."""
 
     origin: bytes
-    invitation: Invitation | None
+    invitation: PublishedInvitation | None
     revoked_itself: int = NEVER
 
     @property
@@ -148,7 +148,7 @@ class Counting:
         self.budget = budget
         self.finished = False
         self.members: list[Member] = []
-        self.invitations: list[Invitation] = []
+        self.invitations: list[PublishedInvitation] = []
         self.validators: tuple[int, ...] = ()
         """Numbers of the members who are named to measure the closes that follow, ascending (SPEC O18)."""
         self.checkpoints: list[Checkpoint] = []
@@ -470,7 +470,7 @@ class Counting:
             case Admit():
                 return self._admit(decision)
             case Invite(key=key, uses=uses) if len(self.invitations) < MAX_MEMBERS:
-                self.invitations.append(Invitation(key, uses))
+                self.invitations.append(PublishedInvitation(key, uses))
             case Budget(updates=updates):
                 self.budget = updates
             case Finish():

@@ -18,7 +18,7 @@ from sfprotocol.signing import Verify, extend
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Comparison:
     """The result of comparing another history with ours."""
 
     proof: Proof | None = None
@@ -27,26 +27,26 @@ class Finding:
     our past."""
 
 
-def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify) -> Finding:
+def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify) -> Comparison:
     """Compare what a peer has shown with our own log (SPEC E2)."""
     if isinstance(event.against, Proof):
-        return Finding(_adopted(event, event.against))
+        return Comparison(_adopted(event, event.against))
     found = _compare(run, event, event.against, signed)
-    return Finding(_beside_cut(state, event, event.against)) if _meets_cut(state, event, found) else found
+    return Comparison(_beside_cut(state, event, event.against)) if _meets_cut(state, event, found) else found
 
 
-def _compare(run: RunParameters, event: Examined, theirs: Segment, signed: Verify) -> Finding:
+def _compare(run: RunParameters, event: Examined, theirs: Segment, signed: Verify) -> Comparison:
     head = extend(event.chain, theirs.parts)
     if not signed(run.run_id, event.feed, theirs.stop, head, theirs.signature):
-        return Finding()
+        return Comparison()
     ours = event.ours
     pairs = zip(_updates(ours.parts), _updates(theirs.parts), strict=False)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     if common == min(ours.count, theirs.count):
-        return Finding(same_until=theirs.first + common)
+        return Comparison(same_until=theirs.first + common)
     fork = extend(event.chain, first_updates(ours.parts, common))
     one, other = (Branch(drop_updates(side.parts, common), side.signature) for side in (ours, theirs))
-    return Finding(Proof(event.feed, theirs.first + common, (fork, fork), (one, other)))
+    return Comparison(Proof(event.feed, theirs.first + common, (fork, fork), (one, other)))
 
 
 def _adopted(event: Examined, theirs: Proof) -> Proof | None:
@@ -58,7 +58,7 @@ def _adopted(event: Examined, theirs: Proof) -> Proof | None:
     return _apart(event.feed, theirs, event.chain, Branch(event.ours.parts, event.ours.signature))
 
 
-def _meets_cut(state: FeedState, event: Examined, found: Finding) -> bool:
+def _meets_cut(state: FeedState, event: Examined, found: Comparison) -> bool:
     """Return whether a signed continuation of ours meets the cut with another chain head than the cut's."""
     theirs = event.against
     if not isinstance(theirs, Segment) or found.same_until is None or event.kept is None:

@@ -16,7 +16,7 @@ from sfprotocol.link import Link
 from sfprotocol.messages import Claim, Feed, Proof, Segment
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.pulls import Pulls
-from sfprotocol.rate_limit import FORGERY_COST, Origins
+from sfprotocol.rate_limit import FORGERY_COST, OriginBuckets
 from sfprotocol.segments import without_front
 from sfprotocol.signing import Verify, genesis, sound
 
@@ -33,7 +33,7 @@ class ForkResolution:
         links: dict[LinkId, Link],
         pulls: Pulls,
         own: OwnFeed,
-        origins: Origins,
+        origins: OriginBuckets,
         counters: Counters,
         *,
         verify: Verify,

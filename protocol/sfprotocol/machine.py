@@ -72,7 +72,7 @@ from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
-from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, Origins
+from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, OriginBuckets
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
@@ -132,7 +132,7 @@ class Machine:
         self._verify = verify
         self._next_tick = now + SYNC_INTERVAL
         self._turn = 0
-        self._origins = Origins()
+        self._origins = OriginBuckets()
         self.reserve = Bucket(RESERVE_BURST, now)
         """The bucket of what all links together may bring beyond their rates (SPEC L9)."""
         self._pulls = Pulls(frontier, self.links, self._origins)

@@ -17,7 +17,7 @@ from sfprotocol.events import Action, LinkId, Transmit
 from sfprotocol.frontier import Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import Feed, Position, Want
-from sfprotocol.rate_limit import Origins
+from sfprotocol.rate_limit import OriginBuckets
 
 GRAFT_DELAY = 0.1
 """Seconds between hearing that a peer has more and asking for it: what is pushed to us arrives about as late
@@ -62,7 +62,7 @@ class Pull:
 class Pulls:
     """All pulls of one machine."""
 
-    def __init__(self, frontier: Frontier, links: dict[LinkId, Link], origins: Origins) -> None:
+    def __init__(self, frontier: Frontier, links: dict[LinkId, Link], origins: OriginBuckets) -> None:
         self._frontier = frontier
         self._origins = origins
         self._links = links

@@ -102,7 +102,7 @@ class Intake:
         return self.bucket.at + max(debt / INTAKE_RATE, LEAST_REST if debt else 0.0)
 
 
-class Origins:
+class OriginBuckets:
     """The buckets of origins, all incarnations of a key together; asked before a signature is checked.
 
     They are charged only once it holds: forgeries must not use up what is their victim's.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgpack
-from actors import RUN_ID
+from plain import RUN_ID
 
 from sfprotocol import PROTOCOL_VERSION, invitation
 

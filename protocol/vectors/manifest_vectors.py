@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 import msgpack
-from actors import SECRETS, origin, weak_origins
+from plain import SECRETS, origin, weak_origins
 
 from sfprotocol import seeds
 

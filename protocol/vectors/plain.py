@@ -1,4 +1,4 @@
-"""Values of the protocol as plain JSON, as the vectors write messages, events and actions.
+"""What the files of vectors share: values of the protocol as plain JSON, the run, and the origins in it.
 
 A value with a type is an object with its name under "type"; bytes are hexadecimal; 64-bit fields are decimal
 strings; a feed is spread into "origin" and "incarnation" where it stands alone and is an object elsewhere.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol.messages import (
     Ahead,
@@ -58,3 +60,23 @@ def _fields(value: Any) -> dict[str, Any]:
     found = {name: plain(getattr(value, name)) for name in named}
     found = {name: str(item) if name in WIDE else item for name, item in found.items()}
     return {name: [str(key) for key in item] if name == "feed_keys" else item for name, item in found.items()}
+
+
+# -- the run of the vectors, and the origins in it: sound ones, and keys that nobody may have --------------
+
+RUN_ID = bytes(range(32))
+SECRETS = (b"\x01" * 32, b"\x02" * 32)
+"""Private keys of two origins."""
+
+
+def origin(secret: bytes) -> bytes:
+    """Return the public key."""
+    return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def weak_origins() -> list[bytes]:
+    """Return keys of small order, then encodings of y that are not below the prime (SPEC S5)."""
+    prime = 2**255 - 19
+    eight = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+    values = [0, 1, prime - 1, eight, prime - eight, eight + 2**255, prime, prime + 1, prime + 3, 2**255 - 1]
+    return [value.to_bytes(32, "little") for value in values]

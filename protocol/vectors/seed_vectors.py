@@ -6,8 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from actors import RUN_ID, SECRETS, origin
-from plain import integers, plain
+from plain import RUN_ID, SECRETS, integers, origin, plain
 
 from sfprotocol import seeds
 from sfprotocol.messages import Feed

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from actors import RUN_ID, SECRETS, origin, weak_origins
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from plain import plain
+from plain import RUN_ID, SECRETS, origin, plain, weak_origins
 
 from sfprotocol import proof_of_work, seeds
 from sfprotocol.frontier import Frontier

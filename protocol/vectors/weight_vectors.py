@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 import numpy as np
-from actors import RUN_ID
+from plain import RUN_ID
 
 from sfprotocol import model_listing, seeds
 

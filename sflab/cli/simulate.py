@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from sfnode.cli.exit import DONE, FAILED
-from sfnode.cli.groups import Entry, LazyGroup
+from sfnode.cli.groups import Lazy, LazyGroup
 from sfnode.cli.options import option
 from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "network": Entry("sflab.cli.simulate:network", "Nodes, faults and attacks on a virtual clock."),
-    "training": Entry("sflab.cli.simulate_training:training", "Train many virtual clients in one process."),
-    "sweep": Entry("sflab.cli.studies:sweep", "Train with every combination of some numbers."),
-    "paper": Entry("sflab.cli.studies:paper", "Compare the methods of the SeedFlood paper."),
-    "report": Entry("sflab.cli.studies:report", "Write the report of a results folder."),
+    "network": Lazy("sflab.cli.simulate:network", "Nodes, faults and attacks on a virtual clock."),
+    "training": Lazy("sflab.cli.simulate_training:training", "Train many virtual clients in one process."),
+    "sweep": Lazy("sflab.cli.studies:sweep", "Train with every combination of some numbers."),
+    "paper": Lazy("sflab.cli.studies:paper", "Compare the methods of the SeedFlood paper."),
+    "report": Lazy("sflab.cli.studies:report", "Write the report of a results folder."),
 }
 
 

@@ -19,7 +19,7 @@ LAB = "sflab"
 """Package with the simulator and the benches, which is beside the product."""
 
 
-class Entry(NamedTuple):
+class Lazy(NamedTuple):
     """A command that has not been imported."""
 
     where: str
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 class LazyGroup(click.Group):
     """A group of the commands in `entries`, by name."""
 
-    def __init__(self, *arguments: Any, entries: Mapping[str, Entry], **settings: Any) -> None:
+    def __init__(self, *arguments: Any, entries: Mapping[str, Lazy], **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._entries = entries
 

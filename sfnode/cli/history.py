@@ -24,9 +24,8 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, count
 from sfnode.errors import Code, UserError
-from sfnode.printable import called, command
+from sfnode.printable import called, command, part_of
 from sfnode.schema.metrics import measured
-from sfnode.sizes import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from sfnode.manifest.sections import DataRole, is_file
 from sfnode.manifest.training import Training
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
-from sfnode.sizes import size_text
+from sfnode.printable import size_text
 from sfnode.tasks import public_files
 
 MOST = 0.5

@@ -20,7 +20,6 @@ from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_optio
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
 from sfnode.cli.groups import GroupedCommand
-from sfnode.cli.limit_options import limit_options, reason, take_limits
 from sfnode.cli.options import (
     asked_link,
     data_dir_option,
@@ -39,7 +38,7 @@ from sfnode.cli.options import (
     verifier_option,
 )
 from sfnode.cli.output import echo
-from sfnode.cli.owner import LIMITS
+from sfnode.cli.owner import LIMITS, limit_options, reason, take_limits
 from sfnode.cli.passphrases import asked
 from sfnode.cli.progress import Narration, follow
 from sfnode.errors import Code, UserError

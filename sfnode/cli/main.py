@@ -16,7 +16,7 @@ import click
 
 import sfnode
 from sfnode.cli.exit import DONE, interrupted, show, show_usage
-from sfnode.cli.groups import Entry, LazyGroup
+from sfnode.cli.groups import Lazy, LazyGroup
 from sfnode.cli.options import DEFAULT_CONFIG, config_file
 from sfnode.cli.output import begin
 from sfnode.defaults import variable
@@ -27,57 +27,57 @@ COLLECTED_AFTER = 10_000
 takes an eighth of the time in which a node loads its libraries."""
 
 COMMANDS = {
-    "init": Entry("sfnode.cli.init:init", "Write the manifest of a new run."),
-    "join": Entry("sfnode.cli.join:join", "Run a node: join a run, or start one."),
-    "invite": Entry("sfnode.cli.invite:invite", "Print the link with which others join."),
-    "upgrade-check": Entry(
+    "init": Lazy("sfnode.cli.init:init", "Write the manifest of a new run."),
+    "join": Lazy("sfnode.cli.join:join", "Run a node: join a run, or start one."),
+    "invite": Lazy("sfnode.cli.invite:invite", "Print the link with which others join."),
+    "upgrade-check": Lazy(
         "sfnode.cli.upgrade_check:upgrade_check", "Say whether this sfnode can join a run."
     ),
-    "completion": Entry(
+    "completion": Lazy(
         "sfnode.cli.groups:completion", "Print the script that completes commands in your shell."
     ),
-    "peer-id": Entry(
+    "peer-id": Lazy(
         "sfnode.cli.invite:peer_id_command", "Print a folder's peer id, even before its node runs."
     ),
-    "swarm": Entry("sfnode.cli.swarm:swarm", "Run a local swarm and compare its nodes."),
-    "organise": Entry("sfnode.cli.organise:organise", "See and decide what counts in an organised run."),
-    "status": Entry("sfnode.cli.status:status", "Show what a running node is doing."),
-    "pause": Entry("sfnode.cli.owner:pause", "Have a running node compute nothing for a while."),
-    "resume": Entry("sfnode.cli.owner:resume", "End a pause."),
-    "limit": Entry("sfnode.cli.owner:limit", "Show or change the limits of a running node."),
-    "finish": Entry("sfnode.cli.owner:finish", "Have a running node complete its step, then leave."),
-    "leave": Entry("sfnode.cli.owner:leave", "End a running node; nothing that is finished is lost."),
-    "export": Entry("sfnode.cli.export:export", "Write the trained model to a folder."),
-    "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
-    "log": Entry("sfnode.cli.history:log", "Show what was decided in a run, and who brought what."),
-    "checkout": Entry("sfnode.cli.history:checkout", "Recompute the state, or the model, of any seal."),
-    "diff": Entry("sfnode.cli.history:diff", "Show what has changed between two seals."),
-    "leaderboard": Entry(
+    "swarm": Lazy("sfnode.cli.swarm:swarm", "Run a local swarm and compare its nodes."),
+    "organise": Lazy("sfnode.cli.organise:organise", "See and decide what counts in an organised run."),
+    "status": Lazy("sfnode.cli.status:status", "Show what a running node is doing."),
+    "pause": Lazy("sfnode.cli.owner:pause", "Have a running node compute nothing for a while."),
+    "resume": Lazy("sfnode.cli.owner:resume", "End a pause."),
+    "limit": Lazy("sfnode.cli.owner:limit", "Show or change the limits of a running node."),
+    "finish": Lazy("sfnode.cli.owner:finish", "Have a running node complete its step, then leave."),
+    "leave": Lazy("sfnode.cli.owner:leave", "End a running node; nothing that is finished is lost."),
+    "export": Lazy("sfnode.cli.export:export", "Write the trained model to a folder."),
+    "verify": Lazy("sfnode.cli.verify:verify", "Replay the log and check every signature."),
+    "log": Lazy("sfnode.cli.history:log", "Show what was decided in a run, and who brought what."),
+    "checkout": Lazy("sfnode.cli.history:checkout", "Recompute the state, or the model, of any seal."),
+    "diff": Lazy("sfnode.cli.history:diff", "Show what has changed between two seals."),
+    "leaderboard": Lazy(
         "sfnode.cli.leaderboard:leaderboard", "Show what each member has brought, and its worth."
     ),
-    "bisect": Entry("sfnode.cli.history:bisect", "Find what made the model worse, and whose work it was."),
-    "fork": Entry("sfnode.cli.fork:fork", "Start a new run from a seal of another."),
-    "archive": Entry("sfnode.cli.export:archive", "Write a run to one file that verifies itself."),
-    "import": Entry("sfnode.cli.export:import_", "Take in the archive of a run, verified."),
-    "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
-    "try-reward": Entry(
+    "bisect": Lazy("sfnode.cli.history:bisect", "Find what made the model worse, and whose work it was."),
+    "fork": Lazy("sfnode.cli.fork:fork", "Start a new run from a seal of another."),
+    "archive": Lazy("sfnode.cli.export:archive", "Write a run to one file that verifies itself."),
+    "import": Lazy("sfnode.cli.export:import_", "Take in the archive of a run, verified."),
+    "eval": Lazy("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
+    "try-reward": Lazy(
         "sfnode.cli.try_reward:try_reward", "Score a base model's answers before a reward run."
     ),
-    "bases": Entry("sfnode.cli.bases:bases", "Make bases to publish for a run."),
-    "bench": Entry("sflab.cli.bench:bench", "Show what this machine can do with a model."),
-    "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
-    "simulate": Entry("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
-    "publish": Entry("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
-    "publish-directory": Entry(
+    "bases": Lazy("sfnode.cli.bases:bases", "Make bases to publish for a run."),
+    "bench": Lazy("sflab.cli.bench:bench", "Show what this machine can do with a model."),
+    "doctor": Lazy("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
+    "simulate": Lazy("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
+    "publish": Lazy("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
+    "publish-directory": Lazy(
         "sfnode.cli.publish:publish_directory", "Write a page about several runs from their run.json."
     ),
-    "certificate": Entry("sfnode.cli.certificate:certificate", "Certify what a key has brought to a run."),
-    "verify-certificate": Entry(
+    "certificate": Lazy("sfnode.cli.certificate:certificate", "Certify what a key has brought to a run."),
+    "verify-certificate": Lazy(
         "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
     ),
-    "top": Entry("sfnode.cli.dashboard:top", "Watch a running node in the terminal."),
-    "list": Entry("sfnode.cli.list:list_", "List the runs on this machine."),
-    "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
+    "top": Lazy("sfnode.cli.dashboard:top", "Watch a running node in the terminal."),
+    "list": Lazy("sfnode.cli.list:list_", "List the runs on this machine."),
+    "dashboard": Lazy("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,6 +113,21 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
 # -- deciding ----------------------------------------------------------------------------------------
 
 
+def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
+    """Return a command, with options of its own, that has the node sign the decision that `make` returns,
+    given a client of the node, and prints what that changes."""
+
+    @dry_run_option
+    @data_dir_option
+    @json_option
+    @wraps(make)
+    def decide(dry_run: bool, data_dir: Path, as_json: bool, **given: Any) -> None:
+        node = running_node(data_dir)
+        _tell(_decide(node, make(node, **given), dry_run), as_json)
+
+    return decide
+
+
 @organise.command
 @option(
     "--uses",
@@ -161,16 +177,13 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     metavar="COUNT",
     help="Updates of it with one epoch label.  [default: the manifest's]",
 )
-@dry_run_option
-@data_dir_option
-@json_option
-def admit(origin: str, quota: int | None, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+@deciding
+def admit(node: SyncClient, origin: str, quota: int | None) -> Decision:
     """Admit a newcomer, or raise a member's quota. ORIGIN is its key, or the first 8 or more digits of it."""
     from sfprotocol.decisions import Admit
 
-    node = running_node(data_dir)
     key = bytes.fromhex(_origin(node, origin.lower()))
-    _tell(_decide(node, Admit(key, quota or node.organising().quota, 0), dry_run), as_json)
+    return Admit(key, quota or node.organising().quota, 0)
 
 
 @organise.command
@@ -183,17 +196,8 @@ def admit(origin: str, quota: int | None, dry_run: bool, data_dir: Path, as_json
     help="Revoke this invitation, and everybody who came by it.",
 )
 @epoch_option
-@dry_run_option
-@data_dir_option
-@json_option
-def revoke(
-    member: str | None,
-    number: int | None,
-    from_epoch: int | None,
-    dry_run: bool,
-    data_dir: Path,
-    as_json: bool,
-) -> None:
+@deciding
+def revoke(node: SyncClient, member: str | None, number: int | None, from_epoch: int | None) -> Decision:
     """Let nothing of MEMBER count from an epoch on. What is sealed stays: `void` takes that back.
 
     MEMBER is a number, or 8 or more digits of the key, as `sfnode organise members` shows them.
@@ -202,14 +206,10 @@ def revoke(
 
     if (member is None) == (number is None):
         raise click.UsageError("name a member, or an --invitation")
-    node = running_node(data_dir)
     epoch = node.organising().open_epoch if from_epoch is None else from_epoch
-    wish: Decision = (
-        Revoke(_member(node, member), epoch)
-        if member is not None
-        else RevokeInvitation((number or 1) - 1, epoch)
-    )
-    _tell(_decide(node, wish, dry_run), as_json)
+    if member is not None:
+        return Revoke(_member(node, member), epoch)
+    return RevokeInvitation((number or 1) - 1, epoch)
 
 
 @organise.command
@@ -221,28 +221,22 @@ def revoke(
     metavar="MEMBER",
     help="Only what this member made; repeat for more.  [default: everybody's]",
 )
-@dry_run_option
-@data_dir_option
-@json_option
-def void(epochs: str, names: tuple[str, ...], dry_run: bool, data_dir: Path, as_json: bool) -> None:
+@deciding
+def void(node: SyncClient, epochs: str, names: tuple[str, ...]) -> Decision:
     """Take back what the seals of these epochs have counted. It cannot be counted again."""
     from sfprotocol.decisions import Void
 
     form = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", epochs, re.ASCII)
     if form is None:
         raise click.BadParameter("say which, for example 7 or 7-12", param_hint="EPOCH")
-    node = running_node(data_dir)
-    chosen = tuple(sorted({_member(node, name) for name in names}))
-    _tell(_decide(node, Void(int(form[1]), int(form[2] or form[1]), chosen), dry_run), as_json)
+    return Void(int(form[1]), int(form[2] or form[1]), _chosen(node, names))
 
 
 @organise.command
 @click.argument("names", nargs=-1, metavar="[MEMBER]...")
 @option("--none", "nobody", is_flag=True, help="Name nobody: the organiser measures alone.")
-@dry_run_option
-@data_dir_option
-@json_option
-def validators(names: tuple[str, ...], nobody: bool, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+@deciding
+def validators(node: SyncClient, names: tuple[str, ...], nobody: bool) -> Decision:
     """Name the members who measure, for the organiser, what the others bring; five of them for each epoch.
 
     They take the place of those who were named before. MEMBER is a number, or 8 or more digits of the key, as
@@ -252,21 +246,17 @@ def validators(names: tuple[str, ...], nobody: bool, dry_run: bool, data_dir: Pa
 
     if bool(names) == nobody:
         raise click.UsageError("name members, or --none")
-    node = running_node(data_dir)
-    chosen = tuple(sorted({_member(node, name) for name in names}))
-    _tell(_decide(node, Validators(chosen), dry_run), as_json)
+    return Validators(_chosen(node, names))
 
 
 @organise.command
 @click.argument("updates", type=click.IntRange(0, MAX_U32), metavar="UPDATES")
-@dry_run_option
-@data_dir_option
-@json_option
-def budget(updates: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+@deciding
+def budget(_: SyncClient, updates: int) -> Decision:
     """Change the number of counted updates with which the run is complete."""
     from sfprotocol.decisions import Budget
 
-    _tell(_decide(running_node(data_dir), Budget(updates), dry_run), as_json)
+    return Budget(updates)
 
 
 @organise.command
@@ -293,13 +283,13 @@ def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_js
 
     node, layout = running_node(data_dir), Layout(data_dir)
     first = node.organising().next_subspace if subspace is None else subspace
-    wish = Bases(first, bytes.fromhex(files.digest_of(file)))
-    result = _decide(node, wish, dry_run=True)
+    decision = Bases(first, bytes.fromhex(files.digest_of(file)))
+    result = _decide(node, decision, dry_run=True)
     if not dry_run:  # nobody is told of a file that could not be had from here
         manifest = Manifest.from_toml(layout.manifest)
         with disk_faults(layout.bases):
             files.keep(file, layout.bases, manifest.model.parsed_targets(), manifest.training.rank)
-        result = _decide(node, wish, dry_run=False)
+        result = _decide(node, decision, dry_run=False)
     _tell(result, as_json)
 
 
@@ -320,34 +310,30 @@ def end(yes: bool, dry_run: bool, data_dir: Path, as_json: bool) -> None:
 
 @organise.command
 @click.argument("text", metavar="TEXT")
-@dry_run_option
-@data_dir_option
-@json_option
-def announce(text: str, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+@deciding
+def announce(_: SyncClient, text: str) -> Decision:
     """Tell everybody something, in 1,000 bytes at most; it is kept with the run for ever."""
     from sfprotocol.decisions import Announce
 
-    _tell(_decide(running_node(data_dir), Announce(text), dry_run), as_json)
+    return Announce(text)
 
 
 @organise.command("next")
 @click.argument("link", metavar="LINK")
-@dry_run_option
-@data_dir_option
-@json_option
-def go_on(link: str, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+@deciding
+def announce_next(_: SyncClient, link: str) -> Decision:
     """Announce that this run goes on as the one to which LINK leads, which `sfnode fork` has made of it.
 
     Nodes that were started with `sfnode join --follow` finish what they do here and go there by themselves;
     the others show the announcement, with the link. It is kept with the run for ever, and so is a secret in
     the link.
     """
-    from sfnode.organising.sequel import announcement
+    from sfnode.organising.owner_decisions import announcement
     from sfnode.peers.invitations import read_link
     from sfprotocol.decisions import Announce
 
     read_link(link)
-    _tell(_decide(running_node(data_dir), Announce(announcement(link)), dry_run), as_json)
+    return Announce(announcement(link))
 
 
 organise.add_command(hand_over)
@@ -406,6 +392,11 @@ def _member(node: SyncClient, name: str) -> int:
     digits = name.lower()
     _check_digits(digits)
     return int(_only(digits, [str(member.number) for member in _members(node, digits)], "members"))
+
+
+def _chosen(node: SyncClient, names: Iterable[str]) -> tuple[int, ...]:
+    """Return the numbers of members, ascending, each once."""
+    return tuple(sorted({_member(node, name) for name in names}))
 
 
 def _origin(node: SyncClient, digits: str) -> str:

@@ -32,8 +32,8 @@ from rich.text import Text
 
 from sfnode.cli.output import echo
 from sfnode.logging import BEGINS, begins, log
+from sfnode.printable import size_text
 from sfnode.schema.node_state import NodeState
-from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema.status import Status

@@ -17,7 +17,7 @@ from sfnode.cli.owner import parse_duration
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import count
 from sfnode.errors import Code, UserError
-from sfnode.sizes import size_text
+from sfnode.printable import size_text
 
 if TYPE_CHECKING:
     from sfnode.publish.site import PublishedFolder

@@ -14,9 +14,9 @@ from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.owner import limit_lines
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats
+from sfnode.printable import pace, part_of, size_text, span
 from sfnode.schema.metrics import drift_in_words, trained_by
 from sfnode.schema.unchecked import plain
-from sfnode.sizes import pace, part_of, size_text, span
 
 if TYPE_CHECKING:
     from sfnode.schema import FeedStatus, Status

@@ -18,7 +18,7 @@ from sfnode.store.data_folder import Layout
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
     from sfnode.manifest import Manifest
-    from sfnode.schema.provenance import Provenance
+    from sfnode.schema.history import Provenance
     from sfnode.store.checkout import Checkout
     from sfnode.store.log import UpdateLog
     from sfprotocol.machine import Machine

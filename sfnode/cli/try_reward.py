@@ -11,8 +11,7 @@ from sfnode.cli.options import device_option, dtype_option, json_option, option,
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
-from sfnode.printable import paragraph
-from sfnode.sizes import size_text
+from sfnode.printable import paragraph, size_text
 from sfnode.tasks.presets import PRESETS
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import json
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 from urllib.parse import urlencode
 
 from sfnode import schema
@@ -96,6 +97,7 @@ async def exchange_blocking(path: Path, message: bytes, deadline: float) -> byte
 
 T = TypeVar("T", bound="BaseModel")
 R = TypeVar("R")
+P = ParamSpec("P")
 
 Kind = Callable[[], type[T]]
 """Names the model of an answer; called, and so loaded, only when an answer is validated."""
@@ -267,97 +269,52 @@ class _BlockingClient(Client):
     _exchange = staticmethod(exchange_blocking)
 
 
+def waiting(
+    call: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SyncClient, P], R]:
+    """Return a method that waits for the answer that `call` of a client would bring."""
+
+    @wraps(call)
+    def wait(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return _finished(call(self._client, *args, **kwargs))
+
+    return wait
+
+
 class SyncClient:
     """Asks the same as `Client`, without an event loop; every call waits for its answer."""
 
     def __init__(self, socket: Path, *, checked: bool = True) -> None:
         self._client = _BlockingClient(socket, checked=checked)
 
-    def status(self) -> schema.Status:
-        return _finished(self._client.status())
-
-    def digest(self) -> schema.CoreStatus:
-        return _finished(self._client.digest())
-
-    def evaluate(
-        self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
-    ) -> schema.NodeEvaluation:
-        return _finished(self._client.evaluate(base=base, calibrated=calibrated, probe=probe, limit=limit))
-
-    def invitation(self) -> schema.InviteResult:
-        return _finished(self._client.invitation())
-
-    def progress(self) -> schema.Progress:
-        return _finished(self._client.progress())
-
-    def curves(self) -> schema.Curves:
-        return _finished(self._client.curves())
-
-    def swarm(self) -> schema.Swarm:
-        return _finished(self._client.swarm())
-
-    def feeds(self, *, offset: int = 0, limit: int = 100) -> schema.Feeds:
-        return _finished(self._client.feeds(offset=offset, limit=limit))
-
-    def every_feed(self) -> list[schema.FeedStatus]:
-        return _finished(self._client.every_feed())
-
-    def origins(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.Origins:
-        return _finished(self._client.origins(offset=offset, limit=limit, find=find))
-
-    def history(self, *, points: int = 200) -> schema.History:
-        return _finished(self._client.history(points=points))
-
-    def about(self) -> schema.About:
-        return _finished(self._client.about())
-
-    def standing(self) -> schema.OwnStanding:
-        return _finished(self._client.standing())
-
-    def samples(self) -> schema.Samples:
-        return _finished(self._client.samples())
-
-    def timeline(self, *, limit: int = 200) -> schema.Timeline:
-        return _finished(self._client.timeline(limit=limit))
-
-    def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
-        return _finished(self._client.generate(prompt, tokens=tokens))
-
-    def pause(self, seconds: float | None = None) -> schema.Status:
-        return _finished(self._client.pause(seconds))
-
-    def resume(self) -> schema.Status:
-        return _finished(self._client.resume())
-
-    def limits(self) -> schema.Limits:
-        return _finished(self._client.limits())
-
-    def limit(self, changes: Mapping[str, Any]) -> schema.Limits:
-        return _finished(self._client.limit(changes))
-
-    def organising(self) -> schema.OrganiserStatus:
-        return _finished(self._client.organising())
-
-    def members(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.Members:
-        return _finished(self._client.members(offset=offset, limit=limit, find=find))
-
-    def petitions(self) -> schema.PetitionList:
-        return _finished(self._client.petitions())
-
-    def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.DecisionResult:
-        return _finished(self._client.decide(decision, dry_run=dry_run))
-
-    def propose(self, key: str, *, kept: int | None = None) -> schema.SuccessionFile:
-        return _finished(self._client.propose(key, kept=kept))
-
-    def succeed(self, succession: Mapping[str, Any]) -> None:
-        return _finished(self._client.succeed(succession))
-
-    def finish(self) -> None:
-        _finished(self._client.finish())
-
-    def leave(self) -> None:
-        _finished(self._client.leave())
+    status = waiting(Client.status)
+    digest = waiting(Client.digest)
+    evaluate = waiting(Client.evaluate)
+    invitation = waiting(Client.invitation)
+    progress = waiting(Client.progress)
+    curves = waiting(Client.curves)
+    swarm = waiting(Client.swarm)
+    feeds = waiting(Client.feeds)
+    every_feed = waiting(Client.every_feed)
+    origins = waiting(Client.origins)
+    history = waiting(Client.history)
+    about = waiting(Client.about)
+    standing = waiting(Client.standing)
+    samples = waiting(Client.samples)
+    timeline = waiting(Client.timeline)
+    generate = waiting(Client.generate)
+    pause = waiting(Client.pause)
+    resume = waiting(Client.resume)
+    limits = waiting(Client.limits)
+    limit = waiting(Client.limit)
+    organising = waiting(Client.organising)
+    members = waiting(Client.members)
+    petitions = waiting(Client.petitions)
+    decide = waiting(Client.decide)
+    propose = waiting(Client.propose)
+    succeed = waiting(Client.succeed)
+    finish = waiting(Client.finish)
+    leave = waiting(Client.leave)
 
 
 def other_version(socket: Path) -> UserError:

@@ -22,9 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.node.organising import Organising
 from sfnode.organising import owner_decisions
 from sfnode.organising.organiser import OrganiserState
-from sfnode.organising.reporting.reports import Organising, Reports
+from sfnode.organising.reporting.reports import Reports
 from sfnode.schema.organising import (
     DecisionRequest,
     DecisionResult,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from sfnode.printable import size_text
 from sfnode.schema.metrics import figure, measured, metric_of
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
-from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation

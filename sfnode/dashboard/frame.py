@@ -30,8 +30,8 @@ from sfnode.dashboard.formatting import (
 )
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import Mood, Now, agreement, alarms, contributed, doing, together
+from sfnode.printable import pace, part_of, size_text, span
 from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
-from sfnode.sizes import pace, part_of, size_text, span
 
 if TYPE_CHECKING:
     from sfnode.schema import Curves, Origin, Origins, OwnStanding, SwarmNode

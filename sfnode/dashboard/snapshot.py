@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.control.client import Client
 from sfnode.dashboard.formatting import count, nats, percent
 from sfnode.errors import UserError
+from sfnode.printable import pace, span
 from sfnode.schema.node_state import NodeState
-from sfnode.sizes import pace, span
 
 if TYPE_CHECKING:
     from sfnode.schema import Curves, NodeEvaluation, OwnStanding, Progress, Status, Swarm, SwarmNode

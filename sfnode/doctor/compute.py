@@ -16,8 +16,7 @@ from typing import NamedTuple
 from sfnode.doctor.findings import CheckedCase, CheckFinding, Subject, note, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.printable import command
-from sfnode.sizes import size_text
+from sfnode.printable import command, size_text
 
 PROCESS = 512 << 20
 """Bytes that a node needs besides its weights: for the libraries (docs/reliability.md) and a mini-batch."""

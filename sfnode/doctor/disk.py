@@ -13,9 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from sfnode.defaults import SPARE_BYTES
 from sfnode.doctor.findings import CheckFinding, Subject, milliseconds, note, ok, problem
 from sfnode.manifest import Manifest
-from sfnode.sizes import SPARE_BYTES, size_text
+from sfnode.printable import size_text
 from sfnode.store.data_folder import holder
 from sfnode.store.disk_errors import sync_folder
 

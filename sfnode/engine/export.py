@@ -29,7 +29,7 @@ from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest import public_name
 from sfnode.models.files import TOKENIZER_FILES
 from sfnode.models.targets import Form
-from sfnode.schema.provenance import Provenance
+from sfnode.schema.history import Provenance
 
 
 class AdapterFit(NamedTuple):

@@ -19,8 +19,8 @@ from sfnode.manifest import is_on_hub, public_name
 from sfnode.manifest.task import Task
 from sfnode.models.files import licence_of
 from sfnode.printable import command, printable
+from sfnode.schema.history import Contributor, Provenance
 from sfnode.schema.metrics import NO_WORTH, metric_of, trained_by
-from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
 from sfnode.tasks.mini_batches import CENTRED
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.errors import Code, UserError
-from sfnode.listed_files import listed
 from sfnode.manifest.sections import Target
-from sfnode.sizes import size_text
+from sfnode.printable import size_text
+from sfnode.tasks.public_files import listed
 from sfprotocol.model_listing import Listing, encode, hash_bases
 
 FILE = "bases"

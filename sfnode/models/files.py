@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
-from sfnode.listed_files import listed
-from sfnode.sizes import size_text
+from sfnode.printable import size_text
+from sfnode.tasks.public_files import listed
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import Listing, Piece, encode, hash_listing, hash_piece
 

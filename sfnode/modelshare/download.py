@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models.files import missing, require_safe, write_piece
+from sfnode.printable import size_text
 from sfnode.resources.bandwidth_limits import RateLimit
-from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
 from sfnode.transport.base import TransportError, peer_of
 from sfprotocol import wire_codec

@@ -17,22 +17,23 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.models import files as model_folder
 from sfnode.models.files import list_model, read_piece
-from sfnode.modelshare.download import DownloadProgress, Givers, ModelDownload
+from sfnode.modelshare.download import Givers, ModelDownload, put_in_place
 from sfnode.peers.selection import address_range
 from sfnode.resources.bandwidth_limits import RateLimit
+from sfnode.schema.status import FetchStatus
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
 from sfnode.transport.base import Asker
 from sfprotocol.messages import PartReply, PartRequest
-from sfprotocol.model_listing import Piece, decode, hash_listing
+from sfprotocol.model_listing import Listing, Piece, decode, hash_listing
 from sfprotocol.rate_limit import Bucket
 
 ASKING_TIME = 20.0
@@ -42,6 +43,10 @@ ASKING_TIME = 20.0
 MAX_RANGES, MAX_PEERS = 256, 64
 """Most ranges, and most peers of one range, whose shares are remembered; beyond that the one that has not
 asked for longest is forgotten. All together take 5 MiB."""
+
+Kind = Literal["data", "base model", "bases"]
+KINDS: tuple[Kind, ...] = ("data", "base model", "bases")
+"""What is fetched, in the order in which a node waits for it."""
 
 T = TypeVar("T")
 
@@ -155,11 +160,11 @@ class Sharing:
         self._upload = upload
         self._loop = asyncio.get_running_loop()
         self._folder: Path | None = None
-        self._download: ModelDownload | None = None
         self._downloading: Future[None] | None = None
         self._closed = False
         self._listing_task: asyncio.Task[None] | None = None
         self._shares = Shares()
+        self._downloads: dict[Kind, ModelDownload] = {}
         self.files: dict[bytes, Path] = {}
         """Files that others may have besides the model: part 0 of a listing of their own."""
         self.listed: dict[bytes, Listed] = {}
@@ -172,9 +177,10 @@ class Sharing:
         return self._settings.role == "trainer" if chosen is None else chosen
 
     @property
-    def progress(self) -> DownloadProgress | None:
-        """Progress of the download from peers; None while there is none."""
-        return self._download.progress if self._download else None
+    def progress(self) -> FetchStatus | None:
+        """Progress of the download from peers that others wait for; None while there is none."""
+        kind = next((kind for kind in KINDS if kind in self._downloads), None)
+        return FetchStatus(what=kind, **self._downloads[kind].progress._asdict()) if kind else None
 
     def close(self) -> None:
         """Stop: nobody waits for the model any longer."""
@@ -228,11 +234,36 @@ class Sharing:
 
     async def _download_all(self) -> None:
         partial = self._layout.partial_model
-        self._download = ModelDownload(self._wanted, partial, self.givers)
         listing = await asyncio.to_thread(self._stored_listing)
-        encoded = await self._download.run(listing)
+        encoded = await self._run("base model", ModelDownload(self._wanted, partial, self.givers), listing)
         await asyncio.to_thread(self._accept, partial, encoded)
-        self._download = None
+
+    async def _run(self, kind: Kind, download: ModelDownload, listing: bytes | None = None) -> bytes:
+        self._downloads[kind] = download
+        try:
+            return await download.run(listing)
+        finally:
+            del self._downloads[kind]
+
+    async def fetch_file(
+        self,
+        kind: Kind,
+        digest: bytes,
+        kept: Path,
+        *,
+        what: str,
+        named: Callable[[bytes], bytes],
+        checked: Callable[[bytes], Listing],
+        check: Callable[[Path], object] = lambda _: None,
+    ) -> None:
+        """Get the one file that a listing names from peers, to where it is kept; `check` raises UserError for
+        one that is not right. For the others see `ModelDownload`, and for what is raised."""
+        arriving = kept.parent / f"{digest.hex()}.partial"
+        log.info("%s %s: asking peers", what, digest.hex()[:16])
+        download = ModelDownload(digest, arriving, self.givers, what=what, named=named, checked=checked)
+        file = decode(await self._run(kind, download)).files[0]
+        await asyncio.to_thread(put_in_place, arriving, file.name, kept, check)
+        log.info("%s %s: complete, and what the run names", what, digest.hex()[:16])
 
     def _accept(self, partial: Path, encoded: bytes) -> None:
         """Move the download to its place. Its pieces are as listed; only now it shows whether the listing is

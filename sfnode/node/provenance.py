@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sfnode.organising.reporting.run_history import Results
+from sfnode.schema.history import Contributor, EvaluatedModel, Provenance
 from sfnode.schema.metrics import model_in_words
-from sfnode.schema.provenance import Contributor, EvaluatedModel, Provenance
 from sfnode.store.checkout import Checkout, at_seal
 from sfprotocol.counting import NEVER
 from sfprotocol.messages import Entry, Feed, RunParameters

@@ -17,9 +17,9 @@ from sfnode.logging import log
 from sfnode.node.run_context import RunContext
 from sfnode.node.startup import in_thread
 from sfnode.organising.reporting.reports import Reports
+from sfnode.printable import pace, part_of, span
 from sfnode.schema.metrics import trained_by
 from sfnode.schema.status import AlarmStatus, Status
-from sfnode.sizes import pace, part_of, span
 from sfprotocol.decisions import FACTOR_ONE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sfnode.loggers.background import Logger
 from sfnode.logging import log
-from sfnode.modelshare.data import DataShare
+from sfnode.modelshare.data import find_data
 from sfnode.modelshare.download import Givers
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import clock, startup
@@ -91,8 +91,6 @@ class RunningNode:
         self.peering = peering_of(joined, self.driver, contacts_url)
         self.limiter = self._make_limiter()
         self.sharing = self._make_sharing()
-        self.data_share = DataShare(self.settings, self.manifest, self.data_dir.data, self.sharing)
-        """Files of the run's public data."""
         with_bases = joined.manifest.training.bases
         self.bases = PublishedBases(joined, self.sharing, self._after_round) if with_bases else None
         """Published bases, in a run that has them."""
@@ -275,8 +273,8 @@ class RunningNode:
 
     def _gather(self) -> Settings:
         """Have the run's data and its base model here, on a thread that may wait; return the settings with
-        the folder of the model. Raises as `DataShare.find` and `Sharing.find`."""
-        self.data_share.find()
+        the folder of the model. Raises as `find_data` and `Sharing.find`."""
+        find_data(self.settings, self.manifest, self.data_dir.data, self.sharing)
         return self.sharing.find()
 
     async def _stock(self) -> None:

@@ -15,6 +15,7 @@ from threading import Event
 from typing import TypeVar
 
 from sfnode.daemon_thread import DaemonExecutor
+from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
@@ -23,8 +24,8 @@ from sfnode.node.driver import LogStore
 from sfnode.node.outside import Outside
 from sfnode.node.training.engine_loading import check_devices
 from sfnode.peers import introductions
+from sfnode.printable import size_text
 from sfnode.settings import Settings
-from sfnode.sizes import SPARE_BYTES, size_text
 from sfnode.store import data_folder
 from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.disk_errors import write_whole

@@ -14,7 +14,6 @@ from sfnode.schema.status import (
     AlarmStatus,
     DeviceStatus,
     DoingStatus,
-    FetchStatus,
     LinkStatus,
     Status,
     WaitStatus,
@@ -30,7 +29,7 @@ def describe(node: RunningNode) -> Status:
     machine, scheduler, traffic = node.machine, node.model.scheduler, node.driver.traffic
     reports, now, asked = node.reports, node.clock(), node.model.asked
     sent, received = carried(node.context)
-    fetch = _fetch(node)
+    fetch = node.sharing.progress
     return Status(
         version=sfnode.__version__,
         run_id=node.manifest.run_id.hex(),
@@ -134,16 +133,6 @@ def lacks(machine: Machine) -> bool:
         for feed, stop in link.has.items()
         if feed not in link.inbox.withheld
     )
-
-
-def _fetch(node: RunningNode) -> FetchStatus | None:
-    """Return the download that is under way."""
-    if data := node.data_share.progress:
-        return FetchStatus(what="data", **data._asdict())
-    if model := node.sharing.progress:
-        return FetchStatus(**model._asdict())
-    bases = node.bases.progress if node.bases else None
-    return FetchStatus(what="bases", **bases._asdict()) if bases else None
 
 
 def _devices(node: RunningNode) -> list[DeviceStatus]:

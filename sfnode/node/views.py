@@ -16,7 +16,7 @@ from sfnode.models.files import licence_of
 from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
 from sfnode.peers.invitations import compose, invite
-from sfnode.peers.latency import Latency
+from sfnode.peers.latency import NeighbourLatencies
 from sfnode.schema import InviteResult
 from sfnode.schema.evaluation import Drift
 from sfnode.schema.status import GpuStatus, MachineStatus
@@ -88,7 +88,7 @@ class Views:
         """Usage of the machine by the node; None until that was looked at."""
         self._beside = DaemonExecutor("index")
         """The thread in which the index is queried, and decisions are read, one query at a time."""
-        self._latency = Latency(node.transport, node.manifest.run_id)
+        self._latency = NeighbourLatencies(node.transport, node.manifest.run_id)
 
     async def run(self) -> None:
         """Sample the node regularly."""

@@ -5,6 +5,7 @@ The fold takes a decision that does not hold for a no-op; an owner has to be tol
 
 from __future__ import annotations
 
+import re
 from copy import copy
 
 from sfprotocol.counting import MAX_MEMBERS, Counting
@@ -112,3 +113,22 @@ def _voids(counting: Counting, void: Void) -> bool:
         for feed in counting.moved(epoch)
         if not void.members or feed // INCARNATIONS in void.members
     )
+
+
+# -- that a run goes on as another one: an announcement for people, and for nodes that follow --------------
+
+FORM = "This run goes on as another one; nodes that were started with --follow go there: sfnode join {}"
+"""Text of the announcement; the braces stand for the link."""
+
+_FORM = re.compile(re.escape(FORM).replace(r"\{\}", r"(sfnode:[A-Za-z0-9_-]+)"))
+
+
+def announcement(link: str) -> str:
+    """Return what tells members that the run goes on as the one to which a link leads."""
+    return FORM.format(link)
+
+
+def link_in(text: str) -> str | None:
+    """Return the link in such an announcement; None for another text."""
+    found = _FORM.fullmatch(text)
+    return found[1] if found else None

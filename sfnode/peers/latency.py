@@ -29,7 +29,7 @@ DEADLINE = 5.0
 """Seconds for a response."""
 
 
-class Latency:
+class NeighbourLatencies:
     """The latency of the neighbours of one node."""
 
     def __init__(self, transport: Transport, run_id: bytes) -> None:

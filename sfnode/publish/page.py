@@ -20,12 +20,11 @@ import sfnode
 from sfnode.dashboard.formatting import count, percent
 from sfnode.dashboard.quality import UNJUDGED, beside, verdict
 from sfnode.dashboard.snapshot import Words
-from sfnode.printable import command
+from sfnode.printable import command, size_text, span
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, PageMember, teams, thinned
 from sfnode.publish.run_file import NAME, CurvePoint, RunFile
 from sfnode.schema.metrics import metric_of
-from sfnode.sizes import size_text, span
 from sfprotocol.worths import WORTH_ONE
 
 # The curve of a run as numbers for an SVG: drawn on the server side, so that a page needs no script.

@@ -52,14 +52,14 @@ METRICS = {
 }
 
 
-class Task(NamedTuple):
+class TaskInWords(NamedTuple):
     """A kind of task, as it is shown."""
 
     name: str
     trained: Trained = LOSS
 
 
-TASKS = {"reward": Task("answers that the model writes and a program scores", REWARD)}
+TASKS = {"reward": TaskInWords("answers that the model writes and a program scores", REWARD)}
 """Kinds of which there is more to say than their names."""
 
 
@@ -114,6 +114,6 @@ def trained_by(task: str) -> Trained:
     return task_of(task).trained
 
 
-def task_of(kind: str) -> Task:
+def task_of(kind: str) -> TaskInWords:
     """Return a kind of task."""
-    return TASKS.get(kind) or Task(kind.replace("-", " "))
+    return TASKS.get(kind) or TaskInWords(kind.replace("-", " "))

@@ -21,7 +21,7 @@ _WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 """Words that stand in JSON for numbers that it cannot express, by what Python writes."""
 
 
-class Record(SimpleNamespace):
+class UncheckedAnswer(SimpleNamespace):
     """One JSON object; its fields are attributes. A field that it lacks raises NODE_NOT_ANSWERING."""
 
     def __getattr__(self, name: str) -> Any:
@@ -35,24 +35,24 @@ class Record(SimpleNamespace):
 
 
 def read(text: bytes) -> Any:
-    """Return the answer in `text`: a `Record`, or a list of them. Raises ValueError for what is no JSON."""
+    """Return the answer in `text`, or a list of them. Raises ValueError for what is no JSON."""
     return json.loads(text, object_hook=_record)
 
 
 def plain(answer: object) -> Any:
     """Return an answer as it was before it was read, for `json.dumps`."""
-    if isinstance(answer, Record):
+    if isinstance(answer, UncheckedAnswer):
         return {name: plain(value) for name, value in vars(answer).items()}
     if isinstance(answer, list):
         return [plain(item) for item in answer]
     return _WORDS.get(str(answer), answer) if isinstance(answer, float) else answer
 
 
-def _record(fields: dict[str, Any]) -> Record:
+def _record(fields: dict[str, Any]) -> UncheckedAnswer:
     for name in MAY_BE_NO_NUMBER:
         if name in fields:
             fields[name] = _number(fields[name])
-    return Record(**fields)
+    return UncheckedAnswer(**fields)
 
 
 def _number(value: Any) -> Any:

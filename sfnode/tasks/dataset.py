@@ -22,8 +22,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
-from sfnode.printable import paragraph
-from sfnode.sizes import size_text
+from sfnode.printable import paragraph, size_text
 from sfnode.tasks import prompts, public_files, row_files, sums, synthetic
 from sfnode.tasks.row_files import Placed, malformed
 from sfprotocol.model_listing import MAX_DATA

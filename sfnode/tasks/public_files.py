@@ -12,9 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sfnode.errors import Code, UserError
-from sfnode.listed_files import listed
 from sfnode.manifest.sections import Data, DataRole
-from sfprotocol.model_listing import MAX_DATA, Listing, encode, hash_data
+from sfprotocol.model_listing import MAX_DATA, PIECE, ListedFile, Listing, encode, hash_data, hash_piece
+
+
+def listed(file: Path, name: str) -> ListedFile:
+    """Return what a listing says under this name of a file; reads and hashes it. Raises OSError."""
+    hashes, size = bytearray(), 0
+    with file.open("rb") as handle:
+        while data := handle.read(PIECE):
+            hashes += hash_piece(data)
+            size += len(data)
+    return ListedFile(name, size, bytes(hashes))
+
 
 FILE = "data"
 """Name of the one file in the listing of which a digest is the hash, whatever it is called on a disk."""

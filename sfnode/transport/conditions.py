@@ -1,4 +1,4 @@
-"""What a simulated network does to every frame on its way, independently of all others. Values only."""
+"""Conditions of a simulated network: what it does to every frame, independently of all others. Data only."""
 
 from __future__ import annotations
 

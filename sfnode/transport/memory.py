@@ -308,7 +308,7 @@ class MemoryTransport:
         self._running = self._dead = False
         self._stopped = asyncio.Event()
         self._context = copy_context()
-        """That of the node: what others cause here belongs to it."""
+        """Context of the node: what others cause here belongs to it."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._link_handler: LinkHandler | None = None
         self._request_handler: RequestHandler | None = None

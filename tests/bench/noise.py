@@ -18,7 +18,7 @@ from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
 from sfnode.models.manifest_builder import build
-from sfnode.stats import privacy
+from sfnode.node import privacy
 from sfprotocol.seeds import update_seeds
 
 QUERIES = 8

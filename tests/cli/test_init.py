@@ -578,14 +578,6 @@ def test_what_cannot_be_is_refused_with_the_option_that_says_it(
     assert not Path("run.toml").exists()
 
 
-def test_a_row_that_does_not_fit_the_task_is_found_now_not_by_the_volunteers(sfnode: Run) -> None:
-    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t7\n")
-    ended = sfnode("init", "--task", "reviews", "--train", "rows.tsv")
-    assert ended.status == 1
-    assert "sfnode: SF031: " in ended.err
-    assert "rows.tsv, line 3" in ended.err
-
-
 def test_training_data_without_a_task_are_not_taken_for_reviews(sfnode: Run) -> None:
     """The task that is proposed is one that can be taken as it stands."""
     Path("news.csv").write_text("title,topic\nRates rise,money\nLate goal wins,sport\nBanks merge,money\n")
@@ -622,15 +614,6 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
     return manifest
 
 
-def test_at_a_terminal_one_may_answer_that_the_run_is_open(
-    sfnode: Run, answers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scalar_limit, "SLOPES", SLOPES)
-    answers("", "", "", "", "", "open", "")
-    assert sfnode("init").status == 0
-    assert but_for_prior(Manifest.from_toml(Path("run.toml"))) == default_manifest()
-
-
 def test_runs_are_organised_unless_asked_otherwise(
     sfnode: Run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -648,16 +631,6 @@ def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_d
     (deputy,) = said.deputies
     assert Identity.read(recovery_key(run_id, KEYS)).public.hex() == deputy
     assert (manifest.training.schedule, manifest.data.validation_limit) == ("constant", 256)
-
-
-def test_keys_lie_in_a_folder_of_the_users_own_by_default(sfnode: Run, home: Path) -> None:
-    organised(sfnode("init", "--organised"), home / ".local/share/sfnode/keys")
-
-
-def test_every_organised_run_has_keys_of_its_own(sfnode: Run) -> None:
-    first = organised(sfnode("init", "--organised", "--keys-dir", "one"), Path("one"))
-    other = organised(sfnode("init", "--force", "--organised", "--keys-dir", "other"), Path("other"))
-    assert first.organised.organiser != other.organised.organiser
 
 
 def test_what_an_organised_run_is_bounded_by_can_be_given(sfnode: Run) -> None:
@@ -702,13 +675,6 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
     assert load_organiser_key(manifest.run_id, organiser, KEYS, b"horse").public == organiser
     with pytest.raises(WrongPassphraseError):
         Identity.read(recovery_key(manifest.run_id, KEYS))
-
-
-def test_the_passphrase_may_come_from_a_file_and_never_from_the_command_line(sfnode: Run) -> None:
-    Path("secret").write_text("horse\n")
-    manifest = organised(sfnode("init", "--keys-dir", KEYS, "--encrypt", "--passphrase-file", "secret"))
-    organiser = bytes.fromhex(manifest.organised.organiser)
-    assert load_organiser_key(manifest.run_id, organiser, KEYS, b"horse").public == organiser
 
 
 def test_the_command_that_organises_is_printed_as_it_is_to_be_typed(sfnode: Run, home: Path) -> None:
@@ -761,13 +727,6 @@ def test_there_is_no_other_file_where_all_rows_are_good(sfnode: Run) -> None:
     flags = ("init", "--open", "--task", "reviews", "--train", "rows.tsv", "--no-measure", "--skip-bad-rows")
     assert "Left out" not in sfnode(*flags).out
     assert Manifest.from_toml(Path("run.toml")).data.train == "rows.tsv"
-
-
-def test_where_no_row_is_good_there_is_no_run(sfnode: Run) -> None:
-    Path("rows.tsv").write_text("text\tlabel\nfine\tgood\n")
-    flags = ("init", "--open", "--task", "reviews", "--train", "rows.tsv", "--skip-bad-rows")
-    assert "SF031: no row of " in sfnode(*flags).err
-    assert not Path("run.toml").exists()
 
 
 def test_bytes_of_a_command_line_that_are_no_text_are_refused(sfnode: Run) -> None:

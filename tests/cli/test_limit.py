@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.cli.limit_options import limit_options, take_limits
-from sfnode.cli.owner import NAMES, limit_lines
+from sfnode.cli.owner import NAMES, limit_lines, limit_options, take_limits
 from sfnode.limits import Limits
 from tests.cli.helpers import Ended
 

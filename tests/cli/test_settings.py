@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from sfnode.cli.join import join
-from sfnode.cli.limit_options import take_limits
 from sfnode.cli.options import bound
+from sfnode.cli.owner import take_limits
 from sfnode.limits import Limits
 from sfnode.settings import Settings
 

@@ -13,17 +13,17 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from sfnode import sizes
+from sfnode import printable
 from sfnode.dashboard import formatting
 from sfnode.dashboard.frame import Shown, absent, ascii_only, frame, named
 from sfnode.dashboard.snapshot import Mood, Words, agreement, doing, look_at_all, measure, together
 from sfnode.dashboard.top import can_be_kept_up_to_date
 from sfnode.limits import Limits
+from sfnode.printable import part_of, size_text
 from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, WaitStatus
 from sfnode.schema.views import Origins, OwnStanding, SwarmNode
-from sfnode.sizes import part_of, size_text
 from tests.node.helpers import PATIENCE, Swarm, eventually, manifest
 from tests.schema.helpers import organised, rewarded
 
@@ -318,15 +318,15 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
         (size_text(1234), "1.2 kB"),
         (size_text(999_600), "1.0 MB"),
         (size_text(5e15), "5000 TB"),
-        (sizes.span(41), "0:41"),
-        (sizes.span(3 * 3600 + 300), "3 h 05"),
-        (sizes.span(100 * 3600), "4 d 4 h"),
-        (sizes.span(None), "?"),
+        (printable.span(41), "0:41"),
+        (printable.span(3 * 3600 + 300), "3 h 05"),
+        (printable.span(100 * 3600), "4 d 4 h"),
+        (printable.span(None), "?"),
         (formatting.delay(0.0004), "0.4 ms"),
         (formatting.delay(0.012), "12 ms"),
         (formatting.delay(1.26), "1.3 s"),
-        (sizes.rate(None), "?"),
-        (sizes.rate(1234.5), "1,234"),
+        (printable.rate(None), "?"),
+        (printable.rate(1234.5), "1,234"),
         (formatting.bar(0.5, 4), "██░░"),
         (formatting.percent(0.5), "50 %"),
         (formatting.percent(0.0123), "1.2 %"),

@@ -23,8 +23,8 @@ from sfnode.engine.model_card import model_card
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
 from sfnode.manifest.sections import Data
+from sfnode.schema.history import Contributor, EvaluatedModel, Provenance
 from sfnode.schema.organising import EpochEvaluation
-from sfnode.schema.provenance import Contributor, EvaluatedModel, Provenance
 from tests.engine.helpers import FAMILIES, data_file, manifest, model_folder, part, trainer, updates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

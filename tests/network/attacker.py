@@ -37,7 +37,6 @@ from tests.network.hostile_client import (
     framed,
     hang_up,
 )
-from tests.network.strangers import STRANGERS
 
 HELD = 300
 """Streams that are held open at once: more than a node serves."""
@@ -197,7 +196,7 @@ async def attack(order: dict[str, Any]) -> dict[str, Any]:
     client.until = time.monotonic() + order["seconds"]
     try:
         began = time.monotonic()
-        await {**ATTACKS, **STRANGERS}[order["attack"]](client)
+        await ATTACKS[order["attack"]](client)
         return {"attack": order["attack"], "seconds": time.monotonic() - began, **client.did}
     finally:
         await client.p2p.shutdown()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -111,8 +110,3 @@ def seconds_until(what: str, condition: Callable[[], object], patience: float = 
     since = time.monotonic()
     until(what, condition, patience)
     return time.monotonic() - since
-
-
-def logged_since(node: Node, start: int, pattern: str) -> bool:
-    """Return whether the node's log matches this regular expression after its first `start` characters."""
-    return re.search(pattern, node.output()[start:]) is not None

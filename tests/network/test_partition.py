@@ -1,8 +1,7 @@
-"""Nodes that cannot find each other at first: late or moved peers, and a run that starts partitioned."""
+"""A run that starts partitioned: two swarms that know nothing of each other."""
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,18 +9,13 @@ from pathlib import Path
 import pytest
 from hivemind.p2p import PeerID
 
-from sfnode.node.startup import remember_peers, remembered_peers
 from sfnode.peers.address_book import BACKOFF_MOST
-from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
-from sfnode.store.log import UpdateLog
 from sfnode.transport.libp2p.keys import ensure_key
-from tests.network.swarm import alive, finish, linked, meets, no_tracebacks, seconds_until, trains, write_run
-from tests.processes.helpers import LOOPBACK, Node, nodes, until
+from tests.network.swarm import alive, finish, no_tracebacks, seconds_until, trains, write_run
+from tests.processes.helpers import LOOPBACK, Node, nodes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-
-LONG = bool(os.environ.get("SFNODE_LONG"))
 
 FOUND_WITHIN = 1.2 * BACKOFF_MOST + 10
 """Seconds from when a peer can be reached until there is a link. A node waits twice as long after every
@@ -45,49 +39,6 @@ def home(tmp_path: Path) -> Path:
 def make(home: Path) -> Iterator[Callable[..., Node]]:
     with nodes(home) as make:
         yield make
-
-
-@pytest.mark.skipif(not LONG, reason="takes a minute or two of waiting: set SFNODE_LONG=1")
-def test_a_restarted_node_finds_a_peer_that_comes_late_and_one_that_moves(
-    home: Path, make: Callable[..., Node]
-) -> None:
-    first, second = free_port(), free_port()
-    relay = make("relay", "--run", "run.toml", "--role", "relay", *first).start()
-    node = make("node", "--peers", relay.address(), *free_port()).start()
-    before = trains(node)
-    peer = linked(node, relay).links[0].peer
-    assert relay.end() == node.end() == 0
-    forget_peers(relay, before)  # so that it is the node that finds the relay
-
-    alone = node.start().until("it runs although nobody answers", lambda s: s.uptime > 4)
-    assert not alone.links
-    alive(relay.start())
-    late = seconds_until("the late peer is found", lambda: meets(node, relay), FOUND_WITHIN)
-    trains(node)
-    address = alive(node).addresses[0]
-    until("the relay remembers where the node is", lambda: address in remembered(relay, before))
-
-    assert relay.end() == 0
-    moved = make("relay", "--role", "relay", *second).start()
-    alive(moved)
-    found = seconds_until("the peer that moved is found", lambda: meets(node, moved), FOUND_WITHIN)
-    assert alive(moved).addresses == [f"{second[1]}/p2p/{peer}"]
-    assert alive(node).origin == before.origin
-    print(f"a late peer was found after {late:.0f} s, one that moved after {found:.0f} s")
-    finish(home, moved, [moved, node])
-    no_tracebacks([moved, node])
-
-
-def remembered(node: Node, status: Status) -> list[str]:
-    """Return the addresses that a running node keeps for its next start."""
-    with UpdateLog.open(Layout(node.folder).log, bytes.fromhex(status.run_id), read_only=True) as log:
-        return remembered_peers(log)
-
-
-def forget_peers(node: Node, status: Status) -> None:
-    """Make the folder that of a node that has met no peer."""
-    with UpdateLog.open(Layout(node.folder).log, bytes.fromhex(status.run_id)) as log:
-        remember_peers(log, [])
 
 
 def test_two_partitions_of_a_run_merge_when_a_common_peer_starts(

@@ -30,7 +30,7 @@ from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
 from sfnode.node.running import RunningNode
 from sfnode.schema.evaluation import Evaluation, LayeredDrift, StepShare
-from sfnode.schema.provenance import Provenance
+from sfnode.schema.history import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import Record, Tail, UpdateLog

@@ -11,7 +11,7 @@ import pytest
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OrganisedSection, Parent
 from sfnode.node import following
-from sfnode.organising.sequel import announcement, link_in
+from sfnode.organising.owner_decisions import announcement, link_in
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key

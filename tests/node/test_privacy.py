@@ -11,7 +11,6 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.node import privacy
 from sfnode.settings import Settings
-from sfnode.stats import privacy as account
 from tests.node.helpers import Swarm, manifest
 
 
@@ -42,14 +41,14 @@ async def test_the_status_says_what_the_noise_is_worth_for_all_updates_so_far(
     swarm: Swarm, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(privacy, "LOOK_INTERVAL", 0.01)
-    monkeypatch.setattr(account, "library", lambda: None)
+    monkeypatch.setattr(privacy, "library", lambda: None)
     asked: list[tuple[float, ...]] = []
-    monkeypatch.setattr(account, "epsilon", lambda *of, together: asked.append((*of, together)) or 2.5)
+    monkeypatch.setattr(privacy, "epsilon", lambda *of, together: asked.append((*of, together)) or 2.5)
     a = await swarm.first(noise=0.5, data=rows)
     await a.until(lambda: (said := a.node.status().privacy) and said.epsilon)
     said = a.node.status().privacy
     assert said
-    assert (said.noise, said.clip, said.epsilon, said.delta) == (0.5, 32_767 / 64, 2.5, account.DELTA)
+    assert (said.noise, said.clip, said.epsilon, said.delta) == (0.5, 32_767 / 64, 2.5, privacy.DELTA)
     assert (0.5, 4, 1024, said.updates, 1) in asked
     assert said.updates > 0
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sfnode.daemon import Node
+from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OpenSection
@@ -22,7 +23,6 @@ from sfnode.models.files import EMBEDDED
 from sfnode.node import startup
 from sfnode.node.outside import Outside
 from sfnode.settings import Settings
-from sfnode.sizes import SPARE_BYTES
 from sfnode.store import tables
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfnode.peers.latency import ECHO, Latency, introduced, introduction
+from sfnode.peers.latency import ECHO, NeighbourLatencies, introduced, introduction
 
 RUN_ID = b"r" * 32
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -46,7 +46,7 @@ class Silent:
 
 async def test_no_measurement_outlives_the_node_even_if_somebody_still_looks_at_it() -> None:
     tasks = asyncio.all_tasks()
-    latency = Latency(Silent(), RUN_ID)  # type: ignore[arg-type]
+    latency = NeighbourLatencies(Silent(), RUN_ID)  # type: ignore[arg-type]
     latency.look({"QmAda": "/ip4/127.0.0.1/tcp/1/p2p/QmAda"})
     assert asyncio.all_tasks() > tasks
     await latency.stop()

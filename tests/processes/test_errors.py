@@ -20,7 +20,6 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models.files import EMBEDDED, SINGLE, digest
 from sfnode.models.manifest_builder import build
-from sfprotocol import PROTOCOL_VERSION
 from tests.models import hostile
 from tests.processes.helpers import (
     LOOPBACK,
@@ -66,13 +65,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     manifest = build({"update_budget": 10_000})
     (home / "run.toml").write_text(manifest.to_toml())
     (home / "other.toml").write_text(build({"update_budget": 20_000}).to_toml())
-    (home / "newer.toml").write_text(
-        manifest.to_toml().replace(f"protocol = {PROTOCOL_VERSION}", "protocol = 99")
-    )
-    (home / "broken.toml").write_text("[[[")
     (home / "bad.tsv").write_text("text\tlabel\nfine soup\t1\nrude staff\t7\n")
-    (home / "kept").mkdir()
-    (home / "kept" / "run.toml").write_text(manifest.to_toml())
     (home / "rows.jsonl").write_text(
         "".join(json.dumps({"text": hostile.SENTENCE, "label": label}) + "\n" for label in "0101")
     )
@@ -86,7 +79,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 HOSTILE: dict[str, Callable[[Path], Path]] = {
-    "growing": lambda folder: hostile.tokenizer(folder, normalizer=hostile.sequence([hostile.GROWING] * 6)),
     "panicking": lambda folder: hostile.tokenizer(
         folder, normalizer=hostile.replace("b", Regex=hostile.ENDLESS)
     ),
@@ -120,41 +112,22 @@ def taken_port(world: World) -> str:
 
 MISTAKES = {
     "no run": Mistake(lambda w: (), 10, "there is no run to join"),
-    "a manifest that is not TOML": Mistake(lambda w: ("--run", "broken.toml"), 11, "broken.toml"),
-    "no manifest": Mistake(lambda w: ("--run", "nowhere.toml"), 11, "nowhere.toml"),
-    "a newer protocol": Mistake(lambda w: ("--run", "newer.toml"), 12, "speaks protocol 99"),
-    "another run by id": Mistake(
-        lambda w: ("--peers", w.relay.address(), "--run-id", "ffff"), 13, "not ffff"
-    ),
     "another run by manifest": Mistake(
         lambda w: ("--peers", w.relay.address(), "--run", "other.toml"), 13, "this is run"
     ),
-    "a folder of another run": Mistake(
-        lambda w: ("--run", "other.toml", "--data-dir", w.home / "kept"), 13, "belongs to run"
-    ),
     "another base model": Mistake(
         lambda w: ("--peers", w.relay.address(), "--model", "model"), 21, "the run started from"
-    ),
-    "a tokenizer that makes gigabytes": Mistake(
-        lambda w: ("--run", "growing.toml"), 23, "the model's tokenizer cannot be used"
     ),
     "a tokenizer that panics": Mistake(
         lambda w: ("--run", "panicking.toml"), 23, "the model's tokenizer cannot be used"
     ),
     "layers without end": Mistake(lambda w: ("--run", "layered.toml"), 23, "num_hidden_layers to 300,000"),
-    "an unknown device": Mistake(
-        lambda w: ("--peers", w.relay.address(), "--device", "abacus"), 24, "the device 'abacus'"
-    ),
-    "no data": Mistake(
-        lambda w: ("--peers", w.relay.address(), "--data", "nowhere.tsv"), 30, "no file nowhere.tsv"
-    ),
     "a bad row": Mistake(
         lambda w: ("--peers", w.relay.address(), "--data", "bad.tsv"), 31, "bad.tsv, line 3"
     ),
     "a folder in use": Mistake(lambda w: ("--data-dir", w.relay.folder), 40, "is in use by process"),
     "nobody there": Mistake(lambda w: ("--peers", NOBODY), 50, NOBODY),
     "a port in use": Mistake(lambda w: ("--run", "run.toml", "--host-maddrs", taken_port(w)), 51, "/tcp/"),
-    "an address that is none": Mistake(lambda w: ("--peers", "127.0.0.1:31337"), 52, "127.0.0.1:31337"),
 }
 
 
@@ -190,7 +163,7 @@ def test_a_mistake_ends_in_one_message_with_its_number(
 def test_a_node_that_lacks_what_it_takes_ends_before_it_joins_and_sends_nothing_to_the_run(
     world: World, ended: dict[str, subprocess.CompletedProcess[str]]
 ) -> None:
-    for name in ("a bad row", "another base model", "an unknown device", "no data"):
+    for name in ("a bad row", "another base model"):
         assert "joined run" not in ended[name].stdout
     status = world.relay.until("the failed nodes have gone", lambda status: not status.links)
     assert (status.known, status.feed_count) == (0, 0)

@@ -85,36 +85,6 @@ def test_a_pause_takes_effect_within_a_step_and_frees_the_cpu(limited: Node) -> 
     limited.until("it goes on", lambda status: status.own_updates > own)
 
 
-def test_a_pause_ends_after_its_time(limited: Node) -> None:
-    assert run(limited, "pause", "2h").startswith("paused: asked for, until ")
-    assert limited.until("it pauses", lambda status: status.pauses).state == "paused"
-    run(limited, "pause", "1s")
-    limited.until("it goes on", lambda status: status.state == "training")
-
-
-def test_limits_change_while_a_node_runs(limited: Node) -> None:
-    now = time.localtime()
-    other = f"{(now.tm_hour + 2) % 24:02}:00-{(now.tm_hour + 3) % 24:02}:00"
-    assert f"hours         {other}" in run(limited, "limit", f"hours={other}", "cpu=50")
-    assert limited.until("it pauses", lambda status: status.pauses).pauses == [f"hours: only {other}"]
-    assert f"paused   hours: only {other}" in run(limited, "status")
-    refused = sfnode(limited.folder.parent, "limit", "hours=none", "watts=5", "--data-dir", limited.folder)
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("sfnode: SF015: ")
-    assert limited.until("it pauses", lambda status: status).limits.hours == other
-    run(limited, "limit", "hours=none", f"cpu={SHARE}")
-    limited.until("it goes on", lambda status: status.state == "training")
-
-
-def test_a_node_sends_no_more_than_its_upload_rate(limited: Node) -> None:
-    run(limited, "limit", "upload_rate=1000", "cpu=none")
-    before, begun = limited.until("it runs", lambda status: status), time.monotonic()
-    until("some time is over", lambda: time.monotonic() - begun > SPAN)
-    after = limited.until("it runs", lambda status: status)
-    assert after.bytes_sent - before.bytes_sent <= 1000 * (time.monotonic() - begun + 1) + 1000
-    run(limited, "limit", "upload_rate=none", f"cpu={SHARE}")
-
-
 def test_a_node_that_finishes_hands_over_all_its_updates(limited: Node) -> None:
     relay = Layout(limited.folder.parent / "relay").control_socket
     status = limited.until("it trains", lambda status: status.state == "training")

@@ -16,7 +16,7 @@ from sfprotocol.rate_limit import (
     PROOF_RATE,
     Bucket,
     Intake,
-    Origins,
+    OriginBuckets,
 )
 
 SECONDS_HELD = 0.25
@@ -97,7 +97,7 @@ def test_the_reserve_pays_for_a_long_history_and_then_the_link_rests() -> None:
 
 
 def test_an_origin_in_debt_has_to_wait_and_others_do_not() -> None:
-    origins = Origins()
+    origins = OriginBuckets()
     assert origins.may_bring(b"x", 0.0)
     origins.brought(b"x", int(ORIGIN_BURST + 10 * ORIGIN_RATE), 0.0)
     assert not origins.may_bring(b"x", 9.9)
@@ -106,7 +106,7 @@ def test_an_origin_in_debt_has_to_wait_and_others_do_not() -> None:
 
 
 def test_proofs_against_an_origin_are_counted_apart_from_its_news() -> None:
-    origins = Origins()
+    origins = OriginBuckets()
     for _ in range(int(PROOF_BURST)):
         assert origins.may_prove(b"x", 0.0)
         origins.proved(b"x", 0.0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from itertools import chain as concatenate
 from itertools import combinations, combinations_with_replacement, groupby, permutations, product
@@ -19,13 +18,13 @@ import pytest
 
 from sfprotocol import control_feed, holding, signing
 from sfprotocol.checkpoints import Base
-from sfprotocol.control_feed import ControlFeed, genesis
-from sfprotocol.counting import NEVER, Counting, named_digest
-from sfprotocol.decisions import Amend, Close, Decision, Finish, Move, Recorded, Revoke, Void
-from sfprotocol.messages import ControlFork, Entry, EpochScalars, Feed, Succession
+from sfprotocol.control_feed import ControlFeed
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Amend, Decision, Finish, Recorded, Revoke, Void
+from sfprotocol.messages import ControlFork, Entry, EpochScalars, Succession
 from tests.protocol.feeds import origin_of
-from tests.protocol.organised import SALT, Reference, admit, close, fold, origin, seal
-from tests.protocol.test_control_feed import AUTHORITY, RUN_ID, History, chain_of, first, signed, succession
+from tests.protocol.organised import Reference, admit, close, fold, seal
+from tests.protocol.test_control_feed import AUTHORITY, History, chain_of, first, signed, succession
 from tests.protocol.test_counting import shared_out
 
 S = TypeVar("S")
@@ -399,184 +398,3 @@ def test_what_members_hold_of_one_label_is_bounded_for_the_member() -> None:
             ]
             assert sum(max(0, n - 1) for n in most) <= max(0, quota - 1)
             assert max(most) <= quota
-
-
-# -- what is held, and its digest --------------------------------------------------------------------
-
-Updates = tuple[tuple[int, int], ...]
-"""(epoch label, scalar) of every step."""
-
-OF_A: Updates = ((0, 1), (0, 2), (1, 3))
-ALSO_OF_A: Updates = ((0, 1), (0, 9), (1, 9))
-"""Another history that A has signed."""
-OF_B: Updates = ((0, 5), (1, 6))
-FEEDS = (Feed(origin(0), 0), Feed(origin(1), 0))
-
-
-@cache
-def head(feed: int, updates: Updates) -> bytes:
-    """Return the chain hash after these updates."""
-    parts = (EpochScalars(epoch, (scalar,)) for epoch, scalar in updates)
-    return signing.extend(signing.genesis(RUN_ID, FEEDS[feed]), parts)
-
-
-@dataclass(frozen=True)
-class Node:
-    """What a node holds of two feeds, by SPEC O6 and O7, and how many decisions it has."""
-
-    decisions: int = 0
-    held: tuple[Updates, Updates] = ((), ())
-    forked: tuple[int, int] = (NEVER, NEVER)
-    """The lowest step at which a feed is known to have two histories."""
-
-    def settle(self, run: Counting) -> Node:
-        held = (may_hold(run, feed, self.held[feed], self.forked[feed]) for feed in (0, 1))
-        return replace(self, held=tuple(held))
-
-
-@cache
-def may_hold(run: Counting, feed: int, updates: Updates, forked: int) -> Updates:
-    """Return as much of these updates of a feed as a node may hold that knows a fork at a step."""
-    number = run.number(FEEDS[feed])
-    if number is None:
-        return ()
-    told = 0  # the last step up to which the history is known to be the one that was named
-    for stop, salt, tag in run.named_stops(number, upto=len(updates)):
-        if holding.tag(salt, head(feed, updates[:stop])) != tag:
-            updates = updates[:told]
-            break
-        told = stop
-    updates = updates[: min(max(told, forked), run.ended(number))]
-    member = run.members[feed]
-    late = (
-        step
-        for step, (label, _) in enumerate(updates)
-        if label > run.open_epoch or (label >= member.revoked and step >= run.named(number))
-    )
-    return updates[: next(late, len(updates))]
-
-
-def prove(runs: list[Counting], feed: int, at: int, node: Node) -> Node:
-    """Take in a proof that a feed has two histories from a step on."""
-    forked = tuple(min(at, known) if f == feed else known for f, known in enumerate(node.forked))
-    return replace(node, forked=forked).settle(runs[node.decisions])  # type: ignore[arg-type]
-
-
-def hear(runs: list[Counting], feed: int, whole: Updates, start: int, stop: int, node: Node) -> Node:
-    """Take in a signed segment: it verifies if what is held before it is what it continues."""
-    ours = node.held[feed]
-    if start > len(ours) or ours[:start] != whole[:start]:
-        return node
-    common = next(
-        (n for n, pair in enumerate(zip(ours, whole[:stop], strict=False)) if pair[0] != pair[1]), None
-    )
-    if common is not None:
-        return prove(runs, feed, common, node)
-    if stop <= len(ours):
-        return node
-    held = tuple(whole[:stop] if f == feed else updates for f, updates in enumerate(node.held))
-    return replace(node, held=held).settle(runs[node.decisions])  # type: ignore[arg-type]
-
-
-def decide(runs: list[Counting], node: Node) -> Node:
-    if node.decisions == len(runs) - 1:
-        return node
-    return replace(node, decisions=node.decisions + 1).settle(runs[node.decisions + 1])
-
-
-def close_of(epoch: int, moves: dict[int, Updates], steps: dict[int, int]) -> Close:
-    """Return a close that names a history of feeds up to its end, `steps` of them new."""
-    tags = {feed: holding.tag(SALT, head(feed, updates)) for feed, updates in moves.items()}
-    return Close(epoch, SALT, tuple(Move(64 * feed, steps[feed], tags[feed]) for feed in moves))
-
-
-NAMING: tuple[Decision, ...] = (
-    close_of(0, {0: OF_A[:2], 1: OF_B[:1]}, {0: 2, 1: 1}),
-    close_of(0, {0: ALSO_OF_A}, {0: 3}),
-    close_of(0, {1: OF_B}, {1: 2}),
-)
-AFTER: tuple[Decision, ...] = (
-    close_of(1, {0: OF_A}, {0: 1}),
-    close_of(1, {0: OF_A, 1: OF_B}, {0: 3, 1: 2}),
-    seal(0, skip=(64,)),
-    Amend(0, 0),
-    Amend(0, 1),
-    Revoke(0, 0),
-    Revoke(0, 1),
-    Void(0, 0, ()),
-)
-
-
-def what_counts(run: Counting) -> Hashable:
-    """Return all that the models read of it, on which all that a node may hold depends."""
-    numbers = (A, B)
-    return (
-        run.open_epoch,
-        tuple(run.number(feed) for feed in FEEDS),
-        tuple((run.named(number), run.ended(number), *run.named_stops(number)) for number in numbers),
-        tuple(member.revoked for member in run.members),
-    )
-
-
-def courses() -> Iterator[tuple[list[Decision], list[Counting]]]:
-    """Yield sequences of decisions with what counts after each, without those that change nothing there:
-    a node that has such a decision is in the state of one that has yet to get it."""
-    seen = set()
-    for named, one, other in product(NAMING, AFTER, AFTER):
-        said = [admit(0), admit(1), named, one, other]
-        runs = [fold(*said[:count]) for count in range(len(said) + 1)]
-        course = [next(group) for _, group in groupby(runs, key=what_counts)]
-        if (name := tuple(map(what_counts, course))) not in seen:
-            seen.add(name)
-            yield said, course
-
-
-def test_all_who_have_received_the_same_hold_the_same_of_what_was_named() -> None:
-    for said, runs in courses():
-        histories = ((0, OF_A), (0, ALSO_OF_A), (1, OF_B))
-        pieces: dict[Any, Arrival[Node]] = {
-            (feed, start, whole[:stop]): partial(hear, runs, feed, whole, start, stop)
-            for feed, whole in histories
-            for start, stop in combinations(range(len(whole) + 1), 2)
-        }
-        wholes = [partial(hear, runs, feed, whole, 0, len(whole)) for feed, whole in histories]
-        proof, decision = partial(prove, runs, 0, 1), partial(decide, runs)
-        states = everything_reachable(Node(), [*pieces.values(), proof, decision], lambda node: node)
-        orders = [[*[decision] * len(runs), proof, *order] for order in permutations(wholes)]
-        rounds = [cache(partial(in_turn, order)) for order in orders]
-        ends = {settled(state, round_, lambda node: node) for state in states for round_ in rounds}
-        assert len(ends) == 1, said
-        assert_named(runs[-1], *ends)
-
-
-def assert_named(run: Counting, node: Node) -> None:
-    """What was named is held, unless nobody can hold it, and is the history that was meant."""
-    heads = []
-    for number, stop in run.positions().items():
-        held = node.held[number // 64]
-        if len(held) < stop:
-            assert impossible(run, number)
-            return
-        assert all(
-            holding.tag(salt, head(number // 64, held[:at])) == tag
-            for at, salt, tag in run.named_stops(number)
-        )
-        heads.append((number, stop, head(number // 64, held[:stop])))
-    assert len(named_digest(RUN_ID, heads)) == 32
-
-
-def impossible(run: Counting, number: int) -> bool:
-    """Return whether a close has named what there is not: a label that is not open yet, a tag of nothing."""
-    histories = (OF_A, ALSO_OF_A) if number == A else (OF_B,)
-    return not any(
-        stop <= len(history)
-        and holding.tag(salt, head(number // 64, history[:stop])) == tag
-        and history[stop - 1][0] <= run.open_epoch
-        for stop, salt, tag in [*run.named_stops(number)][-1:]
-        for history in histories
-    )
-
-
-def test_the_models_begin_where_a_run_begins() -> None:
-    assert ControlFeed(AUTHORITY).chain == genesis(RUN_ID)
-    assert fold().number(FEEDS[0]) is None

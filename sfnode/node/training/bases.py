@@ -15,11 +15,10 @@ from pathlib import Path
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models import bases as files
-from sfnode.modelshare.download import DownloadProgress, ModelDownload, put_in_place
 from sfnode.modelshare.sharing import Listed, Sharing, one_file
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
-from sfnode.sizes import size_text
+from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults
 from sfprotocol.decisions import Bases
 from sfprotocol.errors import RemoteProtocolError
@@ -51,14 +50,8 @@ class PublishedBases:
         self._refused: set[tuple[Path, int]] = set()
         """Files that are not what they should be, with the times of their last changes."""
         self._fetching: asyncio.Task[None] | None = None
-        self._download: ModelDownload | None = None
         self._failed: dict[bytes, UserError] = {}
         """Reasons for which files are not here, by digest."""
-
-    @property
-    def progress(self) -> DownloadProgress | None:
-        """Progress of the download from peers; None while there is none."""
-        return self._download.progress if self._download else None
 
     @property
     def size(self) -> int:
@@ -165,28 +158,20 @@ class PublishedBases:
 
     async def _fetch(self, one: Bases) -> None:
         """Get a file from peers. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
-        digest, size = one.digest.hex(), size_text(self.size)
-        log.info("bases %s of subspace %d: asking peers for %s", digest[:16], one.subspace, size)
-        arriving = self._folder / f"{digest}.partial"
-        self._download = ModelDownload(
-            one.digest,
-            arriving,
-            self._sharing.givers,
-            what=f"bases of subspace {one.subspace}",
-            named=hash_bases,
-            checked=self._checked,
-        )
+        digest = one.digest.hex()
         try:
-            await self._download.run()
-            kept = files.path_in(self._folder, digest)
-            read = partial(files.read, targets=self._targets, rank=self._rank, digest=digest)
-            await asyncio.to_thread(put_in_place, arriving, files.FILE, kept, read)
-            log.info("bases %s: complete", digest[:16])
+            await self._sharing.fetch_file(
+                "bases",
+                one.digest,
+                files.path_in(self._folder, digest),
+                what=f"bases of subspace {one.subspace}",
+                named=hash_bases,
+                checked=self._checked,
+                check=partial(files.read, targets=self._targets, rank=self._rank, digest=digest),
+            )
             await self._look_here(one)
         except UserError as error:
             self._note(one, error)
-        finally:
-            self._download = None
 
     def _checked(self, encoded: bytes) -> Listing:
         """Return the listing of bases for this run. Raises UserError BASES_UNUSABLE (SPEC B8)."""

@@ -85,9 +85,9 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._executor = DaemonExecutor("engine")
         self._before: list[Callable[[], None]] | None = []
-        """What is asked for before `start`; None from then on."""
+        """Requests from before `start`; None from then on."""
         self._last: asyncio.Future[None] | None = None
-        """What was asked for last; all the rest is done when it is."""
+        """The last request; all others are done when it is."""
         self._engine: Engine | None = None
         """None until it is loaded; the thread's own."""
         self.busy = 0.0

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.organising.evaluation.health import HealthVerdict
-from sfnode.printable import command
+from sfnode.printable import command, part_of
 from sfnode.schema.metrics import metric_of, result_in_words
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus
-from sfnode.sizes import part_of
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.worths import WORTH_ONE

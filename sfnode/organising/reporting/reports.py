@@ -15,10 +15,10 @@ from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, MembersEvidence
 from sfnode.organising.organiser import OrganiserState
+from sfnode.organising.owner_decisions import link_in
 from sfnode.organising.reporting.alarms import Silence, alarms
 from sfnode.organising.reporting.run_history import Results
-from sfnode.organising.sequel import link_in
-from sfnode.printable import command
+from sfnode.printable import command, part_of
 from sfnode.schema.metrics import model_in_words, result_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, Wait
 from sfnode.schema.organising import (
@@ -36,7 +36,6 @@ from sfnode.schema.organising import (
 )
 from sfnode.schema.status import AlarmStatus, RunStatus, WaitStatus
 from sfnode.schema.views import OriginsQuery
-from sfnode.sizes import part_of
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
@@ -74,18 +73,14 @@ KEY_DIGITS = 8
 """Hex digits of a key by which the owner admits a newcomer."""
 
 
-class Organising(Protocol):
-    """The organiser of a node that has its key."""
+class Signing(Protocol):
+    """The organiser of a node that has its key, and so signs."""
 
     @property
     def state(self) -> OrganiserState: ...
 
     def petitions(self) -> list[Petition]:
         """Return those that wait for the owner."""
-        ...
-
-    async def decide(self, decision: Decision) -> str | None:
-        """Sign the owner's decision, or return the reason for which it would change nothing."""
         ...
 
 
@@ -113,7 +108,7 @@ class Reports:
     def _feed(self) -> ControlFeed:
         return self._organised.control.feed
 
-    def status(self, organising: Organising | None) -> OrganiserStatus:
+    def status(self, organising: Signing | None) -> OrganiserStatus:
         """Return the state of the run; `organising` is the organiser if it is here."""
         counting, feed, results = self.counting, self._feed, self._look()
         return OrganiserStatus(
@@ -145,7 +140,7 @@ class Reports:
             announcements=results.announcements[-ANNOUNCEMENTS:],
         )
 
-    def run(self, own: Feed | None, organising: Organising | None, now: float) -> RunStatus:
+    def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
         """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
         counting = self.counting
         number = counting.number(own) if own else None
@@ -164,7 +159,7 @@ class Reports:
             announced=self._announced(),
         )
 
-    def alarms(self, organising: Organising | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
+    def alarms(self, organising: Signing | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
         """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
         self._look()
         waits = now - self._waiting_since
@@ -175,7 +170,7 @@ class Reports:
             self._verdict, self._feed, self.counting, silence, own_evidence, here=organising is not None
         )
 
-    def wait(self, own: Feed | None, asked: float | None, organising: Organising | None) -> WaitStatus | None:
+    def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
         asked to be admitted."""
         if own is None or self.counting.complete:
@@ -250,7 +245,7 @@ class Reports:
             total=len(found), offset=query.offset, members=[self._member(n, invitations) for n in page]
         )
 
-    def petitions(self, organising: Organising | None) -> PetitionList:
+    def petitions(self, organising: Signing | None) -> PetitionList:
         """Return the newcomers that wait for the owner: none where the organiser is not."""
         run_id = self._manifest.run_id
         waiting = organising.petitions() if organising else []
@@ -369,7 +364,7 @@ class Reports:
     def _since_seal(self, now: float) -> float | None:
         return now - self._sealed_at if math.isfinite(self._sealed_at) else None
 
-    def _not_admitted(self, own: Feed, asked: float | None, organising: Organising | None) -> WaitStatus:
+    def _not_admitted(self, own: Feed, asked: float | None, organising: Signing | None) -> WaitStatus:
         if organising is not None:
             text = (
                 f"not admitted yet: the organiser here is {organising.state.value} and signs once peers have "

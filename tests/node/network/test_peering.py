@@ -9,21 +9,19 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.peers import address_book, intervals, manager, selection
-from sfnode.peers.address_book import AddressBook
-from sfnode.peers.selection import MAX_INBOUND, MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
+from sfnode.peers.selection import MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
 from sfnode.transport.base import Link, TransportError
 from sfnode.transport.libp2p import restarts
 from sfprotocol import wire_codec
 from sfprotocol.messages import Goodbye
 from tests.node.helpers import PATIENCE, eventually
-from tests.node.town import TOPIC, FragileTransport, Relay, Town, address, reachable
+from tests.node.town import FragileTransport, Relay, Town, address, reachable
 
 
 @pytest.fixture
@@ -80,20 +78,6 @@ async def test_a_peer_that_comes_back_replaces_the_link_that_its_death_left(town
     await eventually(lambda: len(here.driver.pumps) == 1)
 
 
-async def test_more_than_the_most_inbound_links_are_refused(town: Town) -> None:
-    a = await town.add("a")
-    for number in range(MAX_INBOUND + 3):
-        name = f"p{number:02}"
-        await town.add(name, begin=False)
-        link = await town.dial(name, "a")
-        if number >= MAX_INBOUND:
-            with pytest.raises(TransportError):
-                await asyncio.wait_for(link.receive(), 5)
-    assert len(a.linked) == MAX_INBOUND
-    again = await town.dial("p00", "a")
-    assert await again.receive()  # a Hello: it replaces its own link, for which there is room
-
-
 async def test_a_node_that_leaves_takes_no_more_links_and_opens_none_whatever_its_owner_wishes(
     town: Town,
 ) -> None:
@@ -136,24 +120,6 @@ def outbound(relay: Relay[FragileTransport]) -> int:
     return sum(standing.outbound for standing in relay.peering.manager.standings())
 
 
-async def test_four_nodes_link_with_all_others(town: Town) -> None:
-    await town.add("a")
-    for name in "bcd":
-        await town.add(name, "a")
-    await eventually(lambda: all(len(relay.peers) == 3 for relay in town.relays.values()))
-
-
-async def test_neighbours_that_vanish_are_replaced(town: Town) -> None:
-    for name in "abcdefghij":
-        await town.add(name, *([] if name == "a" else ["a"]))
-    j = town.relays["j"]
-    await eventually(lambda: len(j.peers) >= TARGET_LINKS)
-    gone = j.peers[:3]
-    for name in gone:
-        await town.relays.pop(name).end()
-    await eventually(lambda: not set(gone) & set(j.peers) and len(j.peers) >= TARGET_LINKS)
-
-
 async def test_a_node_that_is_cut_off_comes_back_by_itself(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,43 +138,7 @@ async def test_a_node_that_is_cut_off_comes_back_by_itself(
     await eventually(lambda: b.peers == ["a"] and a.peers == ["b"])
 
 
-async def test_a_peer_that_hangs_up_at_once_is_not_dialled_again_and_again(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(address_book, "BACKOFF_FIRST", 60.0)
-    a = await town.add("a", "b")
-    full = FragileTransport(town.network, "b")
-    await full.start()
-
-    async def refuse(link: Link) -> None:
-        await link.close()
-
-    full.on_link(refuse)
-    await eventually(lambda: a.transport.dials)
-    await rounds(a, 5)
-    assert a.transport.dials == 1
-    assert a.book.candidates(asyncio.get_running_loop().time()) == []
-
-
 # -- a hostile roster ----------------------------------------------------------------------------------
-
-
-async def test_a_roster_full_of_garbage_does_no_harm(town: Town) -> None:
-    await town.add("a")
-    await town.add("b", "a")
-    for number in range(600):
-        name = f"x{number:03}"
-        ways = [f"/nowhere/{number} /p2p/{name}", f"/p2p/{name}", f"/dead/p2p/{name}"]
-        town.network.write(TOPIC, name, 1e9, [name, ways, 0, 0])
-    town.network.write(TOPIC, "odd", 1e9, {"not": "a record"})
-    late = await town.add("z", "b")
-    await eventually(lambda: "b" in late.peers)
-    await rounds(late, 5)
-    assert len(late.book) <= address_book.MAX_BOOK + 8
-    assert late.remembered is not None
-    AddressBook("z", late.remembered, (), Random(0))  # all of it can be read again
-    for relay in town.relays.values():
-        assert not any(task.done() for task in relay.tasks)
 
 
 async def test_an_address_that_only_looks_like_one_does_not_end_a_lonely_node(town: Town) -> None:
@@ -338,16 +268,6 @@ async def test_a_daemon_that_dies_as_soon_as_it_runs_is_not_restarted_without_a_
     assert loop.time() - began >= 2 * 0.2
 
 
-async def test_what_was_unreachable_before_a_restart_is_tried_at_once_after_it(town: Town) -> None:
-    a = await town.add("a", "b")
-    await eventually(lambda: a.book._entries["b"].failures)
-    a.book._entries["b"].not_before = 1e9
-    b = await town.add("b", begin=False)
-    b.transport.on_link(asyncio.Queue[Link]().put)
-    await a.transport.die()
-    await eventually(lambda: "b" in a.linked)
-
-
 # -- for ever ----------------------------------------------------------------------------------------
 
 
@@ -356,33 +276,6 @@ async def test_a_peer_that_was_given_and_comes_up_late_is_met(town: Town) -> Non
     await eventually(lambda: len(a.transport.bootstraps) > 2)
     late = await town.add("late")
     await eventually(lambda: a.peers == ["late"] and late.peers == ["a"])
-
-
-async def test_a_peer_that_was_given_and_comes_up_late_is_met_by_a_node_that_has_links_enough(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is in no roster that this node sees: it stands in a part of the network of its own."""
-    monkeypatch.setattr(address_book, "BOOTSTRAP_FIRST", 0.1)
-    crowd = [f"c{number}" for number in range(TARGET_LINKS + 1)]
-    for name in crowd:
-        await town.add(name, crowd[0])
-    a = await town.add("a", crowd[0], "late")
-    await eventually(lambda: len(a.peers) >= TARGET_LINKS and a.book._entries["late"].silences)
-    late = await town.add("late")
-    await eventually(lambda: "a" in late.peers)
-    assert len(a.peers) <= MAX_LINKS
-
-
-async def test_a_swarm_so_small_that_all_are_neighbours_is_searched_less_and_less(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There are fewer nodes than a node wants links."""
-    a, b = await town.add("a"), await town.add("b", "a")
-    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
-    await eventually(lambda: find_interval(a) >= 8 * intervals.LONELY_INTERVAL)
-    assert a.peering.manager.wanting
-    await town.add("c", "b")
-    await eventually(lambda: "c" in a.peers)
 
 
 async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town: Town) -> None:
@@ -424,24 +317,6 @@ async def test_two_halves_with_links_enough_each_grow_together_again(
     assert reachable(town, "x0") == set(halves[0])
     town.network.heal()
     await eventually(lambda: reachable(town, "x0") == {*halves[0], *halves[1]})
-
-
-async def test_links_rotate_and_never_exceed_the_most(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "SETTLE_TIME", 0.1)
-    names = [f"n{number:02}" for number in range(16)]
-    for name in names:
-        await town.add(name, names[0])
-    relays = list(town.relays.values())
-    await eventually(lambda: all(len(relay.peers) >= TARGET_LINKS for relay in relays))
-    a, seen = relays[-1], set(relays[-1].peers)
-    for _ in range(5):
-        a.peering.manager._probe_at = now()
-        a.peering._told.set()
-        await eventually(lambda: a.peering.manager._probe_at > now())
-        await eventually(lambda: not a.peering.manager._dialling)
-        assert len(a.linked) <= MAX_LINKS
-        seen |= set(a.linked)
-    assert len(seen) > TARGET_LINKS
 
 
 # -- peers that are no use -----------------------------------------------------------------------------
@@ -507,8 +382,3 @@ async def test_what_the_machine_counts_for_a_link_is_taken_over_and_fades(town: 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def find_interval(relay: Relay[FragileTransport]) -> float:
-    """Seconds between the last search of the roster and the next; infinite during one."""
-    return relay.peering.manager._find_due() - relay.peering.manager._finding.began

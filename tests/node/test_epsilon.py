@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.stats import privacy
+from sfnode.node import privacy
 
 
 def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from sfnode.stats import usage
-from sfnode.stats.usage import MachineUsage
+from sfnode.node import outside
+from sfnode.node.outside import MachineUsage
 from tests.resources.test_sensors import Nvml
 
 
 def test_cpu_and_memory_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([(0.0, 0.0), (10.0, 5.0)])
     moment = [0.0, 0.0]
-    monkeypatch.setattr(usage.time, "monotonic", lambda: moment[0])
-    monkeypatch.setattr(usage.time, "process_time", lambda: moment[1])
+    monkeypatch.setattr(outside.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(outside.time, "process_time", lambda: moment[1])
     seen = MachineUsage("cpu")
     moment[:] = next(times)
     seen.look()
