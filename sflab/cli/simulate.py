@@ -67,9 +67,9 @@ def network(
     as_json: bool,
     listing: bool,
 ) -> int:
-    """Run a network of nodes with simulated links, disks and clocks, and check all that is promised.
+    """Run a network of nodes in virtual time, with simulated links, and check all that is promised.
 
-    The nodes run the very protocol of real ones. While faults last nothing may be lost, doubled or forged;
+    The nodes are those of `sfnode join`; what they train is integers. While faults last nothing may be lost, doubled or forged;
     when they are over, all nodes must become equal in bounded time. Exit status 1 if anything of that fails.
     """
     from sflab.simulator.runner import simulate as run
