@@ -346,7 +346,7 @@ class Computer:
 
         def watched(effects: list[Effect]) -> None:
             for effect in effects:
-                self._watch(effect)
+                self._check(Computer._watch, effect)
             carry_out(self.tampered(effects))
 
         async def slow_wait() -> None:
@@ -414,8 +414,8 @@ class Computer:
     def _open_log(self, path: Path, run_id: bytes) -> UpdateLog:
         log = WatchedLog.open(path, run_id)
         assert isinstance(log, WatchedLog)
-        log.on_append = lambda records: self.world.became_durable(self, log, records)
-        log.on_decisions = lambda: self.world.decided(self, log)
+        log.on_append = lambda records: self._check(self.world.became_durable, log, records)
+        log.on_decisions = lambda: self._check(self.world.decided, log)
         self.log = log
         return log
 
@@ -475,6 +475,14 @@ class Computer:
             self.world.failed(
                 Violation("outbound", f"{self.name} gives up links of its own choice"), self.name
             )
+
+    def _check(self, check: Callable[..., None], *seen: Any) -> None:
+        """Make a check of the world's. What it finds is known at once, and not when the node has ended."""
+        try:
+            check(self, *seen)
+        except Violation as found:
+            self.world.failed(found, self.name)
+            raise
 
     def _object(self, checker: str, what: str) -> None:
         raise Violation(checker, what, (self.name,))
