@@ -55,18 +55,16 @@ def keys(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-@pytest.mark.parametrize("ended", [False, True])
 async def test_a_node_follows_to_the_run_that_the_organiser_has_announced(
-    ended: bool, swarm_of: SwarmOf, keys: Path
+    swarm_of: SwarmOf, keys: Path
 ) -> None:
-    """Whether the old run is ended before or goes on: there is time for a fork either way."""
+    """Though the old run has ended; tests/processes/test_following has one that goes on."""
     old = run_of(keys, "old")
     new = run_of(keys, "new", parent=old)
     swarm = swarm_of(old)
     a, b, n = await begun(swarm, keys, new)
     c = await swarm.join("c")
-    if ended:
-        await a.node.organising.decide(Finish())
+    await a.node.organising.decide(Finish())
     link = link_to(n, new)
     await a.node.organising.decide(Announce(announcement(link)))
     await c.until(lambda: c.node.reports.sequel() == link)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.models import bases
 from sfnode.node import organising
@@ -28,13 +25,10 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.policy import Admission
-from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
 from sfnode.store.identity import Identity
-from sfnode.store.replay import changes, weighed
+from sfnode.store.replay import weighed
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol import petitions
-from sfprotocol.control_feed import succession_message
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -48,9 +42,8 @@ from sfprotocol.decisions import (
     encode,
     read,
 )
-from sfprotocol.events import OwnSuccession
 from sfprotocol.host import Asked
-from sfprotocol.messages import Petition, Succession, Vote
+from sfprotocol.messages import Petition
 from sfprotocol.weighing import named as named_by
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest, pairs_of
 
@@ -166,32 +159,6 @@ async def test_who_is_not_admitted_catches_up_and_says_why_it_waits(
     mine = a.node.status()
     assert mine.organised
     assert (mine.organised.member, mine.organised.quota) == (0, 120)
-
-
-async def test_members_whose_admission_a_succession_has_dropped_are_admitted_again(
-    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(organising, "LOOK_INTERVAL", 0.01)
-    monkeypatch.setattr(organiser, "FIRST_TIME", 0.1)
-    monkeypatch.setattr(petitions, "SEND_AGAIN", 0.1)
-    monkeypatch.setattr(petitions, "REPEAT_TIME", 0.0)
-    key, deputy = Identity.generate(), Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
-    run = manifest().model_copy(update={"admission": "organised", "organised": said})
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = swarm_of(run)
-    for name in "ab":
-        swarm.node(name, make_engine=SmallEngine)
-    a = await swarm.first(**options(tmp_path))
-    b = await swarm.join("b")
-    members = {node.machine.own.origin for node in (a, b)}
-    await b.until(lambda: {member.origin for member in counting_of(b).members} == members)
-    succession = Succession(1, 0, a.machine.organised.control.feed.chains[0], key.public, ())
-    vote = Vote(0, deputy.sign(succession_message(run.run_id, succession)))
-    a.node.driver.post(OwnSuccession(dataclasses.replace(succession, votes=(vote,))))
-    await b.until(lambda: b.machine.organised.control.feed.term == 1)
-    for node in (a, b):
-        await node.until(lambda node=node: {one.origin for one in counting_of(node).members} == members)
 
 
 async def test_the_owner_decides_and_is_told_what_would_change_nothing(
@@ -375,15 +342,6 @@ async def test_the_model_is_evaluated_as_of_the_close(
     for said in published:
         assert said.value == 1_000_000 * sum(counting.positions(said.epoch).values())
     assert a.known > named[0]
-    await a.until(lambda: a.machine.complete)
-    async with a.node.driver.between_rounds:
-        counted = {state.feed: a.machine.counted(state.feed) for state in a.machine.frontier}
-        applied = a.node.model.thread.ask(lambda engine: engine.core.digest())
-    core = Core(len(organised.run.model.targets), organised.run.training.rank)
-    with organised.log("a") as log:
-        for updates in changes(log, {}, counted):
-            core.add(updates)
-    assert await applied == core.digest()
 
 
 async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoever_has_it(
@@ -487,55 +445,3 @@ async def test_only_the_key_of_the_run_organises_it(
     with pytest.raises(UserError, match="--organise") as refused:
         await open_run.node("o").start(open_run.run_file, **options(tmp_path))
     assert refused.value.code is Code.BAD_OPTION
-
-
-class SpoiltEngine(SmallEngine):
-    """Learns with every update but for those of some epoch, with which the model is good for nothing."""
-
-    def __init__(self, run: Manifest) -> None:
-        super().__init__(run)
-        self.bad: set[int] = set()
-        self.before: set[int] = set()
-
-    def evaluate(self, *_: Any, **__: Any) -> Evaluation:
-        applied = {seed for seed, amount in self.applied.items() if amount}
-        if self.before and len(applied) > 200 and not self.bad:
-            self.bad = applied - self.before
-        self.before = applied
-        loss = 2.0 if self.bad & applied else 0.7 - len(applied) / 3000
-        rows = tuple(loss + row / 100 for row in range(-8, 9))
-        said = {"metric": "accuracy", "value": 0.5, "low": 0.4, "high": 0.6, "loss": loss, "count": 17}
-        return EvaluationOfRows(**said, losses=rows)
-
-
-async def test_what_has_spoilt_a_run_is_taken_back_and_everybody_who_comes_has_the_same(
-    swarm_of: SwarmOf, tmp_path: Path
-) -> None:
-    key = Identity.generate()
-    said = OrganisedSection(
-        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
-    )
-    fields = {"admission": "organised", "organised": said, "data": Data(train="none", validation="rows")}
-    run = manifest(update_budget=800).model_copy(update=fields)
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = swarm_of(run)
-    for name in "abc":
-        swarm.node(name, make_engine=lambda run: SpoiltEngine(run).go())
-    a = await swarm.first(**options(tmp_path), search=False)
-    b = await swarm.join("b")
-    await a.until(lambda: a.machine.complete)
-    await b.until(lambda: b.machine.complete)
-    c = await swarm.join("c")
-    await c.until(lambda: c.machine.complete and c.digest == a.digest == b.digest)
-    engine, decided = (
-        a.engine,
-        [read(one.record).decision for one in a.machine.organised.control.feed.entries],
-    )
-    voids = [said for said in decided if isinstance(said, Void)]
-    assert len(voids) == 1
-    assert not voids[0].members
-    digests = [(await node.node.core_status()).core_digest for node in (a, b, c)]
-    assert len(set(digests)) == 1
-    assert engine.bad
-    assert not engine.bad & {seed for seed, amount in engine.applied.items() if amount}
-    assert "at the seal of epoch" in b.node.status().organised.announced
