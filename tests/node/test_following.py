@@ -9,31 +9,25 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import OrganisedSection, Parent
+from sfnode.manifest.sections import Parent
 from sfnode.node import following
 from sfnode.organising.sequel import announcement, link_in
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
-from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import invitation
 from sfprotocol.decisions import Announce, Finish
-from tests.node.helpers import Node, Swarm, eventually, manifest
+from tests.node.helpers import Node, Swarm, eventually, manifest, organised
 
 SwarmOf = Callable[..., Swarm]
 
 
 def run_of(keys: Path, name: str, parent: Manifest | None = None) -> Manifest:
     """An organised run, whose organiser's key lies in a folder; it may have begun with another."""
-    key = Identity.generate()
-    said = OrganisedSection(
-        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
-    )
-    run = manifest(name).model_copy(update={"admission": "organised", "organised": said})
+    run = manifest(name)
     if parent:
         begun = Parent(run_id=parent.run_id.hex(), epoch=0, digest="0" * 64)
         run = run.model_copy(update={"model": run.model.model_copy(update={"parent": begun})})
-    write_key(key, organiser_key(run.run_id, keys))
-    return run
+    return organised(run, keys)
 
 
 def link_to(node: Node, run: Manifest) -> str:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import Data, OrganisedSection
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.models import bases
 from sfnode.node import organising
-from sfnode.organising import organiser
 from sfnode.organising.events import (
     Action,
     Evaluate,
@@ -28,7 +27,7 @@ from sfnode.organising.policy import Admission
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
 from sfnode.store.identity import Identity
 from sfnode.store.replay import weighed
-from sfnode.store.run_keys import organiser_key, write_key
+from sfnode.store.run_keys import organiser_key
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -45,37 +44,25 @@ from sfprotocol.decisions import (
 from sfprotocol.host import Asked
 from sfprotocol.messages import Petition
 from sfprotocol.weighing import named as named_by
+from tests.node import helpers
+from tests.node.fixtures import work_takes_no_time
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest, pairs_of
 
 SwarmOf = Callable[..., Swarm]
-BITS = 4
 
 
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proofs of work take no time."""
-    policy_of = organising.policy_of
-    monkeypatch.setattr(organising, "WORK_BITS", BITS)
-    monkeypatch.setattr(
-        organising, "policy_of", lambda *said: organising.replace(policy_of(*said), work_bits=BITS)
-    )
-    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
+    work_takes_no_time(monkeypatch)
 
 
 @pytest.fixture(params=[None])
 def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
     """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data. With validation
     rows it is long enough to pay for searches, however its epochs fall out."""
-    key, deputy = Identity.generate(), Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
-    fields = {
-        "admission": "organised",
-        "organised": said,
-        "data": Data(train="none", validation=request.param or ""),
-    }
-    run = manifest(update_budget=2000 if request.param else 400).model_copy(update=fields)
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    return swarm_of(run)
+    run = manifest(update_budget=2000 if request.param else 400)
+    return swarm_of(helpers.organised(run, tmp_path / "keys", validation=request.param or ""))
 
 
 def options(tmp_path: Path) -> dict[str, Any]:
@@ -295,15 +282,9 @@ async def test_a_seal_is_made_though_nobody_can_tell_what_feeds_have_brought(
 async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(
     swarm_of: SwarmOf, tmp_path: Path
 ) -> None:
-    key, rank_1 = Identity.generate(), {"rank": 1, "basis": "published", "update_budget": 1000}
+    rank_1 = {"rank": 1, "basis": "published", "update_budget": 1000}
     first = bases.write(tmp_path / "first", pairs_of(manifest(**rank_1, bases="0" * 64), 8))
-    said = OrganisedSection(
-        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
-    )
-    fields = {"admission": "organised", "organised": said, "data": Data(train="none")}
-    run = manifest(**rank_1, bases=first).model_copy(update=fields)
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = swarm_of(run)
+    swarm = swarm_of(helpers.organised(manifest(**rank_1, bases=first), tmp_path / "keys"))
     (tmp_path / "a").mkdir(exist_ok=True)
     (tmp_path / "first").rename(tmp_path / "a" / "bases")
     a = await swarm.first(**options(tmp_path), renew_bases=80, search=False)
