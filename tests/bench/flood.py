@@ -24,12 +24,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.node.driver import LogStore
 from sfnode.store.log import UpdateLog
-from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol import wire_codec
 from sfprotocol.events import LinkUp, OwnUpdates, Received, Writable
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Host, Send
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Branch,
     Claim,
     EpochScalars,

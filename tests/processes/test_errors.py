@@ -20,7 +20,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models.files import EMBEDDED, SINGLE, digest
 from sfnode.models.manifest_builder import build
-from sfprotocol import PROTOCOL_VERSION
+from sfprotocol.messages import PROTOCOL_VERSION
 from tests.models import hostile
 from tests.processes.helpers import (
     LOOPBACK,

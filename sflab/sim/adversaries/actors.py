@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Literal
 
 from sflab.sim.world.keys import origin_of, signing_key
 from sflab.sim.world.network import End
-from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Ahead,
     Claim,
     EpochScalars,
