@@ -21,12 +21,13 @@ from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.base import LinkClosed
 from sfnode.transport.memory import Network
-from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol import host as host_module
+from sfprotocol import wire_codec
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.host import Commit
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Authority,
     Claim,
     EpochScalars,
