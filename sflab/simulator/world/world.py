@@ -28,7 +28,7 @@ from sfnode.organising.policy import OrganiserPolicy
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.conditions import CALM, Conditions
-from sfnode.transport.memory import MemoryLink, Network
+from sfnode.transport.memory import Network
 from sfnode.transport.roster import pack_record
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
 from sfprotocol import control_feed
@@ -252,10 +252,6 @@ class World:
     def neighbours(self, one: Computer) -> list[Computer]:
         """Return the honest nodes with which a node has links."""
         return [self.nodes[link.peer] for link in one.links if link.peer in self.nodes]
-
-    def ends(self, nodes: Sequence[Computer] | Iterator[Computer]) -> list[MemoryLink]:
-        """Return the ends of links at these nodes."""
-        return [link for node in nodes for link in node.links]
 
     # -- what is seen ------------------------------------------------------------------------------
 
