@@ -69,8 +69,8 @@ def network(
 ) -> int:
     """Run a network of nodes in virtual time, with simulated links, and check all that is promised.
 
-    The nodes are those of `sfnode join`; what they train is integers. While faults last nothing may be
-    lost, doubled or forged; when they are over, all nodes must become equal in bounded time. Exit status 1 if
+    The nodes are those of `sfnode join`; what they train is integers. While faults last nothing may be lost,
+    doubled or forged; when they are over, all nodes must become equal in bounded time. Exit status 1 if
     anything of that fails.
     """
     from sflab.simulator.runner import simulate as run

@@ -7,15 +7,12 @@ tree; what all nodes have in the end is the union of what is on their disks, up 
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from dataclasses import dataclass, field
 
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.signing import extend, genesis
-
-MARK_BITS = 128
 
 
 class Violation(Exception):  # noqa: N818 (it is a finding about the machine, not a fault of the simulator)
@@ -35,8 +32,8 @@ class Violation(Exception):  # noqa: N818 (it is a finding about the machine, no
 class Story:
     """Everything that was ever made of one feed."""
 
-    heads: list[dict[bytes, int]]
-    """Chain heads before each step, each with the sum of the marks of all updates up to there."""
+    heads: list[set[bytes]]
+    """Chain heads before each step."""
     epochs: list[int] = field(default_factory=list)
     """Epoch of each step on the branch that came first."""
     made_at: array[float] = field(default_factory=lambda: array("d"))
@@ -70,22 +67,21 @@ class Oracle:
 
     def story(self, feed: Feed) -> Story:
         if feed not in self.stories:
-            self.stories[feed] = Story([{genesis(self.run.run_id, feed): 0}])
+            self.stories[feed] = Story([{genesis(self.run.run_id, feed)}])
         return self.stories[feed]
 
     def made(self, feed: Feed, before: bytes, segment: Segment, now: float, who: str) -> None:
         """An origin has made these updates, after its own chain head `before`. Raises Violation."""
         story = self.story(feed)
-        mark = story.heads[segment.first][before]
+        assert before in story.heads[segment.first], "updates follow what was never there"
         for step, (epoch, scalar) in enumerate(updates_of(segment.parts), segment.first):
             before = extend(before, (EpochScalars(epoch, (scalar,)),))
-            mark = (mark + mark_of(feed, step, epoch, scalar)) % (1 << MARK_BITS)
             if step == story.stop:
-                story.heads.append({})
+                story.heads.append(set())
                 story.epochs.append(epoch)
                 story.made_at.append(now)
                 self.updates += 1
-            story.heads[step + 1][before] = mark
+            story.heads[step + 1].add(before)
             if len(story.heads[step + 1]) > 1 and feed.origin in self.honest - self.may_fork:
                 raise Violation(
                     "fork", f"an honest origin has made two histories that part at {step}", (who,)
@@ -103,10 +99,6 @@ class Oracle:
             raise Violation("content", said, (who,))
         self.made(feed, before, segment, now, who)
 
-    def mark(self, feed: Feed, step: int, chain: bytes) -> int:
-        """The sum of the marks of all updates before `step` in the history with this chain head."""
-        return self.stories[feed].heads[step][chain] if step else 0
-
     def digest(self, ends: dict[Feed, int]) -> bytes:
         """The state digest of the union, of feeds of which none branches."""
         frontier = Frontier(self.run)
@@ -118,9 +110,3 @@ class Oracle:
 
 def updates_of(parts: tuple[EpochScalars, ...]) -> list[tuple[int, int]]:
     return [(epoch, scalar) for epoch, scalars in parts for scalar in scalars]
-
-
-def mark_of(feed: Feed, step: int, epoch: int, scalar: int) -> int:
-    """Return a number for one update; sums of them stand for sets, by other means than chain hashes."""
-    text = feed.origin + b"%d/%d/%d/%d" % (feed.incarnation, step, epoch, scalar)
-    return int.from_bytes(hashlib.blake2b(text, digest_size=MARK_BITS // 8).digest(), "big")

@@ -21,26 +21,12 @@ class Traffic:
     latencies: array[float] = field(default_factory=lambda: array("d"))
     """Seconds from when an update is due to be signed to its admission by a node that was up all the time."""
 
-    sent: int = 0
-    arrived: int = 0
-    lost: int = 0
-    repeated: int = 0
-    """Frames that arrive once more than they were sent."""
-    dropped: int = 0
-    """Frames for a link that had ended before they arrived."""
-    flying: int = 0
-
     def forget(self) -> None:
-        """Reset everything but the balance of frames."""
+        """Begin anew."""
         self.messages.clear()
         self.bytes.clear()
         self.copies_sent = self.deliveries = 0
         self.latencies = array("d")
-
-    @property
-    def balanced(self) -> bool:
-        """Whether every frame is accounted for."""
-        return self.sent + self.repeated == self.arrived + self.lost + self.dropped + self.flying
 
     @property
     def copies(self) -> float:

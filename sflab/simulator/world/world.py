@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import tempfile
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -28,7 +29,7 @@ from sfnode.organising.policy import OrganiserPolicy
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.conditions import CALM, Conditions
-from sfnode.transport.memory import MemoryLink, Network
+from sfnode.transport.memory import Network
 from sfnode.transport.roster import pack_record
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
 from sfprotocol import control_feed
@@ -109,6 +110,7 @@ class World:
         """Origins of which the organiser has taken something back."""
         self.may_fork: set[int] = set()
         """Terms whose key is in use twice."""
+        _allow_files()
         self._folder = tempfile.TemporaryDirectory(
             prefix="sfnode-", dir=RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
         )
@@ -253,10 +255,6 @@ class World:
         """Return the honest nodes with which a node has links."""
         return [self.nodes[link.peer] for link in one.links if link.peer in self.nodes]
 
-    def ends(self, nodes: Sequence[Computer] | Iterator[Computer]) -> list[MemoryLink]:
-        """Return the ends of links at these nodes."""
-        return [link for node in nodes for link in node.links]
-
     # -- what is seen ------------------------------------------------------------------------------
 
     def carried(self, sender: str, receiver: str, frame: bytes) -> None:
@@ -305,3 +303,11 @@ class World:
         self.traffic.latencies.extend(
             self.now - since for since in made_at[first:stop] if since >= node.up_since
         )
+
+
+def _allow_files() -> None:
+    """Let this process open as many files as the system lets it: a node has six open, and many shells allow a
+    thousand."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # where there is no such bound, it cannot be asked for either
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

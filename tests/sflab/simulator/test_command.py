@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,12 @@ def test_a_run_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = runner.simulate(SCENARIOS["calm"], 0, patience=0.2)
     assert outcome.failure
     assert outcome.failure.checker == "hang"
+
+
+def test_a_run_has_more_files_open_than_a_shell_allows_at_first() -> None:
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, usual[1]))
+    try:
+        assert runner.simulate(SCENARIOS["calm"], 0, nodes=24, seconds=0).failure is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
