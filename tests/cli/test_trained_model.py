@@ -21,11 +21,11 @@ from sfnode.resources.sensors import Sensors
 from sfnode.store import checkpoint
 from sfnode.store.checkpoint import compute, plan
 from sfnode.store.data_folder import Layout
-from sfnode.store.log import UpdateLog
 from sfnode.store.replay import weighed
 from sfnode.tasks import public_files
 from sfprotocol.seeds import I64
 from tests.cli.helpers import Ended
+from tests.store.folders import joined
 from tests.store.organised import ORGANISED, Logged
 from tests.store.test_verification import MEANT, train
 
@@ -109,14 +109,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise AssertionError("the model was to be loaded")
 
     monkeypatch.setattr(trained_model, "load", too_late)
-    layout, run = Layout(tmp_path / "node"), default_manifest()
-    layout.path.mkdir()
-    layout.manifest.write_text(run.to_toml())
-    with UpdateLog.open(layout.log, run.run_id):
-        pass
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("precious")
-    return layout.path
+    return joined(tmp_path / "node", default_manifest())
 
 
 @pytest.mark.parametrize(
@@ -147,12 +142,8 @@ def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: 
     run = default_manifest()
     model = run.model.model_copy(update={"targets": (*run.model.targets, "model.decoder.final_norm:64x1")})
     other = run.model_copy(update={"model": model})
-    layout = Layout(folder.parent / "other")
-    layout.path.mkdir()
-    layout.manifest.write_text(other.to_toml())
-    with UpdateLog.open(layout.log, other.run_id):
-        pass
-    ended = sfnode("export", "out", "--format", "lora", "--data-dir", layout.path)
+    other_folder = joined(folder.parent / "other", other)
+    ended = sfnode("export", "out", "--format", "lora", "--data-dir", other_folder)
     assert "SF010: the run trains model.decoder.final_norm, which a LoRA adapter cannot hold" in ended.err
 
 
@@ -168,17 +159,13 @@ def test_a_busy_machine_has_no_more_threads_than_find_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads that wait for a core took ten times the time of one that has it (docs/benchmarks.md)."""
-    layout, run = Layout(tmp_path / "node"), default_manifest()
-    layout.path.mkdir()
-    layout.manifest.write_text(run.to_toml())
-    with UpdateLog.open(layout.log, run.run_id):
-        pass
+    folder = joined(tmp_path / "node", default_manifest())
     used: list[tuple[int | None, int | None]] = []
     monkeypatch.setattr(Trainer, "use_threads", lambda _, count, most: used.append((count, most)))
     readings = Sensors("cpu").look(Limits())
     for free in (0.1, 7.9):
         monkeypatch.setattr(Sensors, "look", lambda *_, free=free: readings._replace(free=free))
-        trained_model.load(layout.path, None, "cpu", "stored")
+        trained_model.load(folder, None, "cpu", "stored")
     assert used == [(None, 1), (None, 8)]
 
 

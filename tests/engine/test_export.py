@@ -63,7 +63,7 @@ def test_an_exported_model_loads_and_answers_as_the_live_one(family: str, tmp_pa
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("dull film").input_ids == [8, 4]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["opt", "gpt2", "gemma2"])
 def test_an_exported_adapter_on_the_base_equals_the_exported_model(family: str, tmp_path: Path) -> None:
     run = trained(family)
     export_lora(run, tmp_path / "out")
