@@ -65,21 +65,6 @@ def test_a_measurement_that_is_no_number_is_counted_and_its_scalar_is_0(tmp_path
     assert math.isnan(run.step(failed, 0).loss)
 
 
-def test_trainers_that_hear_the_same_in_another_order_evaluate_the_same(tmp_path: Path) -> None:
-    file = data_file(tmp_path)
-    run = manifest("llama", str(file), learning_rate=1e-3)
-    one, other = trainer(run, file), trainer(run)
-    for n in range(40):
-        one.apply(part(updates(40, (0, 1)), slice(n, n + 1)))
-        one.step([n], 0)
-    other.apply(part(updates(40, (0, 1)), slice(None, None, -1)))
-    assert one.core.digest() == other.core.digest()
-    assert one.evaluate() == other.evaluate()
-    assert one.evaluate().count == len(ROWS)
-    assert one.evaluate() != one.evaluate_base()
-    assert one.evaluate_base() == trainer(run).evaluate()
-
-
 @pytest.mark.parametrize("family", ["llama", "modernbert"])
 def test_following_its_own_estimates_lowers_the_loss(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,14 +153,6 @@ def test_nobody_trains_on_validation_rows_and_the_model_can_be_measured_on_them(
     assert measured.evaluate(1, rows="validation").count == 1
     with pytest.raises(UserError, match="no test data"):
         measured.evaluate()
-
-
-@pytest.mark.parametrize("device", ["cuda:99", "meta", "toaster"])
-def test_a_device_that_is_not_there_is_refused_with_a_way_out(device: str) -> None:
-    with pytest.raises(UserError, match=device) as caught:
-        trainer(manifest("opt"), device=device)
-    assert caught.value.code is Code.DEVICE
-    assert "--device cpu" in caught.value.fix
 
 
 def test_a_run_on_private_data_asks_for_it() -> None:
