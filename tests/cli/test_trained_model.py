@@ -16,7 +16,8 @@ from sfnode.cli.trained_model import _replay, base_model
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.limits import Limits
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models import bases
+from sfnode.models.manifest_builder import build, default_manifest
 from sfnode.resources.sensors import Sensors
 from sfnode.store import checkpoint
 from sfnode.store.checkpoint import compute, plan
@@ -25,7 +26,7 @@ from sfnode.store.replay import weighed
 from sfnode.tasks import public_files
 from sfprotocol.seeds import I64
 from tests.cli.helpers import Ended
-from tests.store.folders import joined
+from tests.store.folders import Folder, joined
 from tests.store.organised import ORGANISED, Logged
 from tests.store.test_verification import MEANT, train
 
@@ -145,6 +146,29 @@ def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: 
     other_folder = joined(folder.parent / "other", other)
     ended = sfnode("export", "out", "--format", "lora", "--data-dir", other_folder)
     assert "SF010: the run trains model.decoder.final_norm, which a LoRA adapter cannot hold" in ended.err
+
+
+def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
+    sfnode: Callable[..., Ended], tmp_path: Path
+) -> None:
+    targets = default_manifest().model.parsed_targets()
+    sides = [(one.out_features, one.in_features) for one in targets]
+    pairs = [(np.full((rows, 4), 8, np.int8), np.full((columns, 4), 8, np.int8)) for rows, columns in sides]
+    digest = bases.write(tmp_path, pairs)
+    run = build({"rank": 4, "basis": "published", "bases": digest, "loss": "plain"})
+    with Folder(tmp_path / "node", run, "a") as made:
+        kept = bases.keep(bases.path_in(tmp_path, digest), made.layout.bases, targets, 4)
+        made.make(5)
+    assert kept == digest
+    here = ("--data-dir", tmp_path / "node")
+    verified = sfnode("verify", *here).out
+    assert "1 of 1 published bases are here, each as named" in verified
+    assert sfnode("export", tmp_path / "model", *here).status == 0
+    bases.path_in(made.layout.bases, digest).unlink()
+    ended = sfnode("export", tmp_path / "again", *here)
+    assert (ended.status, "SF081" in ended.err) == (1, True)
+    assert not (tmp_path / "again").exists()
+    assert "0 of 1 published bases are here" in sfnode("verify", *here).out
 
 
 def test_refusals_load_no_torch(folder: Path) -> None:
