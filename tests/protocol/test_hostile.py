@@ -186,16 +186,6 @@ def test_a_feed_longer_than_the_budget_is_refused() -> None:
     assert host.machine.frontier.known == RUN.update_budget
 
 
-def test_an_epoch_that_goes_back_is_refused() -> None:
-    host = Scripted()
-    host.link(1)
-    host.name(1, BOB)
-    later = [EpochScalars(3, (1,))]
-    assert admits(host.hear(1, signed("bob", 1, 0, later)))
-    assert not admits(host.hear(1, signed("bob", 1, 1, [EpochScalars(2, (1,))], later)))
-    assert admits(host.hear(1, signed("bob", 1, 1, [EpochScalars(3, (1,))], later)))
-
-
 def test_a_forgery_is_refused_and_the_link_stays() -> None:
     host = Scripted()
     host.link(1)
