@@ -53,7 +53,7 @@ def answer(said: BaseModel | dict[str, Any]) -> web.Response:
 
 
 def get(path: str, read: Callable[..., Any], query: type[BaseModel] | None = None) -> web.RouteDef:
-    """Return a route that answers what `read` returns, or what it awaits; given the `query`, if it has one."""
+    """Return a route that answers what `read` returns or awaits; given the `query`, if it has one."""
 
     async def handle(request: web.Request) -> web.Response:
         return await _answer(read, *([query.model_validate(dict(request.query))] if query else ()))
@@ -62,7 +62,7 @@ def get(path: str, read: Callable[..., Any], query: type[BaseModel] | None = Non
 
 
 def post(path: str, act: Callable[..., Any], body: type[BaseModel] | None = None) -> web.RouteDef:
-    """Return a route that answers what `act` returns, or what it awaits; given the `body`, if it has one."""
+    """Return a route that answers what `act` returns or awaits; given the `body`, if it has one."""
 
     async def handle(request: web.Request) -> web.Response:
         return await _answer(

@@ -302,14 +302,14 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
 
     return [
         get("/api/now", now),
-        get("/api/curves", lambda: client.curves()),
+        get("/api/curves", client.curves),
         get("/api/about", about),
         get("/api/own", own),
         get("/api/quality", model),
-        get("/api/samples", lambda: client.samples()),
+        get("/api/samples", client.samples),
         get("/api/timeline", timeline),
         get("/api/origins", lambda query: client.origins(**query.model_dump()), OriginsQuery),
-        get("/api/history", lambda: client.history()),
+        get("/api/history", client.history),
         post("/api/generate", lambda wanted: client.generate(**wanted.model_dump()), GenerateRequest),
         post("/api/evaluate", evaluate),
     ]

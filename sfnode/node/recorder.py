@@ -149,7 +149,7 @@ class ProgressLog:
 
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
-        self._told: frozenset[str] = frozenset()
+        self._logged: frozenset[str] = frozenset()
         """Numbers of the alarms that the log tells of."""
 
     async def run(self) -> None:
@@ -174,12 +174,12 @@ class ProgressLog:
     def _sound(self, alarms: list[AlarmStatus]) -> None:
         """Log the alarms that are new, and which are over."""
         for alarm in alarms:
-            if alarm.code not in self._told:
+            if alarm.code not in self._logged:
                 log.error(
                     "%s: %s. %s", alarm.code, alarm.what, alarm.fix,
                     extra={"code": alarm.code, "fix": alarm.fix},
                 )  # fmt: skip
         now = frozenset(alarm.code for alarm in alarms)
-        for code in sorted(self._told - now):
+        for code in sorted(self._logged - now):
             log.info("%s is over", code)
-        self._told = now
+        self._logged = now

@@ -111,7 +111,7 @@ class Peering:
         """Jobs in the order in which they began: in virtual time they end in that order, too."""
         self._carrying: set[asyncio.Task[None]] = set()
         """Links that we have opened; those of others run in tasks of the transport."""
-        self._told = asyncio.Event()
+        self._posted = asyncio.Event()
         """Set when the manager has heard of something, so that its next deadline may be another one."""
         self._disk = DaemonExecutor("peers")
         self._written: asyncio.Future[None] | None = None
@@ -190,7 +190,7 @@ class Peering:
         actions = self.manager.handle(self._observed(), _now()) + self.manager.handle(event, _now())
         for action in actions:
             self._begin(action)
-        self._told.set()
+        self._posted.set()
         return actions
 
     def _observed(self) -> Observed:
@@ -254,7 +254,7 @@ class Peering:
 
     async def _keep_time(self) -> None:
         while True:
-            self._told.clear()
+            self._posted.clear()
             delay = self.manager.next_deadline() - _now()
             if delay <= 0:
                 self._tell(Wake())
@@ -262,7 +262,7 @@ class Peering:
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay if isfinite(delay) else None):
-                    await self._told.wait()
+                    await self._posted.wait()
 
     def _restarted(self) -> None:
         self.restarts += 1

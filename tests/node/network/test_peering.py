@@ -436,7 +436,7 @@ async def test_links_rotate_and_never_exceed_the_most(town: Town, monkeypatch: p
     a, seen = relays[-1], set(relays[-1].peers)
     for _ in range(5):
         a.peering.manager._probe_at = now()
-        a.peering._told.set()
+        a.peering._posted.set()
         await eventually(lambda: a.peering.manager._probe_at > now())
         await eventually(lambda: not a.peering.manager._dialling)
         assert len(a.linked) <= MAX_LINKS
