@@ -183,7 +183,7 @@ class Validating:
 
     def _skipped(self, epoch: int) -> list[int]:
         """Return the feeds that make no part of the step, as the evidence of now does not trust them."""
-        self._origins.follow(self._organised.control.feed)
+        self._origins.follow(self._organised.control.feed.entries)
         moved = self._organised.counting.moved(epoch)
         return [number for number in moved if not self._origins.trusts(number // INCARNATIONS)]
 
