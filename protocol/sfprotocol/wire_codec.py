@@ -7,17 +7,33 @@ encoding and nothing can be smuggled in a second one. Framing (the length in fro
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
 from functools import cache
-from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgpack
 
 from sfprotocol.decisions import MAX_DECISION, Part
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+from sfprotocol.fields import (
+    B4,
+    B32,
+    B64,
+    BYTES,
+    I64,
+    U8,
+    U31,
+    U32,
+    U64,
+    Field,
+    array,
+    binary,
+    listed,
+    one,
+    pair,
+    require,
+    row,
+)
 from sfprotocol.messages import (
     Ahead,
     Branch,
@@ -78,9 +94,9 @@ _BOUNDS = {"max_array_len": MAX_SEGMENT_UPDATES, "max_map_len": 0, "max_ext_len"
 def encode(message: Message, scalar_bytes: int = 2) -> bytes:
     """Return the one encoding of `message`. Raises LocalProtocolError if the peer could not decode it."""
     kind = _KIND_OF[type(message)]
-    row = _messages(scalar_bytes)[kind]
-    assert row.write  # as every row has
-    values = [kind, *row.write(message)]
+    found = _messages(scalar_bytes)[kind]
+    assert found.write  # as every row has
+    values = [kind, *found.write(message)]
     try:
         _build(values, scalar_bytes)
     except RemoteProtocolError as error:
@@ -100,7 +116,7 @@ def decode(data: bytes, scalar_bytes: int = 2) -> Message:
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("C2", f"not MessagePack: {error}") from None
     message = _build(values, scalar_bytes)
-    _require(_pack(values) == data, "C4", "not in canonical form")
+    require(_pack(values) == data, "C4", "not in canonical form")
     return message
 
 
@@ -112,11 +128,11 @@ def _build(values: Any, scalar_bytes: int) -> Message:
     """Return the message with these fields. Raises RemoteProtocolError if there is none."""
     if not isinstance(values, list) or not values or type(values[0]) is not int:
         raise RemoteProtocolError("C3", "not an array that starts with a message type")
-    row = _messages(scalar_bytes).get(values[0])
-    if row is None:
+    found = _messages(scalar_bytes).get(values[0])
+    if found is None:
         raise RemoteProtocolError("C3", f"unknown message type {values[0]}")
-    _require(len(values) == row.width + 1, "C3", "wrong number of fields")
-    return cast(Message, row.read(values, 1))
+    require(len(values) == found.width + 1, "C3", "wrong number of fields")
+    return cast(Message, found.read(values, 1))
 
 
 def pack_scalars(scalars: tuple[int, ...], scalar_bytes: int) -> bytes:
@@ -132,130 +148,29 @@ def unpack_scalars(data: bytes, scalar_bytes: int) -> tuple[int, ...]:
     return struct.unpack(f">{len(data) // scalar_bytes}{_FORMATS[scalar_bytes]}", data)
 
 
-# -- fields ------------------------------------------------------------------------------------------
-
-
-def _require(condition: bool, rule: str, reason: str) -> None:
-    if not condition:
-        raise RemoteProtocolError(rule, reason)
-
-
-class _Field(NamedTuple):
-    """A part of a message that takes so many consecutive values of an array."""
-
-    width: int
-    read: Callable[[list[Any], int], Any]
-    """Returns the part that the values from a place on are. Raises RemoteProtocolError."""
-    write: Callable[[Any], list[Any]] | None = None
-    """Returns the values of a part; None for one that is its one value."""
-
-
-def _one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> _Field:
-    """Return a field that is a value as it is, for which something has to hold."""
-
-    def read(values: list[Any], at: int) -> Any:
-        value = values[at]
-        if not holds(value):
-            raise RemoteProtocolError(rule, reason)
-        return value
-
-    return _Field(1, read)
-
-
-def _unsigned(bits: int) -> _Field:
-    bound = 1 << bits
-    return _one(
-        lambda value: type(value) is int and 0 <= value < bound, f"not an unsigned integer of {bits} bits"
-    )
-
-
-def _binary(*lengths: int) -> _Field:
-    reason = f"not {' or '.join(map(str, lengths))} bytes"
-    return _one(lambda value: isinstance(value, bytes) and len(value) in lengths, reason)
-
-
-def _row(build: Callable[..., Any], *parts: _Field, names: Sequence[str] | None = None) -> _Field:
-    """Return the fields of a tuple, or of a dataclass in the order of `names`, one after the other."""
-    stops = list(accumulate(part.width for part in parts))
-    places = [(part.read, first) for part, first in zip(parts, [0, *stops], strict=False)]
-    if names is None and is_dataclass(build):
-        names = [field.name for field in fields(build)]
-
-    def read(values: list[Any], at: int) -> Any:
-        return build(*[read_part(values, at + first) for read_part, first in places])
-
-    def write(value: Any) -> list[Any]:
-        items = value if names is None else [getattr(value, name) for name in names]
-        if len(items) != len(parts):
-            raise LocalProtocolError(f"{len(items)} fields, where there are {len(parts)}")
-        values: list[Any] = []
-        for part, item in zip(parts, items, strict=True):
-            if part.write is None:
-                values.append(item)
-            else:
-                values += part.write(item)
-        return values
-
-    plain = names is None and all(part.write is None for part in parts)
-    return _Field(stops[-1] if stops else 0, read, list if plain else write)
-
-
-def _pair(part: _Field) -> _Field:
-    return _row(lambda *two: two, part, part)
-
-
-def _array(row: _Field) -> _Field:
-    """Return the one field that is an array of the values of a row."""
-    reason = f"not {row.width} fields"
-
-    def read(values: list[Any], at: int) -> Any:
-        inner = values[at]
-        _require(isinstance(inner, list) and len(inner) == row.width, "C5", reason)
-        return row.read(inner, 0)
-
-    write = row.write
-    return _Field(1, read, lambda value: [write(value)] if write else [[value]])
-
-
-def _list(item: _Field, name: Callable[[Any], Any] | None = None) -> _Field:
-    """Return a list, in strictly ascending order of what its entries are about (SPEC C8) if that has a
-    `name`."""
-
-    def read(values: list[Any], at: int) -> tuple[Any, ...]:
-        inner = values[at]
-        _require(isinstance(inner, list) and len(inner) <= MAX_ENTRIES, "C5", "not a list in range")
-        entries = tuple([item.read(inner, place) for place in range(len(inner))])
-        ascending = name is None or all(name(a) < name(b) for a, b in pairwise(entries))
-        _require(ascending, "C8", "entries are not in strictly ascending order")
-        return entries
-
-    write = item.write
-    return _Field(1, read, lambda entries: [[write(one)[0] for one in entries] if write else list(entries)])
-
-
-def _parts(scalar_bytes: int, least: int = 1) -> _Field:
+def _parts(scalar_bytes: int, least: int = 1) -> Field:
     """Return the scalars of consecutive updates by their epochs, `least` updates or more."""
 
     def read(values: list[Any], at: int) -> tuple[EpochScalars, ...]:
         inner = values[at]
-        _require(isinstance(inner, list) and len(inner) <= MAX_SEGMENT_UPDATES, "C5", "not a list in range")
+        require(isinstance(inner, list) and len(inner) <= MAX_SEGMENT_UPDATES, "C5", "not a list in range")
         parts: list[EpochScalars] = []
         total = 0
         for item in inner:
-            _require(isinstance(item, list) and len(item) == 2, "C5", "a part has not 2 fields")
-            epoch, data = _U32.read(item, 0), item[1]
-            _require(isinstance(data, bytes) and len(data) > 0, "C6", "scalars are missing")
-            _require(len(data) % scalar_bytes == 0, "C6", "scalars have the wrong width")
-            _require(not parts or parts[-1].epoch < epoch, "C7", "epochs do not ascend")
+            require(isinstance(item, list) and len(item) == 2, "C5", "a part has not 2 fields")
+            epoch, data = U32.read(item, 0), item[1]
+            require(isinstance(data, bytes) and len(data) > 0, "C6", "scalars are missing")
+            require(len(data) % scalar_bytes == 0, "C6", "scalars have the wrong width")
+            require(not parts or parts[-1].epoch < epoch, "C7", "epochs do not ascend")
             parts.append(EpochScalars(epoch, unpack_scalars(data, scalar_bytes)))
             total += len(data) // scalar_bytes
-        _require(least <= total <= MAX_SEGMENT_UPDATES, "C7", "a segment without updates, or with too many")
+        require(least <= total <= MAX_SEGMENT_UPDATES, "C7", "a segment without updates, or with too many")
         return tuple(parts)
 
     def write(parts: tuple[EpochScalars, ...]) -> list[Any]:
         return [[[part.epoch, pack_scalars(part.scalars, scalar_bytes)] for part in parts]]
 
-    return _Field(1, read, write)
+    return Field(1, read, write)
 
 
 def _segment(hops: int, key: int, first: int, parts: tuple[EpochScalars, ...], signature: bytes) -> Segment:
@@ -263,64 +178,60 @@ def _segment(hops: int, key: int, first: int, parts: tuple[EpochScalars, ...], s
 
 
 def _part_reply(size: int, data: bytes) -> PartReply:
-    _require(len(data) <= min(size, MAX_PART_BYTES), "C5", "the bytes of a part are too many")
+    require(len(data) <= min(size, MAX_PART_BYTES), "C5", "the bytes of a part are too many")
     return PartReply(size, data)
 
 
 # -- messages ----------------------------------------------------------------------------------------
 
-_U8, _U31, _U32, _U64 = _unsigned(8), _unsigned(31), _unsigned(32), _unsigned(64)
-_I64 = _one(lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63, "not an i64")
-_B4, _B32, _B64 = _binary(4), _binary(32), _binary(64)
-_BYTES = _one(lambda value: isinstance(value, bytes), "not binary")
-_BOOLEAN = _one(lambda value: isinstance(value, bool), "not a boolean")
-_NAME = _one(
+_BOOLEAN = one(lambda value: isinstance(value, bool), "not a boolean")
+_NAME = one(
     lambda value: isinstance(value, str) and not faulty_name(value), "a name that cannot be shown", "K2"
 )
-_REASON = _one(
+_REASON = one(
     lambda value: isinstance(value, str) and len(value.encode()) <= MAX_REASON, "not a short string"
 )
-_LENGTH = _one(lambda value: type(value) is int and 0 < value <= MAX_PART_BYTES, "not a length in range")
-_RECORD = _one(lambda value: isinstance(value, bytes) and len(value) <= MAX_DECISION, "not a decision")
-_FEED = _row(Feed, _B32, _U32)
-_POSITIONS = _list(_array(_row(Position, _FEED, _U32)), attrgetter("feed"))
-_CLAIMS = _list(_array(_row(Claim, _FEED, _U32, _B4)), attrgetter("feed"))
-_AHEAD = _list(_array(_row(Ahead, _U64, _U32)), attrgetter("feed_key"))
-_ENTRIES = _list(_array(_row(Entry, _U32, _RECORD, _B64)))
-_VOTES = _list(_array(_row(Vote, _U8, _B64)), attrgetter("deputy"))
-_MEASURED = _list(_array(_row(Part, _U31, _U32, _I64, _I64)), attrgetter("feed"))
+_LENGTH = one(lambda value: type(value) is int and 0 < value <= MAX_PART_BYTES, "not a length in range")
+_RECORD = one(lambda value: isinstance(value, bytes) and len(value) <= MAX_DECISION, "not a decision")
+_FEED = row(Feed, B32, U32)
+_POSITIONS = listed(array(row(Position, _FEED, U32)), MAX_ENTRIES, attrgetter("feed"))
+_CLAIMS = listed(array(row(Claim, _FEED, U32, B4)), MAX_ENTRIES, attrgetter("feed"))
+_AHEAD = listed(array(row(Ahead, U64, U32)), MAX_ENTRIES, attrgetter("feed_key"))
+_ENTRIES = listed(array(row(Entry, U32, _RECORD, B64)), MAX_ENTRIES)
+_VOTES = listed(array(row(Vote, U8, B64)), MAX_ENTRIES, attrgetter("deputy"))
+_MEASURED = listed(array(row(Part, U31, U32, I64, I64)), MAX_ENTRIES, attrgetter("feed"))
 _SEGMENT = "hops", "feed_key", "first", "parts", "signature"
 """Fields in the order in which they travel."""
 
 
 @cache
-def _messages(scalar_bytes: int) -> dict[int, _Field]:
+def _messages(scalar_bytes: int) -> dict[int, Field]:
     """Return the fields of each type of message, in a run whose scalars take so many bytes."""
     parts = _parts(scalar_bytes)
-    branch = _array(_row(Branch, _parts(scalar_bytes, 0), _B64))
+    branch = array(row(Branch, _parts(scalar_bytes, 0), B64))
     return {
-        0: _row(Hello, _U32, _B32, _U8, _U64),
-        1: _row(_segment, _U8, _U64, _U32, parts, _B64, names=_SEGMENT),
-        2: _row(Summary, _BOOLEAN, _U64, _B32, _CLAIMS),
-        3: _row(Want, _POSITIONS),
-        4: _row(ManifestRequest),
-        5: _row(ManifestReply, _BYTES),
-        6: _row(Goodbye, _REASON),
-        7: _row(Have, _AHEAD),
-        8: _row(Prune, _list(_U64, int)),
-        9: _row(Proof, _FEED, _U32, _pair(_B32), _array(_pair(branch))),
-        10: _row(PartRequest, _B32, _U32, _U32, _LENGTH),
-        11: _row(_part_reply, _U32, _BYTES, names=("size", "data")),
-        12: _row(Card, _FEED, _U32, _NAME, _NAME, _B64),
-        13: _row(ControlHead, _U32, _U32, _B32),
-        14: _row(ControlWant, _U32),
-        15: _row(Control, _U32, _ENTRIES),
-        16: _row(Succession, _U32, _U32, _B32, _B32, _VOTES),
-        17: _row(ControlFork, _U32, _U32, _pair(_B32), _pair(_B64)),
-        18: _row(Petition, _B32, _U64, _U32, _binary(0, 64), _B64),
-        19: _row(Floor, _U32),
-        20: _row(Commitment, _U32, _B32, _B32, _B64),
-        21: _row(Finding, _U32, _B32, _U64, _U32, _MEASURED),
+        0: row(Hello, U32, B32, U8, U64),
+        1: row(_segment, U8, U64, U32, parts, B64, names=_SEGMENT),
+        2: row(Summary, _BOOLEAN, U64, B32, _CLAIMS),
+        3: row(Want, _POSITIONS),
+        4: row(ManifestRequest),
+        5: row(ManifestReply, BYTES),
+        6: row(Goodbye, _REASON),
+        7: row(Have, _AHEAD),
+        8: row(Prune, listed(U64, MAX_ENTRIES, int)),
+        9: row(Proof, _FEED, U32, pair(B32), array(pair(branch))),
+        10: row(PartRequest, B32, U32, U32, _LENGTH),
+        11: row(_part_reply, U32, BYTES, names=("size", "data")),
+        12: row(Card, _FEED, U32, _NAME, _NAME, B64),
+        13: row(ControlHead, U32, U32, B32),
+        14: row(ControlWant, U32),
+        15: row(Control, U32, _ENTRIES),
+        16: row(Succession, U32, U32, B32, B32, _VOTES),
+        17: row(ControlFork, U32, U32, pair(B32), pair(B64)),
+        18: row(Petition, B32, U64, U32, binary(0, 64), B64),
+        19: row(Floor, U32),
+        20: row(Commitment, U32, B32, B32, B64),
+        21: row(Finding, U32, B32, U64, U32, _MEASURED),
     }
 
 
