@@ -138,7 +138,8 @@ def main(model: Path, train: Path, updates: int, nodes: int, batch_size: int) ->
     from sfnode.swarm import local_swarm
 
     given: dict[str, Any] = {
-        "preset": "agnews", "model": str(model), "train": str(train), "batch_size": batch_size,
+        "preset": "agnews", "kind": "classification", "model": str(model),
+        "train": str(train), "batch_size": batch_size,
         "update_budget": updates, "scalar_limit": 2000, **RunKeys.generate().options(),
     }  # fmt: skip
 
