@@ -7,13 +7,29 @@ Values and their one encoding. What they mean for a run is decided in `counting`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import msgpack
 
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.fields import (
+    B8,
+    B32,
+    BYTES,
+    I64,
+    U16,
+    U31,
+    U32,
+    Field,
+    array,
+    binary,
+    listed,
+    one,
+    require,
+    row,
+)
 from sfprotocol.names import readable
 
 RATE_ONE = 1 << 32
@@ -300,134 +316,96 @@ class Recorded(NamedTuple):
 
 # -- encoding ----------------------------------------------------------------------------------------
 
-Read = Callable[[Any], Any]
+
+def _text(most: int) -> Field:
+    return one(
+        lambda value: isinstance(value, str) and readable(value) and len(value.encode()) <= most,
+        f"not a text of {most} bytes at most that can be seen",
+    )
 
 
-def _require(condition: bool, reason: str) -> None:
-    if not condition:
-        raise RemoteProtocolError("O2", reason)
-
-
-def _unsigned(bits: int) -> Read:
-    def read(value: Any) -> int:
-        _require(type(value) is int and 0 <= value < 1 << bits, f"not an unsigned integer of {bits} bits")
-        return cast(int, value)
-
-    return read
-
-
-def _signed(value: Any) -> int:
-    _require(type(value) is int and -(1 << 63) <= value < 1 << 63, "not a signed integer of 64 bits")
-    return cast(int, value)
-
-
-def _binary(length: int) -> Read:
-    def read(value: Any) -> bytes:
-        _require(isinstance(value, bytes) and len(value) == length, f"not {length} bytes")
-        return cast(bytes, value)
-
-    return read
-
-
-def _any_bytes(value: Any) -> bytes:
-    _require(isinstance(value, bytes), "not bytes")
-    return cast(bytes, value)
-
-
-def _text(most: int) -> Read:
-    def read(value: Any) -> str:
-        short = isinstance(value, str) and readable(value) and len(value.encode()) <= most
-        _require(short, f"not a text of {most} bytes at most that can be seen")
-        return cast(str, value)
-
-    return read
-
-
-def _ascending(entry: Read, key: Callable[[Any], Any]) -> Read:
-    def read(value: Any) -> tuple[Any, ...]:
-        _require(isinstance(value, list) and len(value) <= MAX_MOVES, "not a list in range")
-        entries = tuple(map(entry, value))
-        _require(all(key(a) < key(b) for a, b in pairwise(entries)), "entries do not ascend")
-        return entries
-
-    return read
-
-
-def _move(value: Any) -> Move:
+def _read_move(values: list[Any], at: int) -> Move:
     """Return a move: a fourth field, which is not 0, tells of zeros."""
+    value = values[at]
     named = isinstance(value, list) and len(value) == 4
-    move = (_MOVE_WITH_ZEROS if named else _MOVE)(value)
-    _require(not named or 0 < move.zeros <= move.steps, "zeros that there are not")
-    return cast(Move, move)
+    move: Move = (_MOVE_WITH_ZEROS if named else _MOVE).read(values, at)
+    require(not named or 0 < move.zeros <= move.steps, "O2", "zeros that there are not")
+    return move
 
 
-def _row(build: Callable[..., Any], *reads: Read) -> Read:
-    def read(value: Any) -> Any:
-        _require(isinstance(value, list) and len(value) == len(reads), f"not {len(reads)} fields")
-        return build(*(read(field) for read, field in zip(reads, value, strict=True)))
-
-    return read
+def _ascending(item: Field, name: Callable[[Any], Any]) -> Field:
+    return listed(item, MAX_MOVES, name)
 
 
-_U16, _U32, _U64 = _unsigned(16), _unsigned(32), _unsigned(64)
-_ID = _unsigned(31)
-_NUMBERS = _ascending(_ID, lambda number: number)
-_MOVE = _row(Move, _ID, _U32, _binary(TAG_BYTES))
-_MOVE_WITH_ZEROS = _row(Move, _ID, _U32, _binary(TAG_BYTES), _U32)
-_MOVES = _ascending(_move, lambda move: move.feed)
-_RECOUNTS = _ascending(_row(Recount, _ID, _U32), lambda recount: recount)
-_RATES = _ascending(_row(RateFrom, _U32, _U32), lambda rate: rate.epoch)
-_PARTS = _ascending(_row(Part, _ID, _U32, _signed, _signed), lambda part: part.feed)
-_EXTENSIONS = _ascending(_row(Extension, _U16, _any_bytes), lambda extension: extension.kind)
+_NUMBERS = _ascending(U31, int)
+_MOVE = array(row(Move, U31, U32, binary(TAG_BYTES)))
+_MOVE_WITH_ZEROS = array(row(Move, U31, U32, binary(TAG_BYTES), U32))
+_MOVES = _ascending(
+    Field(1, _read_move, lambda move: [list(move if move.zeros else move[:3])]), attrgetter("feed")
+)
+_RECOUNTS = _ascending(array(row(Recount, U31, U32)), tuple)
+_RATES = _ascending(array(row(RateFrom, U32, U32)), attrgetter("epoch"))
+_PARTS = _ascending(array(row(Part, U31, U32, I64, I64)), attrgetter("feed"))
+_EXTENSIONS = _ascending(array(row(Extension, U16, BYTES)), attrgetter("kind"))
 
-_KINDS: dict[int, tuple[type, tuple[Read, ...]]] = {
-    0: (Close, (_U32, _binary(8), _MOVES)),
-    2: (Seal, (_U32, _NUMBERS, _RECOUNTS, _binary(32), _U16, _RATES)),
-    4: (Amend, (_ID, _U32)),
-    6: (Admit, (_binary(32), _U32, _ID)),
-    8: (Invite, (_binary(32), _U32)),
-    10: (Revoke, (_ID, _U32)),
-    12: (RevokeInvitation, (_ID, _U32)),
-    14: (Void, (_U32, _U32, _NUMBERS)),
-    16: (Budget, (_U32,)),
+_KINDS: dict[int, tuple[type, tuple[Field, ...]]] = {
+    0: (Close, (U32, B8, _MOVES)),
+    2: (Seal, (U32, _NUMBERS, _RECOUNTS, B32, U16, _RATES)),
+    4: (Amend, (U31, U32)),
+    6: (Admit, (B32, U32, U31)),
+    8: (Invite, (B32, U32)),
+    10: (Revoke, (U31, U32)),
+    12: (RevokeInvitation, (U31, U32)),
+    14: (Void, (U32, U32, _NUMBERS)),
+    16: (Budget, (U32,)),
     18: (Finish, ()),
-    20: (Bases, (_U32, _binary(32))),
+    20: (Bases, (U32, B32)),
     1: (Announce, (_text(MAX_TEXT),)),
-    3: (Evaluated, (_U32, _text(64), _signed, _signed, _signed, _signed, _U32)),
-    5: (Checkpoint, (_U32, _binary(32), _binary(32))),
-    7: (Worth, (_U32, _U32, _PARTS)),
+    3: (Evaluated, (U32, _text(64), I64, I64, I64, I64, U32)),
+    5: (Checkpoint, (U32, B32, B32)),
+    7: (Worth, (U32, U32, _PARTS)),
     9: (Validators, (_NUMBERS,)),
-    11: (Oversized, (_U32, _NUMBERS)),
+    11: (Oversized, (U32, _NUMBERS)),
 }
 """Even kinds change the state of a run, odd ones do not."""
 
 _KIND_OF = {decision: kind for kind, (decision, _) in _KINDS.items()}
+_FIELDS = {kind: row(decision, *fields) for kind, (decision, fields) in _KINDS.items()}
 _BOUNDS = {"max_array_len": MAX_MOVES, "max_map_len": 0, "max_ext_len": 0}
 
 
 def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
     """Return the one encoding of a decision (SPEC O2). Raises RemoteProtocolError if it has none."""
     kind = _KIND_OF.get(type(decision))
-    _require(kind is not None, "a decision that cannot be written")
-    values = (_plain(getattr(decision, field.name)) for field in fields(decision))
-    data = _pack([kind, *values, _plain(extensions)])
+    if kind is None:
+        raise RemoteProtocolError("O2", "a decision that cannot be written")
+    write, write_extensions = _FIELDS[kind].write, _EXTENSIONS.write
+    assert write  # as all rows and lists have
+    assert write_extensions
+    data = _pack([kind, *write(decision), *write_extensions(extensions)])
     decode(data)
     return data
 
 
 def decode(data: bytes) -> Recorded:
     """Return the decision that `data` encodes. Raises RemoteProtocolError (SPEC O2) if there is none."""
-    _require(len(data) <= MAX_DECISION, "a decision that is too long")
+    try:
+        return _decode(data)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError("O2", error.reason) from None
+
+
+def _decode(data: bytes) -> Recorded:
+    require(len(data) <= MAX_DECISION, "O2", "a decision that is too long")
     found = _unpack(data)
-    _require(isinstance(found, list) and len(found) >= 1, "not an array that begins with a kind")
-    kind = _U16(found[0])
-    _require(_pack(found) == data, "not in canonical form")
-    if kind not in _KINDS:
+    require(isinstance(found, list) and len(found) >= 1, "O2", "not an array that begins with a kind")
+    kind = U16.read(found, 0)
+    require(_pack(found) == data, "O2", "not in canonical form")
+    if kind not in _FIELDS:
         return Recorded(Unknown(kind))
-    build, reads = _KINDS[kind]
-    _require(len(found) == len(reads) + 2, "wrong number of fields")
-    decision = build(*(read(field) for read, field in zip(reads, found[1:], strict=False)))
-    return Recorded(decision, _EXTENSIONS(found[-1]))
+    fields = _FIELDS[kind]
+    require(len(found) == fields.width + 2, "O2", "wrong number of fields")
+    return Recorded(fields.read(found, 1), _EXTENSIONS.read(found, fields.width + 1))
 
 
 def read(record: bytes) -> Recorded:
@@ -436,12 +414,6 @@ def read(record: bytes) -> Recorded:
         return decode(record)
     except RemoteProtocolError:
         return Recorded(Unknown(1))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Move) and not value.zeros:
-        value = value[:3]
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _pack(value: Any) -> bytes:
@@ -458,7 +430,7 @@ def _unpack(data: bytes) -> Any:
     unpacker.feed(data)
     try:
         unpacker.skip()
-        _require(unpacker.tell() == len(data), "more than one value")
+        require(unpacker.tell() == len(data), "O2", "more than one value")
         return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("O2", f"not MessagePack: {error}") from None

@@ -362,7 +362,7 @@ class Organised:
                 held = self._frontier.next(feed)
                 actions += [Recounted(feed, held), *self._compare(number, now)]
         self._ask_for_early(now)
-        return [*actions, *self._have_retold(), *self._go_on()]
+        return [*actions, *self._retell(), *self._resume_feed()]
 
     def _ask_for_early(self, now: float) -> None:
         """Ask again for what decisions did not allow, once there are others."""
@@ -375,7 +375,7 @@ class Organised:
             for feed, following in early.items():
                 self._pulls.heard_of(link, feed, following, now)
 
-    def _go_on(self) -> list[Action]:
+    def _resume_feed(self) -> list[Action]:
         """Begin a new feed if our own was named and its member goes on with another one (SPEC I3).
 
         Not if it went on with this one before: then another machine has our key, and the two would take the
@@ -403,7 +403,7 @@ class Organised:
         feed = self.counting.feed(number)
         self._frontier.named(feed, self.counting.named(number), self.counting.ended(number))
 
-    def _have_retold(self) -> list[Action]:
+    def _retell(self) -> list[Action]:
         """Ask neighbours that have named feeds of strangers for everything, once some of these may be members
         and the neighbour has no decisions that we lack (SPEC O19)."""
         members, stop = len(self.counting.members), self.control.feed.stop

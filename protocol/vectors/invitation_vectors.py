@@ -10,7 +10,8 @@ from typing import Any
 import msgpack
 from plain import RUN_ID
 
-from sfprotocol import PROTOCOL_VERSION, invitation
+from sfprotocol import invitation
+from sfprotocol.messages import PROTOCOL_VERSION
 
 
 def vectors() -> dict[str, Any]:

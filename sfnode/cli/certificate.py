@@ -15,13 +15,13 @@ from sfnode.cli.publish import parse_keys
 from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from sfnode.manifest import Manifest
     from sfnode.publish.certificate import Certificate
     from sfnode.store.log import UpdateLog
     from sfprotocol.control_feed import ControlFeed
-    from sfprotocol.messages import Entry
+    from sfprotocol.counting import Member
 
 
 @click.command
@@ -48,13 +48,14 @@ def certificate(key: str, out: Path | None, with_name: bool, data_dir: Path) -> 
     from sfnode.publish import certificate as certificates
     from sfnode.publish.site import write
     from sfnode.store.disk_errors import disk_faults
+    from sfnode.store.replay import counting_of
 
     (prefix,) = parse_keys(None, None, (key,))
     out = out or Path(f"certificate-{prefix[:8]}.svg")
     _check_out(out)
     with opened_run(data_dir) as (manifest, update_log), waiting("reading the log"):
         feed, names = _read(manifest, update_log)
-        member = _member(feed.entries, prefix)
+        member = _member(counting_of(manifest.parameters(), feed.entries).members, prefix)
         name = names.get(member, "") if with_name else ""
         made = certificates.contribution(manifest, feed, feed.stop, member, name=name)
     with disk_faults(out):
@@ -88,12 +89,9 @@ def _read(manifest: Manifest, update_log: UpdateLog) -> tuple[ControlFeed, Mappi
     return control_of(run, update_log), {origin: said.name for origin, said in names.items()}
 
 
-def _member(entries: Sequence[Entry], prefix: str) -> bytes:
+def _member(members: Iterable[Member], prefix: str) -> bytes:
     """Return the key of the member that begins so. Raises UserError BAD_OPTION unless there is one."""
-    from sfprotocol.decisions import Admit, read
-
-    said = (read(entry.record).decision for entry in entries)
-    keys = {one.origin for one in said if isinstance(one, Admit) and one.origin.hex().startswith(prefix)}
+    keys = {one.origin for one in members if one.origin.hex().startswith(prefix)}
     if len(keys) != 1:
         found = "no member has" if not keys else f"{len(keys)} members have"
         raise UserError(

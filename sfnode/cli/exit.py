@@ -43,7 +43,7 @@ def show(error: UserError) -> int:
     """Print what has ended the command and what to do, and return the exit status."""
     status = status_of(error)
     code = f"SF{error.code:03d}"
-    if not _told(status, code=code, name=error.code.name, what=error.what, fix=error.fix):
+    if not _printed_as_json(status, code=code, name=error.code.name, what=error.what, fix=error.fix):
         warn(error)
     return status
 
@@ -60,7 +60,7 @@ def show_usage(error: click.ClickException) -> int:
     if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP:
         file = config_file(context.find_root().params.get("config"))
         fix = f"The value is from the configuration file {file}."
-    if _told(error.exit_code, code="usage", name="USAGE", what=error.format_message(), fix=fix):
+    if _printed_as_json(error.exit_code, code="usage", name="USAGE", what=error.format_message(), fix=fix):
         return error.exit_code
     error.show()
     if fix.startswith("The value"):
@@ -70,12 +70,12 @@ def show_usage(error: click.ClickException) -> int:
 
 def interrupted() -> int:
     """Say that the command was interrupted, and return the exit status."""
-    if not _told(INTERRUPTED, code="interrupted", name="INTERRUPTED", what="interrupted", fix=""):
+    if not _printed_as_json(INTERRUPTED, code="interrupted", name="INTERRUPTED", what="interrupted", fix=""):
         echo("interrupted", err=True)
     return INTERRUPTED
 
 
-def _told(status: int, **error: str) -> bool:
+def _printed_as_json(status: int, **error: str) -> bool:
     """Print the error as the one JSON object of a command with --json that has printed none; tell whether."""
     if not output.state.as_json or output.state.printed:
         return False

@@ -22,7 +22,7 @@ from sfnode.printable import command
 from sfnode.schema import unchecked
 
 if TYPE_CHECKING:
-    from sfnode.schema import InviteResult
+    from sfnode.schema.results import InviteResult
 
 
 QR_BORDER = 2

@@ -28,8 +28,7 @@ from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
     from sfnode.control.client import SyncClient
-    from sfnode.schema import DecisionResult, OrganiserStatus
-    from sfnode.schema.organising import EvidenceStatus, MemberStatus
+    from sfnode.schema.organising import DecisionResult, EvidenceStatus, MemberStatus, OrganiserStatus
     from sfprotocol.decisions import Decision
 
 F = TypeVar("F", bound=Callable[..., Any])

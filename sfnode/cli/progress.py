@@ -110,12 +110,12 @@ def _lines(what: str, seconds: float) -> Iterator[Advance]:
         left = left_text(done / total if total else 0.0, time.monotonic() - begun, seconds)
         return ": ".join([what, ", ".join([*told, left])]) if told or left else what
 
-    def go_on() -> None:
+    def draw() -> None:
         while not ended.wait(LINES):
             echo(line(), err=True)
 
     echo(line(), err=True)
-    thread = threading.Thread(target=go_on, name="progress", daemon=True)
+    thread = threading.Thread(target=draw, name="progress", daemon=True)
     thread.start()
     try:
         yield note

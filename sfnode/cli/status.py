@@ -19,9 +19,9 @@ from sfnode.schema.metrics import drift_in_words, trained_by
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
-    from sfnode.schema import FeedStatus, Status
     from sfnode.schema.organising import ValidatorStatus
-    from sfnode.schema.status import RunStatus
+    from sfnode.schema.status import RunStatus, Status
+    from sfnode.schema.views import FeedStatus
 
 
 @click.command

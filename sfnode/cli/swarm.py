@@ -25,10 +25,10 @@ from sfnode.dashboard.formatting import beside, count, probe_in_words
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.printable import pace, part_of, span
-from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import figure, measured, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
+from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress

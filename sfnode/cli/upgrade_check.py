@@ -19,7 +19,7 @@ from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 from sfnode.schema.results import PeerProtocol, UpgradeResult
 from sfnode.transport.base import peer_of
-from sfprotocol import PROTOCOL_VERSION
+from sfprotocol.messages import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from sfnode.peers.compatibility import Compatibility

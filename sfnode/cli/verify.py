@@ -63,7 +63,7 @@ def verify(
     if result.checkpoint is not None:
         echo(f"what came before is as the checkpoint of epoch {result.checkpoint} says, which is signed")
     if result.seals:
-        echo(_told(result.seals))
+        echo(_seals_in_words(result.seals))
     for said in filter(None, (bases, origin)):
         echo(said)
     if result.seals and result.seals.named_digest and not as_of_now:
@@ -106,7 +106,7 @@ def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
     return f"{len(here)} of {len(named)} published bases are here, each as named" if named else ""
 
 
-def _told(seals: SealsResult) -> str:
+def _seals_in_words(seals: SealsResult) -> str:
     """Say what was checked of the organiser's decisions."""
     checked = f"{seals.decisions} decisions and {seals.checked} of {seals.sealed} seals verified"
     return f"{checked}; {seals.behind} updates that are named are not here yet" if seals.behind else checked

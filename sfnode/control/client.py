@@ -22,6 +22,8 @@ from sfnode.schema import unchecked
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from sfnode.limits import Limits
+
 
 CHUNK = 65_536
 """Bytes read at a time."""
@@ -129,104 +131,108 @@ class Client:
         self._socket = socket
         self._checked = checked
 
-    async def status(self) -> schema.Status:
-        return await self._ask(lambda: schema.Status, "/status")
+    async def status(self) -> schema.status.Status:
+        return await self._ask(lambda: schema.status.Status, "/status")
 
-    async def digest(self) -> schema.CoreStatus:
-        return await self._ask(lambda: schema.CoreStatus, "/digest", deadline=EVALUATE_DEADLINE)
+    async def digest(self) -> schema.status.CoreStatus:
+        return await self._ask(lambda: schema.status.CoreStatus, "/digest", deadline=EVALUATE_DEADLINE)
 
     async def evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
-    ) -> schema.NodeEvaluation:
+    ) -> schema.evaluation.NodeEvaluation:
         """Evaluate the model of the last seal (open run: as of now), or the base model, on `limit` test rows,
         or on all if that is 0; the former with a linear `probe` beside it, if a head alone is trained."""
         body = {"base": base, "calibrated": calibrated, "probe": probe, "limit": limit}
-        return await self._tell(lambda: schema.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE)
-
-    async def invitation(self) -> schema.InviteResult:
-        return await self._ask(lambda: schema.InviteResult, "/invitation")
-
-    async def progress(self) -> schema.Progress:
-        return await self._ask(lambda: schema.Progress, "/views/progress")
-
-    async def curves(self) -> schema.Curves:
-        return await self._ask(lambda: schema.Curves, "/views/curves")
-
-    async def swarm(self) -> schema.Swarm:
-        return await self._ask(lambda: schema.Swarm, "/views/swarm")
-
-    async def feeds(self, *, offset: int = 0, limit: int = 100) -> schema.Feeds:
-        return await self._ask(
-            lambda: schema.Feeds, f"/views/feeds?{urlencode({'offset': offset, 'limit': limit})}"
+        return await self._tell(
+            lambda: schema.evaluation.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE
         )
 
-    async def every_feed(self) -> list[schema.FeedStatus]:
+    async def invitation(self) -> schema.results.InviteResult:
+        return await self._ask(lambda: schema.results.InviteResult, "/invitation")
+
+    async def progress(self) -> schema.views.Progress:
+        return await self._ask(lambda: schema.views.Progress, "/views/progress")
+
+    async def curves(self) -> schema.views.Curves:
+        return await self._ask(lambda: schema.views.Curves, "/views/curves")
+
+    async def swarm(self) -> schema.views.Swarm:
+        return await self._ask(lambda: schema.views.Swarm, "/views/swarm")
+
+    async def feeds(self, *, offset: int = 0, limit: int = 100) -> schema.views.Feeds:
+        return await self._ask(
+            lambda: schema.views.Feeds, f"/views/feeds?{urlencode({'offset': offset, 'limit': limit})}"
+        )
+
+    async def every_feed(self) -> list[schema.views.FeedStatus]:
         """Ask page by page; a feed that begins meanwhile may be missing."""
-        found: list[schema.FeedStatus] = []
+        found: list[schema.views.FeedStatus] = []
         while page := (await self.feeds(offset=len(found), limit=FEEDS_PAGE)).feeds:
             found += page
         return found
 
-    async def origins(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.Origins:
+    async def origins(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.views.Origins:
         query = urlencode({"offset": offset, "limit": limit, "find": find})
-        return await self._ask(lambda: schema.Origins, f"/views/origins?{query}")
+        return await self._ask(lambda: schema.views.Origins, f"/views/origins?{query}")
 
-    async def history(self, *, points: int = 200) -> schema.History:
-        return await self._ask(lambda: schema.History, f"/views/history?points={points}")
+    async def history(self, *, points: int = 200) -> schema.views.History:
+        return await self._ask(lambda: schema.views.History, f"/views/history?points={points}")
 
-    async def about(self) -> schema.About:
-        return await self._ask(lambda: schema.About, "/views/about")
+    async def about(self) -> schema.views.About:
+        return await self._ask(lambda: schema.views.About, "/views/about")
 
-    async def standing(self) -> schema.OwnStanding:
-        return await self._ask(lambda: schema.OwnStanding, "/views/own")
+    async def standing(self) -> schema.views.OwnStanding:
+        return await self._ask(lambda: schema.views.OwnStanding, "/views/own")
 
-    async def samples(self) -> schema.Samples:
-        return await self._ask(lambda: schema.Samples, "/views/samples")
+    async def samples(self) -> schema.views.Samples:
+        return await self._ask(lambda: schema.views.Samples, "/views/samples")
 
-    async def timeline(self, *, limit: int = 200) -> schema.Timeline:
-        return await self._ask(lambda: schema.Timeline, f"/views/timeline?limit={limit}")
+    async def timeline(self, *, limit: int = 200) -> schema.views.Timeline:
+        return await self._ask(lambda: schema.views.Timeline, f"/views/timeline?limit={limit}")
 
-    async def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
+    async def generate(self, prompt: str, *, tokens: int = 32) -> schema.views.Generated:
         """Have the base model and the model of the last seal (open run: as of now) continue `prompt`, by
         `tokens` tokens at most."""
         body = {"prompt": prompt, "tokens": tokens}
-        return await self._tell(lambda: schema.Generated, "/generate", body, EVALUATE_DEADLINE)
+        return await self._tell(lambda: schema.views.Generated, "/generate", body, EVALUATE_DEADLINE)
 
-    async def pause(self, seconds: float | None = None) -> schema.Status:
+    async def pause(self, seconds: float | None = None) -> schema.status.Status:
         """Pause the node for so long, or until `resume`."""
-        return await self._tell(lambda: schema.Status, "/pause", {"seconds": seconds})
+        return await self._tell(lambda: schema.status.Status, "/pause", {"seconds": seconds})
 
-    async def resume(self) -> schema.Status:
-        return await self._tell(lambda: schema.Status, "/resume")
+    async def resume(self) -> schema.status.Status:
+        return await self._tell(lambda: schema.status.Status, "/resume")
 
-    async def limits(self) -> schema.Limits:
-        return await self._ask(lambda: schema.Limits, "/limits")
+    async def limits(self) -> Limits:
+        return await self._ask(_limits, "/limits")
 
-    async def limit(self, changes: Mapping[str, Any]) -> schema.Limits:
+    async def limit(self, changes: Mapping[str, Any]) -> Limits:
         """Replace some limits, all or none of them; None removes a limit."""
-        return await self._tell(lambda: schema.Limits, "/limits", dict(changes))
+        return await self._tell(_limits, "/limits", dict(changes))
 
-    async def organising(self) -> schema.OrganiserStatus:
-        return await self._ask(lambda: schema.OrganiserStatus, "/organising")
+    async def organising(self) -> schema.organising.OrganiserStatus:
+        return await self._ask(lambda: schema.organising.OrganiserStatus, "/organising")
 
-    async def members(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.Members:
+    async def members(
+        self, *, offset: int = 0, limit: int = 100, find: str = ""
+    ) -> schema.organising.Members:
         query = urlencode({"offset": offset, "limit": limit, "find": find})
-        return await self._ask(lambda: schema.Members, f"/organising/members?{query}")
+        return await self._ask(lambda: schema.organising.Members, f"/organising/members?{query}")
 
-    async def petitions(self) -> schema.PetitionList:
-        return await self._ask(lambda: schema.PetitionList, "/organising/petitions")
+    async def petitions(self) -> schema.organising.PetitionList:
+        return await self._ask(lambda: schema.organising.PetitionList, "/organising/petitions")
 
-    async def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.DecisionResult:
+    async def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.organising.DecisionResult:
         """Have the organiser on the node sign an encoded decision, or say what that would change."""
         body = {"decision": decision.hex(), "dry_run": dry_run}
         return await self._tell(
-            lambda: schema.DecisionResult, "/organising/decision", body, DECISION_DEADLINE
+            lambda: schema.organising.DecisionResult, "/organising/decision", body, DECISION_DEADLINE
         )
 
-    async def propose(self, key: str, *, kept: int | None = None) -> schema.SuccessionFile:
+    async def propose(self, key: str, *, kept: int | None = None) -> schema.organising.SuccessionFile:
         """Propose that `key` (hex) signs after the first `kept` decisions, or after all that are there."""
         query = urlencode({"key": key} | ({} if kept is None else {"kept": kept}))
-        return await self._ask(lambda: schema.SuccessionFile, f"/organising/succession?{query}")
+        return await self._ask(lambda: schema.organising.SuccessionFile, f"/organising/succession?{query}")
 
     async def succeed(self, succession: Mapping[str, Any]) -> None:
         """Bring a succession that deputies have signed to the run."""
@@ -315,6 +321,12 @@ class SyncClient:
     succeed = waiting(Client.succeed)
     finish = waiting(Client.finish)
     leave = waiting(Client.leave)
+
+
+def _limits() -> type[Limits]:
+    from sfnode.limits import Limits
+
+    return Limits
 
 
 def other_version(socket: Path) -> UserError:

@@ -13,12 +13,13 @@ GET /organising/succession?key=&kept=, which proposes one, and POST /organising/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -42,12 +43,38 @@ from sfprotocol.messages import Succession, Vote
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
-    from sfnode.node.views import Views
 
 
-def answer(model: BaseModel) -> web.Response:
+def answer(said: BaseModel | dict[str, Any]) -> web.Response:
     """Return a record as JSON."""
-    return web.Response(text=model.model_dump_json(), content_type="application/json")
+    if isinstance(said, dict):
+        return web.json_response(said)
+    return web.Response(text=said.model_dump_json(), content_type="application/json")
+
+
+def get(path: str, read: Callable[..., Any], query: type[BaseModel] | None = None) -> web.RouteDef:
+    """Return a route that answers what `read` returns or awaits; given the `query`, if it has one."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return await _answer(read, *([query.model_validate(dict(request.query))] if query else ()))
+
+    return web.get(path, handle)
+
+
+def post(path: str, act: Callable[..., Any], body: type[BaseModel] | None = None) -> web.RouteDef:
+    """Return a route that answers what `act` returns or awaits; given the `body`, if it has one."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return await _answer(
+            act, *([body.model_validate_json(await request.read() or b"{}")] if body else ())
+        )
+
+    return web.post(path, handle)
+
+
+async def _answer(act: Callable[..., Any], *given: BaseModel) -> web.Response:
+    said = act(*given)
+    return answer(await said if isawaitable(said) else said)
 
 
 def error(status: int, text: str, **more: object) -> web.Response:
@@ -76,76 +103,35 @@ class EvaluateRequest(BaseModel):
     limit: int = Field(default=0, ge=0)
 
 
+class LimitChanges(RootModel[dict[str, Any]]):
+    """Limits to be replaced, by their names."""
+
+
 def routes(node: RunningNode) -> list[web.RouteDef]:
     """Return the routes that change nothing but what the engine is busy with."""
-    return [*_at_once(node), *_queries(node.views), *_engine(node)]
-
-
-def _at_once(node: RunningNode) -> list[web.RouteDef]:
-    """Return the routes without parameters that need no waiting."""
-
-    def route(path: str, read: Callable[[], BaseModel]) -> web.RouteDef:
-        async def handle(_: web.Request) -> web.Response:
-            return answer(read())
-
-        return web.get(path, handle)
-
     views = node.views
-    return [
-        route("/status", node.status),
-        route("/invitation", views.invitation),
-        route("/views/progress", views.progress),
-        route("/views/curves", views.curves),
-        route("/views/swarm", views.swarm),
-        route("/views/samples", views.samples),
-    ]
 
-
-def _queries(views: Views) -> list[web.RouteDef]:
-    async def feeds(request: web.Request) -> web.Response:
-        return answer(views.feeds(FeedsQuery.model_validate(dict(request.query))))
-
-    async def origins(request: web.Request) -> web.Response:
-        return answer(await views.origins(OriginsQuery.model_validate(dict(request.query))))
-
-    async def history(request: web.Request) -> web.Response:
-        return answer(await views.history(HistoryQuery.model_validate(dict(request.query))))
-
-    async def about(_: web.Request) -> web.Response:
-        return answer(await views.about())
-
-    async def standing(_: web.Request) -> web.Response:
-        return answer(await views.standing())
-
-    async def timeline(request: web.Request) -> web.Response:
-        return answer(await views.timeline(TimelineQuery.model_validate(dict(request.query))))
+    def evaluate(wanted: EvaluateRequest) -> Awaitable[BaseModel]:
+        return node.evaluate(wanted.base, wanted.limit, wanted.calibrated, wanted.probe)
 
     return [
-        web.get("/views/about", about),
-        web.get("/views/own", standing),
-        web.get("/views/timeline", timeline),
-        web.get("/views/feeds", feeds),
-        web.get("/views/origins", origins),
-        web.get("/views/history", history),
+        get("/status", node.status),
+        get("/invitation", views.invitation),
+        get("/views/progress", views.progress),
+        get("/views/curves", views.curves),
+        get("/views/swarm", views.swarm),
+        get("/views/samples", views.samples),
+        get("/views/about", views.about),
+        get("/views/own", views.standing),
+        get("/views/timeline", views.timeline, TimelineQuery),
+        get("/views/feeds", views.feeds, FeedsQuery),
+        get("/views/origins", views.origins, OriginsQuery),
+        get("/views/history", views.history, HistoryQuery),
+        get("/digest", node.core_status),
+        post("/evaluate", evaluate, EvaluateRequest),
+        post("/generate", lambda wanted: node.generate(wanted.prompt, wanted.tokens), GenerateRequest),
     ]
 
-
-def _engine(node: RunningNode) -> list[web.RouteDef]:
-    async def digest(_: web.Request) -> web.Response:
-        return answer(await node.core_status())
-
-    async def evaluate(request: web.Request) -> web.Response:
-        wanted = EvaluateRequest.model_validate_json(await request.read() or b"{}")
-        return answer(await node.evaluate(wanted.base, wanted.limit, wanted.calibrated, wanted.probe))
-
-    async def generate(request: web.Request) -> web.Response:
-        wanted = GenerateRequest.model_validate_json(await request.read())
-        return answer(await node.generate(wanted.prompt, wanted.tokens))
-
-    return [web.get("/digest", digest), web.post("/evaluate", evaluate), web.post("/generate", generate)]
-
-
-_CHANGES: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 MOST_PAUSE = 366 * 24 * 3600
 """Seconds of the longest pause; a longer one is a pause without an end."""
@@ -162,72 +148,62 @@ class PauseRequest(BaseModel):
 def owner_routes(node: RunningNode) -> list[web.RouteDef]:
     """Return the owner's routes."""
 
-    async def pause(request: web.Request) -> web.Response:
-        wanted = PauseRequest.model_validate_json(await request.read() or b"{}")
+    def pause(wanted: PauseRequest) -> BaseModel:
         node.limiter.pause(wanted.seconds)
-        return answer(node.status())
+        return node.status()
 
-    async def resume(_: web.Request) -> web.Response:
+    def resume() -> BaseModel:
         node.limiter.resume()
-        return answer(node.status())
+        return node.status()
 
-    async def finish(_: web.Request) -> web.Response:
+    def finish() -> dict[str, bool]:
         node.finish()
-        return web.json_response({"finishing": True})
+        return {"finishing": True}
 
-    async def leave(_: web.Request) -> web.Response:
+    def leave() -> dict[str, bool]:
         node.stop()
-        return web.json_response({"leaving": True})
+        return {"leaving": True}
 
-    async def limits(_: web.Request) -> web.Response:
-        return answer(node.limiter.limits)
+    async def limit(changes: LimitChanges) -> BaseModel:
+        await node.limiter.limit(changes.root)
+        return node.limiter.limits
 
-    async def limit(request: web.Request) -> web.Response:
-        await node.limiter.limit(_CHANGES.validate_json(await request.read()))
-        return answer(node.limiter.limits)
-
-    posts = (("pause", pause), ("resume", resume), ("finish", finish), ("leave", leave), ("limits", limit))
-    return [web.get("/limits", limits), *(web.post(f"/{name}", handler) for name, handler in posts)]
+    return [
+        get("/limits", lambda: node.limiter.limits),
+        post("/limits", limit, LimitChanges),
+        post("/pause", pause, PauseRequest),
+        post("/resume", resume),
+        post("/finish", finish),
+        post("/leave", leave),
+    ]
 
 
 def organising_routes(node: RunningNode) -> list[web.RouteDef]:
     """Return the routes about an organised run."""
     reports = _reports(node)
 
-    async def status(_: web.Request) -> web.Response:
-        return answer(reports().status(node.organising))
+    def decide(wanted: DecisionRequest) -> Awaitable[BaseModel]:
+        return _decided(reports(), node.organising, wanted)
 
-    async def members(request: web.Request) -> web.Response:
-        return answer(reports().members(OriginsQuery.model_validate(dict(request.query))))
-
-    async def petitions(_: web.Request) -> web.Response:
-        return answer(reports().petitions(node.organising))
-
-    async def decide(request: web.Request) -> web.Response:
-        wanted = DecisionRequest.model_validate_json(await request.read())
-        return answer(await _decided(reports(), node.organising, wanted))
-
-    async def propose(request: web.Request) -> web.Response:
-        query = ProposalQuery.model_validate(dict(request.query))
+    def propose(query: ProposalQuery) -> BaseModel:
         try:
-            return answer(reports().proposal(query.key, query.kept))
+            return reports().proposal(query.key, query.kept)
         except ValueError as error:
             what = "Keep fewer, or leave out --kept."
             raise UserError(Code.SUCCESSION_REFUSED, str(error), what) from error
 
-    async def succeed(request: web.Request) -> web.Response:
+    def succeed(said: SuccessionFile) -> dict[str, bool]:
         reports()  # refuses for an open run
-        said = SuccessionFile.model_validate_json(await request.read())
         node.driver.post(OwnSuccession(_succession(node.manifest, said)))
-        return web.json_response({"taken": True})
+        return {"taken": True}
 
     return [
-        web.get("/organising", status),
-        web.get("/organising/members", members),
-        web.get("/organising/petitions", petitions),
-        web.post("/organising/decision", decide),
-        web.get("/organising/succession", propose),
-        web.post("/organising/succession", succeed),
+        get("/organising", lambda: reports().status(node.organising)),
+        get("/organising/members", lambda query: reports().members(query), OriginsQuery),
+        get("/organising/petitions", lambda: reports().petitions(node.organising)),
+        post("/organising/decision", decide, DecisionRequest),
+        get("/organising/succession", propose, ProposalQuery),
+        post("/organising/succession", succeed, SuccessionFile),
     ]
 
 

@@ -12,8 +12,7 @@ from sfnode.schema.metrics import figure, measured, metric_of
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
 
 if TYPE_CHECKING:
-    from sfnode.schema import Evaluation
-    from sfnode.schema.evaluation import ProbeEvaluation
+    from sfnode.schema.evaluation import Evaluation, ProbeEvaluation
     from sfnode.schema.organising import EvidenceStatus, HealthStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")

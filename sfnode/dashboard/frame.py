@@ -34,8 +34,8 @@ from sfnode.printable import pace, part_of, size_text, span
 from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
 
 if TYPE_CHECKING:
-    from sfnode.schema import Curves, Origin, Origins, OwnStanding, SwarmNode
     from sfnode.schema.organising import EpochEvaluation
+    from sfnode.schema.views import Curves, Origin, Origins, OwnStanding, SwarmNode
 
 
 CHART_LINES = 5

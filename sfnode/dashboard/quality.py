@@ -17,8 +17,9 @@ from sfnode.schema.metrics import LOSS, figure, measure_of, measured, metric_of
 from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
-    from sfnode.schema import Evaluation, NodeEvaluation, Status
+    from sfnode.schema.evaluation import Evaluation, NodeEvaluation
     from sfnode.schema.organising import EpochEvaluation
+    from sfnode.schema.status import Status
 
 BEFORE = "before training"
 

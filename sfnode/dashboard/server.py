@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sfnode.control.access import Handler, is_from_elsewhere, is_known, known_names
 from sfnode.control.client import Client
-from sfnode.control.routes import PauseRequest, answer, invalid
+from sfnode.control.routes import PauseRequest, get, invalid, post
 from sfnode.control.routes import error as refusal
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.dashboard.quality import Quality, quality
@@ -45,6 +45,7 @@ from sfnode.schema.metrics import METRICS, Trained, drift_in_words, task_of, tra
 from sfnode.schema.status import Status
 from sfnode.schema.views import (
     About,
+    Curves,
     GenerateRequest,
     OriginsQuery,
     OwnStanding,
@@ -273,61 +274,44 @@ def _pages() -> list[web.RouteDef]:
 def _answers(client: Client, control: bool) -> list[web.RouteDef]:
     """Return the routes that the page asks."""
 
-    async def about(_: web.Request) -> web.Response:
+    async def about() -> AboutAnswer:
         found = await client.about()
-        return answer(AboutAnswer(about=found, task=task_of(found.task).name, control=control))
+        return AboutAnswer(about=found, task=task_of(found.task).name, control=control)
 
-    async def now(_: web.Request) -> web.Response:
-        return answer(NowAnswer.of(await look(client)))
+    async def now() -> NowAnswer:
+        return NowAnswer.of(await look(client))
 
-    async def curves(_: web.Request) -> web.Response:
-        return answer(await client.curves())
-
-    async def own(_: web.Request) -> web.Response:
+    async def own() -> OwnAnswer:
         standing, status = await asyncio.gather(client.standing(), client.status())
-        return answer(OwnAnswer(own=standing, words=contributed(status, standing)))
+        return OwnAnswer(own=standing, words=contributed(status, standing))
 
-    async def model(_: web.Request) -> web.Response:
+    async def model() -> QualityAnswer:
         status = await client.status()
         evaluations = (await client.organising()).evaluations if status.organised else []
         measurements = [] if status.organised else (await client.curves()).measurements
-        return answer(QualityAnswer(quality=quality(status, measurements, evaluations)))
+        return QualityAnswer(quality=quality(status, measurements, evaluations))
 
-    async def samples(_: web.Request) -> web.Response:
-        return answer(await client.samples())
-
-    async def timeline(_: web.Request) -> web.Response:
+    async def timeline() -> TimelineAnswer:
         found = await client.timeline()
         names = {name: metric.name for name, metric in METRICS.items()}
-        return answer(TimelineAnswer(total=found.total, entries=found.entries, names=names))
+        return TimelineAnswer(total=found.total, entries=found.entries, names=names)
 
-    async def origins(request: web.Request) -> web.Response:
-        query = OriginsQuery.model_validate(dict(request.query))
-        return answer(await client.origins(**query.model_dump()))
-
-    async def history(_: web.Request) -> web.Response:
-        return answer(await client.history())
-
-    async def generate(request: web.Request) -> web.Response:
-        wanted = GenerateRequest.model_validate_json(await request.read())
-        return answer(await client.generate(**wanted.model_dump()))
-
-    async def evaluate(_: web.Request) -> web.Response:
+    async def evaluate() -> Curves:
         await measure(client)
-        return answer(await client.curves())
+        return await client.curves()
 
     return [
-        web.get("/api/now", now),
-        web.get("/api/curves", curves),
-        web.get("/api/about", about),
-        web.get("/api/own", own),
-        web.get("/api/quality", model),
-        web.get("/api/samples", samples),
-        web.get("/api/timeline", timeline),
-        web.get("/api/origins", origins),
-        web.get("/api/history", history),
-        web.post("/api/generate", generate),
-        web.post("/api/evaluate", evaluate),
+        get("/api/now", now),
+        get("/api/curves", client.curves),
+        get("/api/about", about),
+        get("/api/own", own),
+        get("/api/quality", model),
+        get("/api/samples", client.samples),
+        get("/api/timeline", timeline),
+        get("/api/origins", lambda query: client.origins(**query.model_dump()), OriginsQuery),
+        get("/api/history", client.history),
+        post("/api/generate", lambda wanted: client.generate(**wanted.model_dump()), GenerateRequest),
+        post("/api/evaluate", evaluate),
     ]
 
 

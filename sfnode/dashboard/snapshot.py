@@ -15,7 +15,9 @@ from sfnode.printable import pace, span
 from sfnode.schema.node_state import NodeState
 
 if TYPE_CHECKING:
-    from sfnode.schema import Curves, NodeEvaluation, OwnStanding, Progress, Status, Swarm, SwarmNode
+    from sfnode.schema.evaluation import NodeEvaluation
+    from sfnode.schema.status import Status
+    from sfnode.schema.views import Curves, OwnStanding, Progress, Swarm, SwarmNode
 
 PATIENCE = 30.0
 """Seconds for which digests of neighbours may differ before that is worth a warning: while updates are under

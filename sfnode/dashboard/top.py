@@ -27,8 +27,8 @@ from sfnode.dashboard.snapshot import look_at_all, measure
 from sfnode.errors import UserError
 
 if TYPE_CHECKING:
-    from sfnode.schema import OwnStanding
     from sfnode.schema.organising import EpochEvaluation
+    from sfnode.schema.views import OwnStanding
 
 INTERVAL = 1.0
 """Seconds between frames."""

@@ -22,7 +22,7 @@ from sfnode.node.startup import remembered_peers
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import TransportError
-from sfprotocol import PROTOCOL_VERSION
+from sfprotocol.messages import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from sfnode.transport.libp2p.transport import HivemindTransport

@@ -122,7 +122,6 @@ def gradients(
     batches: Sequence[Encoded],
     rank: int,
     *,
-    seed: int = 0,
     advance: Advance = lambda done, total: None,
 ) -> Made:
     """Return the strongest `rank` directions of every target's mean gradient at the weights as they are.
@@ -136,7 +135,7 @@ def gradients(
             "gradients cannot be taken of quantised weights: each layer would be unpacked at once",
             "Make the bases with --dtype bfloat16 or float32; nodes may quantise all the same.",
         )
-    sketches = _sketches(loaded, rank, seed)
+    sketches = _sketches(loaded, rank)
 
     def keep(number: int, given: Tensor, output: Tensor) -> None:
         if output.requires_grad:
@@ -153,7 +152,7 @@ def gradients(
             f"there is no room for a backward pass on {str(loaded.device)!r}",
             "Take a device with more memory, --dtype bfloat16, or bases from activations.",
         ) from error
-    return _made(loaded, sketches, rank, seed, 3 * sum(batch.examples for batch in batches))
+    return _made(loaded, sketches, rank, 3 * sum(batch.examples for batch in batches))
 
 
 def activations(
@@ -161,7 +160,6 @@ def activations(
     batches: Sequence[Encoded],
     rank: int,
     *,
-    seed: int = 0,
     advance: Advance = lambda done, total: None,
 ) -> Made:
     """Return the strongest `rank` directions of every target's inputs as V; U are signs from a generator.
@@ -169,9 +167,9 @@ def activations(
     The gradient of a linear layer lies in the span of its inputs, so that a V outside of it is wasted.
     Padding has no part in either.
     """
-    sketches = _sketches(loaded, rank, seed, of_inputs=True)
+    sketches = _sketches(loaded, rank, of_inputs=True)
     squares = {number: torch.zeros((), device=loaded.device) for number in sketches}
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     seen: Tensor  # (S, T), whether there is a token
 
     def take(number: int, given: Tensor, output: Tensor) -> None:
@@ -184,7 +182,7 @@ def activations(
         for batch in _in_halves(batches, sketches, advance):
             seen = batch.attention_mask.bool().to(loaded.device)
             forward.mean_loss(loaded, batch)
-    return _made(loaded, sketches, rank, seed, sum(batch.examples for batch in batches), squares)
+    return _made(loaded, sketches, rank, sum(batch.examples for batch in batches), squares)
 
 
 # -- sketches --------------------------------------------------------------------------------------------
@@ -231,10 +229,10 @@ class _Sketch:
         return float((even * odd).sum()), float(even.square().sum()), float(odd.square().sum())
 
 
-def _sketches(loaded: LoadedModel, rank: int, seed: int, *, of_inputs: bool = False) -> dict[int, _Sketch]:
+def _sketches(loaded: LoadedModel, rank: int, *, of_inputs: bool = False) -> dict[int, _Sketch]:
     """Return an empty sketch of each linear target's gradient, by number; of its inputs' products with
     themselves if `of_inputs`."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     found = {}
     for number, site in enumerate(loaded.sites):
         if site.form in (Form.LINEAR, Form.CONV1D):
@@ -313,13 +311,12 @@ def _made(
     loaded: LoadedModel,
     sketches: Mapping[int, _Sketch],
     rank: int,
-    seed: int,
     cost: int,
     squares: Mapping[int, Tensor] | None = None,
 ) -> Made:
     """`squares` of the inputs, by target: the sketches are of their products with themselves, whose singular
     values are squares."""
-    generator = torch.Generator().manual_seed(seed + 1)
+    generator = torch.Generator().manual_seed(1)
     mixed = _hadamard(rank)
     pairs: Pairs = []
     held: list[float] = []

@@ -35,9 +35,8 @@ from sfnode.manifest.sections import (
 )
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.decisions import RATE_ONE
-from sfprotocol.messages import Authority, RunParameters
+from sfprotocol.messages import PROTOCOL_VERSION, Authority, RunParameters
 from sfprotocol.names import fault
 
 MAX_MANIFEST_BYTES = 192 * 1024

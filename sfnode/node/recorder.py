@@ -144,42 +144,36 @@ REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_
 """Fields of the status that such a line has, for programs."""
 
 
-class ProgressLog:
-    """Tells the log, regularly, what `status` says."""
+async def log_progress(status: Callable[[], Status]) -> None:
+    """Tell the log now and then what `status` says, until cancelled."""
+    alarms = frozenset[str]()
+    while True:
+        await asyncio.sleep(REPORT_INTERVAL)
+        s = status()
+        alarms = _log_alarms(s.alarms, alarms)
+        trained = trained_by(s.task)
+        loss = "" if s.loss is None else f"  {trained.name} {trained.of(s.loss):.3f}"
+        done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
+        count = f" count, {s.known:,} are here" if s.organised else ""
+        left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
+        doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
+        log.info(
+            "%s  %s updates%s%s  own %s at %s%s  links %d  digest %s%s",
+            s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,
+            len(s.links), s.digest[:12], doing,
+            extra=s.model_dump(include=REPORTED),
+        )  # fmt: skip
 
-    def __init__(self, status: Callable[[], Status]) -> None:
-        self._status = status
-        self._told: frozenset[str] = frozenset()
-        """Numbers of the alarms that the log tells of."""
 
-    async def run(self) -> None:
-        """Write a line now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(REPORT_INTERVAL)
-            s = self._status()
-            self._sound(s.alarms)
-            trained = trained_by(s.task)
-            loss = "" if s.loss is None else f"  {trained.name} {trained.of(s.loss):.3f}"
-            done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
-            count = f" count, {s.known:,} are here" if s.organised else ""
-            left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
-            doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
-            log.info(
-                "%s  %s updates%s%s  own %s at %s%s  links %d  digest %s%s",
-                s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,
-                len(s.links), s.digest[:12], doing,
-                extra=s.model_dump(include=REPORTED),
+def _log_alarms(alarms: list[AlarmStatus], before: frozenset[str]) -> frozenset[str]:
+    """Log the alarms that are new, and which of those before are over; return the numbers of those of now."""
+    for alarm in alarms:
+        if alarm.code not in before:
+            log.error(
+                "%s: %s. %s", alarm.code, alarm.what, alarm.fix,
+                extra={"code": alarm.code, "fix": alarm.fix},
             )  # fmt: skip
-
-    def _sound(self, alarms: list[AlarmStatus]) -> None:
-        """Log the alarms that are new, and which are over."""
-        for alarm in alarms:
-            if alarm.code not in self._told:
-                log.error(
-                    "%s: %s. %s", alarm.code, alarm.what, alarm.fix,
-                    extra={"code": alarm.code, "fix": alarm.fix},
-                )  # fmt: skip
-        now = frozenset(alarm.code for alarm in alarms)
-        for code in sorted(self._told - now):
-            log.info("%s is over", code)
-        self._told = now
+    now = frozenset(alarm.code for alarm in alarms)
+    for code in sorted(before - now):
+        log.info("%s is over", code)
+    return now

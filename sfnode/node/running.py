@@ -27,7 +27,7 @@ from sfnode.node.network.peering import peering_of
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.privacy import Privacy
 from sfnode.node.readiness import Readiness
-from sfnode.node.recorder import ProgressLog, Recorder
+from sfnode.node.recorder import Recorder, log_progress
 from sfnode.node.run_context import RunContext
 from sfnode.node.samples import Sampling
 from sfnode.node.shutdown import Shutdown
@@ -247,7 +247,7 @@ class RunningNode:
         """Return what goes on beside the driver, until the node stops."""
         return (
             *(self.peering.run, self.views.run, self.limiter.run),
-            *(self._stock, ProgressLog(self.status).run, self.clock_check.run),
+            *(self._stock, partial(log_progress, self.status), self.clock_check.run),
             partial(be_admitted, self.context, self.organising, self._note_asked, self.stopping),
             *((self.peering.ask_contacts,) if self.peering.contacts_url else ()),
             *((self.recorder.run,) if self.settings.log_to else ()),

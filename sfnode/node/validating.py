@@ -42,13 +42,13 @@ class MeasuredRows(NamedTuple):
 
 
 async def measured(
-    node: NodeContext, epoch: int, skipped: Iterable[int], rows: MeasuredRows, go_on: Callable[[], bool]
+    node: NodeContext, epoch: int, skipped: Iterable[int], rows: MeasuredRows, wanted: Callable[[], bool]
 ) -> tuple[dict[Feed, StepShare], int]:
     """Return what each feed has brought in a closed epoch, at the weights by the seals before and in the
     middle of its step without the feeds with the numbers `skipped`; and the example-forwards of measuring it.
 
-    Nothing if something else counts of these epochs meanwhile. Raises UserError PAUSED once `go_on`, asked on
-    the engine's thread, says no, and as `Engine.shares` and `LocalModel.ask`.
+    Nothing if something else counts of these epochs meanwhile. Raises UserError PAUSED once `wanted`, asked
+    on the engine's thread, says no, and as `Engine.shares` and `LocalModel.ask`.
     """
     organised = node.machine.organised
     assert organised is not None
@@ -67,7 +67,7 @@ async def measured(
 
     def look(engine: Engine) -> tuple[dict[Feed, StepShare], int]:
         found = counted_anew(node.log, before, after, node.machine.run.subspace_epochs)
-        shares, taken = engine.shares(cores, list(found.values()), rows.number, rows.turn, go_on)
+        shares, taken = engine.shares(cores, list(found.values()), rows.number, rows.turn, wanted)
         return dict(zip(found, shares, strict=True)), taken
 
     _, cores = await node.model.ask(lambda engine: engine.cores(), closed)
@@ -160,11 +160,11 @@ class Validating:
         """Measure an epoch, and tell; give it up if that cannot be done."""
         rows, no_pause = MeasuredRows(ORIGIN_ROWS, epoch * PANEL + place), self._node.limiter.until_a_pause()
 
-        def go_on() -> bool:
+        def wanted() -> bool:
             return no_pause() and self._organised.counting.sealed == epoch
 
         try:
-            shares, _ = await measured(self._node, epoch, self._skipped(epoch), rows, go_on)
+            shares, _ = await measured(self._node, epoch, self._skipped(epoch), rows, wanted)
         except UserError as error:
             if error.code is not Code.PAUSED:
                 self._give_up(epoch, error.what)
@@ -183,7 +183,7 @@ class Validating:
 
     def _skipped(self, epoch: int) -> list[int]:
         """Return the feeds that make no part of the step, as the evidence of now does not trust them."""
-        self._origins.follow(self._organised.control.feed)
+        self._origins.follow(self._organised.control.feed.entries)
         moved = self._organised.counting.moved(epoch)
         return [number for number in moved if not self._origins.trusts(number // INCARNATIONS)]
 

@@ -17,8 +17,8 @@ from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
 from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import NeighbourLatencies
-from sfnode.schema import InviteResult
 from sfnode.schema.evaluation import Drift
+from sfnode.schema.results import InviteResult
 from sfnode.schema.status import GpuStatus, MachineStatus
 from sfnode.schema.views import (
     About,

@@ -286,7 +286,7 @@ class Organiser:
         self._read, self._chain, self._reason = feed.stop, feed.chain, reason
         for entry in news:
             self._on_decision(read(entry.record).decision)
-        self._known.follow(feed)
+        self._known.follow(feed.entries)
         if feed.stop != before:
             self._grown_at = now
         if self.stopped:

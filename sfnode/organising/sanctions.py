@@ -30,7 +30,7 @@ class Sanctions:
         """Work that waits for the seal before the end, as decisions tell."""
         self._too_large = Counter[int]()
         """Epochs in which scalars of a member were too large."""
-        self._told = -1
+        self._published = -1
         """The last epoch of which it was told whose scalars are too large."""
         self._worths: list[Worth] = []
         """Figures that are to be signed."""
@@ -53,19 +53,19 @@ class Sanctions:
 
     def take(self, decision: Decision) -> None:
         """Take in the next decision of the control feed."""
-        if isinstance(decision, Oversized) and decision.epoch > self._told:
-            self._told = decision.epoch
+        if isinstance(decision, Oversized) and decision.epoch > self._published:
+            self._published = decision.epoch
             self._oversized.update(Recount(feed, decision.epoch) for feed in decision.feeds)
             self._too_large.update({feed // INCARNATIONS for feed in decision.feeds})
 
     def forget(self) -> None:
         """Forget what decisions have told: they are read anew."""
-        self._oversized, self._too_large, self._told = set(), Counter(), -1
+        self._oversized, self._too_large, self._published = set(), Counter(), -1
 
     def oversized(self, epoch: int, feeds: Iterable[int]) -> Oversized | None:
         """Return what is to be signed before the seal of an epoch in which scalars of these feeds are too
         large to count at once."""
-        found = tuple(sorted(feeds)) if self._judged and epoch > self._told else ()
+        found = tuple(sorted(feeds)) if self._judged and epoch > self._published else ()
         return Oversized(epoch, found) if found else None
 
     def is_oversized(self, number: int, epoch: int) -> bool:

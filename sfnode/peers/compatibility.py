@@ -15,9 +15,9 @@ import msgpack
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest, run_id_of
 from sfnode.transport.base import Transport, TransportError, peer_of
-from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.messages import Goodbye, Hello, ManifestReply, ManifestRequest
+from sfprotocol.messages import PROTOCOL_VERSION, Goodbye, Hello, ManifestReply, ManifestRequest
 
 GREETING_DEADLINE = 10.0
 """Seconds for a peer to say Hello, which it does at once."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
 from sfnode.transport.base import best_first, is_loopback, is_private
-from sfprotocol import PROTOCOL_VERSION, invitation
+from sfprotocol import invitation
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.invitation import Invitation, NewerLinkError
+from sfprotocol.messages import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest

@@ -26,38 +26,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from sfnode.peers import intervals, selection
+from sfnode.peers import events, intervals, selection
 from sfnode.peers.address_book import AddressBook
-from sfnode.peers.events import (
-    Action,
-    Announce,
-    Announced,
-    AnnounceFailed,
-    Bootstrap,
-    BootstrapAnswered,
-    Carry,
-    Close,
-    Dial,
-    DialFailed,
-    Event,
-    Find,
-    FindFailed,
-    Found,
-    LinkCount,
-    LinkEnded,
-    LinkId,
-    LinkOpened,
-    Observed,
-    PeerFaulted,
-    Presence,
-    PresenceChanged,
-    Reason,
-    Remember,
-    Restarted,
-    StopBootstrap,
-    StopDial,
-    Wake,
-)
 from sfnode.peers.intervals import RecurringJob, first_probe, next_probe
 from sfnode.peers.selection import LinkFacts, address_range
 from sfnode.transport.base import CONNECT_DEADLINE, peer_of
@@ -85,7 +55,7 @@ _NEVER, _ALWAYS = float("inf"), float("-inf")
 class _Neighbour:
     """A peer with a link that carries the protocol."""
 
-    link: LinkId
+    link: events.LinkId
     peer: str
     outbound: bool
     """Whether this side opened the present link."""
@@ -115,7 +85,7 @@ class PeerManager:
         announced nor searched for: its nodes know each other from links and addresses (SPEC O1)."""
         self._rostered = rostered
         self.book = book
-        self.presence = Presence.OPEN
+        self.presence = events.Presence.OPEN
         self._own = own
         self._random = random
         self._neighbours: dict[str, _Neighbour] = {}
@@ -135,22 +105,22 @@ class PeerManager:
         self._met = False
         """Whether there has been a link in this life."""
         self._remembered: tuple[str, ...] | None = None
-        self._actions: list[Action] = []
+        self._actions: list[events.Action] = []
         self._do = self._actions.append
         self._handlers: dict[type, Callable[[Any, float], None]] = {
-            Wake: lambda _, now: self._wake(now),
-            Observed: self._on_observed,
-            LinkOpened: self._on_link_opened,
-            LinkEnded: self._on_link_ended,
-            DialFailed: self._on_dial_failed,
-            Announced: self._on_announced,
-            AnnounceFailed: lambda *_: self._announcing.end(),
-            Found: self._on_found,
-            FindFailed: lambda *_: self._finding.end(),
-            BootstrapAnswered: self._on_bootstrap_answered,
-            PeerFaulted: lambda event, now: self.book.misbehaved(event.peer, now),
-            Restarted: self._on_restarted,
-            PresenceChanged: self._on_presence_changed,
+            events.Wake: lambda _, now: self._wake(now),
+            events.Observed: self._on_observed,
+            events.LinkOpened: self._on_link_opened,
+            events.LinkEnded: self._on_link_ended,
+            events.DialFailed: self._on_dial_failed,
+            events.Announced: self._on_announced,
+            events.AnnounceFailed: lambda *_: self._announcing.end(),
+            events.Found: self._on_found,
+            events.FindFailed: lambda *_: self._finding.end(),
+            events.BootstrapAnswered: self._on_bootstrap_answered,
+            events.PeerFaulted: lambda event, now: self.book.misbehaved(event.peer, now),
+            events.Restarted: self._on_restarted,
+            events.PresenceChanged: self._on_presence_changed,
         }
         self._jobs: tuple[tuple[Callable[[], float], Callable[[float], None]], ...] = (
             (lambda: self._probe_at, self._probe),
@@ -191,11 +161,11 @@ class PeerManager:
         """Tell whether an inbound link of this peer, which has none, would be accepted."""
         newcomer = LinkFacts(peer, False, now, address_range(address))
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
-        return self.presence is Presence.OPEN and verdict.accept
+        return self.presence is events.Presence.OPEN and verdict.accept
 
     # -- the one entry -----------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Return what follows from `event`, to be carried out in this order."""
         self._actions.clear()
         self._handlers[type(event)](event, now)
@@ -204,46 +174,46 @@ class PeerManager:
     def next_deadline(self) -> float:
         """Return the time of the next Wake; infinity if there is nothing to wait for."""
         deadlines = [_first_word_due(n) for n in self._neighbours.values()]
-        if self.presence is Presence.OPEN:
+        if self.presence is events.Presence.OPEN:
             deadlines += [due() for due, _ in self._jobs]
         return min(deadlines, default=_NEVER)
 
     def _wake(self, now: float) -> None:
         for neighbour in list(self._neighbours.values()):
             if _first_word_due(neighbour) <= now:
-                self._close(neighbour, Reason.SILENT)
+                self._close(neighbour, events.Reason.SILENT)
                 self.book.failed(neighbour.peer, now)
-        if self.presence is Presence.OPEN:
+        if self.presence is events.Presence.OPEN:
             for due, job in self._jobs:
                 if due() <= now:
                     job(now)
 
     # -- links -------------------------------------------------------------------------------------
 
-    def _on_observed(self, event: Observed, now: float) -> None:
+    def _on_observed(self, event: events.Observed, now: float) -> None:
         self._addresses = event.addresses
         by_link = {neighbour.link: neighbour for neighbour in self._neighbours.values()}
         for count in event.links:
             if neighbour := by_link.get(count.link):
                 _count(neighbour, count, now)
 
-    def _on_link_opened(self, event: LinkOpened, now: float) -> None:
+    def _on_link_opened(self, event: events.LinkOpened, now: float) -> None:
         if event.outbound:
             self._dialling.pop(event.peer, None)
         rival = self._neighbours.get(event.peer)
         if self._wants(event, rival, now):
             self._carry(event, rival, now)
             return
-        self._do(Close(event.link, Reason.DOUBLE if rival else Reason.UNWANTED))
+        self._do(events.Close(event.link, events.Reason.DOUBLE if rival else events.Reason.UNWANTED))
         if not event.outbound:
             return
         if rival:
             rival.chosen = True
-        elif self.presence is Presence.OPEN:
+        elif self.presence is events.Presence.OPEN:
             self.book.failed(event.peer, now)
         self._check(now)
 
-    def _carry(self, event: LinkOpened, rival: _Neighbour | None, now: float) -> None:
+    def _carry(self, event: events.LinkOpened, rival: _Neighbour | None, now: float) -> None:
         chosen = event.outbound or (rival is not None and rival.chosen)
         where = address_range(event.address)
         self._neighbours[event.peer] = _Neighbour(
@@ -252,15 +222,15 @@ class PeerManager:
         if not self._met:
             self._met = True
             self._keep_book()
-        self._do(Carry(event.link, rival.link if rival else None))
+        self._do(events.Carry(event.link, rival.link if rival else None))
 
-    def _wants(self, event: LinkOpened, rival: _Neighbour | None, now: float) -> bool:
+    def _wants(self, event: events.LinkOpened, rival: _Neighbour | None, now: float) -> bool:
         """Decide whether to keep a link that has just been opened, in place of `rival` if there is one.
 
         A peer opens a second link when it has lost the first, so the newer one counts. But when both dial at
         once each sees the other's link as the second; then both keep the one that the smaller id opened.
         """
-        if self.presence is not Presence.OPEN or self.book.refused(event.peer, now):
+        if self.presence is not events.Presence.OPEN or self.book.refused(event.peer, now):
             return False
         if rival is None:
             return self._has_room(event, now)
@@ -268,16 +238,16 @@ class PeerManager:
             return True
         return event.outbound == (self._own < event.peer)
 
-    def _has_room(self, event: LinkOpened, now: float) -> bool:
+    def _has_room(self, event: events.LinkOpened, now: float) -> bool:
         """Decide about a peer that is no neighbour; make room for it if selection says so."""
         newcomer = LinkFacts(event.peer, event.outbound, now, address_range(event.address))
         if event.outbound:
             return selection.may_keep(newcomer, self.standings())
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
-        self._give_up(verdict.instead_of, Reason.GAVE_WAY, now)
+        self._give_up(verdict.instead_of, events.Reason.GAVE_WAY, now)
         return verdict.accept
 
-    def _give_up(self, peer: str | None, reason: Reason, now: float) -> None:
+    def _give_up(self, peer: str | None, reason: events.Reason, now: float) -> None:
         """Close the link with `peer`, if anybody is meant, as it is of less use than others."""
         if peer is None:
             return
@@ -288,9 +258,9 @@ class PeerManager:
         else:
             self.book.succeeded(peer)
 
-    def _close(self, neighbour: _Neighbour, reason: Reason) -> None:
+    def _close(self, neighbour: _Neighbour, reason: events.Reason) -> None:
         self._lose(neighbour.peer)
-        self._do(Close(neighbour.link, reason))
+        self._do(events.Close(neighbour.link, reason))
         self._checked_at = _ALWAYS  # the next check is due at once
 
     def _lose(self, peer: str) -> None:
@@ -298,7 +268,7 @@ class PeerManager:
         if not self._neighbours:
             self._in_vain = 0
 
-    def _on_link_ended(self, event: LinkEnded, now: float) -> None:
+    def _on_link_ended(self, event: events.LinkEnded, now: float) -> None:
         ended = next((n for n in self._neighbours.values() if n.link == event.link), None)
         if ended is None:
             return
@@ -310,7 +280,7 @@ class PeerManager:
                 self.book.succeeded(ended.peer)
         self._check(now)
 
-    def _on_dial_failed(self, event: DialFailed, now: float) -> None:
+    def _on_dial_failed(self, event: events.DialFailed, now: float) -> None:
         if event.peer in self._dialling:  # else it has been given up
             del self._dialling[event.peer]
             self.book.failed(event.peer, now)
@@ -320,10 +290,10 @@ class PeerManager:
 
     def _check(self, now: float) -> None:
         """Drop mute peers, dial whoever is missing, and keep the address book."""
-        if self.presence is not Presence.OPEN:
+        if self.presence is not events.Presence.OPEN:
             return
         for peer in selection.whom_to_let_go(self.standings(), self._dialling, self.book, now):
-            self._give_up(peer, Reason.MUTE, now)
+            self._give_up(peer, events.Reason.MUTE, now)
         self._checked_at = now
         self._dial(selection.whom_to_dial(self.standings(), self._dialling, self.book, now))
         self._keep_book()
@@ -331,14 +301,14 @@ class PeerManager:
     def _dial(self, peers: Iterable[str]) -> None:
         for peer in peers:
             self._dialling[peer] = None
-            self._do(Dial(peer, self.book.addresses(peer)))
+            self._do(events.Dial(peer, self.book.addresses(peer)))
 
     def _keep_book(self) -> None:
         """Remember peers for the next start, and that there have been any (SPEC I2)."""
         addresses = tuple(self.book.worth_keeping(self.linked))
         if self._met and addresses != self._remembered:
             self._remembered = addresses
-            self._do(Remember(addresses))
+            self._do(events.Remember(addresses))
 
     # -- the roster --------------------------------------------------------------------------------
 
@@ -359,9 +329,9 @@ class PeerManager:
 
     def _announce(self, now: float) -> None:
         self._announcing.begin(now)
-        self._do(Announce(intervals.ANNOUNCE_TTL))
+        self._do(events.Announce(intervals.ANNOUNCE_TTL))
 
-    def _on_announced(self, event: Announced, now: float) -> None:
+    def _on_announced(self, event: events.Announced, now: float) -> None:
         self._announcing.end()
         # Announced while alone it may have reached nobody but ourselves: then it is announced again.
         self._announced = event.addresses if self._neighbours else ()
@@ -377,9 +347,9 @@ class PeerManager:
 
     def _find(self, now: float) -> None:
         self._finding.begin(now)
-        self._do(Find())
+        self._do(events.Find())
 
-    def _on_found(self, event: Found, now: float) -> None:
+    def _on_found(self, event: events.Found, now: float) -> None:
         self._finding.end()
         strangers = {record.peer for record in event.records} - {self._own, *self.linked}
         promising = strangers or not (self._neighbours or self.book.plain_only)
@@ -402,16 +372,16 @@ class PeerManager:
         self._bootstrap_from(addresses)
 
     def _bootstrap_from(self, addresses: Iterable[str]) -> None:
-        self._actions += [Bootstrap(peer_of(address), address) for address in addresses]
+        self._actions += [events.Bootstrap(peer_of(address), address) for address in addresses]
 
-    def _on_bootstrap_answered(self, event: BootstrapAnswered, now: float) -> None:
+    def _on_bootstrap_answered(self, event: events.BootstrapAnswered, now: float) -> None:
         if event.peer in self._bootstrapping:
             del self._bootstrapping[event.peer]
             self._round.end()
             if event.answered and self._until_one:
                 self._end_round()
         back = self.book.bootstrapped(event.peer, event.answered, now)
-        if back and self.presence is Presence.OPEN:
+        if back and self.presence is events.Presence.OPEN:
             # Others may be there of whom our part of the network has never heard.
             self._meet(event.peer, now)
             if self._rostered:
@@ -419,7 +389,7 @@ class PeerManager:
                 self._find(now)
 
     def _end_round(self) -> None:
-        self._actions += map(StopBootstrap, self._bootstrapping)
+        self._actions += map(events.StopBootstrap, self._bootstrapping)
         self._bootstrapping = {}
         self._round.running = 0
 
@@ -435,12 +405,12 @@ class PeerManager:
         to look further."""
         self._probe_at = now + next_probe(self._random)
         self._bootstrap_from(self.book.strangers(self.linked, BOOTSTRAPS_BESIDE))
-        self._give_up(selection.whom_to_give_up(self.standings(), now), Reason.GAVE_WAY, now)
+        self._give_up(selection.whom_to_give_up(self.standings(), now), events.Reason.GAVE_WAY, now)
         self._dial(selection.whom_to_probe(self.standings(), self._dialling, self.book, now))
 
     # -- restarts and absence ----------------------------------------------------------------------
 
-    def _on_restarted(self, event: Restarted, now: float) -> None:
+    def _on_restarted(self, event: events.Restarted, now: float) -> None:
         self.book.forget_failures()
         self._begin_anew(now)
 
@@ -453,19 +423,19 @@ class PeerManager:
         self._checked_at = _ALWAYS
         self._wake(now)
 
-    def _on_presence_changed(self, event: PresenceChanged, now: float) -> None:
-        if self.presence in (event.presence, Presence.LEAVING):
+    def _on_presence_changed(self, event: events.PresenceChanged, now: float) -> None:
+        if self.presence in (event.presence, events.Presence.LEAVING):
             return
         self.presence = event.presence
-        if event.presence is Presence.OPEN:
+        if event.presence is events.Presence.OPEN:
             self._begin_anew(now)
             return
-        self._actions += map(StopDial, self._dialling)
+        self._actions += map(events.StopDial, self._dialling)
         self._dialling.clear()
         self._end_round()
-        if event.presence is Presence.AWAY:
+        if event.presence is events.Presence.AWAY:
             for neighbour in list(self._neighbours.values()):
-                self._close(neighbour, Reason.AWAY)
+                self._close(neighbour, events.Reason.AWAY)
                 if not neighbour.blank:
                     self.book.succeeded(neighbour.peer)
 
@@ -474,7 +444,7 @@ def _first_word_due(neighbour: _Neighbour) -> float:
     return _NEVER if neighbour.heard else neighbour.since + FIRST_WORD_DEADLINE
 
 
-def _count(neighbour: _Neighbour, count: LinkCount, now: float) -> None:
+def _count(neighbour: _Neighbour, count: events.LinkCount, now: float) -> None:
     """Take over what has been counted since the last time."""
     neighbour.heard = neighbour.heard or count.heard
     elapsed, neighbour.counted_at = now - neighbour.counted_at, now

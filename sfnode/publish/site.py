@@ -7,7 +7,7 @@ then everything that it links to is there.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -162,8 +162,8 @@ def write(path: Path, content: bytes) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def remove_partial(folder: Path, names: Iterable[str] = (PAGE, NAME, MANIFEST)) -> None:
+def remove_partial(folder: Path) -> None:
     """Remove what a process that was killed has left unfinished."""
-    for name in names:
+    for name in (PAGE, NAME, MANIFEST):
         for path in folder.glob(f".{name}.*.partial"):
             path.unlink(missing_ok=True)

@@ -23,9 +23,9 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import bases as published
 from sfnode.organising.admission import invitation_key
-from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.node_state import NodeState
+from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.store.run_keys import RunKeys, organiser_key

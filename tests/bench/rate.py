@@ -26,7 +26,7 @@ import psutil
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import build
-from sfnode.schema import OrganiserStatus
+from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog

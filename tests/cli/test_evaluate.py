@@ -23,6 +23,7 @@ from sfprotocol.seeds import update_seeds
 from tests.cli.helpers import Ended
 from tests.control.organised_node import OrganisedNode
 from tests.protocol.feeds import origin_of
+from tests.store.folders import joined
 from tests.store.helpers import Author
 
 Run = Callable[..., Ended]
@@ -31,12 +32,7 @@ Run = Callable[..., Ended]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of a node of the built-in run with the plain loss that has joined it and knows no update yet."""
-    layout, run = Layout(tmp_path / "node"), build({"loss": "plain"})
-    layout.path.mkdir()
-    layout.manifest.write_text(run.to_toml())
-    with UpdateLog.open(layout.log, run.run_id):
-        pass
-    return layout.path
+    return joined(tmp_path / "node", build({"loss": "plain"}))
 
 
 def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> None:
@@ -53,12 +49,8 @@ def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> N
 
 
 def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, tmp_path: Path) -> None:
-    layout, centred = Layout(tmp_path / "centred"), default_manifest()
-    layout.path.mkdir()
-    layout.manifest.write_text(centred.to_toml())
-    with UpdateLog.open(layout.log, centred.run_id):
-        pass
-    ended = sfnode("eval", "--data-dir", layout.path, "--limit", 40, "--json")
+    folder = joined(tmp_path / "centred", default_manifest())
+    ended = sfnode("eval", "--data-dir", folder, "--limit", 40, "--json")
     result = EvalResult.model_validate(json.loads(ended.out))
     assert [one.calibrated for one in (result.before, result.after)] == [False, True]
     assert result.after == result.calibrated  # there are no updates
@@ -83,13 +75,7 @@ def rewarded(tmp_path: Path) -> Path:
     verifier = {"kind": "format", "contains": ["good"]}
     task = {"kind": "reward", "template": "{text} it was", "verifier": verifier, "answer_tokens": 3}
     data = {"train": "builtin:reviews:train", "test": "builtin:reviews:test"}
-    run = build(task | data)
-    layout = Layout(tmp_path / "rewarded")
-    layout.path.mkdir()
-    layout.manifest.write_text(run.to_toml())
-    with UpdateLog.open(layout.log, run.run_id):
-        pass
-    return layout.path
+    return joined(tmp_path / "rewarded", build(task | data))
 
 
 def test_of_a_reward_run_it_has_rewards_and_how_many_answers_are_right(rewarded: Path, sfnode: Run) -> None:
@@ -132,15 +118,11 @@ def test_the_drift_is_measured_on_a_text_of_ones_own(folder: Path, sfnode: Run, 
 
 
 def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
-    folder: Path, sfnode: Run, tmp_path: Path
+    sfnode: Run, tmp_path: Path
 ) -> None:
-    layout, run = Layout(tmp_path / "elsewhere"), build({"loss": "plain"})
+    run = build({"loss": "plain"})
     elsewhere = run.model_copy(update={"data": run.data.model_copy(update={"train": "/nowhere/train.tsv"})})
-    layout.path.mkdir()
-    layout.manifest.write_text(elsewhere.to_toml())
-    with UpdateLog.open(layout.log, elsewhere.run_id):
-        pass
-    ended = sfnode("eval", "--data-dir", layout.path, "--limit", 8)
+    ended = sfnode("eval", "--data-dir", joined(tmp_path / "elsewhere", elsewhere), "--limit", 8)
     assert (ended.status, "SF030" in ended.err) == (0, True)
     assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after", "drift"]
 
@@ -210,12 +192,8 @@ def test_beside_a_head_stands_a_linear_probe_of_training_rows_that_have_gone_thr
 ) -> None:
     alone = {"kind": "sequence-classification", "template": "{text}", "verbalizer": {"0": "bad", "1": "good"}}
     train, test = ("builtin:reviews:train", "builtin:reviews:test")
-    layout, run = Layout(tmp_path / "head"), build(alone | {"train": train, "test": test})
-    layout.path.mkdir()
-    layout.manifest.write_text(run.to_toml())
-    with UpdateLog.open(layout.log, run.run_id):
-        pass
-    said = sfnode("eval", "--data-dir", layout.path, "--limit", 60).out.splitlines()
+    folder = joined(tmp_path / "head", build(alone | {"train": train, "test": test}))
+    said = sfnode("eval", "--data-dir", folder, "--limit", 60).out.splitlines()
     probe = re.fullmatch(r"a linear probe on 512 training rows: accuracy (0\.\d+) .*", said[-2])
     assert probe, "of those that the calibration has taken"
     assert float(probe[1]) > 0.6

@@ -21,7 +21,8 @@ from sfnode.node.network import contacts as kept_contacts
 from sfnode.peers import contacts, invitations
 from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
-from sfprotocol import PROTOCOL_VERSION, invitation
+from sfprotocol import invitation
+from sfprotocol.messages import PROTOCOL_VERSION
 from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]

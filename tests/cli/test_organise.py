@@ -15,9 +15,9 @@ from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising.admission import invitation_key
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
-from sfprotocol import PROTOCOL_VERSION, invitation
+from sfprotocol import invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
-from sfprotocol.messages import Petition
+from sfprotocol.messages import PROTOCOL_VERSION, Petition
 from tests.cli.helpers import Ended
 from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key

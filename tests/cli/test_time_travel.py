@@ -31,7 +31,7 @@ from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
 from sfprotocol.decisions import RATE_ONE, Budget, Part, RateFrom, Worth
 from tests.cli.helpers import Ended
 from tests.protocol.feeds import origin_of
-from tests.store.folders import Folder, organised
+from tests.store.folders import Folder, joined, organised
 
 Run = Callable[..., Ended]
 
@@ -230,8 +230,7 @@ def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_
     ended = sfnode("checkout", 4, "--data-dir", folder)
     assert (ended.status, ended.out) == (1, "")
     assert "SF010: epoch 4 of this run is not sealed: its last seal is of epoch 3" in ended.err
-    with Folder(tmp_path / "open", default_manifest()):
-        pass
+    joined(tmp_path / "open", default_manifest())
     for command in (("checkout", 0), ("diff", 0, 1), ("bisect",), ("fork", 0, tmp_path / "new")):
         ended = sfnode(*command, "--data-dir", tmp_path / "open")
         assert (ended.status, ended.out) == (1, ""), command
@@ -325,8 +324,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     at_seal = load(folder, None, "cpu", "float32", epoch=1).trainer.evaluate(32)
     with Trainer.load(fork, training=False) as begun:
         assert begun.evaluate_base(32, calibrated=True) == at_seal
-    with Folder(tmp_path / "node", fork):
-        pass
+    joined(tmp_path / "node", fork)
     told = sfnode("verify", "--data-dir", tmp_path / "node").out
     assert f"forked from run {RUN.run_id.hex()[:16]} at the seal of epoch 1, not checked" in told
     seal = ParentSeal(run_id=RUN.run_id.hex(), epoch=1, digest=state["core_digest"])
@@ -380,8 +378,7 @@ def test_runs_that_come_from_each_other_are_told_as_one_story(
         before = Parent(run_id=runs[-1].run_id.hex(), epoch=1, digest="ab" * 32)
         model = RUN.model.model_copy(update={"parent": before})
         runs.append(RUN.model_copy(update={"name": name, "model": model}))
-        with Folder(tmp_path / name, runs[-1]):
-            pass
+        joined(tmp_path / name, runs[-1])
     first, second = (f"run {run.run_id.hex()[:16]} at the seal of epoch 1" for run in runs[:2])
     third = ("--data-dir", tmp_path / "third")
     assert f"begins      with {second}, core digest abababab" in sfnode("log", *third).out.splitlines()[0]
@@ -414,8 +411,7 @@ def test_a_fork_of_something_else_is_found_out(
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert fork.model.parent
     model = fork.model.model_copy(update={"parent": fork.model.parent.model_copy(update=lie)})
-    with Folder(tmp_path / "node", fork.model_copy(update={"model": model})):
-        pass
+    joined(tmp_path / "node", fork.model_copy(update={"model": model}))
     checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
     assert checked.status == 1
     assert ("SF013" if "run_id" in lie else "SF084") in checked.err
@@ -427,8 +423,7 @@ def test_a_fork_with_another_model_is_found_out(sfnode: Run, folder: Path, tmp_p
     assert sfnode("checkout", 3, "--out", tmp_path / "other", "--data-dir", folder).status == 0
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     other = {"source": str(tmp_path / "other"), "digest": files.digest(tmp_path / "other")}
-    with Folder(tmp_path / "node", fork.model_copy(update={"model": fork.model.model_copy(update=other)})):
-        pass
+    joined(tmp_path / "node", fork.model_copy(update={"model": fork.model.model_copy(update=other)}))
     checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
     assert "SF084" in checked.err
     assert "has other values" in checked.err

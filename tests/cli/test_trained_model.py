@@ -16,16 +16,17 @@ from sfnode.cli.trained_model import _replay, base_model
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.limits import Limits
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models import bases
+from sfnode.models.manifest_builder import build, default_manifest
 from sfnode.resources.sensors import Sensors
 from sfnode.store import checkpoint
 from sfnode.store.checkpoint import compute, plan
 from sfnode.store.data_folder import Layout
-from sfnode.store.log import UpdateLog
 from sfnode.store.replay import weighed
 from sfnode.tasks import public_files
 from sfprotocol.seeds import I64
 from tests.cli.helpers import Ended
+from tests.store.folders import Folder, joined
 from tests.store.organised import ORGANISED, Logged
 from tests.store.test_verification import MEANT, train
 
@@ -109,14 +110,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise AssertionError("the model was to be loaded")
 
     monkeypatch.setattr(trained_model, "load", too_late)
-    layout, run = Layout(tmp_path / "node"), default_manifest()
-    layout.path.mkdir()
-    layout.manifest.write_text(run.to_toml())
-    with UpdateLog.open(layout.log, run.run_id):
-        pass
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("precious")
-    return layout.path
+    return joined(tmp_path / "node", default_manifest())
 
 
 @pytest.mark.parametrize(
@@ -147,13 +143,32 @@ def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: 
     run = default_manifest()
     model = run.model.model_copy(update={"targets": (*run.model.targets, "model.decoder.final_norm:64x1")})
     other = run.model_copy(update={"model": model})
-    layout = Layout(folder.parent / "other")
-    layout.path.mkdir()
-    layout.manifest.write_text(other.to_toml())
-    with UpdateLog.open(layout.log, other.run_id):
-        pass
-    ended = sfnode("export", "out", "--format", "lora", "--data-dir", layout.path)
+    other_folder = joined(folder.parent / "other", other)
+    ended = sfnode("export", "out", "--format", "lora", "--data-dir", other_folder)
     assert "SF010: the run trains model.decoder.final_norm, which a LoRA adapter cannot hold" in ended.err
+
+
+def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
+    sfnode: Callable[..., Ended], tmp_path: Path
+) -> None:
+    targets = default_manifest().model.parsed_targets()
+    sides = [(one.out_features, one.in_features) for one in targets]
+    pairs = [(np.full((rows, 4), 8, np.int8), np.full((columns, 4), 8, np.int8)) for rows, columns in sides]
+    digest = bases.write(tmp_path, pairs)
+    run = build({"rank": 4, "basis": "published", "bases": digest, "loss": "plain"})
+    with Folder(tmp_path / "node", run, "a") as made:
+        kept = bases.keep(bases.path_in(tmp_path, digest), made.layout.bases, targets, 4)
+        made.make(5)
+    assert kept == digest
+    here = ("--data-dir", tmp_path / "node")
+    verified = sfnode("verify", *here).out
+    assert "1 of 1 published bases are here, each as named" in verified
+    assert sfnode("export", tmp_path / "model", *here).status == 0
+    bases.path_in(made.layout.bases, digest).unlink()
+    ended = sfnode("export", tmp_path / "again", *here)
+    assert (ended.status, "SF081" in ended.err) == (1, True)
+    assert not (tmp_path / "again").exists()
+    assert "0 of 1 published bases are here" in sfnode("verify", *here).out
 
 
 def test_refusals_load_no_torch(folder: Path) -> None:
@@ -168,17 +183,13 @@ def test_a_busy_machine_has_no_more_threads_than_find_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads that wait for a core took ten times the time of one that has it (docs/benchmarks.md)."""
-    layout, run = Layout(tmp_path / "node"), default_manifest()
-    layout.path.mkdir()
-    layout.manifest.write_text(run.to_toml())
-    with UpdateLog.open(layout.log, run.run_id):
-        pass
+    folder = joined(tmp_path / "node", default_manifest())
     used: list[tuple[int | None, int | None]] = []
     monkeypatch.setattr(Trainer, "use_threads", lambda _, count, most: used.append((count, most)))
     readings = Sensors("cpu").look(Limits())
     for free in (0.1, 7.9):
         monkeypatch.setattr(Sensors, "look", lambda *_, free=free: readings._replace(free=free))
-        trained_model.load(layout.path, None, "cpu", "stored")
+        trained_model.load(folder, None, "cpu", "stored")
     assert used == [(None, 1), (None, 8)]
 
 

@@ -12,8 +12,8 @@ from sfnode.control.server import serve
 from sfnode.errors import Code, UserError
 from sfnode.organising.admission import work
 from sfnode.organising.organiser import OrganiserState
-from sfnode.schema import DecisionResult
 from sfnode.schema.node_state import RunHealth
+from sfnode.schema.organising import DecisionResult
 from sfprotocol import decisions
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import Admit, Announce, Budget, Evaluated, Finish, Invite, Revoke, Seal

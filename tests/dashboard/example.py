@@ -9,20 +9,28 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sfnode import schema
 from sfnode.limits import Limits
 from sfnode.schema.node_state import NodeState, RunHealth
 from sfnode.schema.organising import EpochEvaluation, HealthStatus
-from sfnode.schema.status import GpuStatus, MachineStatus, RunStatus
+from sfnode.schema.status import GpuStatus, MachineStatus, RunStatus, Status
 from sfnode.schema.views import (
+    About,
+    Curves,
+    History,
     HistoryPoint,
     Leader,
     Origin,
+    Origins,
+    OwnStanding,
+    Progress,
     SampleMoment,
     SampleRow,
+    Samples,
+    Swarm,
     SwarmEdge,
     SwarmNode,
     Team,
+    Timeline,
     TimelineEntry,
 )
 from tests.schema.helpers import rewarded, status
@@ -50,7 +58,7 @@ class ExampleNode:
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
 
-    async def status(self) -> schema.Status:
+    async def status(self) -> Status:
         latest, base = SEALED[-1], BASES[1]
         health = HealthStatus(
             verdict=RunHealth.BETTER, latest=latest, base=base, calibrated=base, best=latest, worse_than=[]
@@ -80,13 +88,13 @@ class ExampleNode:
             digest="cd" * 32, log_bytes=7_000_000, update_budget=4_000_000,
         )  # fmt: skip
 
-    async def progress(self) -> schema.Progress:
-        return schema.Progress(
+    async def progress(self) -> Progress:
+        return Progress(
             known=1_234_567, update_budget=4_000_000, epoch=40, epochs=128, epoch_known=12_000,
             epoch_updates=32_768, updates_per_second=320.0, epoch_seconds_left=65.0, seconds_left=8_640.0,
         )  # fmt: skip
 
-    async def swarm(self) -> schema.Swarm:
+    async def swarm(self) -> Swarm:
         def node(peer: str, **fields: Any) -> SwarmNode:
             usual = {"kind": "neighbour", "role": "trainer", "known": 1_250_000, "lag": 0, "agrees": True}
             return SwarmNode.model_validate(usual | {"peer": peer, "latency": 0.031} | fields)
@@ -105,11 +113,11 @@ class ExampleNode:
             node("QmC" + "c" * 43, role="relay"),
         ]
         edges = [SwarmEdge(source=itself.peer, target=one.peer) for one in near]
-        return schema.Swarm(nodes=[itself, *near], edges=edges)
+        return Swarm(nodes=[itself, *near], edges=edges)
 
-    async def curves(self) -> schema.Curves:
+    async def curves(self) -> Curves:
         moments = range(240)
-        return schema.Curves(
+        return Curves(
             now=2400.0, interval=10.0, seconds=[10.0 * n for n in moments], known=[5000 * n for n in moments],
             own_rate=[1.5 + math.sin(n / 9) for n in moments],
             swarm_rate=[300 + 40 * math.cos(n / 15) for n in moments],
@@ -124,7 +132,7 @@ class ExampleNode:
 
         return Told()
 
-    async def origins(self, **_: Any) -> schema.Origins:
+    async def origins(self, **_: Any) -> Origins:
         def origin(rank: int, key: str, name: str, *, own: bool = False) -> Origin:
             return Origin(
                 rank=rank, origin=key, updates=31_415 // rank, share=0.3 / rank, feeds=1, first_step=0,
@@ -134,33 +142,29 @@ class ExampleNode:
 
         found = [origin(1, OTHER, HOSTILE), origin(2, OWN, "Ada's desktop", own=True)]
         teams = [Team(team="Rhine & Main", updates=47_000, share=0.45, origins=2)]
-        return schema.Origins(
-            total=2, offset=0, updates=1_250_000, indexed=1_250_000, origins=found, teams=teams
-        )
+        return Origins(total=2, offset=0, updates=1_250_000, indexed=1_250_000, origins=found, teams=teams)
 
-    async def history(self, **_: Any) -> schema.History:
+    async def history(self, **_: Any) -> History:
         points = [
             HistoryPoint(first_epoch=n, last_epoch=n, updates=31_250, known=31_250 * (n + 1), origins=40 + n)
             for n in range(EPOCHS)
         ]
         leaders = [Leader(origin=OTHER, name=HOSTILE, known=[9_000 * (n + 1) for n in range(EPOCHS)])]
         others = [22_250 * (n + 1) for n in range(EPOCHS)]
-        return schema.History(indexed=1_250_000, points=points, leaders=leaders, others=others)
+        return History(indexed=1_250_000, points=points, leaders=leaders, others=others)
 
-    async def about(self) -> schema.About:
-        return schema.About(
+    async def about(self) -> About:
+        return About(
             run_id="ab" * 32, run_name="films", description=DESCRIPTION, organised=True,
             model="facebook/opt-125m", parent=None, licence="mit", task="classification",
             template="{text} It was", answers=["terrible", "great"], train="hf:films:train",
             test="hf:films:test",
         )  # fmt: skip
 
-    async def standing(self) -> schema.OwnStanding:
-        return schema.OwnStanding(
-            rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000
-        )
+    async def standing(self) -> OwnStanding:
+        return OwnStanding(rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000)
 
-    async def samples(self) -> schema.Samples:
+    async def samples(self) -> Samples:
         rows = [
             SampleRow(
                 text="The plot is thin but the actors carry it. It was",
@@ -179,9 +183,9 @@ class ExampleNode:
             SampleMoment(epoch=3, known=90_000, answers=["terrible", "terrible"], scores=[0.0, 1.0]),
             SampleMoment(epoch=39, known=1_234_567, answers=["great", "terrible"], scores=[1.0, 1.0]),
         ]
-        return schema.Samples(rows=rows, moments=moments)
+        return Samples(rows=rows, moments=moments)
 
-    async def timeline(self) -> schema.Timeline:
+    async def timeline(self) -> Timeline:
         def entry(position: int, kind: str, text: str, **fields: Any) -> TimelineEntry:
             blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
             return TimelineEntry.model_validate(
@@ -196,9 +200,7 @@ class ExampleNode:
             for n in reversed(range(EPOCHS))
         ]  # fmt: skip
         said = entry(81, "announce", f"announces: thank you all, {HOSTILE}")
-        return schema.Timeline(
-            total=83, entries=[said, *seals, entry(1, "admit", "admits 5e6f7a8b with a quota")]
-        )
+        return Timeline(total=83, entries=[said, *seals, entry(1, "admit", "admits 5e6f7a8b with a quota")])
 
     async def pause(self, seconds: float | None = None) -> None:
         self.told.append(("pause", seconds))
@@ -216,7 +218,7 @@ class ExampleNode:
 class RewardedNode(ExampleNode):
     """The same in a reward run, of answers of which one earns a part of the reward."""
 
-    async def status(self) -> schema.Status:
+    async def status(self) -> Status:
         seen = await super().status()
         return seen.model_copy(
             update=rewarded(sealed=EPOCHS) | {"state": NodeState.TRAINING, "paused_by": [], "pauses": []}
@@ -231,29 +233,29 @@ class RewardedNode(ExampleNode):
 
         return Told()
 
-    async def origins(self, **_: Any) -> schema.Origins:
+    async def origins(self, **_: Any) -> Origins:
         page = await super().origins()
         bare = [one.model_copy(update={"worth": None}) for one in page.origins]
         return page.model_copy(update={"origins": bare})
 
-    async def about(self) -> schema.About:
+    async def about(self) -> About:
         about = await super().about()
         return about.model_copy(update={"task": "reward", "answers": [], "template": "{a}+{b}="})
 
-    async def standing(self) -> schema.OwnStanding:
+    async def standing(self) -> OwnStanding:
         return (await super().standing()).model_copy(update={"worth": None})
 
-    async def timeline(self) -> schema.Timeline:
+    async def timeline(self) -> Timeline:
         told = (await self.status()).organised
         assert told is not None
         blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
         seal = {"position": 3, "kind": "seal", "text": "epoch 7", "evaluation": told.health.latest}
-        return schema.Timeline(total=1, entries=[TimelineEntry.model_validate(blank | seal)])
+        return Timeline(total=1, entries=[TimelineEntry.model_validate(blank | seal)])
 
-    async def samples(self) -> schema.Samples:
+    async def samples(self) -> Samples:
         rows = [
             SampleRow(text="56+48=", right="104", base="94", base_score=0.1),
             SampleRow(text="9+12=", right="21", base="11", base_score=0.0),
         ]
         moments = [SampleMoment(epoch=7, known=8208, answers=["104", "11"], scores=[1.0, 0.0])]
-        return schema.Samples(rows=rows, moments=moments)
+        return Samples(rows=rows, moments=moments)

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from sfnode.engine.basis import PublishedBasis
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest.training import PUBLISHED_UNIT
 from sfnode.models import bases
 from sfnode.models.loader import matrix
 from sfprotocol.decisions import Bases
@@ -32,57 +30,6 @@ def live(run: Trainer) -> list[torch.Tensor]:
 
 def same(one: Trainer, other: Trainer) -> bool:
     return all(torch.equal(*both) for both in zip(live(one), live(other), strict=True))
-
-
-def terms(
-    run: Trainer, epoch: int, layer: int, found: list[tuple[bases.I8, bases.I8]]
-) -> list[NDArray[np.float64]]:
-    """Parts of what an epoch takes from a target, by Python's integers: of 16 bits if it is large (U8)."""
-    u, v = (side.astype(object) for side in found[layer])
-    a = run.core.of(epoch)[layer].astype(object)
-    largest = int(np.abs(u).max() * np.abs(v).max())
-    parts = [(1, a)]
-    if int(np.abs(a).sum()) * largest >= 2**53:
-        parts = [(2**48, a >> 48), *((2**n, a >> n & 0xFFFF) for n in (32, 16, 0))]
-    rate = float(np.float32(run.manifest.training.rate(epoch)))
-    scale = rate * run.manifest.training.scalar_delta * PUBLISHED_UNIT**2
-    return [(u @ one @ v.T).astype(np.float64) * (scale * unit) for unit, one in parts]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("large", [1, 2**22, 2**52])
-def test_weights_are_those_of_exact_integers_however_large_the_core(
-    dtype: str, large: int, tmp_path: Path
-) -> None:
-    run = published("gpt2", tmp_path, learning_rate=1e-3)
-    found = pairs(run.model.parsed_targets(), run.training.rank)
-    node = trainer(run, bases=tmp_path, dtype=dtype)
-    batch = updates(60, EPOCHS)
-    node.apply(batch._replace(scalars=batch.scalars * large + 12_345))
-    node.weights.rebuild()
-    for layer, weight in enumerate(live(node)):
-        wanted = node.loaded.base_weights.read(layer).double().numpy()
-        for epoch in node.core.epochs():
-            for term in terms(node, epoch, layer, found):
-                wanted = wanted - term
-        assert torch.equal(weight, torch.from_numpy(wanted).float().to(weight.dtype))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_orders_of_the_same_updates_give_equal_weights_to_the_bit(dtype: str, tmp_path: Path) -> None:
-    run = published("opt", tmp_path, learning_rate=1e-3)
-    batch = updates(90, EPOCHS)
-    one, other = (trainer(run, bases=tmp_path, dtype=dtype) for _ in range(2))
-    for n in range(90):
-        one.apply(part(batch, slice(n, n + 1)))
-        one.weights.follow(1)
-    other.apply(part(batch, slice(None, None, -1)))
-    for node in (one, other):
-        node.weights.rebuild()
-    assert one.core.digest() == other.core.digest()
-    assert same(one, other)
-    fresh = trainer(run, bases=tmp_path, dtype=dtype)
-    assert not same(one, fresh)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -26,7 +26,6 @@ from sfprotocol.seeds import BASIS_ONE, BIAS, contrasts, scaled_signs, update_se
 from tests.engine.helpers import HEADED_TASK, ROWS, data_file, model_folder, own_states, trainer
 
 SEEDS = update_seeds(5, 0, 6).tolist()
-PAIRS = HEADED_TASK.model_copy(update={"template": "{sentence}{separator}the film was {label}"})
 
 
 @pytest.fixture(autouse=True)
@@ -111,34 +110,10 @@ def test_an_evaluation_from_kept_states_is_that_of_the_whole_model(tmp_path: Pat
     assert found.loss != pytest.approx(np.log(2), abs=1e-3)
 
 
-def test_pairs_of_texts_differ_by_where_they_part(tmp_path: Path) -> None:
-    run = running("bert", tmp_path, task=PAIRS)
-    assert run.loaded.kept
-    before = run.loaded.kept.forwards
-    run.step(SEEDS, 0)
-    assert run.loaded.kept.forwards - before == len(ROWS)
-
-
 @pytest.mark.parametrize("family", ["opt", "llama"])
 def test_the_head_of_a_causal_model_begins_at_zero(family: str, tmp_path: Path) -> None:
     run = running(family, tmp_path)
     assert not run.loaded.base_weights.read(0).any()
-
-
-def test_states_serve_another_process_and_a_spoilt_file_costs_time_alone(
-    tmp_path: Path,
-) -> None:
-    first, second = (running("llama", tmp_path) for _ in range(2))
-    said = first.step(SEEDS, 0)
-    assert second.loaded.kept
-    before = second.loaded.kept.forwards
-    assert second.step(SEEDS, 0) == said
-    assert second.loaded.kept.forwards == before
-    (folder,) = (tmp_path / "cache" / "sfnode" / "states").iterdir()
-    for file in folder.iterdir():
-        file.write_bytes(b"torn")
-    third = running("llama", tmp_path)
-    assert third.step(SEEDS, 0) == said
 
 
 def test_features_make_a_basis_of_equal_spread_with_a_bias(tmp_path: Path) -> None:
@@ -202,14 +177,6 @@ def test_the_export_gives_a_plain_pipeline_the_probabilities_of_the_run(tmp_path
             for said, row in zip(classify(texts), ROWS, strict=True)
         ]
         assert np.mean(losses) == pytest.approx(run.evaluate().loss, abs=1e-4)
-
-
-def test_a_model_that_trains_more_than_its_head_keeps_nothing(tmp_path: Path) -> None:
-    described = loader.describe(str(model_folder("llama")), "", Selection(("score", "q_proj")), 2)
-    given = headed("llama").model_copy(
-        update={"model": described.model_copy(update={"source": "tiny/llama"})}
-    )
-    assert trainer(given, data_file(tmp_path)).loaded.kept is None
 
 
 def test_a_fork_may_go_on_with_the_body_on_the_head_that_was_learnt(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
-from sfprotocol import PROTOCOL_VERSION, wire_codec
-from sfprotocol.messages import Claim, Hello, Message, Summary
+from sfprotocol import wire_codec
+from sfprotocol.messages import PROTOCOL_VERSION, Claim, Hello, Message, Summary
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.wire_codec import LENGTH_BYTES
 from tests.fuzz.arena import Arena

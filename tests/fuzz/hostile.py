@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol import wire_codec
 from sfprotocol.frontier import UNCUT
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Ahead,
     Branch,
     Card,

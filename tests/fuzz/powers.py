@@ -17,12 +17,13 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.organising.admission import solve, voucher_message
-from sfprotocol import PROTOCOL_VERSION, decisions, wire_codec
+from sfprotocol import decisions, wire_codec
 from sfprotocol.control_feed import ControlFeed, decision_message, extend, succession_message
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.link import ALLOWED, LinkState
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Commitment,
     Control,
     ControlFork,

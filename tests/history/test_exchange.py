@@ -24,7 +24,7 @@ from sfprotocol.messages import Card, EpochScalars, Feed, Succession, Vote
 from sfprotocol.signing import card_message
 from tests.node.helpers import manifest, record
 from tests.protocol.feeds import origin_of, signing_key
-from tests.store.folders import Folder, organised
+from tests.store.folders import Folder, joined, organised
 
 RUN = organised(manifest("carried", update_budget=1000, scalar_limit=1000))
 
@@ -214,8 +214,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_an_archive_of_another_run_changes_nothing(file: Path, tmp_path: Path) -> None:
-    with Folder(tmp_path / "other", organised(manifest("other"))):
-        pass
+    joined(tmp_path / "other", organised(manifest("other")))
     before = files(tmp_path)
     with pytest.raises(UserError) as refused:
         take_in(file, tmp_path / "other")

@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.history import time_travel
 from sfnode.history.time_travel import BASE, Past, bisect, history
-from sfnode.models.manifest_builder import build
 from sfnode.store import archive, checkpoint
 from sfnode.store.checkpoint import compute, plan
 from sfnode.store.verification import verify_log
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Announce, RateFrom, Revoke, Void
-from sfprotocol.seeds import feed_key, update_seeds
 from tests.node.helpers import manifest, record
 from tests.protocol.feeds import origin_of
 from tests.store.folders import Folder, organised
@@ -137,33 +134,6 @@ def test_an_open_run_has_no_seals(tmp_path: Path) -> None:
 # -- history -------------------------------------------------------------------------------------------
 
 
-def test_the_history_has_decisions_and_seals_in_order(folder: Folder) -> None:
-    epoch(folder, 3, 4, rates=(RateFrom(2, 1 << 21),))
-    folder.evaluate(0, 0.7, 0.6)
-    folder.decide(Announce("half the rate"))
-    epoch(folder, 5, 0, factor=FACTOR_ONE // 2)
-    folder.decide(Void(0, 0, (1,)))
-    folder.make(2)
-    folder.close()
-    folder.make(1)
-    found = history(RUN, folder.log)
-    assert (found.sealed, found.counted, found.waiting) == (2, 8, 3)
-    kinds = ["admit", "admit", "seal", "announce", "seal", "void", "close"]
-    assert [entry.kind for entry in found.entries] == kinds
-    said = [entry.text for entry in found.entries]
-    assert said[1] == f"admits {B[:16]} with a quota of 1000 updates"
-    assert said[3] == "announces: half the rate"
-    assert said[5] == f"takes back epoch 0 of member 1 ({B[:16]})"
-    assert said[6] == "closes epoch 2, of 2 updates; it is not sealed yet"
-    first, second = (entry.epoch for entry in found.entries if entry.epoch)
-    assert (first.named, first.counted, first.factor) == (7, 3, 1.0)  # b's part is void
-    assert [(one.origin, one.updates) for one in first.origins] == [(A, 3)]
-    assert first.evaluation
-    assert (first.evaluation.value, first.evaluation.loss) == (0.7, 0.6)
-    assert (second.counted, second.factor, second.evaluation) == (5, 0.5, None)
-    assert second.rate == RUN.parameters().rate / RATE_ONE
-
-
 def test_the_history_of_an_open_run_has_its_epochs(tmp_path: Path) -> None:
     run = manifest("open", learning_rate=1e-3)
     with Folder(tmp_path / "b", run) as made:
@@ -223,68 +193,11 @@ def test_the_norm_is_that_of_the_matrix_itself(folder: Folder) -> None:
 
 # -- who has made it worse -----------------------------------------------------------------------------
 
-BUILT_IN = organised(build({"loss": "plain"}), rank=4, scalar_limit=6400, epoch_updates=8, update_budget=1000)
-BUILT_IN = BUILT_IN.model_copy(update={"data": BUILT_IN.data.model_copy(update={"validation_limit": 48})})
-PLANTED = 3
-"""The epoch in which c turns hostile."""
-
-
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Trainer]:
-    with Trainer.load(BUILT_IN) as loaded:
-        yield loaded
-
-
-def slopes(trainer: Trainer, name: str, first: int, count: int, label: int) -> list[int]:
-    """The scalars that this origin measures, on the base model."""
-    seeds = update_seeds(feed_key(BUILT_IN.run_id, origin_of(name), 0), first, count).tolist()
-    return list(trainer.step(seeds, label).scalars)
-
-
-def test_bisect_finds_a_planted_epoch_and_its_origin(trainer: Trainer, tmp_path: Path) -> None:
-    names, each = "abc", 4
-    with Folder(tmp_path / "a", BUILT_IN, organises=True) as made:
-        made.admit(*names)
-        for label in range(6):
-            for name in names:
-                many = 4 * each if name == "c" else each
-                scalars = slopes(trainer, name, many * label, many, label)
-                if (label, name) == (PLANTED, "c"):
-                    largest = BUILT_IN.training.scalar_limit
-                    scalars = [-largest if scalar > 0 else largest for scalar in scalars]
-                made.bring(name, scalars)
-            made.close()
-            made.seal()
-        told: list[str] = []
-        seen = past(made)
-
-        def loss(cores):  # type: ignore[no-untyped-def]
-            return trainer.evaluate_towards(cores, 1.0, rows="validation").loss
-
-        found = bisect(seen, BASE, 5, loss, told.append)
-    assert found.epoch == PLANTED
-    assert found.after > found.before
-    assert [(one.origin, one.updates) for one in found.origins] == [(origin_of("c").hex(), 4 * each)]
-    assert found.origins[0].loss < (found.before + found.after) / 2
-    name = origin_of("c").hex()[:16]
-    assert found.undo == [
-        f"sfnode organise revoke {name}",
-        f"sfnode organise void {PLANTED} --member {name}",
-    ]
-    assert len(told) == found.evaluations == 7 + 3
-
 
 def test_bisect_needs_a_good_seal_before_a_bad_one(folder: Folder) -> None:
     epoch(folder, 3, 4)
     with pytest.raises(UserError, match="not before the bad one"):
         bisect(past(folder), 0, 0, lambda cores: 1.0, lambda said: None)
-
-
-def test_without_a_rise_there_is_nothing_to_take_back(folder: Folder) -> None:
-    for _ in range(3):
-        epoch(folder, 3, 4)
-    found = bisect(past(folder), BASE, 2, lambda cores: 1.0, lambda said: None)
-    assert (found.epoch, found.origins, found.undo, found.evaluations) == (None, [], [], 2)
 
 
 def test_what_is_left_without_an_origin_is_exact(folder: Folder) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_DESCRIPTION, Manifest
-from sfprotocol import PROTOCOL_VERSION
+from sfprotocol.messages import PROTOCOL_VERSION
 from tests.manifest.fields import FIELDS, PARENT, changed, organised
 
 

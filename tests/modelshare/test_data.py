@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -230,22 +229,6 @@ class Stranger:
         return wire_codec.encode(PartReply(len(whole), data))
 
 
-async def test_garbage_from_a_peer_costs_nothing(
-    swarm_of: SwarmOf, tmp_path: Path, elsewhere: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = run_with(tmp_path)
-    swarm = swarm_of(run)
-    a = await swarm.first()
-    await a.until(lambda: a.node.model.loaded)
-    liar = await Stranger(swarm, public_files.listing_of(tmp_path / "train.tsv")).start()
-    b = swarm.node("b")
-    await b.start(peers=(a.address, liar.address))
-    await b.until(lambda: b.node.model.loaded)
-    assert kept(b, run).read_text() == ROWS
-    assert liar.asked
-    assert "stranger sends something else" in caplog.text
-
-
 async def test_a_download_goes_on_where_it_stopped(
     swarm_of: SwarmOf, tmp_path: Path, elsewhere: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,19 +296,6 @@ async def test_what_a_manifest_must_not_name_is_refused_before_any_piece_is_aske
     assert list(b.layout.data.glob("**/*")) == []
 
 
-async def test_stopping_while_the_data_come_is_clean(
-    swarm_of: SwarmOf, tmp_path: Path, elsewhere: Path
-) -> None:
-    swarm = swarm_of(run_with(tmp_path))
-    await swarm.first()
-    swarm.node("b")
-    for ticks in (0, 20, 40):
-        b = await swarm.join("b")
-        for _ in range(ticks):
-            await asyncio.sleep(0)
-        await b.stop()
-
-
 # -- a run without public data -----------------------------------------------------------------------
 
 
@@ -341,19 +311,6 @@ async def test_a_run_without_public_data_says_so_before_anything_is_downloaded(
     assert "this run wants your own data" in refusal.value.what
     assert "--data FILE" in refusal.value.fix
     assert '{"text": "some text"}' in refusal.value.fix
-
-
-@pytest.mark.parametrize(("text", "code"), [(None, Code.DATA_NOT_FOUND), ("other\nx\n", Code.DATA_MALFORMED)])
-async def test_a_file_of_ones_own_is_looked_at_before_anything_is_downloaded(
-    swarm_of: SwarmOf, elsewhere: Path, text: str | None, code: Code
-) -> None:
-    if text:
-        (elsewhere / "mine.tsv").write_text(text)
-    swarm = swarm_of()
-    await swarm.first(role="relay")
-    with pytest.raises(UserError) as refusal:
-        await swarm.join("b", data=elsewhere / "mine.tsv")
-    assert refusal.value.code == code
 
 
 async def test_an_old_manifest_names_a_path_and_no_digest(

@@ -16,8 +16,8 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 
-from sfprotocol import PROTOCOL_VERSION, wire_codec
-from sfprotocol.messages import Hello
+from sfprotocol import wire_codec
+from sfprotocol.messages import PROTOCOL_VERSION, Hello
 
 LINK, REQUEST, PING = "/sfnode/link/1", "/sfnode/request/1", "DHTProtocol.rpc_ping"
 FAILURES = (P2PDaemonError, OSError, EOFError, TimeoutError)

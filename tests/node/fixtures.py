@@ -8,12 +8,14 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sfnode.node import link_pump, readiness, shutdown
+from sfnode.node import link_pump, organising, readiness, shutdown
+from sfnode.organising import organiser
 from sfnode.peers import address_book, intervals
 from sfnode.stats import history
 from sfnode.transport.libp2p import restarts
@@ -42,6 +44,16 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "SETTLE_TIME", 0.5)
     monkeypatch.setattr(history, "MIN_AGE", 0.0)
     monkeypatch.setattr(history, "AGE_FACTOR", 0)
+
+
+def work_takes_no_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Have newcomers show little work and organisers look often, with a policy that is changed so."""
+    policy_of = organising.policy_of
+    monkeypatch.setattr(organising, "WORK_BITS", 4)
+    monkeypatch.setattr(
+        organising, "policy_of", lambda *said: replace(policy_of(*said), work_bits=4, **changes)
+    )
+    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
 
 
 @pytest.fixture

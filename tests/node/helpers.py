@@ -23,7 +23,7 @@ from sfnode.daemon import Node as PublicNode
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Data, Model
+from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import bases as published_bases
@@ -33,7 +33,9 @@ from sfnode.schema.evaluation import Evaluation, LayeredDrift, StepShare
 from sfnode.schema.history import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
+from sfnode.store.identity import Identity
 from sfnode.store.log import Record, Tail, UpdateLog
+from sfnode.store.run_keys import organiser_key, write_key
 from sfnode.transport.conditions import PERFECT, Conditions
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import seeds, signing
@@ -57,6 +59,17 @@ def manifest(name: str = "test", **training: Any) -> Manifest:
         data=Data(train="none"),
         training=Training(**numbers),
     )
+
+
+def organised(run: Manifest, keys: Path, *, validation: str = "", **said: Any) -> Manifest:
+    """Return the run with an organiser, whose key lies in a folder afterwards, and one deputy."""
+    key, deputy = Identity.generate(), Identity.generate()
+    names = {"organiser": key.public.hex(), "deputies": (deputy.public.hex(),), "quota": 120}
+    data = run.data.model_copy(update={"validation": validation or run.data.validation})
+    section = OrganisedSection(**names | said)
+    made = run.model_copy(update={"admission": "organised", "organised": section, "data": data})
+    write_key(key, organiser_key(made.run_id, keys))
+    return made
 
 
 def pairs_of(run: Manifest, entry: int) -> list[tuple[NDArray[np.int8], NDArray[np.int8]]]:

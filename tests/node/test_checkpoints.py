@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,14 @@ import pytest
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import OrganisedSection
-from sfnode.node import checkpoints, organising
+from sfnode.node import checkpoints
 from sfnode.node.training.model import LocalModel
 from sfnode.organising import checkpoints as organised_checkpoints
-from sfnode.organising import organiser
-from sfnode.store.identity import Identity
-from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol.checkpoints import listing
 from sfprotocol.decisions import Checkpoint, Void, encode
 from sfprotocol.events import OwnDecision
+from tests.node import helpers
+from tests.node.fixtures import work_takes_no_time
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest
 
 SwarmOf = Callable[..., Swarm]
@@ -30,25 +27,14 @@ SwarmOf = Callable[..., Swarm]
 @pytest.fixture(autouse=True)
 def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proofs of work take no time, and every second epoch has a checkpoint."""
-    policy_of = organising.policy_of
-    monkeypatch.setattr(organising, "WORK_BITS", 4)
-    monkeypatch.setattr(
-        organising,
-        "policy_of",
-        lambda *said: replace(policy_of(*said), work_bits=4, checkpoint_epochs=2, target_updates=40),
-    )
-    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
+    work_takes_no_time(monkeypatch, checkpoint_epochs=2, target_updates=40)
     monkeypatch.setattr(organised_checkpoints, "SETTLED", 1)
     monkeypatch.setattr(checkpoints, "LOOK_INTERVAL", 0.05)
 
 
 @pytest.fixture
 def organised(swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
-    key, deputy = Identity.generate(), Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
-    run = manifest(update_budget=100_000).model_copy(update={"admission": "organised", "organised": said})
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    return swarm_of(run)
+    return swarm_of(helpers.organised(manifest(), tmp_path / "keys"))
 
 
 def options(tmp_path: Path) -> dict[str, Any]:

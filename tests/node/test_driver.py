@@ -21,12 +21,13 @@ from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.base import LinkClosed
 from sfnode.transport.memory import Network
-from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol import host as host_module
+from sfprotocol import wire_codec
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.host import Commit
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Authority,
     Claim,
     EpochScalars,
@@ -39,7 +40,7 @@ from sfprotocol.messages import (
     Want,
 )
 from sfprotocol.proof_of_work import value
-from tests.node.helpers import batch, eventually, feed_of, machine, record, scalar_of
+from tests.node.helpers import batch, eventually, feed_of, machine, record
 from tests.node.pumped import RUN, Pumped, greet, hear, stranger
 
 
@@ -224,19 +225,6 @@ async def test_a_new_own_feed_is_remembered_on_the_disk_thread_before_it_is_used
 # -- links that misbehave ------------------------------------------------------------------------------
 
 
-async def test_garbage_costs_its_sender_the_link_and_nobody_else_anything(pumped: dict[str, Pumped]) -> None:
-    a, b = pumped["a"], pumped["b"]
-    await a.link_to(b)
-    link, transport = await stranger(pumped)
-    await link.send(b"\x00garbage")
-    with pytest.raises(LinkClosed):
-        await hear(link, Want)
-    a.say(1)
-    await eventually(lambda: b.count() == 1)
-    assert len(a.driver.pumps) == 1
-    await transport.stop()
-
-
 async def test_a_goodbye_waits_until_the_peer_reads(
     pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,26 +280,6 @@ async def test_a_link_that_dies_while_it_is_served_leaves_nothing_behind(
     assert segment.first == 0
     await transport.stop()
     await again.stop()
-
-
-async def test_a_whole_history_is_served_in_segments_that_join(pumped: dict[str, Pumped]) -> None:
-    a, b = pumped["a"], pumped["b"]
-    scalars = [scalar_of(number) for number in range(40_000)]
-    for start in range(0, 40_000, 4_000):
-        a.say(*scalars[start : start + 4_000])
-        await eventually(lambda start=start: a.count() == start + 4_000)  # type: ignore[misc]
-    await b.link_to(a)
-    await eventually(lambda: b.count() == 40_000)
-    expected, core = Core(2, 4), Core(2, 4)
-    key = a.machine.frontier.state(a.feed).key
-    expected.add(batch(key, 0, [EpochScalars(0, tuple(scalars))]))
-    for updates in b.applied:
-        core.add(updates)
-    assert core.digest() == expected.digest()
-    assert a.driver.traffic.updates_sent == 40_000
-    (link,) = a.machine.links.values()
-    await eventually(lambda: not link.outbox.serving and link.outbox.sent[a.feed] == 40_000)
-    assert a.driver.traffic.segment_bytes_sent / 40_000 < 2.1
 
 
 async def test_an_origin_with_two_histories_is_cut_everywhere_and_its_updates_are_subtracted(

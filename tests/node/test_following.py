@@ -9,31 +9,25 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import OrganisedSection, Parent
+from sfnode.manifest.sections import Parent
 from sfnode.node import following
 from sfnode.organising.owner_decisions import announcement, link_in
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
-from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import invitation
 from sfprotocol.decisions import Announce, Finish
-from tests.node.helpers import Node, Swarm, eventually, manifest
+from tests.node.helpers import Node, Swarm, eventually, manifest, organised
 
 SwarmOf = Callable[..., Swarm]
 
 
 def run_of(keys: Path, name: str, parent: Manifest | None = None) -> Manifest:
     """An organised run, whose organiser's key lies in a folder; it may have begun with another."""
-    key = Identity.generate()
-    said = OrganisedSection(
-        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
-    )
-    run = manifest(name).model_copy(update={"admission": "organised", "organised": said})
+    run = manifest(name)
     if parent:
         begun = Parent(run_id=parent.run_id.hex(), epoch=0, digest="0" * 64)
         run = run.model_copy(update={"model": run.model.model_copy(update={"parent": begun})})
-    write_key(key, organiser_key(run.run_id, keys))
-    return run
+    return organised(run, keys)
 
 
 def link_to(node: Node, run: Manifest) -> str:
@@ -55,18 +49,16 @@ def keys(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-@pytest.mark.parametrize("ended", [False, True])
 async def test_a_node_follows_to_the_run_that_the_organiser_has_announced(
-    ended: bool, swarm_of: SwarmOf, keys: Path
+    swarm_of: SwarmOf, keys: Path
 ) -> None:
-    """Whether the old run is ended before or goes on: there is time for a fork either way."""
+    """Though the old run has ended; tests/processes/test_following has one that goes on."""
     old = run_of(keys, "old")
     new = run_of(keys, "new", parent=old)
     swarm = swarm_of(old)
     a, b, n = await begun(swarm, keys, new)
     c = await swarm.join("c")
-    if ended:
-        await a.node.organising.decide(Finish())
+    await a.node.organising.decide(Finish())
     link = link_to(n, new)
     await a.node.organising.decide(Announce(announcement(link)))
     await c.until(lambda: c.node.reports.sequel() == link)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Data, OrganisedSection
+from sfnode.manifest.sections import OrganisedSection
 from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser
@@ -28,10 +26,9 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.policy import Admission
-from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
 from sfnode.store.identity import Identity
-from sfnode.store.replay import changes, weighed
+from sfnode.store.replay import weighed
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import petitions
 from sfprotocol.control_feed import succession_message
@@ -52,37 +49,25 @@ from sfprotocol.events import OwnSuccession
 from sfprotocol.host import Asked
 from sfprotocol.messages import Petition, Succession, Vote
 from sfprotocol.weighing import named as named_by
+from tests.node import helpers
+from tests.node.fixtures import work_takes_no_time
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest, pairs_of
 
 SwarmOf = Callable[..., Swarm]
-BITS = 4
 
 
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proofs of work take no time."""
-    policy_of = organising.policy_of
-    monkeypatch.setattr(organising, "WORK_BITS", BITS)
-    monkeypatch.setattr(
-        organising, "policy_of", lambda *said: organising.replace(policy_of(*said), work_bits=BITS)
-    )
-    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
+    work_takes_no_time(monkeypatch)
 
 
 @pytest.fixture(params=[None])
 def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
     """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data. With validation
     rows it is long enough to pay for searches, however its epochs fall out."""
-    key, deputy = Identity.generate(), Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
-    fields = {
-        "admission": "organised",
-        "organised": said,
-        "data": Data(train="none", validation=request.param or ""),
-    }
-    run = manifest(update_budget=2000 if request.param else 400).model_copy(update=fields)
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    return swarm_of(run)
+    run = manifest(update_budget=2000 if request.param else 400)
+    return swarm_of(helpers.organised(run, tmp_path / "keys", validation=request.param or ""))
 
 
 def options(tmp_path: Path) -> dict[str, Any]:
@@ -168,6 +153,24 @@ async def test_who_is_not_admitted_catches_up_and_says_why_it_waits(
     assert (mine.organised.member, mine.organised.quota) == (0, 120)
 
 
+async def succession(swarm_of: SwarmOf, tmp_path: Path, successor: Identity | None) -> tuple[Node, Node]:
+    """Two members of whom the first organises, after a succession that keeps none of its decisions."""
+    key, deputy = Identity.generate(), Identity.generate()
+    names = {"organiser": key.public.hex(), "deputies": (deputy.public.hex(),)}
+    run = helpers.organised(manifest(), tmp_path / "others", **names)
+    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
+    swarm = swarm_of(run)
+    for name in "ab":
+        swarm.node(name, make_engine=SmallEngine)
+    a = await swarm.first(**options(tmp_path))
+    b = await swarm.join("b")
+    await b.until(lambda: all(counting_of(b).member(node.machine.own.origin) for node in (a, b)))
+    named = Succession(1, 0, a.machine.organised.control.feed.chains[0], (successor or key).public, ())
+    vote = Vote(0, deputy.sign(succession_message(run.run_id, named)))
+    a.node.driver.post(OwnSuccession(replace(named, votes=(vote,))))
+    return a, b
+
+
 async def test_members_whose_admission_a_succession_has_dropped_are_admitted_again(
     swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,21 +178,9 @@ async def test_members_whose_admission_a_succession_has_dropped_are_admitted_aga
     monkeypatch.setattr(organiser, "FIRST_TIME", 0.1)
     monkeypatch.setattr(petitions, "SEND_AGAIN", 0.1)
     monkeypatch.setattr(petitions, "REPEAT_TIME", 0.0)
-    key, deputy = Identity.generate(), Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
-    run = manifest().model_copy(update={"admission": "organised", "organised": said})
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = swarm_of(run)
-    for name in "ab":
-        swarm.node(name, make_engine=SmallEngine)
-    a = await swarm.first(**options(tmp_path))
-    b = await swarm.join("b")
-    members = {node.machine.own.origin for node in (a, b)}
-    await b.until(lambda: {member.origin for member in counting_of(b).members} == members)
-    succession = Succession(1, 0, a.machine.organised.control.feed.chains[0], key.public, ())
-    vote = Vote(0, deputy.sign(succession_message(run.run_id, succession)))
-    a.node.driver.post(OwnSuccession(dataclasses.replace(succession, votes=(vote,))))
+    a, b = await succession(swarm_of, tmp_path, None)
     await b.until(lambda: b.machine.organised.control.feed.term == 1)
+    members = {node.machine.own.origin for node in (a, b)}
     for node in (a, b):
         await node.until(lambda node=node: {one.origin for one in counting_of(node).members} == members)
 
@@ -198,19 +189,7 @@ async def test_an_organiser_whose_admission_its_succession_has_dropped_asks_its_
     swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(organising, "LOOK_INTERVAL", 0.01)
-    key, successor, deputy = Identity.generate(), Identity.generate(), Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
-    run = manifest().model_copy(update={"admission": "organised", "organised": said})
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = swarm_of(run)
-    for name in "ab":
-        swarm.node(name, make_engine=SmallEngine)
-    a = await swarm.first(**options(tmp_path))
-    b = await swarm.join("b")
-    await b.until(lambda: counting_of(b).member(a.machine.own.origin))
-    succession = Succession(1, 0, a.machine.organised.control.feed.chains[0], successor.public, ())
-    vote = Vote(0, deputy.sign(succession_message(run.run_id, succession)))
-    a.node.driver.post(OwnSuccession(dataclasses.replace(succession, votes=(vote,))))
+    a, b = await succession(swarm_of, tmp_path, Identity.generate())
     await b.until(lambda: a.machine.own.origin in b.machine.organised._petitions._seen)
 
 
@@ -348,15 +327,9 @@ async def test_a_seal_is_made_though_nobody_can_tell_what_feeds_have_brought(
 async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(
     swarm_of: SwarmOf, tmp_path: Path
 ) -> None:
-    key, rank_1 = Identity.generate(), {"rank": 1, "basis": "published", "update_budget": 1000}
+    rank_1 = {"rank": 1, "basis": "published", "update_budget": 1000}
     first = bases.write(tmp_path / "first", pairs_of(manifest(**rank_1, bases="0" * 64), 8))
-    said = OrganisedSection(
-        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
-    )
-    fields = {"admission": "organised", "organised": said, "data": Data(train="none")}
-    run = manifest(**rank_1, bases=first).model_copy(update=fields)
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = swarm_of(run)
+    swarm = swarm_of(helpers.organised(manifest(**rank_1, bases=first), tmp_path / "keys"))
     (tmp_path / "a").mkdir(exist_ok=True)
     (tmp_path / "first").rename(tmp_path / "a" / "bases")
     a = await swarm.first(**options(tmp_path), renew_bases=80, search=False)
@@ -395,15 +368,6 @@ async def test_the_model_is_evaluated_as_of_the_close(
     for said in published:
         assert said.value == 1_000_000 * sum(counting.positions(said.epoch).values())
     assert a.known > named[0]
-    await a.until(lambda: a.machine.complete)
-    async with a.node.driver.between_rounds:
-        counted = {state.feed: a.machine.counted(state.feed) for state in a.machine.frontier}
-        applied = a.node.model.thread.ask(lambda engine: engine.core.digest())
-    core = Core(len(organised.run.model.targets), organised.run.training.rank)
-    with organised.log("a") as log:
-        for updates in changes(log, {}, counted):
-            core.add(updates)
-    assert await applied == core.digest()
 
 
 async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoever_has_it(
@@ -507,55 +471,3 @@ async def test_only_the_key_of_the_run_organises_it(
     with pytest.raises(UserError, match="--organise") as refused:
         await open_run.node("o").start(open_run.run_file, **options(tmp_path))
     assert refused.value.code is Code.BAD_OPTION
-
-
-class SpoiltEngine(SmallEngine):
-    """Learns with every update but for those of some epoch, with which the model is good for nothing."""
-
-    def __init__(self, run: Manifest) -> None:
-        super().__init__(run)
-        self.bad: set[int] = set()
-        self.before: set[int] = set()
-
-    def evaluate(self, *_: Any, **__: Any) -> Evaluation:
-        applied = {seed for seed, amount in self.applied.items() if amount}
-        if self.before and len(applied) > 200 and not self.bad:
-            self.bad = applied - self.before
-        self.before = applied
-        loss = 2.0 if self.bad & applied else 0.7 - len(applied) / 3000
-        rows = tuple(loss + row / 100 for row in range(-8, 9))
-        said = {"metric": "accuracy", "value": 0.5, "low": 0.4, "high": 0.6, "loss": loss, "count": 17}
-        return EvaluationOfRows(**said, losses=rows)
-
-
-async def test_what_has_spoilt_a_run_is_taken_back_and_everybody_who_comes_has_the_same(
-    swarm_of: SwarmOf, tmp_path: Path
-) -> None:
-    key = Identity.generate()
-    said = OrganisedSection(
-        organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120
-    )
-    fields = {"admission": "organised", "organised": said, "data": Data(train="none", validation="rows")}
-    run = manifest(update_budget=800).model_copy(update=fields)
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = swarm_of(run)
-    for name in "abc":
-        swarm.node(name, make_engine=lambda run: SpoiltEngine(run).go())
-    a = await swarm.first(**options(tmp_path), search=False)
-    b = await swarm.join("b")
-    await a.until(lambda: a.machine.complete)
-    await b.until(lambda: b.machine.complete)
-    c = await swarm.join("c")
-    await c.until(lambda: c.machine.complete and c.digest == a.digest == b.digest)
-    engine, decided = (
-        a.engine,
-        [read(one.record).decision for one in a.machine.organised.control.feed.entries],
-    )
-    voids = [said for said in decided if isinstance(said, Void)]
-    assert len(voids) == 1
-    assert not voids[0].members
-    digests = [(await node.node.core_status()).core_digest for node in (a, b, c)]
-    assert len(set(digests)) == 1
-    assert engine.bad
-    assert not engine.bad & {seed for seed, amount in engine.applied.items() if amount}
-    assert "at the seal of epoch" in b.node.status().organised.announced

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sfnode.node import recorder
-from sfnode.node.recorder import ProgressLog
+from sfnode.node.recorder import log_progress
 from sfnode.schema.status import AlarmStatus, Status
 from tests.schema.helpers import organised
 from tests.swarm.helpers import status
@@ -36,7 +36,7 @@ async def told(
         return status(alarms=now, **fields)
 
     with pytest.raises(asyncio.CancelledError):
-        await ProgressLog(look).run()
+        await log_progress(look)
     return [record.getMessage() for record in caplog.records]
 
 

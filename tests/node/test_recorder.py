@@ -89,7 +89,7 @@ async def test_what_the_organiser_measures_is_recorded_beside_the_base_model(
 ) -> None:
     path = tmp_path / "a.jsonl"
     a = await organised.first(**options(tmp_path), search=False, log_to=[f"jsonl:{path}"])
-    await a.until(lambda: a.machine.complete)
+    await a.until(lambda: a.node.status().organised.health.latest)
     await a.stop()
     found = [line["values"] for line in of("evaluation", path)]
     (base,) = [values for values in found if "validation_base_accuracy" in values]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,15 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.node import organising
 from sfnode.node.training.engine_loading import load_trainer
-from sfnode.organising import organiser
 from sfnode.organising.policy import SEARCH_WAIT, policy_of
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.settings import Settings
 from sfnode.store.identity import Identity
-from sfnode.store.run_keys import organiser_key, write_key
 from sfnode.verifiers import plugins
 from sfprotocol.decisions import FACTOR_ONE, Evaluated, RateFrom, Seal, Worth, read
-from tests.node.helpers import Node, Swarm
+from tests.node.fixtures import work_takes_no_time
+from tests.node.helpers import Node, Swarm, organised
 from tests.node.training.test_engine_loading import fingerprint, make_model
 
 VERIFIER: dict[str, Any] = {
@@ -97,15 +94,8 @@ async def test_two_nodes_learn_from_rewards_and_end_with_the_same_weights(
 async def test_an_organised_run_is_judged_by_answers_and_searches_nothing(
     tmp_path: Path, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = organising.policy_of
-    monkeypatch.setattr(organising, "WORK_BITS", 4)
-    monkeypatch.setattr(organising, "policy_of", lambda *of: replace(policy(*of), work_bits=4))
-    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
-    key = Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), quota=60)
-    run = run.model_copy(update={"admission": "organised", "organised": said})
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = Swarm(tmp_path, run)
+    work_takes_no_time(monkeypatch)
+    swarm = Swarm(tmp_path, organised(run, tmp_path / "keys", quota=60))
     nodes = await complete(swarm, organise=True, keys_dir=tmp_path / "keys")
     decisions = [read(entry.record).decision for entry in nodes[0].node.log.control()]
     seals = [one for one in decisions if isinstance(one, Seal)]

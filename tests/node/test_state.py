@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from sfnode.node.state import lacks
-from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol import wire_codec
 from sfprotocol.decisions import Finish
 from sfprotocol.events import LinkUp, Received
-from sfprotocol.messages import Claim, Feed, Hello, Position, Summary
+from sfprotocol.messages import PROTOCOL_VERSION, Claim, Feed, Hello, Position, Summary
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.pulls import WANT_TIMEOUT
 from tests.protocol.feeds import RUN, origin_of

@@ -16,22 +16,19 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.objective import paused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Data, OrganisedSection
-from sfnode.node import organising, validating
+from sfnode.node import validating
 from sfnode.node.validating import MeasuredRows, measured
-from sfnode.organising import organiser
 from sfnode.organising.evaluation.evidence import parts_of
 from sfnode.organising.evaluation.searching import ORIGIN_ROWS
 from sfnode.organising.events import Action, Evaluate, Event
 from sfnode.schema.evaluation import StepShare
-from sfnode.store.identity import Identity
-from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import validators
 from sfprotocol.decisions import Validators
 from sfprotocol.events import FindingHeard
 from sfprotocol.seeds import I64
 from sfprotocol.validators import PANEL
-from tests.node.helpers import Node, SmallEngine, Swarm, manifest
+from tests.node.fixtures import work_takes_no_time
+from tests.node.helpers import Node, SmallEngine, Swarm, manifest, organised
 
 SwarmOf = Callable[..., Swarm]
 
@@ -39,11 +36,7 @@ SwarmOf = Callable[..., Swarm]
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks, reveals and proofs of work take no time, and the organiser evaluates what it can."""
-    policy_of = organising.policy_of
-    quick = {"work_bits": 4, "share": 1.0, "young_share": 1.0}
-    monkeypatch.setattr(organising, "WORK_BITS", 4)
-    monkeypatch.setattr(organising, "policy_of", lambda *said: organising.replace(policy_of(*said), **quick))
-    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
+    work_takes_no_time(monkeypatch, share=1.0, young_share=1.0)
     monkeypatch.setattr(validating, "LOOK_INTERVAL", 0.01)
     monkeypatch.setattr(validators, "FLOOD_TIME", 0.05)
 
@@ -153,12 +146,7 @@ class Run:
 
 @pytest.fixture
 async def run(swarm_of: SwarmOf, tmp_path: Path) -> Run:
-    key, deputy = Identity.generate(), Identity.generate()
-    organised = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
-    fields = {"admission": "organised", "organised": organised, "data": Data(train="none", validation="rows")}
-    made = manifest(update_budget=100_000).model_copy(update=fields)
-    write_key(key, organiser_key(made.run_id, tmp_path / "keys"))
-    return Run(swarm_of(made), tmp_path)
+    return Run(swarm_of(organised(manifest(), tmp_path / "keys", validation="rows")), tmp_path)
 
 
 async def test_findings_of_members_are_what_the_organiser_would_measure_on_their_rows(run: Run) -> None:

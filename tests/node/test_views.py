@@ -11,7 +11,6 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.node import views
 from sfnode.peers import latency
-from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.views import SwarmNode
 from sfnode.stats import time_series
 from sfnode.stats.time_series import MAX_SAMPLES, Rate, SeriesSample, TimeSeries
@@ -178,15 +177,6 @@ async def test_an_evaluation_is_remembered_where_it_was_made(swarm: Swarm) -> No
     assert after.drift.tokens == 9
 
 
-async def test_an_evaluation_with_numbers_that_json_has_no_word_for_can_be_told(swarm: Swarm) -> None:
-    a = await swarm.first(role="relay")
-    numbers = {"value": 7.0, "low": 1.0, "high": math.inf, "loss": math.nan, "count": 1}
-    about = {"seconds": 2.0, "known": 3, "base": False, "digest": "d"}
-    a.node.views.remember(NodeEvaluation(metric="perplexity", **numbers, **about))  # type: ignore[arg-type]
-    (told,) = (await a.client.curves()).measurements
-    assert (told.value, told.high, math.isnan(told.loss)) == (7.0, math.inf, True)
-
-
 def test_a_time_series_stays_bounded_and_covers_all_of_the_time() -> None:
     series = TimeSeries(1.0)
     for second in range(10_000):
@@ -232,15 +222,6 @@ async def test_the_swarm_is_this_node_its_neighbours_and_who_else_is_in_the_rost
     for node in view.nodes[1:]:
         assert node.bytes_received > 0
         assert node.lag <= view.nodes[0].known
-
-
-async def test_a_peer_of_the_roster_alone_is_known_and_no_neighbour(swarm: Swarm) -> None:
-    a, b = await swarm.first(), await swarm.join("b")
-    await eventually(lambda: any(record.peer == "a" for record in b.node.peering.roster))
-    await a.stop()
-    await eventually(lambda: not b.node.views.swarm().edges)
-    others = [node for node in b.node.views.swarm().nodes if node.kind == "known"]
-    assert [(node.peer, node.agrees, node.latency) for node in others] == [("a", None, None)]
 
 
 async def test_neighbours_agree_when_the_run_is_complete(short: Swarm) -> None:

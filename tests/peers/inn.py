@@ -9,8 +9,8 @@ import msgpack
 from sfnode.manifest import Manifest
 from sfnode.transport.base import Asker, RequestHandler
 from sfnode.transport.memory import MemoryTransport, Network
-from sfprotocol import PROTOCOL_VERSION, wire_codec
-from sfprotocol.messages import ManifestReply, ManifestRequest
+from sfprotocol import wire_codec
+from sfprotocol.messages import PROTOCOL_VERSION, ManifestReply, ManifestRequest
 
 Reply = bytes | None
 

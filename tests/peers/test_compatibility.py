@@ -9,8 +9,8 @@ from sfnode.peers import compatibility
 from sfnode.peers.compatibility import examine, read_version
 from sfnode.transport.base import Asker, Link
 from sfnode.transport.memory import MemoryTransport
-from sfprotocol import PROTOCOL_VERSION, wire_codec
-from sfprotocol.messages import Goodbye, Hello, ManifestReply, Message
+from sfprotocol import wire_codec
+from sfprotocol.messages import PROTOCOL_VERSION, Goodbye, Hello, ManifestReply, Message
 from tests.node.helpers import SmallEngine, Swarm, manifest
 
 RUN = manifest()

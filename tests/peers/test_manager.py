@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, FAULT_FIRST, MAX_BOOK, AddressBook
+from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, FAULT_FIRST, AddressBook
 from sfnode.peers.events import (
     Action,
     Announce,
@@ -58,10 +58,8 @@ from sfnode.peers.manager import (
 )
 from sfnode.peers.selection import (
     BLANK_TIME,
-    HALF_LIFE,
     MAX_INBOUND,
     MAX_LINKS,
-    MIN_OUTBOUND,
     SETTLE_TIME,
     TARGET_LINKS,
     WANTED_OUTBOUND,
@@ -418,15 +416,6 @@ def test_links_that_vanish_are_replaced_at_once() -> None:
     assert len(node.dialled) == 3
 
 
-def test_links_of_others_making_do_not_keep_a_node_from_its_own_choice() -> None:
-    node = Node()
-    for peer in names(MAX_INBOUND, "i"):
-        node.opened(peer)
-    node.count()
-    node.tell(Found(tuple(map(record, names(20)))))
-    assert len(node.dialled) == WANTED_OUTBOUND
-
-
 # -- one link a peer ---------------------------------------------------------------------------------
 
 
@@ -590,29 +579,6 @@ def test_mute_peers_of_our_choice_make_room_for_others_and_are_refused_for_a_whi
     assert "other" in node.dialled
 
 
-def test_the_last_links_of_our_own_choice_are_kept_though_mute_while_there_is_nobody_else() -> None:
-    node = settled(links=MIN_OUTBOUND)
-    node.count(blank=True)
-    node.run_until(node.now + 10 * BLANK_TIME)
-    assert len(node.linked) == MIN_OUTBOUND
-    node.tell(Found((record("other"),)))
-    assert len(node.linked) == MIN_OUTBOUND - 1
-    assert node.dialled == ["other"]
-
-
-def test_what_the_machine_counts_for_a_link_is_taken_over_and_fades() -> None:
-    node = Node()
-    node.opened("a")
-    node.count(8)
-    assert node.manager.standings()[0].useful == pytest.approx(8.0)
-    node.now += HALF_LIFE
-    node.count(8)
-    assert node.manager.standings()[0].useful == pytest.approx(4.0)
-    node.tell(Observed((LinkCount(1, True),), OWN))  # the machine has dropped the link meanwhile
-    assert node.manager.standings()[0].useful == pytest.approx(4.0)
-    assert not node.manager.standings()[0].blank
-
-
 # -- probes ------------------------------------------------------------------------------------------
 
 
@@ -693,17 +659,6 @@ def test_a_refused_link_is_not_remembered() -> None:
     node = Node()
     node.tell(PeerFaulted("bad"))
     assert node.opened("bad") == [Close(1, Reason.UNWANTED)]
-
-
-def test_a_roster_full_of_garbage_displaces_neither_neighbours_nor_given_peers() -> None:
-    node = Node("a")
-    node.opened("b")
-    node.tell(Found((record("b"),)))
-    for flood in range(3):
-        node.tell(Found(tuple(record(f"x{flood}-{number}") for number in range(600))))
-    assert len(node.book) <= MAX_BOOK + 2
-    assert node.book.addresses("a")
-    assert node.book.addresses("b")
 
 
 # -- restarts and absence ----------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from sfnode.models import files
-from sfprotocol import PROTOCOL_VERSION, invitation
+from sfprotocol import invitation
+from sfprotocol.messages import PROTOCOL_VERSION
 from tests.processes.helpers import LOOPBACK, Node, here, nodes, printed_json, sfnode, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from sfprotocol.counting import NEVER, Counting
+from sfprotocol import holding
+from sfprotocol.counting import NEVER, Counting, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
     TAG_BYTES,
@@ -26,6 +28,8 @@ from sfprotocol.decisions import (
     Seal,
     Void,
 )
+from sfprotocol.frontier import Frontier
+from sfprotocol.messages import Feed, RunParameters
 from sfprotocol.quotas import LEAST_USUAL
 
 SALT, DIGEST = b"s" * 8, b"d" * 32
@@ -51,6 +55,26 @@ def close(epoch: int, moves: dict[int, int] | None = None, zeros: dict[int, int]
     none = zeros or {}
     said = (Move(f, n, tag(epoch, f), none.get(f, 0)) for f, n in sorted((moves or {}).items()))
     return Close(epoch, SALT, tuple(said))
+
+
+def closing(frontier: Frontier, salt: bytes = b"saltsalt") -> Close:
+    """Return the close of the open epoch that names everything which is held."""
+    counting, moves = frontier.counting, []
+    assert counting is not None
+    for state in frontier:
+        number = counting.number(state.feed)
+        if number is not None and state.next > (named := counting.named(number)):
+            moves.append(Move(number, state.next - named, holding.tag(salt, state.chain)))
+    return Close(counting.open_epoch, salt, tuple(sorted(moves)))
+
+
+def digest_named(
+    run: RunParameters, counting: Counting, epoch: int, past: Callable[[Feed, int], bytes]
+) -> bytes:
+    """Return the named digest of an epoch's seal; `past` tells the chain head of a feed before a step."""
+    positions = counting.positions(epoch).items()
+    heads = [(number, stop, past(counting.feed(number), stop)) for number, stop in positions]
+    return named_digest(run.run_id, heads)
 
 
 def seal(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol import wire_codec
 from sfprotocol.events import (
     Action,
     Admit,
@@ -19,6 +19,7 @@ from sfprotocol.events import (
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Ahead,
     Claim,
     EpochScalars,

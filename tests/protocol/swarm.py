@@ -152,27 +152,18 @@ class Node:
     # -- rounds ------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Give the machine an event; a commit takes up to the swarm's commit delay."""
+        """Give the machine an event; a commit takes no time."""
         self.host.post(event)
         self.pump()
 
     def pump(self) -> None:
-        """Do rounds until nothing waits, or a commit is under way."""
+        """Do rounds until nothing waits."""
         due = self.host.next_deadline() <= self.swarm.now
         while (self.host.waiting or due) and not self.host.busy:
             commit = self.host.decide(self.swarm.now)
             due = False
             assert self.host.next_deadline() > self.swarm.now, "a deadline that never passes"
-            if commit and self.swarm.commit_delay:
-                delay = self.swarm.random.uniform(0, self.swarm.commit_delay)
-                self.swarm.later(delay, partial(self._committed, self.host, commit))
-            else:
-                self._finish(commit)
-
-    def _committed(self, host: Host, commit: Commit) -> None:
-        if host is self.host:  # else it was restarted meanwhile
             self._finish(commit)
-            self.pump()
 
     def _finish(self, commit: Commit | None) -> None:
         if commit:
@@ -247,7 +238,6 @@ class Swarm:
         *,
         seed: int = 0,
         faults: Faults = Faults(),
-        commit_delay: float = 0.0,
         run: RunParameters = RUN,
         organiser: str = "",
     ) -> None:
@@ -256,8 +246,6 @@ class Swarm:
         self.organiser = organiser
         self.random = Random(seed)
         self.faults = faults
-        self.commit_delay = commit_delay
-        """Seconds at most that a commit takes."""
         self.now = 0.0
         self.oracle: dict[Feed, list[Told]] = {}
         self.nodes: dict[str, Node] = {}

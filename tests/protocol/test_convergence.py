@@ -106,91 +106,6 @@ def test_relays_forward_updates_and_compute_none() -> None:
     assert not relay.compute()
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_links_that_lose_repeat_and_reorder_frames_only_delay(seed: int) -> None:
-    swarm = Swarm(names(5), seed=seed, faults=Faults(loss=0.2, duplication=0.2, reorder=True))
-    for _ in range(20):
-        swarm.mesh()
-        for node in swarm.nodes.values():
-            node.compute(swarm.random.randint(1, 4))
-        swarm.run(0.5)
-    for _ in range(300):
-        swarm.mesh()  # a link whose Hello was lost, repeated or overtaken has been dropped
-        swarm.run(1)
-        if swarm.converged:
-            return
-    pytest.fail(swarm.differences())
-
-
-class Storm:
-    """A swarm with all faults at once, drawn from one integer."""
-
-    def __init__(self, seed: int) -> None:
-        faults = Faults(loss=0.05, duplication=0.1, reorder=seed % 2 == 0, latency=(0.01, 0.5))
-        self.swarm = Swarm(names(6), seed=seed, faults=faults, commit_delay=seed % 3 * 0.1)
-        self.random: Random = self.swarm.random
-
-    def rage(self) -> None:
-        for _ in range(150):
-            self.random.choice(
-                [self.compute, self.compute, self.connect, self.cut, self.restart, self.stall]
-            )()
-            self.swarm.run(self.random.uniform(0, 0.6))
-
-    def calm(self) -> None:
-        """Let links work from now on: new ones in a line, or the present ones with everything they missed."""
-        self.swarm.faults = Faults()
-        nodes = list(self.swarm.nodes.values())
-        if self.random.random() < 0.5:
-            self.resume()
-            self.swarm.mesh()
-            return
-        for one in nodes:
-            for other in nodes:
-                self.swarm.cut(one, other)
-        for one, other in pairwise(nodes):
-            self.swarm.connect(one, other)
-
-    def resume(self) -> None:
-        for node in self.swarm.nodes.values():
-            for wire in list(node.wires.values()):
-                if wire.stalled:
-                    self.swarm.resume(wire)
-
-    def pick(self) -> Node:
-        return self.random.choice(list(self.swarm.nodes.values()))
-
-    def compute(self) -> None:
-        self.pick().compute(self.random.randint(1, 9))
-
-    def connect(self) -> None:
-        one, other = self.random.sample(list(self.swarm.nodes.values()), 2)
-        if not self.swarm.linked(one, other):
-            self.swarm.connect(one, other)
-
-    def cut(self) -> None:
-        self.swarm.cut(self.pick(), self.pick())
-
-    def restart(self) -> None:
-        self.pick().restart()
-
-    def stall(self) -> None:
-        """Resume a stalled link, or stall another one."""
-        node = self.pick()
-        for wire in list(node.wires.values())[:1]:
-            (self.swarm.resume if wire.stalled else self.swarm.stall)(wire)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_after_any_storm_working_links_bring_everything_to_everybody(seed: int) -> None:
-    storm = Storm(seed)
-    storm.rage()
-    storm.calm()
-    storm.swarm.run_until_equal(20)
-    faults = {fault[:2] for node in storm.swarm.nodes.values() for fault in node.faults}
-    assert faults <= {"L2", "L7"}, "only lost, repeated or overtaken Hellos, and silence, cost a link"
-
-
 @pytest.fixture
 def low_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let links bring 1,000 bytes a second, and origins one update."""
@@ -212,16 +127,6 @@ def test_what_is_beyond_every_rate_is_late_and_never_lost() -> None:
     assert swarm.run_until_equal(200) > 20
     assert all(node.machine.counters.put_off for node in swarm.nodes.values())
     assert not any(node.faults for node in swarm.nodes.values()), "and costs no link"
-
-
-@pytest.mark.usefixtures("low_rates")
-@pytest.mark.parametrize("seed", range(6))
-def test_a_storm_beyond_every_rate_costs_no_link(seed: int) -> None:
-    storm = Storm(seed)
-    storm.rage()
-    storm.calm()
-    storm.swarm.run_until_equal(120)
-    assert {fault[:2] for node in storm.swarm.nodes.values() for fault in node.faults} <= {"L2", "L7"}
 
 
 # -- one machine, any order --------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol import host as host_module
+from sfprotocol import wire_codec
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import (
     Action,
@@ -34,7 +34,18 @@ from sfprotocol.events import (
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Card, EpochScalars, Feed, Goodbye, Hello, Message, Proof, Segment, Summary
+from sfprotocol.messages import (
+    PROTOCOL_VERSION,
+    Card,
+    EpochScalars,
+    Feed,
+    Goodbye,
+    Hello,
+    Message,
+    Proof,
+    Segment,
+    Summary,
+)
 from sfprotocol.names import Names
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, origin_of, signing_key

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import PROTOCOL_VERSION, rate_limit, wire_codec
 from sfprotocol import link as link_module
+from sfprotocol import rate_limit, wire_codec
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
 from sfprotocol.inquiries import INQUIRY_TIME
 from sfprotocol.machine import MAX_LET_DOWN
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Ahead,
     Branch,
     EpochScalars,
@@ -183,16 +184,6 @@ def test_a_feed_longer_than_the_budget_is_refused() -> None:
         said_until_then += parts
     host.hear(1, signed("bob", 1, RUN.update_budget, [EpochScalars(0, (1,))], said_until_then))
     assert host.machine.frontier.known == RUN.update_budget
-
-
-def test_an_epoch_that_goes_back_is_refused() -> None:
-    host = Scripted()
-    host.link(1)
-    host.name(1, BOB)
-    later = [EpochScalars(3, (1,))]
-    assert admits(host.hear(1, signed("bob", 1, 0, later)))
-    assert not admits(host.hear(1, signed("bob", 1, 1, [EpochScalars(2, (1,))], later)))
-    assert admits(host.hear(1, signed("bob", 1, 1, [EpochScalars(3, (1,))], later)))
 
 
 def test_a_forgery_is_refused_and_the_link_stays() -> None:

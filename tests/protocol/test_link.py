@@ -7,11 +7,10 @@ from typing import get_args
 
 import pytest
 
-from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import LinkUp
 from sfprotocol.link import ALLOWED, TRANSITIONS, Link, LinkState, check_allowed
-from sfprotocol.messages import Goodbye, Hello, Message, Position, Prune
+from sfprotocol.messages import PROTOCOL_VERSION, Goodbye, Hello, Message, Position, Prune
 from tests.protocol.feeds import RUN
 from tests.protocol.scripted import BOB, Scripted
 

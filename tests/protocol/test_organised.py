@@ -29,6 +29,7 @@ from sfprotocol.petitions import SEND_AGAIN, petition_message
 from sfprotocol.quotas import LEAST_USUAL, USUAL_OF
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, signed, signing_key
+from tests.protocol.organised import closing
 from tests.protocol.swarm import Node, Swarm, Wire
 
 AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
@@ -56,16 +57,7 @@ def decide(node: Node, decision: decisions.Decision) -> None:
 
 def close(node: Node) -> None:
     """Close the open epoch, naming everything that this node holds."""
-    assert node.machine.organised is not None
-    counting, frontier = node.machine.organised.counting, node.machine.frontier
-    moves = []
-    for state in frontier:
-        number = counting.number(state.feed)
-        assert number is not None
-        steps = state.next - counting.named(number)
-        if steps > 0:
-            moves.append(Move(number, steps, holding.tag(b"saltsalt", state.chain)))
-    decide(node, Close(counting.open_epoch, b"saltsalt", tuple(sorted(moves))))
+    decide(node, closing(node.machine.frontier))
 
 
 def seal(node: Node, *skipped: int, factor: int = decisions.FACTOR_ONE) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Serve, Served, Writable
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Ahead,
     EpochScalars,
     Feed,

@@ -17,7 +17,6 @@ from sfprotocol.pulls import Pulls
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, signed
 from tests.protocol.scripted import Scripted, said
-from tests.protocol.test_convergence import Storm
 
 NAMES = ("bob", "cid", "eve")
 FEEDS = {name: Feed(origin_of(name), 1) for name in NAMES}
@@ -103,26 +102,6 @@ def test_the_kept_number_is_the_counted_one_whatever_peers_say(events: list[Any]
     for event in events:
         peers.play(*event)
         assert peers.host.machine.lacking == counted(peers.host.machine)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_kept_number_is_the_counted_one_in_a_storm(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle, most = Machine.handle, 0
-
-    def checked(machine: Machine, *arguments: Any) -> Any:
-        nonlocal most
-        actions = handle(machine, *arguments)
-        assert machine.lacking == counted(machine)
-        most = max(most, machine.lacking)
-        return actions
-
-    monkeypatch.setattr(Machine, "handle", checked)
-    storm = Storm(seed)
-    storm.rage()
-    storm.calm()
-    storm.swarm.run_until_equal(20)
-    assert most > 0
-    assert all(node.machine.lacking == 0 for node in storm.swarm.nodes.values())
 
 
 # -- and costs nothing -------------------------------------------------------------------------------

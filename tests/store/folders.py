@@ -15,16 +15,15 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfnode.store.replay import frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
-from sfprotocol.counting import named_digest
-from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Decision, Move, RateFrom, Seal
+from sfprotocol.decisions import FACTOR_ONE, Admit, Decision, RateFrom, Seal
 from sfprotocol.events import OwnDecision
-from sfprotocol.holding import tag
 from sfprotocol.host import Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
 from sfprotocol.own_feed import fresh
 from sfprotocol.signing import card_message, extend, head_message
 from tests.protocol.feeds import origin_of, signing_key
+from tests.protocol.organised import closing, digest_named
 
 ORGANISER = {"organiser": origin_of("organiser").hex(), "deputies": (origin_of("deputy").hex(),)}
 """What a manifest says of the keys with which these folders decide."""
@@ -37,6 +36,12 @@ def organised(run: Manifest, **numbers: Any) -> Manifest:
     fields["open"] = {"quota": 0, "work_bits": 0}
     fields["training"] |= {"schedule": "constant", **numbers}
     return Manifest.model_validate(fields)
+
+
+def joined(path: Path, manifest: Manifest) -> Path:
+    """Return the folder of a node that has joined a run and knows no update yet."""
+    with Folder(path, manifest):
+        return path
 
 
 class Folder:
@@ -133,24 +138,16 @@ class Folder:
 
     def close(self) -> None:
         """Close the open epoch, naming everything that is here."""
-        counting, moves = self.machine.frontier.counting, []
-        assert counting
-        for state in self.machine.frontier:
-            number = counting.number(state.feed)
-            if number is not None and state.next > (named := counting.named(number)):
-                moves.append(Move(number, state.next - named, tag(b"saltsalt", state.chain)))
-        self.decide(Close(counting.open_epoch, b"saltsalt", tuple(sorted(moves))))
+        self.decide(closing(self.machine.frontier))
 
     def seal(
         self, *, factor: int = FACTOR_ONE, skipped: Sequence[int] = (), rates: Iterable[RateFrom] = ()
     ) -> None:
         """Seal the first epoch that is closed."""
-        counting, heads = self.machine.frontier.counting, []
+        counting = self.machine.frontier.counting
         assert counting
         epoch = counting.sealed
-        for number, stop in counting.positions(epoch).items():
-            heads.append((number, stop, self.log.past(counting.feed(number), stop)[0]))
-        digest = named_digest(self.run.run_id, heads)
+        digest = digest_named(self.run, counting, epoch, lambda *place: self.log.past(*place)[0])
         self.decide(Seal(epoch, tuple(skipped), (), digest, factor, tuple(rates)))
 
     def evaluate(self, epoch: int, accuracy: float, loss: float) -> None:

@@ -8,13 +8,12 @@ from pathlib import Path
 from sfnode.node.driver import LogStore
 from sfnode.store.log import UpdateLog
 from sfprotocol import decisions
-from sfprotocol.counting import named_digest
-from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Move, RateFrom, Seal
+from sfprotocol.decisions import FACTOR_ONE, Admit, RateFrom, Seal
 from sfprotocol.events import OwnDecision
-from sfprotocol.holding import tag
 from sfprotocol.host import Commit
 from sfprotocol.messages import Authority
 from tests.protocol.feeds import RUN, origin_of
+from tests.protocol.organised import closing, digest_named
 from tests.protocol.swarm import Node, Swarm
 
 AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
@@ -60,26 +59,14 @@ class Logged:
 
     def close(self) -> None:
         """Close the open epoch, naming everything that the organiser holds."""
-        frontier = self["a"].machine.frontier
-        counting, moves = frontier.counting, []
-        assert counting is not None
-        for state in frontier:
-            number = counting.number(state.feed)
-            assert number is not None
-            if state.next > counting.named(number):
-                tagged = tag(b"saltsalt", state.chain)
-                moves.append(Move(number, state.next - counting.named(number), tagged))
-        self.decide(Close(counting.open_epoch, b"saltsalt", tuple(sorted(moves))))
+        self.decide(closing(self["a"].machine.frontier))
 
     def named_digest(self, epoch: int) -> bytes:
         """The digest of what closes up to that of `epoch` have named, by the organiser's log."""
-        a, heads = self["a"], []
+        a = self["a"]
         counting = a.machine.frontier.counting
         assert counting is not None
-        for number, stop in counting.positions(epoch).items():
-            chain, _ = a.log.past(RUN, counting.feed(number), stop)
-            heads.append((number, stop, chain))
-        return named_digest(RUN.run_id, heads)
+        return digest_named(ORGANISED, counting, epoch, lambda *place: a.log.past(RUN, *place)[0])
 
     def seal(
         self,

@@ -11,8 +11,8 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
-from sfnode.schema import DecisionResult, OrganiserStatus
 from sfnode.schema.evaluation import NodeEvaluation, ProbeEvaluation
+from sfnode.schema.organising import DecisionResult, OrganiserStatus
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.store.run_keys import RunKeys
 from sfprotocol import decisions

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal
 from sflab.simulator.world.keys import origin_of, signing_key
 from sfnode.transport.base import Link, LinkClosed, TransportError
 from sfnode.transport.memory import MemoryLink, MemoryTransport
-from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import (
+    PROTOCOL_VERSION,
     Ahead,
     Claim,
     EpochScalars,

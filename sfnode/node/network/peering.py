@@ -22,36 +22,8 @@ from sfnode.node import startup
 from sfnode.node.driver import Driver
 from sfnode.node.network import contacts
 from sfnode.node.run_context import RunContext
+from sfnode.peers import events
 from sfnode.peers.address_book import AddressBook
-from sfnode.peers.events import (
-    Action,
-    Announce,
-    Announced,
-    AnnounceFailed,
-    Bootstrap,
-    BootstrapAnswered,
-    Carry,
-    Close,
-    Dial,
-    DialFailed,
-    Event,
-    Find,
-    FindFailed,
-    Found,
-    LinkCount,
-    LinkEnded,
-    LinkId,
-    LinkOpened,
-    Observed,
-    PeerFaulted,
-    Presence,
-    PresenceChanged,
-    Remember,
-    Restarted,
-    StopBootstrap,
-    StopDial,
-    Wake,
-)
 from sfnode.peers.manager import PeerManager
 from sfnode.transport.base import (
     Link,
@@ -104,14 +76,14 @@ class Peering:
         self._remember = remember
         self._random = random
         self._numbers = count(1)
-        self._links: dict[LinkId, Link] = {}
+        self._links: dict[events.LinkId, Link] = {}
         self._dials: Jobs = {}
         self._bootstraps: Jobs = {}
         self._jobs: dict[asyncio.Task[None], None] = {}
         """Jobs in the order in which they began: in virtual time they end in that order, too."""
         self._carrying: set[asyncio.Task[None]] = set()
         """Links that we have opened; those of others run in tasks of the transport."""
-        self._told = asyncio.Event()
+        self._posted = asyncio.Event()
         """Set when the manager has heard of something, so that its next deadline may be another one."""
         self._disk = DaemonExecutor("peers")
         self._written: asyncio.Future[None] | None = None
@@ -156,15 +128,15 @@ class Peering:
 
     def stay_away(self, away: bool) -> None:
         """Have no links from now on, or have them again; without effect once `leave` was called."""
-        self._tell(PresenceChanged(Presence.AWAY if away else Presence.OPEN))
+        self._tell(events.PresenceChanged(events.Presence.AWAY if away else events.Presence.OPEN))
 
     def hear(self, records: Sequence[PeerRecord]) -> None:
         """Take in peers that somebody else than the roster has named; hints all the same."""
-        self._tell(Found(tuple(records)))
+        self._tell(events.Found(tuple(records)))
 
     def leave(self) -> None:
         """Open and accept no more links, for good; those that are open stay."""
-        self._tell(PresenceChanged(Presence.LEAVING))
+        self._tell(events.PresenceChanged(events.Presence.LEAVING))
 
     async def run(self) -> None:
         """Keep links until cancelled. Raises what a local fault raises, such as UserError DISK_FULL."""
@@ -185,43 +157,42 @@ class Peering:
 
     # -- events and actions ------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> list[Action]:
+    def _tell(self, event: events.Event) -> list[events.Action]:
         """Let the manager decide and begin what it asks for, except for Carry, which `serve` does itself."""
         actions = self.manager.handle(self._observed(), _now()) + self.manager.handle(event, _now())
         for action in actions:
             self._begin(action)
-        self._told.set()
+        self._posted.set()
         return actions
 
-    def _observed(self) -> Observed:
+    def _observed(self) -> events.Observed:
         machine, counts = self._driver.machine, []
         numbers = {pump.link: number for number, pump in self._driver.pumps.items()}
         for number, link in self._links.items():
             heard, known = link.bytes_received > 0, machine.links.get(numbers.get(link, 0))
-            counts.append(
-                LinkCount(number, heard, known.useful, known.blank) if known else LinkCount(number, heard)
-            )
-        return Observed(tuple(counts), tuple(self._transport.addresses()))
+            measured = (known.useful, known.blank) if known else ()
+            counts.append(events.LinkCount(number, heard, *measured))
+        return events.Observed(tuple(counts), tuple(self._transport.addresses()))
 
-    def _begin(self, action: Action) -> None:
+    def _begin(self, action: events.Action) -> None:
         match action:
-            case Dial(peer=peer, addresses=addresses):
+            case events.Dial(peer=peer, addresses=addresses):
                 self._start_for(peer, self._dials, self._dial(peer, addresses))
-            case StopDial(peer=peer):
+            case events.StopDial(peer=peer):
                 _cancel(self._dials.get(peer))
-            case Bootstrap(peer=peer, address=address):
+            case events.Bootstrap(peer=peer, address=address):
                 self._start_for(peer, self._bootstraps, self._bootstrap(peer, address))
-            case StopBootstrap(peer=peer):
+            case events.StopBootstrap(peer=peer):
                 _cancel(self._bootstraps.get(peer))
-            case Close(link=number, reason=reason):
+            case events.Close(link=number, reason=reason):
                 if link := self._links.get(number):
                     log.debug("closing the link with %s: %s", link.peer, reason.value)
                     self._start(link.close())
-            case Announce(ttl=ttl):
+            case events.Announce(ttl=ttl):
                 self._start(self._announce(ttl))
-            case Find():
+            case events.Find():
                 self._start(self._find())
-            case Remember(addresses=addresses):
+            case events.Remember(addresses=addresses):
                 self._write(addresses)
 
     def _start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -248,25 +219,25 @@ class Peering:
             self._faults.put_nowait(error)
 
     def _blame(self, peer: str) -> None:
-        self._tell(PeerFaulted(peer))
+        self._tell(events.PeerFaulted(peer))
 
     # -- time --------------------------------------------------------------------------------------
 
     async def _keep_time(self) -> None:
         while True:
-            self._told.clear()
+            self._posted.clear()
             delay = self.manager.next_deadline() - _now()
             if delay <= 0:
-                self._tell(Wake())
+                self._tell(events.Wake())
                 await asyncio.sleep(0)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay if isfinite(delay) else None):
-                    await self._told.wait()
+                    await self._posted.wait()
 
     def _restarted(self) -> None:
         self.restarts += 1
-        self._tell(Restarted())
+        self._tell(events.Restarted())
 
     # -- links -------------------------------------------------------------------------------------
 
@@ -275,16 +246,16 @@ class Peering:
         number = next(self._numbers)
         self._links[number] = link
         try:
-            actions = self._tell(LinkOpened(number, link.peer, link.outbound, link.address))
+            actions = self._tell(events.LinkOpened(number, link.peer, link.outbound, link.address))
             for action in actions:
-                if isinstance(action, Carry):
+                if isinstance(action, events.Carry):
                     await self._carry(link, action)
             await link.close()
         finally:
             del self._links[number]
-            self._tell(LinkEnded(number, link.bytes_received > 0))
+            self._tell(events.LinkEnded(number, link.bytes_received > 0))
 
-    async def _carry(self, link: Link, carry: Carry) -> None:
+    async def _carry(self, link: Link, carry: events.Carry) -> None:
         log.debug("link %s %s", "to" if link.outbound else "from", link.peer)
         if carry.instead_of in self._links:
             await self._links[carry.instead_of].close()
@@ -296,7 +267,7 @@ class Peering:
             link = await self._transport.connect(peer, addresses)
         except TransportError as error:
             log.debug("cannot reach %s: %s", peer, error.reason)
-            self._tell(DialFailed(peer, plain=isinstance(error, NotSpoken)))
+            self._tell(events.DialFailed(peer, plain=isinstance(error, NotSpoken)))
             return
         self._carrying.add(task := asyncio.create_task(serve_link(self.serve, link)))
         task.add_done_callback(self._carrying.discard)
@@ -324,25 +295,25 @@ class Peering:
             await self._transport.announce(self._topic, record, ttl)
         except TransportError as error:
             log.debug("announcing: %s", error.reason)
-            self._tell(AnnounceFailed())
+            self._tell(events.AnnounceFailed())
         else:
-            self._tell(Announced(record.addresses))
+            self._tell(events.Announced(record.addresses))
 
     async def _find(self) -> None:
         try:
             self.roster = await self._transport.find(self._topic)
         except TransportError as error:
             log.debug("searching the roster: %s", error.reason)
-            self._tell(FindFailed())
+            self._tell(events.FindFailed())
         else:
-            self._tell(Found(tuple(self.roster)))
+            self._tell(events.Found(tuple(self.roster)))
 
     async def _bootstrap(self, peer: str, address: str) -> None:
         """Try one address at a time, so that a malformed one in the roster spoils only itself."""
         answered = False
         with suppress(TransportError, UserError):
             answered = await self._transport.bootstrap([address]) > 0
-        self._tell(BootstrapAnswered(peer, answered))
+        self._tell(events.BootstrapAnswered(peer, answered))
 
 
 def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peering:

@@ -43,7 +43,7 @@ class PublishedBases:
         self._fetches = not self._is_relay or sharing.gives
         """Whether what is lacking is asked of peers."""
         self._come = come
-        self._told: tuple[Bases, ...] = ()
+        self._in_engine: tuple[Bases, ...] = ()
         """Those that the engine was told of, or has to be told of again if there are none."""
         self._here: set[bytes] = set()
         """Digests of the files that were found right."""
@@ -70,8 +70,8 @@ class PublishedBases:
     def tell(self, engine: EngineThread) -> None:
         """Tell the engine of bases that are new or have come."""
         published = self._published()
-        if published != self._told:
-            self._told = published
+        if published != self._in_engine:
+            self._in_engine = published
             engine.call(lambda engine: engine.use_bases(published))
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class PublishedBases:
             self._here.add(one.digest)
             self._failed.pop(one.digest, None)
             self._sharing.listed[one.digest] = listed
-            self._told = ()
+            self._in_engine = ()
             self._come()
 
     def _look_among_peers(self) -> None:

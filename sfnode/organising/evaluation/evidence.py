@@ -45,11 +45,11 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
+from sfnode.organising.view import DecisionReader
 from sfnode.schema.evaluation import StepShare
-from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth, read
-from sfprotocol.messages import Feed
+from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recorded, Recount, Worth
+from sfprotocol.messages import Entry, Feed
 from sfprotocol.worths import WORTH_ONE
 
 SCORE_ONE = 1000
@@ -321,15 +321,16 @@ def _added(one: float, other: float) -> float:
     return most + math.log(math.exp(one - most) + math.exp(other - most))
 
 
-class MembersEvidence:
+class MembersEvidence(DecisionReader):
     """The evidence about all members of a run, by the figures in its control feed."""
 
     def __init__(self, *, kept: bool = False) -> None:
         """`kept`: the run trains a linear head, of which every epoch is measured on all rows."""
+        super().__init__()
         self._kept = kept
-        self._forget()
+        self._begin()
 
-    def _forget(self) -> None:
+    def _begin(self) -> None:
         self.members: dict[int, Evidence] = {}
         """Evidence by the number of the member."""
         self.harmful: set[int] = set()
@@ -342,17 +343,9 @@ class MembersEvidence:
         """Members for whom the organiser or an invitation vouches."""
         self._numbers: dict[bytes, int] = {}
         """Numbers of members by origin."""
-        self._read, self._chain = 0, b""
 
-    def follow(self, feed: ControlFeed) -> None:
-        """Take in the decisions that are new; begin anew if those from before are not here any more."""
-        if (feed.stop, feed.chain) == (self._read, self._chain):
-            return
-        if feed.stop < self._read or (self._read and feed.chains[self._read] != self._chain):
-            self._forget()
-        for entry in feed.entries[self._read :]:
-            self.take(read(entry.record).decision)
-        self._read, self._chain = feed.stop, feed.chain
+    def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
+        self.take(recorded.decision)
 
     def take(self, decision: Decision) -> None:
         """Take in a decision: the figures of an epoch, or for whom somebody vouches."""

@@ -439,7 +439,7 @@ class Reports:
         results, read = self._results, self._results.read
         if results.follow(self._feed.entries).read != read:
             self._verdict = results.verdict()
-        self._origins.follow(self._feed)
+        self._origins.follow(self._feed.entries)
         return results
 
 

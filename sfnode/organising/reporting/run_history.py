@@ -8,11 +8,12 @@ that origins give themselves. What the log has is for others to know.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from sfnode.organising.evaluation import health
+from sfnode.organising.view import DecisionReader
 from sfnode.printable import called
 from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked
 from sfnode.schema.metrics import measured, metric_of, model_in_words
@@ -42,7 +43,6 @@ from sfprotocol.decisions import (
     Validators,
     Void,
     Worth,
-    read,
 )
 from sfprotocol.messages import Entry, RunParameters, Succession
 from sfprotocol.names import NAMELESS, Names
@@ -56,26 +56,13 @@ Called = Mapping[bytes, Names]
 """Names of origins."""
 
 
-class Results:
-    """Record of what decisions tell of how the model does, and to everybody; each is read once."""
+class Results(DecisionReader):
+    """Record of what decisions tell of how the model does, and to everybody."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.said: list[Decision] = []
         """Results, what was taken back and announcements, in order."""
-        self.read = 0, b""
-        """Number of decisions that were read, and the signature of the last of them: they change only by more
-        of them, or by a succession, which signs the next one itself."""
-
-    def follow(self, entries: Sequence[Entry]) -> Self:
-        """Take in the decisions that are new; begin anew if those from before are not here any more."""
-        known, last = self.read
-        if known and (known > len(entries) or entries[known - 1].signature != last):
-            self._begin()
-            known = 0
-        for position, entry in enumerate(entries[known:], known):
-            self._take(position, entry, read(entry.record))
-        self.read = len(entries), entries[-1].signature if entries else b""
-        return self
 
     def _begin(self) -> None:
         Results.__init__(self)

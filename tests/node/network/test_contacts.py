@@ -15,8 +15,9 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import PeerRecord
-from sfprotocol import PROTOCOL_VERSION, invitation
+from sfprotocol import invitation
 from sfprotocol.invitation import Invitation
+from sfprotocol.messages import PROTOCOL_VERSION
 
 PAGE = "https://run.example/run.json"
 RUN = bytes(range(32))

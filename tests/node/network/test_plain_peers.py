@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import OrganisedSection
 from sfnode.node import readiness
 from sfnode.organising import organiser
 from sfnode.schema.node_state import NodeState, Wait
-from sfnode.store.identity import Identity
-from sfnode.store.run_keys import organiser_key, write_key
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.memory import MemoryTransport
 from sfnode.transport.roster import pack_record
-from tests.node.helpers import Node, Swarm, manifest
+from tests.node.helpers import Node, Swarm, manifest, organised
 
 PLAIN = "/memory/plain/p2p/plain"
 ALONE = 0.4
@@ -52,15 +48,6 @@ def keys(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def organised(keys: Path, **more: Any) -> Manifest:
-    """An organised run whose organiser's key is in `keys`."""
-    key, deputy = Identity.generate(), Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120, **more)
-    run = manifest().model_copy(update={"admission": "organised", "organised": said})
-    write_key(key, organiser_key(run.run_id, keys))
-    return run
-
-
 def waits(node: Node) -> str | None:
     """Return what a node waits for, for want of others."""
     status = node.node.status()
@@ -74,7 +61,7 @@ def trains(node: Node) -> bool:
 async def test_the_organiser_begins_alone_after_a_stated_time_and_others_find_it(
     beside: Beside, keys: Path
 ) -> None:
-    swarm = await beside(organised(keys))
+    swarm = await beside(organised(manifest(), keys))
     a = await swarm.first(peers=(PLAIN,), organise=True, keys_dir=keys)
     await a.until(lambda: waits(a))
     assert f"it begins the run, {ALONE} s after its start" in str(waits(a))
@@ -87,7 +74,7 @@ async def test_the_organiser_begins_alone_after_a_stated_time_and_others_find_it
 
 
 async def test_others_wait_for_the_organiser_and_say_so(beside: Beside, keys: Path) -> None:
-    swarm = await beside(organised(keys))
+    swarm = await beside(organised(manifest(), keys))
     b = await swarm.first("b", peers=(PLAIN,))
     await b.until(lambda: waits(b))
     await asyncio.sleep(2 * ALONE)
@@ -121,7 +108,7 @@ async def test_nobody_begins_a_run_that_others_may_have(beside: Beside, why: str
 
 
 async def test_its_owner_has_the_organiser_begin_all_the_same(beside: Beside, keys: Path) -> None:
-    swarm = await beside(organised(keys))
+    swarm = await beside(organised(manifest(), keys))
     record = PeerRecord("gone", ("/memory/gone/p2p/gone",), 0, 0)
     swarm.network.write(swarm.run.run_id, "gone", float("inf"), pack_record(record))
     a = await swarm.first(peers=(PLAIN,), organise=True, keys_dir=keys, alone=True)
@@ -129,7 +116,7 @@ async def test_its_owner_has_the_organiser_begin_all_the_same(beside: Beside, ke
 
 
 async def test_a_private_run_is_put_into_no_dht_and_says_what_it_needs(beside: Beside, keys: Path) -> None:
-    swarm = await beside(organised(keys, private=True))
+    swarm = await beside(organised(manifest(), keys, private=True))
     a = await swarm.first(peers=(PLAIN,), organise=True, keys_dir=keys)
     await a.until(lambda: waits(a))
     await asyncio.sleep(2 * ALONE)

@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import OrganisedSection
 from sfnode.models import bases
 from sfnode.modelshare import download
-from sfnode.node import organising
 from sfnode.node.training import bases as share
 from sfnode.organising import organiser
 from sfnode.schema.node_state import NodeState, Wait
-from sfnode.store.identity import Identity
-from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol.decisions import Bases
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE
 from tests.modelshare.test_modelshare import ask
-from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
+from tests.node.fixtures import work_takes_no_time
+from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest, organised
 
 SwarmOf = Callable[..., Swarm]
 RANK = 4
@@ -165,17 +162,9 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
     swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    policy_of = organising.policy_of
-    monkeypatch.setattr(organising, "WORK_BITS", 4)
-    monkeypatch.setattr(
-        organising, "policy_of", lambda *said: organising.replace(policy_of(*said), work_bits=4)
-    )
+    work_takes_no_time(monkeypatch)
     first, second = made(tmp_path), made(tmp_path / "a" / "bases", 2)
-    key = Identity.generate()
-    said = OrganisedSection(organiser=key.public.hex(), quota=120, subspace_epochs=2)
-    run = run_of(first).model_copy(update={"admission": "organised", "organised": said})
-    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
-    swarm = swarm_of(run)
+    swarm = swarm_of(organised(run_of(first), tmp_path / "keys", subspace_epochs=2))
     a = await swarm.first(organise=True, keys_dir=tmp_path / "keys")
     await a.until(lambda: a.machine.may_compute)
     b = await swarm.join("b")

@@ -1,4 +1,4 @@
-"""Nodes with the real engine: a tiny random model, trained by two, the same to the bit on both."""
+"""Nodes with the real engine, on several devices: a tiny random model, the same to the bit on all."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.node.training.engine_loading import load_trainer
 from sfnode.settings import Settings
-from sfnode.store.replay import changes
-from sfprotocol.weighing import once
 from tests.node.helpers import Swarm
 
 WORDS = ["<pad>", "<s>", "the", "film", "was", "dull", "bright", "It", "terrible", "great", "."]
@@ -28,7 +26,6 @@ ROWS = [
     "bright .\t1",
     "dull film\t0",
 ]
-ANSWERS = {"0": "terrible", "1": "great"}
 
 
 def make_model(folder: Path) -> None:
@@ -71,35 +68,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
         data=Data(train=str(rows), test=str(rows)),
         training=Training(rank=4, batch_size=2, epoch_updates=30, update_budget=120, learning_rate=0.01),
     )
-
-
-@pytest.mark.parametrize("group", [0, 8], ids=["pairs", "groups"])
-async def test_two_nodes_train_a_real_model_and_end_with_the_same_weights(
-    tmp_path: Path, real: Manifest, group: int
-) -> None:
-    real = real.model_copy(update={"training": real.training.model_copy(update={"group": group})})
-    swarm = Swarm(tmp_path, real)
-    nodes = [swarm.node(name, make_engine=trainer) for name in "ab"]
-    await swarm.first(queries=2)
-    await swarm.join("b")
-    for node in nodes:
-        await node.until(lambda node=node: node.node.status().state == "complete")  # type: ignore[misc]
-    for node in nodes:
-        await node.until(lambda: nodes[0].digest == nodes[1].digest)
-    answers = [await node.client.evaluate() for node in nodes]
-    one, other = (answer.model_dump(exclude={"seconds"}) for answer in answers)
-    assert one == other
-    base = await nodes[0].client.evaluate(base=True)
-    assert answers[0].loss != base.loss
-    assert (await nodes[0].client.digest()) == (await nodes[1].client.digest())
-    weights = {fingerprint(node.engine) for node in nodes}
-    await swarm.stop()
-    alone = trainer(real)
-    with swarm.log("b") as log:
-        for batch in changes(log, {}, {tail.feed: once(tail.next) for tail in log.tails()}):
-            alone.apply(batch)
-    alone.weights.rebuild()
-    assert weights == {fingerprint(alone)}
 
 
 @pytest.mark.parametrize("group", [0, 8], ids=["pairs", "groups"])

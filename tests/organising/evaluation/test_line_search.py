@@ -209,7 +209,7 @@ class Quadratic:
         return float((self.weights**2 * self.curvature).sum() / 2)
 
 
-@pytest.mark.parametrize("first", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("first", [0.01, 100.0])
 def test_from_rates_a_hundred_times_wrong_a_run_gains_what_the_right_one_gains(first: float) -> None:
     gains = []
     for seed in range(3):

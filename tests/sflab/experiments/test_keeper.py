@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.organising import guard
 from sfnode.organising.evaluation import line_search, searching
-from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.guard import Guard
 from sfnode.schema.results import VerifyResult
 from sfnode.store.data_folder import Layout
@@ -79,30 +77,6 @@ def test_factors_and_rates_are_found_and_every_client_follows_them(tmp_path: Pat
         run._deliver(before, run._known())
     assert run.replicas.equal
     assert run.example_forwards > 2 * SEARCHED.batch_size * run.has()[0].sum()
-
-
-@pytest.mark.usefixtures("short_epochs")
-def test_what_every_client_has_brought_is_measured_of_what_the_close_has_named(tmp_path: Path) -> None:
-    run = SeedFlood(SEARCHED, problem.load(SEARCHED, Place()), tmp_path)
-    measure = run._keeper._measure  # type: ignore[union-attr]
-    told: list[EvaluationEnded] = []
-
-    def measured(asked: Evaluate, *said: Any) -> EvaluationEnded:
-        told.append(measure(replace(asked, origins=16), *said))  # type: ignore[misc]
-        return told[-1]
-
-    run._keeper._measure = measured  # type: ignore[union-attr]
-    advance(run, SEARCHED, 0, SEARCHED.steps)
-    assert [one.epoch for one in told] == [epoch for epoch, _ in run.shares]
-    counting = run._keeper.machine.organised.counting  # type: ignore[union-attr]
-    for one in told:
-        before, after = counting.positions(one.epoch - 1), counting.positions(one.epoch)
-        wanted = {counting.feed(feed): stop - before.get(feed, 0) for feed, stop in after.items()}
-        assert {f: share.updates for f, share in one.shares.items()} == {f: n for f, n in wanted.items() if n}
-        assert one.forwards >= 4 * 16
-        for of, share in one.shares.items():
-            scalars = next(feed.scalars for feed in run.feeds if feed.feed == of)
-            assert share.squares > 0 or not any(scalars)
 
 
 @pytest.mark.parametrize("cell", [OPEN, ORGANISED], ids=["open", "organised"])

@@ -13,7 +13,6 @@ from sflab.experiments.cell import Cell, Place
 from sflab.experiments.runner import check
 from sflab.experiments.seedflood import SeedFlood
 from sflab.studies import study
-from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models import bases
 from sfnode.models.loader import matrix
@@ -147,36 +146,6 @@ def test_a_state_goes_on_with_the_same_updates() -> None:
     assert rest.traffic.sent == whole.traffic.sent
     assert rest.evaluate("test") == ended
     assert np.array_equal(rest.has(), whole.has())
-
-
-def test_with_published_bases_clients_and_nodes_measure_the_same(tmp_path: Path) -> None:
-    plain = problem.manifest_of(small())
-    targets, rank = plain.model.parsed_targets(), plain.training.rank
-    draw = np.random.default_rng(0)
-    sides = [
-        [
-            np.rint(8 * draw.standard_normal((n, rank))).astype(np.int8)
-            for n in (t.out_features, t.in_features)
-        ]
-        for t in targets
-    ]
-    file = bases.path_in(tmp_path, bases.write(tmp_path, [(u, v) for u, v in sides]))
-    cell = small(options={"organised": 1}, problem={"bases": str(file)})
-    assert cell.name != small(options={"organised": 1}).name
-    loaded = problem.load(cell, Place())
-    assert loaded.manifest.training.bases == bases.digest_of(file)
-    run = SeedFlood(cell, loaded, tmp_path / "log")
-    advance(run, cell, 0, 5)
-    assert bases.digest_of(bases.path_in(tmp_path / "log" / "bases", bases.digest_of(file)))
-    before, made = held(run, 0), run.feeds[0].made
-    run._step(range(cell.network.clients))
-    with Trainer(
-        loaded.manifest, problem.load(cell, Place()).loaded, loaded.shards[0], bases=tmp_path
-    ) as node:
-        node.apply(before)
-        seed = int(update_seeds(run.feeds[0].key, made, 1)[0])
-        (scalar,) = node.step([seed], run.feeds[0].labels[made]).scalars
-    assert abs(scalar - run.feeds[0].scalars[made]) <= 1
 
 
 def test_at_the_end_of_an_organised_run_all_have_what_the_last_seals_say(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ from pathlib import Path
 from sflab.studies.workers import *
 from tests.sflab.studies import synthetic
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
-with Processes(Job(synthetic.run, Path()), 2) as pool:
+with Processes(CellJob(synthetic.run, Path()), 2) as pool:
     run_cells([Cell(seed={synthetic.ENDLESS}, steps=steps) for steps in (1, 2)], pool, print)
 """
 

@@ -23,14 +23,13 @@ from hivemind.proto.dht_pb2 import FindRequest, NodeInfo, PingRequest, StoreRequ
 from hivemind.utils.timed_storage import get_dht_time
 
 from sfnode.errors import Code, UserError
-from sfnode.transport.base import LinkClosed, PeerRecord, TransportError
+from sfnode.transport.base import PeerRecord, TransportError
 from sfnode.transport.libp2p import daemon_process, streams
 from sfnode.transport.libp2p.calls import cancel
 from sfnode.transport.libp2p.daemon_process import start_daemon
 from sfnode.transport.libp2p.health import HANG_TICK, HANG_TICKS
 from sfnode.transport.libp2p.transport import LINK_PROTOCOL, REQUEST_PROTOCOL, HivemindTransport
 from sfnode.transport.roster import roster_key
-from sfprotocol.wire_codec import MAX_FRAME
 from tests.transport.helpers import POOL, eventually, read_all
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -91,12 +90,6 @@ async def test_a_port_that_any_program_has_is_refused(settings, impatient):
         error = await refusal(settings(host_maddrs=("/ip4/127.0.0.1/tcp/0", taken)))
     assert error.code is Code.PORT_IN_USE
     assert taken in error.what
-
-
-async def test_a_port_that_another_node_has_is_refused(settings, nodes, impatient):
-    (other,) = await nodes(1)
-    taken = other.addresses()[0].partition("/p2p/")[0]
-    assert (await refusal(settings(host_maddrs=(taken,)))).code is Code.PORT_IN_USE
 
 
 async def test_a_node_listens_where_it_did_before_or_says_that_it_cannot(
@@ -208,29 +201,6 @@ async def test_a_daemon_that_does_not_start_is_reported(program):
     with pytest.raises(UserError) as error:
         await start_daemon(Path(program), [])
     assert error.value.code is Code.NETWORK_DAEMON
-
-
-@pytest.mark.parametrize("size", [MAX_FRAME + 1, (1 << 24) - 1])
-async def test_a_peer_that_announces_too_much_loses_its_link(nodes, inbound, size):
-    host, guest = await nodes(2)
-    arriving = inbound(host)
-    dialled = await guest.connect(host.peer, host.addresses())
-    await arriving.get()
-    stranger = guest._session.p2p
-    _, reader, writer = await stranger.call_binary_stream_handler(
-        (await _peer_ids(stranger))[0], LINK_PROTOCOL
-    )
-    link = await arriving.get()
-    writer.write(size.to_bytes(3, "big"))
-    with pytest.raises(LinkClosed, match="were announced"):
-        await link.receive()
-    assert await reader.read() == b""
-    writer.close()
-    await dialled.close()
-
-
-async def _peer_ids(p2p):
-    return [info.peer_id for info in await p2p.list_peers()]
 
 
 async def test_strangers_in_the_dht_cannot_spoil_the_roster(topic, nodes):
@@ -435,34 +405,6 @@ async def test_a_link_knows_where_its_other_end_is_seen(nodes, inbound):
     await link.close()
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inbound, blow):
-    host, guest = await nodes(2)
-    arriving = inbound(host)
-    link = await guest.connect(host.peer, host.addresses())
-    peer, addresses, old = host.peer, host.addresses(), host._session.p2pd.pid
-    assert await host.healthy()
-    noticing = asyncio.create_task(host.broken())
-    await asyncio.wait([noticing], timeout=0.6)
-    assert not noticing.done()
-    os.kill(old, blow)
-    async with asyncio.timeout(2):
-        assert await noticing == ("is gone" if blow == signal.SIGKILL else "hangs")
-    assert not await host.healthy()
-    async with asyncio.timeout(10):
-        await host.restart()
-    assert not psutil.pid_exists(old)
-    assert await host.healthy()
-    assert await read_all(link) == []
-    assert (host.peer, host.addresses()) == (peer, addresses)
-
-    while not arriving.empty():
-        arriving.get_nowait()
-    assert await host.bootstrap(guest.addresses()) == 1
-    await (await guest.connect(peer, addresses)).send(b"again")
-    assert await (await arriving.get()).receive() == b"again"
-
-
 @pytest.mark.parametrize("hung", [False, True])
 async def test_a_stop_leaves_neither_process_nor_file_nor_task(settings, hung):
     before = asyncio.all_tasks()
@@ -556,16 +498,3 @@ async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(settings, tmp
     assert await link.receive() == b"through"
     assert "/p2p-circuit" in link.address
     await asyncio.gather(here.stop(), there.stop(), relay.stop())
-
-
-async def test_a_node_relays_nobody_unless_it_is_to_be_a_circuit_relay(nodes, settings, tmp_path):
-    (other,) = await nodes(1)
-    way = tuple(other.addresses())
-    here = HivemindTransport(settings(use_auto_relay=True, client_mode=True, bootstrap=way))
-    there = HivemindTransport(settings(identity_path=tmp_path / "key", client_mode=True, bootstrap=way))
-    await asyncio.gather(here.start(), there.start())
-    for _ in range(5):  # through a relay they meet within half a second
-        with pytest.raises(TransportError, match="failed to dial"):
-            await there.connect(here.peer, [f"{way[0]}/p2p-circuit/p2p/{here.peer}"])
-        await asyncio.sleep(0.2)
-    await asyncio.gather(here.stop(), there.stop())
