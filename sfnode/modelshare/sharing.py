@@ -46,7 +46,7 @@ asked for longest is forgotten. All together take 5 MiB."""
 
 Kind = Literal["data", "base model", "bases"]
 KINDS: tuple[Kind, ...] = ("data", "base model", "bases")
-"""What is fetched, in the order in which a node waits for it."""
+"""Kinds of files, in the order in which a node waits for them."""
 
 T = TypeVar("T")
 

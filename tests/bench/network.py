@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import closing
+from random import Random
 
 from sflab.simulator import report
 from sflab.simulator.attacks import ATTACKS
@@ -19,6 +20,7 @@ from sflab.simulator.faults.kinds import Churn, Fault
 from sflab.simulator.runner import Run, simulate
 from sflab.simulator.scenario import Load, Scenario
 from sflab.simulator.world.hardware import Hardware
+from sflab.simulator.world.topology import TOPOLOGIES
 from sflab.simulator.world.traffic import Traffic, quantiles
 from sflab.simulator.world.world import World
 from sfnode.transport.conditions import CALM, HALF_ROUND_TRIP, Conditions
@@ -89,17 +91,20 @@ def until_equal(world: World, start: float, limit: float = 120.0) -> float:
 def catching_up(seed: int) -> float:
     """Seconds that a node takes which lacks MISSING updates and has one link of 10 Mbit/s."""
     with closing(World(seed, conditions=Conditions(bandwidth=LINE))) as world:
-        giver, taker = world.add("giver"), world.add("taker")
+        giver = world.add("giver")
         authors = [world.add(f"author{index}") for index in range(FEEDS)]
-        for author in authors:
-            world.want(giver, author)
+        for one, other in TOPOLOGIES["random"](
+            [giver.name, *(author.name for author in authors)], Random(seed)
+        ):
+            world.want(world[one], world[other])
         for node in (giver, *authors):
             world.do(node.start)
         world.run_until(3)
         for author in authors:
             world.do(author.compute, MISSING // FEEDS)
-        while giver.machine.frontier.known < MISSING:
+        while {node.machine.frontier.known for node in (giver, *authors)} != {MISSING}:
             world.run_until(world.now + 1)
+        taker = world.add("taker")
         world.do(world.want, taker, giver)
         world.do(taker.start)
         while not (taker.up and world.linked(taker, giver)):

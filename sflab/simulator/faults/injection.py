@@ -66,7 +66,8 @@ class FaultInjection:
         self.world = world
         self._stop = stop
         self._scale = scale
-        self._newcomers = 0
+        self._newcomers = sum(name.startswith("new") for name in world.nodes)
+        """Those of earlier faults in the same world included."""
         self._began = world.now
         self._updates_then = 0
         """Updates that had been made when two nodes decided at one position."""

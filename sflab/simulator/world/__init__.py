@@ -1,1 +1,1 @@
-"""The simulated world: clock, network, disks, and nodes that run the shipped host and machine."""
+"""The simulated world: a network in virtual time, and computers on which shipped nodes run."""

@@ -12,6 +12,10 @@ Pairs = list[tuple[str, str]]
 CYCLES = 3
 """Random rings through all nodes whose union is the random regular graph of degree 6."""
 
+LEAVES = 8
+"""Neighbours around the middle of a star: as many as may open links to one node, with room for those that
+join later."""
+
 
 def ring(names: Sequence[str], random: Random) -> Pairs:
     return [*pairwise(names), (names[-1], names[0])] if len(names) > 2 else list(pairwise(names))
@@ -22,7 +26,8 @@ def line(names: Sequence[str], random: Random) -> Pairs:
 
 
 def star(names: Sequence[str], random: Random) -> Pairs:
-    return [(names[0], name) for name in names[1:]]
+    """Star; of more nodes than one may be linked with, a star of stars."""
+    return [(names[number // LEAVES], name) for number, name in enumerate(names[1:])]
 
 
 def grid(names: Sequence[str], random: Random) -> Pairs:
