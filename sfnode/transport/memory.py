@@ -132,7 +132,8 @@ class Network:
 
 
 class Pipe:
-    """One direction of a link, as the conditions of the network have it."""
+    """One direction of a link, as the conditions of the network have it. But its first frame arrives once, and
+    before all others: without it there is no link at all."""
 
     def __init__(self, network: Network, sender: str, receiver: str) -> None:
         self.closed = False
@@ -147,8 +148,8 @@ class Pipe:
         self._arrived: deque[bytes] = deque()
         self._numbers = count()
         self._changed = asyncio.Event()
-        self._free_at = self._last_arrival = 0.0
-        """Times at which the line has sent what it was given, and at which the last of that arrives."""
+        self._free_at = self._not_before = 0.0
+        """Times at which the line has sent what it was given, and before which nothing more arrives."""
 
     @property
     def takes(self) -> bool:
@@ -181,20 +182,26 @@ class Pipe:
         departure = asyncio.get_running_loop().time()
         if conditions.bandwidth:
             departure = self._free_at = departure + (len(frame) + LENGTH_BYTES) / conditions.bandwidth
-        draw = self._network.generator
-        if not self._network.hears(sender, receiver) or (conditions.loss and draw.random() < conditions.loss):
+        draw, first = self._network.generator, not self._not_before
+        if not self._network.hears(sender, receiver):
             return
-        arrival = departure + conditions.latency.draw(draw)
-        if not conditions.reorder:
-            arrival = self._last_arrival = max(arrival, self._last_arrival)
+        if conditions.loss and not first and draw.random() < conditions.loss:
+            return
+        arrival = self._arrival(departure)
+        if first or not conditions.reorder:
+            self._not_before = arrival
         self._fly(frame, arrival)
-        if conditions.clear:
+        if first or conditions.clear:
             return
         if draw.random() < conditions.duplication:
-            self._fly(frame, departure + conditions.latency.draw(draw))
+            self._fly(frame, self._arrival(departure))
         if draw.random() < conditions.replay:
-            later = departure + draw.uniform(0, conditions.replay_within)
-            self._fly(frame, later + conditions.latency.draw(draw))
+            self._fly(frame, self._arrival(departure + draw.uniform(0, conditions.replay_within)))
+
+    def _arrival(self, departure: float) -> float:
+        """Return when a frame arrives: not before the first one, nor the last where none overtakes others."""
+        conditions = self.conditions or self._network.conditions
+        return max(departure + conditions.latency.draw(self._network.generator), self._not_before)
 
     def _fly(self, frame: bytes, arrival: float) -> None:
         loop = asyncio.get_running_loop()

@@ -82,6 +82,14 @@ def test_loss_duplication_and_replay_are_as_frequent_as_said():
     assert times[3] == pytest.approx(4000 * 0.7 / 4, rel=0.1)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_link_that_is_up_has_carried_its_first_frame_once_and_before_all_others(seed):
+    rough = Conditions(WILD, loss=0.5, duplication=0.5, replay=0.5, reorder=True)
+    first, *others = heard(rough, seed)
+    assert first == FRAMES[0]
+    assert first not in others
+
+
 def test_a_perfect_network_takes_no_time():
     got = virtual_time.run(arrivals(1, PERFECT))
     assert [(frame, round(when, 3)) for frame, when in got] == [(frame, 0.0) for frame in FRAMES]
