@@ -132,7 +132,7 @@ class Network:
 
 
 class Pipe:
-    """One direction of a link, as the conditions of the network have it. But its first frame arrives once, and
+    """One direction of a link, as the conditions of the network have it. Its first frame arrives once, and
     before all others: without it there is no link at all."""
 
     def __init__(self, network: Network, sender: str, receiver: str) -> None:
