@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,6 @@ from sflab.simulator.faults.kinds import (
     Crashes,
     Fault,
     Flaps,
-    JoinFromCheckpoint,
     LateJoin,
     Loss,
     OldBackup,
@@ -96,23 +96,20 @@ class FaultInjection:
                 self._again(60 / (share * len(self.world.nodes)), self._churn)
             case SlowPeers():
                 self._slow_down(fault)
-            case LateJoin(at=at, count=count):
+            case LateJoin(at=at, count=count, checkpoint=checkpoint):
                 for _ in range(count):
-                    self._at(at, self._join)
-            case Pruning() | JoinFromCheckpoint() | ArchiveLeaves():
+                    self._at(at, partial(self._join, begins_with_checkpoint=checkpoint))
+            case Pruning() | ArchiveLeaves():
                 self._install_history(fault)
             case _:
                 self._install_organised(fault)
 
-    def _install_history(self, fault: Pruning | JoinFromCheckpoint | ArchiveLeaves) -> None:
+    def _install_history(self, fault: Pruning | ArchiveLeaves) -> None:
         match fault:
             case Pruning(share=share):
                 nodes = [node for node in self.world.staying() if not node.organises]
                 for node in self.world.random.sample(nodes, round(share * len(nodes))):
                     node.prunes = True
-            case JoinFromCheckpoint(at=at, count=count):
-                for _ in range(count):
-                    self._at(at, lambda: self._join(begins_with_checkpoint=True))
             case ArchiveLeaves(at=at):
                 self._at(at, self._archive_leaves)
 

@@ -100,6 +100,8 @@ class LateJoin:
 
     at: float
     count: int = 1
+    checkpoint: bool = False
+    """Whether they begin with a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,6 @@ class Pruning:
     """Nodes that keep nothing before the newest checkpoint that they have compared; never the organiser."""
 
     share: float
-
-
-@dataclass(frozen=True, slots=True)
-class JoinFromCheckpoint:
-    """Fresh nodes that join at one moment and begin with a checkpoint."""
-
-    at: float
-    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +163,6 @@ Fault = (
     | SlowPeers
     | LateJoin
     | Pruning
-    | JoinFromCheckpoint
     | ArchiveLeaves
     | OrganiserAway
     | OrganiserTwice
