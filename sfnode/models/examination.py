@@ -13,6 +13,7 @@ from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 
+from sfnode import __version__
 from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 from sfnode.models import files
@@ -26,8 +27,8 @@ MEMORY = 3 << 30
 IDLE = 20.0
 """Seconds after which the process ends; others that are examined with it follow sooner."""
 
-LIBRARIES = ("sfnode", "torch", "transformers", "tokenizers")
-"""Packages that read models: with others of them a model is examined anew."""
+LIBRARIES = ("torch", "transformers", "tokenizers")
+"""Packages that read models beside this one: with others of them a model is examined anew."""
 
 
 class ModelPart(StrEnum):
@@ -78,7 +79,7 @@ def _examined() -> Path:
 
 def _name(folder: Path, part: ModelPart) -> str:
     """Return a hash of what the files of a model say but for the weights' numbers, and of who reads it."""
-    state = hashlib.blake2b(repr((part, *map(version, LIBRARIES))).encode(), digest_size=32)
+    state = hashlib.blake2b(repr((part, __version__, *map(version, LIBRARIES))).encode(), digest_size=32)
     for name in (files.CONFIG, files.GENERATION, *files.TOKENIZER_FILES):
         if (folder / name).is_file():
             content = (folder / name).read_bytes()
