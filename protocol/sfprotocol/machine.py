@@ -398,9 +398,16 @@ class Machine:
             if now >= link.outbox.announce_at:
                 actions += plumtree.announce(link, self.frontier)
         if now >= self._next_tick:
+            self._forgive_silence(now - self._next_tick, now)
             self._next_tick = now + SYNC_INTERVAL
             actions += self._tick(now)
         return actions
+
+    def _forgive_silence(self, missed: float, now: float) -> None:
+        """Count no time in which this node itself did not run (stopped, suspended, a clock that leapt) as its
+        neighbours' silence (SPEC L7)."""
+        for link in self.links.values():
+            link.heard = min(now, link.heard + missed)
 
     def _tick(self, now: float) -> list[Action]:
         actions = self._own.look_for_room()

@@ -141,6 +141,14 @@ def test_a_silent_peer_is_dropped_and_a_quiet_one_is_not() -> None:
     assert list(host.machine.links) == [2]
 
 
+def test_time_in_which_the_node_itself_did_not_run_is_nobodys_silence() -> None:
+    host = Scripted()
+    host.link(1)
+    host.now += 300  # suspended, stopped, or its clock has leapt
+    assert not drops(host.wait(50))
+    assert [drop.fault[:2] for drop in drops(host.wait(15))] == ["L7"]
+
+
 def test_a_peer_that_never_says_hello_is_dropped_too() -> None:
     host = Scripted()
     host.event(LinkUp(1, "peer"))
