@@ -104,8 +104,8 @@ class World:
         self.judge = judge
         self.judged = judged
         """Whether seals have other factors than 1, and skip and recount feeds."""
-        self.signed: dict[tuple[int, int], bytes] = {}
-        """Chain heads after decisions that are on some disk, by term and position."""
+        self.signed: dict[tuple[int, int], tuple[bytes, set[str]]] = {}
+        """Chain heads after decisions by term and position, and whose disks have had them."""
         self.undone: set[bytes] = set()
         """Origins of which the organiser has taken something back."""
         self.may_fork: set[int] = set()
@@ -287,15 +287,18 @@ class World:
         return scalars == measured(seeds, self.run.scalar_limit, node.salt)
 
     def decided(self, node: Computer, log: UpdateLog) -> None:
-        """Note that `node` has these decisions on disk. Raises Violation where another has others of the same
-        term, unless that was meant to be."""
+        """Note that `node` has these decisions on disk. Raises Violation where another has had others of the
+        same term, unless that was meant to be; what an organiser's disk alone has had is lost with it."""
         chain = control_feed.genesis(self.run.run_id)
         for position, entry in enumerate(log.control()):
             chain = control_feed.extend(chain, entry.term, entry.record)
-            known = self.signed.setdefault((entry.term, position), chain)
+            known, holders = self.signed.setdefault((entry.term, position), (chain, set()))
             if known != chain and entry.term not in self.may_fork:
-                said = f"decision {position} of term {entry.term} was signed twice"
-                raise Violation("organiser", said, (node.name,))
+                if holders != {node.name}:
+                    said = f"decision {position} of term {entry.term} was signed twice"
+                    raise Violation("organiser", said, (node.name,))
+                self.signed[entry.term, position] = chain, holders
+            holders.add(node.name)
 
     def _delivered(self, node: Computer, feed: Feed, first: int, stop: int) -> None:
         self.traffic.deliveries += stop - first
