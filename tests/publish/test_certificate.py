@@ -155,7 +155,7 @@ def test_what_is_no_certificate_is_said_to_be_none(data: bytes) -> None:
 
 # -- pinned: a drawing of this version is compared byte for byte -----------------------------------------
 
-DRAWING = "e6adf421be257f80af9f3ebfa04704c3499022ad156553f1415a92f489c45b40"
+DRAWING = "aa757aa9716380f1b36e487fbab63c97fb608c97681d3eb5c7d221c86c25af58"
 
 
 def test_the_bytes_that_are_drawn_never_change() -> None:
