@@ -161,7 +161,7 @@ def test_what_is_no_certificate_is_said_to_be_none(data: bytes) -> None:
 
 DRAWINGS = {
     2: "e6adf421be257f80af9f3ebfa04704c3499022ad156553f1415a92f489c45b40",
-    3: "",
+    3: "ede349852b12af81ddb1ebe7d2d6c614edb04e2c0cc85bd1f0612f31209e383e",
 }
 
 
