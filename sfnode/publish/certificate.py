@@ -44,7 +44,8 @@ class Certificate(Answer):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    version: Literal[2] = 2
+    version: Literal[2, 3] = 3
+    """Drawings of version 2 name the command that checked them, `sfnode verify-certificate`."""
     run_id: Hex32
     run_name: str
     member: Hex32
@@ -127,7 +128,7 @@ def invalid(source: str, reason: str) -> UserError:
     return UserError(
         Code.CERTIFICATE_INVALID,
         f"{source} is no valid certificate: {reason}",
-        "Make one from the log: `sfnode certificate KEY`.",
+        "Make one from the log: `sfnode certificate make KEY`.",
     )
 
 
@@ -193,7 +194,8 @@ def check(
         raise UserError(
             Code.WRONG_RUN,
             f"{source} is about run {found.run_id[:16]}, and the log here is of run {run_id[:16]}",
-            "Name the folder of one of its nodes with --data-dir, or take in its archive: `sfnode import`.",
+            "Name the folder of one of its nodes with --data-dir, or take in its archive: "
+            "`sfnode history import`.",
         )
     if feed.stop < found.decisions:
         raise UserError(
@@ -207,7 +209,7 @@ def check(
     except UserError as error:
         raise invalid(source, error.what) from error
     ours, theirs = said.model_dump(), found.model_dump()
-    differing = [key for key in ours if ours[key] != theirs[key]]
+    differing = [key for key in ours if key != "version" and ours[key] != theirs[key]]
     if differing:
         told = ", ".join(f"{key} is {ours[key]} and not {theirs[key]}" for key in differing)
         raise invalid(source, f"by the log here {told}")

@@ -118,17 +118,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        ("export full", 1, "SF010: full exists already"),
-        ("export full/mine.txt/out", 1, "SF010: cannot write full/mine.txt/out"),
-        ("export out --device quantum", 1, "SF024: there is no device 'quantum'"),
+        ("export --out full", 1, "SF010: full exists already"),
+        ("export --out full/mine.txt/out", 1, "SF010: cannot write full/mine.txt/out"),
+        ("export --out out --device quantum", 1, "SF024: there is no device 'quantum'"),
         ("eval --device quantum:1", 1, "SF024: there is no device 'quantum:1'"),
-        ("checkout 3 --out full", 1, "SF010: full exists already"),
-        ("export out --lora-rank 4", 2, "--lora-rank is for --format lora"),
-        ("export out --format lora --lora-rank 0", 2, "--lora-rank"),
-        ("export out --format gguf", 2, "--format"),
-        ("export out --push-to-hub ann", 1, "SF010: 'ann' is no name of a model on the hub"),
-        ("export out --push-to-hub ann/reviews", 1, "SF029: nothing can be uploaded to the hub"),
-        ("export out --public", 2, "--public is for --push-to-hub"),
+        ("history checkout 3 --out full", 1, "SF010: full exists already"),
+        ("export --out out --lora-rank 4", 2, "--lora-rank is for --format lora"),
+        ("export --out out --format lora --lora-rank 0", 2, "--lora-rank"),
+        ("export --out out --format gguf", 2, "--format"),
+        ("export --out out --push-to-hub ann", 1, "SF010: 'ann' is no name of a model on the hub"),
+        ("export --out out --push-to-hub ann/reviews", 1, "SF029: nothing can be uploaded to the hub"),
+        ("export --out out --public", 2, "--public is for --push-to-hub"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(
@@ -144,7 +144,7 @@ def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: 
     model = run.model.model_copy(update={"targets": (*run.model.targets, "model.decoder.final_norm:64x1")})
     other = run.model_copy(update={"model": model})
     other_folder = joined(folder.parent / "other", other)
-    ended = sfnode("export", "out", "--format", "lora", "--data-dir", other_folder)
+    ended = sfnode("export", "--out", "out", "--format", "lora", "--data-dir", other_folder)
     assert "SF010: the run trains model.decoder.final_norm, which a LoRA adapter cannot hold" in ended.err
 
 
@@ -163,9 +163,9 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
     here = ("--data-dir", tmp_path / "node")
     verified = sfnode("verify", *here).out
     assert "1 of 1 published bases are here, each as named" in verified
-    assert sfnode("export", tmp_path / "model", *here).status == 0
+    assert sfnode("export", "--out", tmp_path / "model", *here).status == 0
     bases.path_in(made.layout.bases, digest).unlink()
-    ended = sfnode("export", tmp_path / "again", *here)
+    ended = sfnode("export", "--out", tmp_path / "again", *here)
     assert (ended.status, "SF081" in ended.err) == (1, True)
     assert not (tmp_path / "again").exists()
     assert "0 of 1 published bases are here" in sfnode("verify", *here).out
@@ -173,7 +173,7 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
 
 def test_refusals_load_no_torch(folder: Path) -> None:
     script = "import sys; from sfnode.cli.main import _status as run; run(sys.argv[1:]); print(*sys.modules)"
-    command = [sys.executable, "-c", script, "export", "full", "--data-dir", str(folder)]
+    command = [sys.executable, "-c", script, "export", "--out", "full", "--data-dir", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent)
     assert "exists already" in ended.stderr
     assert not {"torch", "transformers", "scipy"} & set(ended.stdout.split())

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -46,7 +46,7 @@ def certify(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
     """Have a certificate made; return the file."""
 
     def run(name: str, key: str = ANN[:8], *options: object) -> Path:
-        ended = sfnode("certificate", key, "--out", tmp_path / name, *options, "--data-dir", folder)
+        ended = sfnode("certificate", "make", key, "--out", tmp_path / name, *options, "--data-dir", folder)
         assert ended.status == 0, ended.err
         return tmp_path / name
 
@@ -60,7 +60,7 @@ def certify(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
 def test_what_is_made_verifies_with_the_log(
     certify: Callable[..., Path], sfnode: Run, folder: Path, name: str
 ) -> None:
-    ended = sfnode("verify-certificate", certify(name), "--data-dir", folder)
+    ended = sfnode("certificate", "check", certify(name), "--data-dir", folder)
     assert (ended.status, ended.err) == (0, "")
     first, second = ended.out.splitlines()
     assert first.startswith(f"Anneli ({ANN}): 15 updates of epochs 0 to {EPOCHS - 1} count in run reviews")
@@ -79,7 +79,7 @@ def test_a_name_may_be_left_out(certify: Callable[..., Path], sfnode: Run, folde
     file = certify("a.json", ANN, "--without-name")
     found = Certificate.parse(file.read_bytes(), "a.json")
     assert (found.name, found.member) == ("", ANN)
-    assert sfnode("verify-certificate", file, "--data-dir", folder).status == 0
+    assert sfnode("certificate", "check", file, "--data-dir", folder).status == 0
 
 
 def test_a_hostile_name_is_drawn_as_text(certify: Callable[..., Path]) -> None:
@@ -99,7 +99,7 @@ def test_a_hostile_name_is_drawn_as_text(certify: Callable[..., Path]) -> None:
 def test_what_cannot_be_certified_is_said(
     sfnode: Run, folder: Path, tmp_path: Path, key: str, out: str, status: int, says: str
 ) -> None:
-    ended = sfnode("certificate", key, "--out", tmp_path / out, "--data-dir", folder)
+    ended = sfnode("certificate", "make", key, "--out", tmp_path / out, "--data-dir", folder)
     assert (ended.status, says in ended.err) == (status, True)
     assert not (tmp_path / out).exists()
 
@@ -108,9 +108,9 @@ def test_a_certificate_needs_the_log_of_its_run(
     certify: Callable[..., Path], sfnode: Run, tmp_path: Path
 ) -> None:
     file = certify("a.json")
-    assert "SF043" in sfnode("verify-certificate", file, "--data-dir", tmp_path / "none").err
+    assert "SF043" in sfnode("certificate", "check", file, "--data-dir", tmp_path / "none").err
     write_run(tmp_path / "other", manifest_of(name="other"), [NAMELESS], updates=1, epochs=1)
-    assert "SF013" in sfnode("verify-certificate", file, "--data-dir", tmp_path / "other").err
+    assert "SF013" in sfnode("certificate", "check", file, "--data-dir", tmp_path / "other").err
 
 
 # -- what it says ----------------------------------------------------------------------------------------
@@ -129,6 +129,10 @@ def test_the_log_contradicts_whatever_is_changed(said: Certificate, feed: Contro
     with pytest.raises(UserError) as error:
         check(said.model_copy(update={field: OTHERS[field]}), RUN, feed, NAMES, "it")
     assert error.value.code in (Code.CERTIFICATE_INVALID, Code.WRONG_RUN)
+
+
+def test_a_certificate_of_before_holds_as_it_did(said: Certificate, feed: ControlFeed) -> None:
+    check(said.model_copy(update={"version": 2}), RUN, feed, NAMES, "it")
 
 
 def test_a_log_that_lacks_decisions_says_nothing_of_them(said: Certificate, feed: ControlFeed) -> None:
@@ -155,15 +159,19 @@ def test_what_is_no_certificate_is_said_to_be_none(data: bytes) -> None:
 
 # -- pinned: a drawing of this version is compared byte for byte -----------------------------------------
 
-DRAWING = "e6adf421be257f80af9f3ebfa04704c3499022ad156553f1415a92f489c45b40"
+DRAWINGS = {
+    2: "e6adf421be257f80af9f3ebfa04704c3499022ad156553f1415a92f489c45b40",
+    3: "ede349852b12af81ddb1ebe7d2d6c614edb04e2c0cc85bd1f0612f31209e383e",
+}
 
 
-def test_the_bytes_that_are_drawn_never_change() -> None:
+@pytest.mark.parametrize("version", DRAWINGS)
+def test_the_bytes_that_are_drawn_never_change(version: Literal[2, 3]) -> None:
     said = Certificate(
-        run_id="11" * 32, run_name="reviews", member="22" * 32, name="Anneli", updates=15, measured=12,
+        version=version, run_id="11" * 32, run_name="reviews", member="22" * 32, name="Anneli", updates=15, measured=12,
         worth=-2_000_001, first_epoch=0, last_epoch=2, seal=2, digest="33" * 32, decisions=17,
         chain="44" * 32,
     )  # fmt: skip
-    assert hashlib.sha256(said.drawing()).hexdigest() == DRAWING
+    assert hashlib.sha256(said.drawing()).hexdigest() == DRAWINGS[version]
     assert Certificate.parse(said.to_json(), "it") == said
     assert list(json.loads(said.to_json())) == list(Certificate.model_fields)
