@@ -29,6 +29,9 @@ REACHES = {
 }
 """What to say of an invitation, by the networks from which its addresses can be reached (`Reach`)."""
 
+UNITS = {"cpu": " %", "gpu": " %", "watts": " W", "celsius": " °C", "idle": " min", "mb_per_day": " MB"}
+"""What follows the numbers of other limits."""
+
 BLANK = "⠀"
 """The braille character without dots."""
 
@@ -160,7 +163,8 @@ def _limit(name: str, value: Any) -> str:
         return ", ".join(value)
     if name in SIZES:
         return size_text(value)
-    return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    told = "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    return told + UNITS.get(name, "")
 
 
 def bar(share: float, width: int) -> str:

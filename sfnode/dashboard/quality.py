@@ -206,9 +206,9 @@ def _rises(latest: Evaluation | None, course: Sequence[Point | Reference]) -> bo
 
 
 def _by(latest: Evaluation, base: Evaluation | None, word: str = "better") -> str:
-    """Return `Better by 3.1 % than before training`; without the number where it says nothing."""
+    """Return `Better by 3.1 %`; where the number says nothing `Better than before training`."""
     by = better_by(latest.metric, base.value, latest.value) if base else ""
-    return f"{by if by.startswith(word) else word} than {BEFORE}".capitalize()
+    return (by if by.startswith(word) else f"{word} than {BEFORE}").capitalize()
 
 
 def _ended(s: Status) -> bool:

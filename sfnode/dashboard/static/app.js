@@ -82,9 +82,9 @@ function showProgress(status, progress) {
   byId("run-bar").value = Math.min(1, progress.known / progress.update_budget);
   tell("run-text", `${partOf(progress.known, progress.update_budget)} updates, ${left(progress.seconds_left)}`);
   const full = progress.epoch_known >= progress.epoch_updates;
-  byId("epoch-bar").value = full ? 1 : progress.epoch_known / progress.epoch_updates;
+  byId("round-bar").value = full ? 1 : progress.epoch_known / progress.epoch_updates;
   const epoch = `${progress.epoch + (status.organised ? 0 : 1)} of ${progress.epochs}: ${partOf(progress.epoch_known, progress.epoch_updates)}`;
-  tell("epoch-text", full && status.organised && seconds(progress) ? `${epoch}, to be closed` : `${epoch}, ${left(progress.epoch_seconds_left)}`);
+  tell("round-text", full && status.organised && seconds(progress) ? `${epoch}, to be closed` : `${epoch}, ${left(progress.epoch_seconds_left)}`);
   tell("own-rate", pace(status.updates_per_second));
   tell("swarm-rate", pace(progress.updates_per_second));
   tell("loss-now", status.role === "relay" ? "none" : number(told(status.loss)));
