@@ -74,16 +74,15 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
     assert len(lines) == 24
     known, mine = seen.now.status.known, seen.now.status.contributed
     assert " ".join(lines[1:3]).startswith(
-        f"Better than the base model: accuracy {known:.3f} ({known - 1:.3f}-{known + 1:.3f}) now, 0.000 "
-        "(0.000-0.100) before training."
+        f"Better than before training: accuracy {known:.1f} % ({known - 1:.1f}-{known + 1:.1f} %) now, 0.0 "
+        "% (0.0-10.0 %) before training."
     )
     assert any(line.startswith(f"The run is complete; {mine:,} updates (") for line in lines[2:4])
     assert f"{part_of(known, 120)} updates" in text
     assert "done" in text
-    assert seen.now.status.digest[:12] in text
     assert "neighbours  2 in step" in text
     assert "loss  1.000" in text
-    assert sum("same digest" in line for line in lines) == 2
+    assert sum("same model" in line for line in lines) == 2
     assert "q quit" in lines[-1]
 
 
@@ -109,7 +108,7 @@ def it_counts_the_neighbours_for_whom_there_is_no_line(seen: Shown) -> None:
     many = with_neighbours(seen, *(neighbour.model_copy(update={"peer": f"p{n}"}) for n in range(30)))
     lines = [line.plain for line in frame(many, 80, 24)]
     assert len(lines) == 24
-    shown = sum("same digest" in line for line in lines)
+    shown = sum("same model" in line for line in lines)
     assert f"and {30 - shown} more" in lines
     assert shown >= 3
 
@@ -148,11 +147,11 @@ def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
         it_fits(worse, width, height)
     drawn = "\n".join(line.plain for line in frame(worse, 80, 24))
     said = (
-        "Better than the base model, but below its best: accuracy 0.848 (0.828-0.868) now, 0.500 "
-        "(0.480-0.520) before training, 1.000 at best (epoch 3)."
+        "Better by 34.8 %, but below its best: accuracy 84.8 % (82.8-86.8 %) now, 50.0 % (48.0-52.0 %) "
+        "before training, 100.0 % at best (round 3)."
     )
     assert said in " ".join(drawn.split())
-    assert "100 of 512 are left for it in this epoch" in " ".join(drawn.split())
+    assert "100 of 512 are left for it in this round" in " ".join(drawn.split())
     two = with_status(worse, alarms=2 * worse.now.status.alarms)
     assert frame(two, 80, 24)[1].plain.startswith("(1 of 2: see sfnode status) SF070")
 
@@ -168,8 +167,8 @@ def it_tells_all_limits_or_that_there_are_more(seen: Shown) -> None:
         cpu=50, memory=4_000_000_000, hours="22:00-07:00", idle=10, mains=True, upload_rate=500_000
     )
     told = {width: _limits_in(frame(with_status(seen, limits=limits), width, 24)) for width in (40, 80)}
-    assert told[80] == "cpu 50, memory 4.0 GB, hours 22:00-07:00, idle 10, mains yes, upload_rate 500 kB"
-    assert told[40].startswith("cpu 50, memory 4.0 GB, hours")
+    assert told[80] == "cpu 50 %, memory 4.0 GB, hours 22:00-07:00, idle 10 min, mains yes, upload_rate 500 kB"
+    assert told[40].startswith("cpu 50 %, memory 4.0 GB")
     assert told[40].endswith("…")
 
 
