@@ -74,7 +74,7 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
     assert len(lines) == 24
     known, mine = seen.now.status.known, seen.now.status.contributed
     assert " ".join(lines[1:3]).startswith(
-        f"Better than before training: accuracy {known:.1f} % ({known - 1:.1f}-{known + 1:.1f} %) now, 0.0 "
+        f"Better than before training: accuracy {known}00.0 % ({known - 1}00.0-{known + 1}00.0 %) now, 0.0 "
         "% (0.0-10.0 %) before training."
     )
     assert any(line.startswith(f"The run is complete; {mine:,} updates (") for line in lines[2:4])
@@ -199,7 +199,7 @@ def it_draws_numbers_that_are_none(seen: Shown) -> None:
     }
     measured = [NodeEvaluation(**odd, seconds=s, known=9, base=False, digest="d") for s in (1.0, 2.0)]
     curves = seen.curves.model_copy(update={"measurements": [*seen.curves.measurements, *measured]})
-    assert "perplexity inf (1.000-inf) now" in "\n".join(
+    assert "perplexity infinite (1-infinite) now" in "\n".join(
         line.plain for line in frame(seen._replace(curves=curves), 80, 24)
     )
 
@@ -213,7 +213,7 @@ def it_names_several_devices(seen: Shown) -> None:
     machine = MachineStatus(device="cuda:0,cuda:1", cpu=1.0, cores=8.0, memory=1, memory_total=2, gpus=[gpu])
     lines = [line.plain for line in frame(with_status(seen, devices=[one, other], machine=machine), 80, 40)]
     assert "devices  cuda:0: 1,234 updates  cuda:1: 56 updates failed" in lines
-    assert any(line.startswith("machine 1.0 of 8 cores") and "H100" in line for line in lines)
+    assert any(line.startswith("machine 12 % of the processor") and "H100" in line for line in lines)
     lines = [line.plain for line in frame(with_status(seen, devices=[one], machine=machine), 80, 40)]
     assert not any(line.startswith("devices") for line in lines)
 
@@ -222,18 +222,18 @@ def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
     own = OwnStanding(rank=1, of=2, updates=99, share=0.5, counted=None, worth=None)
     lines = [line.plain for line in frame(seen._replace(origins=page, own=own), 160, 45)]
     (heads,) = [line for line in lines if line.startswith("peer ")]
-    assert "rank  origin" in heads
+    assert "rank  who" in heads
     (charts,) = [line for line in lines if line.startswith("accuracy")]
     assert charts.index("loss") < charts.index("updates ")
-    assert "You: 99 updates (50 % of all), rank 1 of 2." in lines
-    assert any(line.startswith("Drift from the base: weights moved by ") for line in lines)
+    assert "Your work: 99 updates (50 % of all), rank 1 of 2." in lines
+    assert any(line.startswith("The weights have moved by ") for line in lines)
     alone = seen._replace(origins=page, only_origins=True)
     assert not any(line.plain.startswith("peer ") for line in frame(alone, 160, 45))
 
 
 def it_tells_rewards_of_a_reward_run(seen: Shown) -> None:
     lines = [line.plain for line in frame(with_status(seen, **rewarded()), 160, 45)]
-    (charts,) = [line for line in lines if line.startswith("right answers (pass@1)  0.850")]
+    (charts,) = [line for line in lines if line.startswith("right answers (pass@1)  85.0 %")]
     assert "mean reward  0.940" in charts
     assert "Mean reward 0.950 now, 0.400 before training." in lines
     assert not any(word in line for line in lines for word in ("loss", "accuracy", "worth"))
@@ -300,11 +300,11 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
             differs_for=differs_for,
         )
 
-    assert agreement(node(7, True, None), 9) == ("same digest", Mood.GOOD)
+    assert agreement(node(7, True, None), 9) == ("same model", Mood.GOOD)
     assert agreement(node(7, False, 99.0), 9) == ("2 behind", Mood.NEUTRAL)
     assert agreement(node(9, False, 99.0), 7) == ("2 ahead", Mood.NEUTRAL)
     assert agreement(node(7, False, 3.0), 7) == ("under way", Mood.NEUTRAL)
-    assert agreement(node(7, False, 99.0), 7) == ("digest differs", Mood.BAD)
+    assert agreement(node(7, False, 99.0), 7) == ("another model", Mood.BAD)
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,10 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
         (size_text(1234), "1.2 kB"),
         (size_text(999_600), "1.0 MB"),
         (size_text(5e15), "5000 TB"),
-        (printable.span(41), "0:41"),
-        (printable.span(3 * 3600 + 300), "3 h 05"),
+        (printable.span(41), "41 s"),
+        (printable.span(185), "3 min 05 s"),
+        (printable.span(730), "12 min"),
+        (printable.span(3 * 3600 + 300), "3 h 05 min"),
         (printable.span(100 * 3600), "4 d 4 h"),
         (printable.span(None), "?"),
         (formatting.delay(0.0004), "0.4 ms"),

@@ -71,7 +71,7 @@ def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnod
     assert said.quality is not None
     assert said.quality.base is not None
     assert [point.epoch for point in said.curve] == list(range(EPOCHS))
-    assert "Better than the base model, and still getting better" in words
+    assert "Better by " in words
     assert value_in_words("accuracy", accuracy(EPOCHS - 1, EPOCHS)) in words
     assert "base model 51.2 %" in words
     checkout = json.loads(sfnode("checkout", EPOCHS - 1, "--data-dir", folder, "--json").out)
@@ -160,7 +160,7 @@ def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
     found = run_file(tmp_path / "page")
     assert (found.seal, found.quality, found.members) == (None, None, 1)
     verified = sfnode("verify", "--data-dir", tmp_path / "open").out
-    assert f"digest       {found.digest}" in verified
+    assert f"fingerprint  {found.digest}" in verified
 
 
 # -- what is not -----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_a_reward_run_is_told_by_right_answers_before_and_after_and_has_no_worth
     assert not re.search("worth|nats|loss|accuracy", words, re.IGNORECASE)
     assert "By number of updates" in words
     board = sfnode("leaderboard", "--data-dir", tmp_path / "node").out
-    assert board.splitlines()[0].split() == ["rank", "origin", "count"]
+    assert board.splitlines()[0].split() == ["rank", "who", "count"]
     assert "worth" not in board
 
 
