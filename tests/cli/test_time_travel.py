@@ -81,8 +81,10 @@ def test_log_shows_decisions_seals_and_who_brought_what(sfnode: Run, folder: Pat
     ended = sfnode("log", "--data-dir", folder)
     assert (ended.status, ended.err) == (0, "")
     lines = ended.out.splitlines()
-    assert lines[0] == f"     0  admit       admits {A[:16]} with a quota of 1000 updates"
-    assert lines[1] == f"     1  admit       admits {B[:16]} (Ada) with a quota of 1000 updates"
+    times = [line[:16] for line in lines[:2]]
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", time) for time in times)
+    assert lines[0][16:] == f"  admits {A[:16]} for 1,000 updates a round"
+    assert lines[1][16:] == f"  admits Ada ({B[:8]}) for 1,000 updates a round"
     seal = next(line for line in lines if "updates of round" in line)
     assert "9 of 9 updates of round 0 count, accuracy " in seal
     assert seal.endswith("accuracy 60.0 % (55.0-65.0 %)")
@@ -247,7 +249,7 @@ def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[...
     assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
     assert [entry.kind for entry in found.entries] == ["seal", "worth", "seal"]
     said = sfnode("diff", 1, 3, "--data-dir", folder).out
-    assert f"  {B[:16]} (Ada)  +6\n" in said
+    assert f"  Ada ({B[:8]})  +6\n" in said
     assert f"weights: changed by {found.norm:.4g} in all\n" in said
     assert "epoch 3: accuracy 60.0 % (55.0-65.0 %), loss 1.9000" in said
 
@@ -258,7 +260,7 @@ def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder:
     assert ended.status == 0, ended.err
     lines = ended.out.splitlines()
     assert lines[0].startswith(f"epoch {HARM} has raised the loss from ")
-    assert lines[1].startswith(f"  without the 3 updates of {B} (Ada): ")
+    assert lines[1].startswith(f"  without the 3 updates of Ada ({B[:8]}): ")
     assert lines[-2:] == [
         f"  sfnode organise revoke {B[:16]}",
         f"  sfnode organise void {HARM} --member {B[:16]}",
@@ -277,9 +279,15 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
     ended = sfnode("leaderboard", "--data-dir", folder)
     assert (ended.status, ended.err) == (0, "")
     assert [line.split() for line in ended.out.splitlines()[1:3]] == [
-        ["1", A[:16], "24", "18", "+6.000000003"],
-        ["2", B[:16], "12", "9", "-0.000000003", "Ada"],
+        ["1", A[:8], "24", "100", "%"],
+        ["2", "Ada", B[:8], "12", "-<", "0.1", "%"],
     ]
+    details = sfnode("leaderboard", "--details", "--data-dir", folder).out.splitlines()
+    assert [line.split()[-3:] for line in details[1:3]] == [
+        ["18", "+6.000000003", A[:16]],
+        ["9", "-0.000000003", B[:16]],
+    ]
+    assert details[-1].endswith("36 updates count, worth +6.000000000 nats")
     assert ended.out.splitlines()[-1].endswith("4 rounds, 36 updates count")
     files_of_it = tmp_path / "copy"
     files_of_it.mkdir()
