@@ -58,29 +58,29 @@ def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
 
 def test_progress_of_an_organised_run_tells_what_counts() -> None:
     line = progress_line([status(known=48, loss=1.0)], organised_status())
-    assert line == "48 updates, 40 of 50 count in 3 epochs, 123/s, 0:00 left, loss 1.000"
+    assert line == "48 updates, 40 of 50 count in 3 rounds, 123/s, 0 s left, loss 1.000"
 
 
 def test_less_than_one_update_a_second_is_told_by_the_minute_with_the_time_that_is_left() -> None:
     """A real model's run said `0/s` for half an hour."""
     slow = status(known=48, loss=1.0, updates_per_second=0.05)
     line = progress_line([slow, slow], organised_status())
-    assert line == "48 updates, 40 of 50 count in 3 epochs, 6/min, 1:40 left, loss 1.000"
+    assert line == "48 updates, 40 of 50 count in 3 rounds, 6/min, 1 min 40 s left, loss 1.000"
 
 
 def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
     line = progress_line([status(known=10, loss=1.0), status(known=12, loss=2.0), status(loss=None)])
-    assert line == "10 of 200,000 updates, 370/s, 9:00 left, loss 1.500"
+    assert line == "10 of 200,000 updates, 370/s, 9 min 00 s left, loss 1.500"
 
 
 def test_progress_says_what_the_organisers_model_does_beside_updates() -> None:
-    busy = status(doing={"what": "measuring epoch 3", "seconds": 72.4})
+    busy = status(doing={"what": "measuring round 3", "seconds": 72.4})
     assert progress_line([busy, status()], organised_status()).endswith(
-        "; organiser: measuring epoch 3, 1:12"
+        "; organiser: measuring round 3, 1 min 12 s"
     )
-    assert progress_line([busy, status()]).endswith("; node 1: measuring epoch 3, 1:12")
+    assert progress_line([busy, status()]).endswith("; node 1: measuring round 3, 1 min 12 s")
     lines = drawn(progress_table("a-rather-long-name", [busy, status()], organised_status()))
-    assert "measuring epoch 3, 1:12" in " ".join(lines[:3])
+    assert "measuring round 3, 1 min 12 s" in " ".join(lines[:3])
 
 
 def test_while_nodes_start_it_says_how_many_are_up() -> None:
@@ -90,29 +90,29 @@ def test_while_nodes_start_it_says_how_many_are_up() -> None:
 def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
     said = result("d", "d")
     assert verdict(said) == [
-        "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
+        "accuracy 50.0 % (40.0-70.0 %) -> 75.0 % (65.0-95.0 %) on 9 held-out rows",
         "loss 0.500 -> 0.250",
-        "the base model, calibrated without training: accuracy 0.600 (0.500-0.800), loss 0.400",
+        "the base model, calibrated without training: accuracy 60.0 % (50.0-80.0 %), loss 0.400",
         "100 updates in 2.5 s, 12.3 bytes per update on the wire",
-        "OK: all digests are equal (d)",
+        "OK: all nodes have the same model, to the bit (d)",
     ]
     organised = verdict(said.model_copy(update={"counted": 98, "sealed": 3}))
-    assert any(line.startswith("100 updates in 2.5 s; 98 count, in 3 sealed epochs, ") for line in organised)
+    assert any(line.startswith("100 updates in 2.5 s; 98 count, in 3 rounds, ") for line in organised)
     rows = [line.split() for line in drawn(closing_table(said))]
     assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
 
 
 def test_a_linear_probe_stands_beside_a_head_and_says_so_where_it_is_better() -> None:
     said = result("d", "d").model_copy(update={"probe": PROBE})
-    line = "a linear probe on 1,024 training rows: accuracy 0.834 (0.806-0.858), loss 0.448"
-    better = "THE PROBE IS BETTER by 0.039 nats a row (standard error 0.012): `sfnode history fork` goes on"
+    line = "a linear probe on 1,024 training rows: accuracy 83.4 % (80.6-85.8 %), loss 0.448"
+    better = "THE PROBE IS BETTER by 0.039 in loss a row (standard error 0.012): `sfnode history fork` goes on"
     place = verdict(said).index(line)
     assert verdict(said)[place + 1].startswith(better)
     alike = PROBE.model_copy(update={"lead": 0.023})
     assert not any("BETTER" in told for told in verdict(said.model_copy(update={"probe": alike})))
 
 
-GUARD = "The guard ends the run at the seal of epoch 3, as it no longer improves: [loss] 2.1, not 0.6."
+GUARD = "The guard ends the run at the model of round 3, as it no longer improves: [loss] 2.1, not 0.6."
 
 
 def test_a_run_that_was_ended_early_or_of_which_much_was_taken_back_says_so_and_why() -> None:
@@ -138,14 +138,14 @@ def test_of_a_reward_run_it_tells_right_answers_and_the_mean_reward() -> None:
         one.model_copy(update={"metric": "pass_at_1"}) for one in (said.before, said.after) if one
     )
     assert verdict(said.model_copy(update={"before": before, "after": after, "calibrated": None}))[:2] == [
-        "right answers (pass@1) 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
+        "right answers (pass@1) 50.0 % (40.0-70.0 %) -> 75.0 % (65.0-95.0 %) on 9 held-out rows",
         "mean reward 0.500 -> 0.750",
     ]
 
 
 def test_a_measurement_is_said_with_its_95_percent_interval() -> None:
     measured = Evaluation(metric="accuracy", value=0.526, low=0.493, high=0.559, loss=0.687, count=872)
-    expected = "base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows"
+    expected = "base model: accuracy 52.6 % (49.3-55.9 %), loss 0.687 on 872 held-out rows"
     assert measurement_line("base model", measured) == expected
 
 
@@ -174,8 +174,8 @@ def test_digests_or_cores_that_differ_are_a_failure(
     )
     assert "sfnode: SF062: " in ended.err
     assert "kept" in ended.err
-    assert "FAILED: the digests differ" in ended.err
-    assert verdict(differing)[-1] == "FAILED: the digests differ"
+    assert "FAILED: the nodes' models differ" in ended.err
+    assert verdict(differing)[-1] == "FAILED: the nodes' models differ"
 
 
 def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: Run, tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: R
     told = ended.out
     for text in (
         "starting 2 nodes of run a-name",
-        "base model: accuracy 0.500 (0.400-0.700)",
+        "base model: accuracy 50.0 % (40.0-70.0 %)",
         "0 of 2 nodes are up",
         "measuring the model, and comparing the nodes",
-        "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
-        "OK: all digests are equal (d)",
+        "accuracy 50.0 % (40.0-70.0 %) -> 75.0 % (65.0-95.0 %) on 9 held-out rows",
+        "OK: all nodes have the same model, to the bit (d)",
     ):
         assert text in told
     assert told.count("base model:") == 1

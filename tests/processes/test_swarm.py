@@ -113,7 +113,7 @@ def test_progress_and_verdict_are_separate_from_the_json(
     said = twins[0].stderr
     assert "starting 2 nodes of run reviews" in said
     assert "base model: accuracy" in said
-    assert "OK: all digests are equal" in said
+    assert "OK: all nodes have the same model" in said
     assert max(map(len, said.splitlines())) <= 80
 
 
