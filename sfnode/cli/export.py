@@ -74,7 +74,7 @@ def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
 
 
 @click.command
-@click.argument("out", type=click.Path(path_type=Path))
+@option("--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="The new folder.")
 @format_options
 @data_dir_option
 @model_option
@@ -110,7 +110,7 @@ def export(
     hub_name: str | None,
     public: bool,
 ) -> None:
-    """Write the model of the log in a node's folder to the new folder OUT, and put it on the hub if asked to.
+    """Write the model of the log in a node's folder to a new folder, and put it on the hub if asked to.
 
     Of an organised run it is that of the last seal, unless --seal names another, of an open one that with all
     updates.

@@ -48,6 +48,7 @@ COMMANDS = {
     "finish": Lazy("sfnode.cli.owner:finish", "Have a running node complete its step, then leave."),
     "leave": Lazy("sfnode.cli.owner:leave", "End a running node; nothing that is finished is lost."),
     "export": Lazy("sfnode.cli.export:export", "Write the trained model to a folder."),
+    "use": Lazy("sfnode.cli.use:use", "Ask the trained model about texts of yours."),
     "verify": Lazy("sfnode.cli.verify:verify", "Replay the log and check every signature."),
     "log": Lazy("sfnode.cli.history:log", "Show what was decided in a run, and who brought what."),
     "checkout": Lazy("sfnode.cli.history:checkout", "Recompute the state, or the model, of any seal."),
