@@ -31,6 +31,7 @@ from rich.progress import (
 from rich.text import Text
 
 from sfnode.cli.output import echo
+from sfnode.dashboard.formatting import download_in_words
 from sfnode.logging import BEGINS, begins, log
 from sfnode.printable import size_text
 from sfnode.schema.node_state import NodeState
@@ -252,7 +253,7 @@ def doing(now: Status) -> tuple[str, str]:
     match now.state:
         case NodeState.STARTING if now.fetch:
             return (
-                f"{now.fetch.what} from peers",
+                f"{download_in_words(now.fetch)} from peers",
                 f"{size_text(now.fetch.done)} of {size_text(now.fetch.total)}",
             )
         case NodeState.STARTING:

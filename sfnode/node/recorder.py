@@ -161,9 +161,9 @@ async def log_progress(status: Callable[[], Status]) -> None:
         left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
         doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
         log.info(
-            "%s  %s updates%s%s  own %s at %s%s  links %d  digest %s%s",
+            "%s  %s updates%s%s  own %s at %s%s  links %d%s",
             s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,
-            len(s.links), s.digest[:12], doing,
+            len(s.links), doing,
             extra=s.model_dump(include=REPORTED),
         )  # fmt: skip
 
