@@ -181,7 +181,7 @@ def _verification(model: TrainableModel, about: Provenance, weights: Mapping[str
         prints = "core digest above, while that seal is the last one"
     else:
         prints = "core digest above"
-        commands.append(command("sfnode", "checkout", about.seal))
+        commands.append(command("sfnode", "history", "checkout", about.seal))
         of = ("--seal", about.seal)
     said = "\n".join(commands)
     first = (

@@ -141,7 +141,7 @@ class LeaderboardResult(Answer):
 
 
 class CheckoutResult(Answer):
-    """`sfnode checkout --json`."""
+    """`sfnode history checkout --json`."""
 
     run_id: str
     epoch: int
@@ -164,7 +164,7 @@ class LayerChange(Answer):
 
 
 class DiffResult(Answer):
-    """`sfnode diff --json`."""
+    """`sfnode history diff --json`."""
 
     before: CheckoutResult
     after: CheckoutResult
@@ -199,7 +199,7 @@ class Without(Answer):
 
 
 class BisectResult(Answer):
-    """`sfnode bisect --json`."""
+    """`sfnode history bisect --json`."""
 
     run_id: str
     measured: list[MeasuredState]
