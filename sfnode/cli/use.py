@@ -187,8 +187,8 @@ def _row(task: Task, texts: Sequence[str]) -> Row:
     if len(texts) < len(fields) or (task.kind != "choice" and len(texts) > len(fields)):
         raise UserError(
             Code.BAD_OPTION,
-            f"the model wants {len(fields)} text{'s' * (len(fields) > 1)} ({', '.join(fields)}), and there are "
-            f"{len(texts)}",
+            f"the model wants {len(fields)} text{'s' * (len(fields) > 1)} ({', '.join(fields)}), "
+            f"and there are {len(texts)}",
             f"Put each in quotes: {command('sfnode', 'use', *(f'some {name}' for name in fields))}",
         )
     if wrong := _problem(task, row):
