@@ -16,7 +16,7 @@ from sfnode.cli.folders import place
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import percent
 from sfnode.errors import UserError
-from sfnode.logging import begins
+from sfnode.logging import log
 from sfnode.printable import command, span
 from sfnode.schema.metrics import measure_of, metric_of
 from sfnode.schema.node_state import NodeState
@@ -174,7 +174,7 @@ class Ending:
         looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses
         if found.now or not looked or not node.manifest.data.test:
             return found
-        begins("measuring what the model has learnt")
+        log.info("measuring what the model has learnt")
         try:
             before = await node.evaluate(base=True, limit=MEASURED)
             return Change(before, await node.evaluate(limit=MEASURED))
