@@ -25,6 +25,7 @@ from sfnode.cli.init import (
     published,
     write_manifest,
 )
+from sfnode.cli.keys import Command
 from sfnode.cli.options import data_dir_option, device_option, epoch_argument, model_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
@@ -64,7 +65,7 @@ def _options_of_init() -> list[click.Parameter]:
     return found
 
 
-@click.command(params=_options_of_init())
+@click.command(cls=Command, params=_options_of_init())
 @epoch_argument("epoch")
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @option("--name", metavar="NAME", help="Name of the new run.  [default: the old one's, with the epoch]")

@@ -164,10 +164,14 @@ def model_option(function: F) -> F:
     )(function)
 
 
-def device_option(function: F) -> F:
+def device_option(function: F, key: str = "") -> F:
     """Add --device to a command that computes on one: the first, where a file names several for nodes."""
     return setting(
-        "--device", metavar="NAME", callback=_first, help="Device that computes: cpu, cuda, cuda:1, mps."
+        "--device",
+        key=key,
+        metavar="NAME",
+        callback=_first,
+        help="Device that computes: cpu, cuda, cuda:1, mps.",
     )(function)
 
 
@@ -199,10 +203,11 @@ def _parse_devices(_context: Any, _parameter: Any, value: str) -> str:
         ) from error
 
 
-def dtype_option(function: F) -> F:
+def dtype_option(function: F, key: str = "") -> F:
     """Add --dtype for a model that is run."""
     return setting(
         "--dtype",
+        key=key,
         help="Number format of the model; int8 and nf4 hold its matrices in 8 and 4 bits. auto: "
         "float32 on a CPU, bfloat16 elsewhere. Nodes of one run may differ.",
     )(function)

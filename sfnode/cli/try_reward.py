@@ -32,9 +32,7 @@ UPDATES = 16
 @click.argument("run", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUN.toml]")
 @option("--task", "preset", type=click.Choice(REWARDED), help="A ready-made task, in place of a manifest.")
 @option("--model", metavar="SOURCE", help="With --task: the base model, a folder or a Hugging Face id.")
-@option(
-    "--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init --train`."
-)
+@option("--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init`.")
 @option(
     "--prompts",
     type=click.IntRange(1, MOST_PROMPTS),
@@ -99,7 +97,7 @@ def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
             Code.BAD_OPTION,
             "it takes a run's manifest, or a ready-made task with --task",
             "`sfnode try-reward run.toml`, or `sfnode try-reward --task gsm8k --model MODEL`. For a task of "
-            "your own write the manifest first: `sfnode init --no-measure`.",
+            "your own write the manifest first: `sfnode init --set init.measure=no`.",
         )
     from sfnode.manifest import Manifest
 

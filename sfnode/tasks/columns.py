@@ -54,13 +54,13 @@ class Table:
 
 
 def read(source: str) -> Table:
-    """Read a source of rows. Raises UserError as `dataset.load_rows`, and DATA_MALFORMED if it has no rows, or
-    no line with the names of its columns."""
+    """Read a source of rows. Raises UserError as `dataset.load_rows`, and DATA_MALFORMED if it has no rows,
+    or no line with the names of its columns."""
     placed = list(dataset.read(source))
     rows = [one.row for one in placed if not one.wrong]
     if not rows:
         wrong = f": {placed[0].place}: {placed[0].wrong}" if placed else ""
-        raise malformed(f"{source} has no rows{wrong}", "Name a file with a line of names, and rows below it.")
+        raise malformed(f"{source} has no rows{wrong}", "Name a file with names in line 1 and rows below.")
     names = dict.fromkeys(name for row in islice(rows, NAMED) for name in row)
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if is_file(source) and source.lower().endswith((".csv", ".tsv")):

@@ -29,13 +29,28 @@ from sfnode.tasks import prompts, templates
 from sfnode.tasks.columns import COUNTED, Column, Table
 from sfnode.tasks.row_files import malformed
 
-ANSWERS = frozenset("answer answers antwort reponse respuesta response output completion reply target".split())
+ANSWERS = frozenset(
+    [
+        "answer",
+        "answers",
+        "antwort",
+        "completion",
+        "output",
+        "reply",
+        "reponse",
+        "respuesta",
+        "response",
+        "target",
+    ]
+)
 """Names, or last words of names, of columns with answers, without accents."""
 
 RIGHT = ANSWERS | frozenset(
-    "label labels class category topic sentiment intent gold truth correct right rating "
-    "klasse kategorie thema stimmung richtig bewertung "
-    "classe categorie etiquette sujet clase categoria etiqueta".split()
+    [
+        *("label", "labels", "class", "category", "topic", "sentiment", "intent", "gold", "truth", "correct"),
+        *("right", "rating", "klasse", "kategorie", "thema", "stimmung", "richtig", "bewertung", "classe"),
+        *("categorie", "etiquette", "sujet", "clase", "categoria", "etiqueta"),
+    ]
 )
 """The same of columns that say what is right."""
 
@@ -119,7 +134,7 @@ def _candidates(table: Table) -> Iterator[str]:
 
 
 def _rank(column: Column) -> int:
-    """Return 0 for a column whose name says that it is right, 1 for one whose name ends so, 2 for others."""
+    """Return 0 for a column whose name says that it is right, 1 if only its last word does, else 2."""
     words = _plain(column.name).split()
     return 2 if not words or words[-1] not in RIGHT else int(len(words) > 1)
 
@@ -161,8 +176,8 @@ def _no_classes(column: Column) -> str:
         return f"it holds {column.holds}"
     if column.holds == "numbers" and (count > MOST_NUMBERS or not column.whole):
         return (
-            f"it holds {many} different numbers, and sfnode learns classes, not numbers (no regression). Make "
-            "a column with a few classes of them, such as low, middle and high"
+            f"it holds {many} different numbers, and sfnode learns classes, not numbers (no regression). "
+            "Make a column with a few classes of them, such as low, middle and high"
         )
     if count < 2:
         return f"it is the same in all rows: {next(iter(column.values), '')!r}"
@@ -249,8 +264,8 @@ def _letters(options: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _lettered(labels: Collection[str], options: Sequence[str]) -> dict[str, str]:
-    """Return the letter for each label, if labels are letters of `options`, their names, or their numbers from
-    0 or from 1; nothing if they are none, or may be numbers of either kind."""
+    """Return the letter for each label, if labels are letters of `options`, their names, or their numbers
+    from 0 or from 1; nothing if they are none, or may be numbers of either kind."""
     letters = [letter for letter, _ in _letters(options)]
     count = len(options)
     namings = [letters, [one.lower() for one in letters], [prompts.label(name) for name in options]]
