@@ -343,7 +343,7 @@ def keys_folder(keys_dir: Path, out: Path) -> Path:
     if keys_dir.resolve() == out.resolve().parent:
         raise UserError(
             Code.BAD_OPTION,
-            f"--keys-dir: {keys_dir} is the folder of the manifest, which others get",
+            f"keys.dir: {keys_dir} is the folder of the manifest, which others get",
             "Name a folder that nobody but you reads.",
         )
     return keys_dir

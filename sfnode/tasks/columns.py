@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows of a source, and its columns in their order."""
+    """The rows of a source, and its columns in their order, without one that has no name."""
 
     source: str
     placed: Sequence[Placed]
@@ -61,7 +61,7 @@ def read(source: str) -> Table:
     if not rows:
         wrong = f": {placed[0].place}: {placed[0].wrong}" if placed else ""
         raise malformed(f"{source} has no rows{wrong}", "Name a file with names in line 1 and rows below.")
-    names = dict.fromkeys(name for row in islice(rows, NAMED) for name in row)
+    names = dict.fromkeys(name for row in islice(rows, NAMED) for name in row if name)
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if is_file(source) and source.lower().endswith((".csv", ".tsv")):
         _require_names(source, columns)
@@ -96,8 +96,8 @@ def _holds(cells: Sequence[Any]) -> Holds:
     if all(isinstance(cell, str) for cell in cells):
         return "texts"
     if all(isinstance(cell, list) for cell in cells):
-        said = (one for cell in cells for one in cell)
-        return "messages" if all(isinstance(one, dict) and "content" in one for one in said) else "lists"
+        said = [isinstance(one, dict) and "content" in one for cell in cells for one in cell]
+        return "messages" if said and all(said) else "lists"
     return "others"
 
 
@@ -119,7 +119,7 @@ def _require_names(source: str, columns: dict[str, Column]) -> None:
     for name, column in columns.items():
         long = len(name) > LONGEST_NAME or len(name.split()) > MOST_WORDS
         same = len(column.values) <= column.filled / 2 and prompts.label(name) in column.values
-        if name and (number(name) is not None or long or same):
+        if number(name) is not None or long or same:
             raise malformed(
                 f"{source}, line 1: {name[:LONGEST_NAME]!r} is a value and not the name of a column",
                 "Put a line with names first, such as text,label.",
