@@ -213,14 +213,15 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         means = preparing.Means(given["device"], given["dtype"], Path(scratch))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
-        said += output.made_words(prepared, asked)
+        said += output.made_words(prepared, asked) if given["details"] else []
         share = given.get("share_data", not manifest.organised.private)
         manifest = _write_beside(out, prepared.manifest, Path(scratch), share, note, said)
         said += _write_keys(keys, manifest.run_id, keys_dir, passphrase, note) if keys else []
         note(out)
         write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    for line in [*said, *output.numbers_words(prepared, given), *output.notes(manifest, "epsilon" in given)]:
+    said += output.numbers_words(prepared, given, given["details"])
+    for line in [*said, *output.notes(manifest, "epsilon" in given)]:
         echo(line)
     echo("What happens next:")
     start = command("sfnode", "join", "--run", out, *(organising_options(keys_dir) if keys else ()))

@@ -279,6 +279,12 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "wreck the model. That loads the model.",
     ),
     option(
+        "--details",
+        key="init.details",
+        is_flag=True,
+        help="Say which numbers were chosen, and why.  [default: what is wrong with them alone]",
+    ),
+    option(
         "--calibrate/--no-calibrate",
         key="init.calibrate",
         default=None,

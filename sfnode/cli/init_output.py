@@ -23,6 +23,9 @@ from sfnode.tasks import public_files
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
 
+WRONG = ("Warning: ", "Numbers were not tried out", "No scalars were measured", "Whether ")
+"""Beginnings of lines about numbers that everybody has to read."""
+
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
 
@@ -68,14 +71,15 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
     ]
 
 
-def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
-    """Return which numbers the manifest has, and why."""
+def numbers_words(prepared: Prepared, given: Mapping[str, Any], details: bool = True) -> list[str]:
+    """Return which numbers the manifest has, and why; without `details` what is wrong with them alone."""
     manifest, found = prepared.manifest, prepared.sample
     if found is None:
         measured = [_unmeasured(manifest.training, "init.measure=no"), UNCHECKED]
     else:
         measured = _measured(manifest.training, found, "scalar_limit" in given)
-    return [*_tried(prepared, given), *measured]
+    said = [*_tried(prepared, given), *measured]
+    return said if details else [line.strip() for line in said if line.strip().startswith(WRONG)]
 
 
 def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:

@@ -73,6 +73,8 @@ class Answers:
     model: str = ""
     organised: bool = True
     name: str = ""
+    also: tuple[str, ...] = ()
+    """Pairs KEY=VALUE that have been set besides."""
 
 
 class Plan(NamedTuple):
@@ -88,17 +90,21 @@ class Plan(NamedTuple):
 
 def plan(table: Table, answers: Answers, fields: dict[str, Any]) -> Plan:
     """Return what follows; `fields` of the task are as its owner says. Raises UserError DATA_MALFORMED."""
+    _require_rows(table, len(table.placed))
     proposal = propose(table, answers.right, answers.texts, answers.way)
     task = proposal.task.model_copy(update=fields)
     rows, bad = dataset.sift(table.source, table.placed, task)
-    if len(rows) < LEAST_ROWS:
-        why = f": {bad}" if bad else ""
-        raise malformed(
-            f"{table.source} has {len(rows)} rows to learn from, and {LEAST_ROWS} are the least{why}",
-            "Add rows. A few hundred for each class are a good beginning.",
-        )
+    _require_rows(table, len(rows), f": {bad}" if bad else "")
     usual = 0 if answers.test or not is_file(table.source) else min(int(HELD_OUT * len(rows)), EVALUATED_ROWS)
     return Plan(proposal, task, rows, bad, usual if answers.held_out is None else answers.held_out)
+
+
+def _require_rows(table: Table, count: int, why: str = "") -> None:
+    if count < LEAST_ROWS:
+        raise malformed(
+            f"{table.source} has {count} rows to learn from, and {LEAST_ROWS} are the least{why}",
+            "Add rows. A few hundred for each class are a good beginning.",
+        )
 
 
 def last_model() -> str:
@@ -149,6 +155,8 @@ def show_plan(table: Table, answers: Answers, found: Plan) -> None:
         echo(f"{number:2} {line.title:<34} {parts[0]}")
         for part in parts[1:]:
             echo(f"{'':37} {part}")
+    for pair in answers.also:
+        echo(f"   Besides                            {pair}")
     echo("")
 
 
@@ -215,7 +223,7 @@ def _lines(table: Table, answers: Answers, found: Plan) -> Iterator[Line]:
         "Which rows measure it?",
         answers.test or f"{found.held_out:,} of the {len(found.rows):,} rows, on which nobody trains",
         "How many rows are held out to measure the model? (or a file with other rows)",
-        lambda said: replace(answers, **_measuring(said, found)),
+        lambda said: replace(answers, **_measuring(said, found, answers.skip)),
     )
     if found.bad:
         yield Line(
@@ -228,7 +236,7 @@ def _lines(table: Table, answers: Answers, found: Plan) -> Iterator[Line]:
         "Which base model?",
         f"{answers.model}{' (used last)' if answers.model == last_model() != RECOMMENDED else ''}",
         "Which base model? (a folder, or a name on the Hugging Face hub)",
-        lambda said: replace(answers, model=said),
+        lambda said: replace(answers, model=_model(said)),
     )
     yield Line(
         "Who says what counts?",
@@ -317,6 +325,7 @@ def confirm(
         try:
             set_key(said)
             plan(table, answers, fields())
+            answers = replace(answers, also=(*answers.also, said))
         except UserError as error:
             warn(error)
         except click.UsageError as error:
@@ -344,11 +353,22 @@ def _one_of(said: str, *choices: str) -> str:
     return found[0]
 
 
-def _measuring(said: str, found: Plan) -> dict[str, Any]:
+def _model(said: str) -> str:
+    """Return a base model. Raises UserError MODEL_NOT_FOUND for a folder that is not there."""
+    if said.startswith(("/", ".", "~")) and not Path(said).expanduser().is_dir():
+        raise UserError(
+            Code.MODEL_NOT_FOUND,
+            f"there is no folder {said}",
+            "Name one, or a model on the Hugging Face hub.",
+        )
+    return said
+
+
+def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
     """Return how many rows are held out, or the file with other ones."""
     if not said.isdecimal():
         rows, bad = dataset.sifted(said, found.task)
-        if bad or not rows:
+        if (bad and not skip) or not rows:
             raise malformed(str(bad) if bad else f"{said} has no rows")
         return {"test": said, "held_out": None}
     if int(said) > len(found.rows) // 2:

@@ -60,7 +60,10 @@ def read(source: str) -> Table:
     rows = [one.row for one in placed if not one.wrong]
     if not rows:
         wrong = f": {placed[0].place}: {placed[0].wrong}" if placed else ""
-        raise malformed(f"{source} has no rows{wrong}", "Name a file with names in line 1 and rows below.")
+        raise malformed(
+            f"{source} has no rows{wrong}",
+            "Name a file that has rows below the names of its columns, or objects in its lines.",
+        )
     names = dict.fromkeys(name for row in islice(rows, NAMED) for name in row if name)
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if is_file(source) and source.lower().endswith((".csv", ".tsv")):

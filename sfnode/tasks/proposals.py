@@ -75,6 +75,9 @@ SENTENCE = 3.0
 FITTING = 4 / 5
 """Share of the rows that a proposed task fits at least."""
 
+MOST_OTHERS = 3
+"""Other columns that are named, of which the owner may have meant one."""
+
 NOTHING = "none"
 """In place of the column that says what is right: there is none, and the texts themselves are learnt."""
 
@@ -102,7 +105,8 @@ def propose(table: Table, right: str = "", texts: Sequence[str] = (), way: str =
             raise malformed(f"{table.source} has no column {name!r}", f"It has {', '.join(table.columns)}.")
     found = _task(table, right, texts, way) if right else _guess(table, texts, way)
     others = [name for name in _candidates(table) if name != found.right and name not in found.texts]
-    return found._replace(others=tuple(name for name in others if not _no_classes(table.columns[name])))
+    others = [name for name in others if not _no_classes(table.columns[name])]
+    return found._replace(others=tuple(others[:MOST_OTHERS]))
 
 
 def _guess(table: Table, texts: Sequence[str], way: str) -> Proposal:
@@ -164,7 +168,7 @@ def _task(table: Table, right: str, texts: Sequence[str], way: str) -> Proposal:
 def _refused(table: Table, column: Column, reason: str) -> UserError:
     return malformed(
         f"the column {column.name!r} of {table.source} cannot say what is right: {reason}",
-        "Name another column with --label, or --label none to learn the texts themselves.",
+        "Name another column (--label), or `none` to learn the texts themselves.",
     )
 
 
@@ -209,7 +213,7 @@ def _longest(table: Table, others: Collection[str]) -> tuple[str, ...]:
     if not found:
         raise malformed(
             f"{table.source} has no column with texts to read: its columns are {', '.join(table.columns)}",
-            "Name a file that has one; of numbers alone sfnode learns nothing.",
+            "Name a file that has one. Columns with braces in their names, and numbers alone, are not read.",
         )
     return (max(found, key=lambda one: one.length).name,)
 

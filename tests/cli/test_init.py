@@ -84,6 +84,7 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
     monkeypatch.setattr(reward_trial, "UPDATES", FEW)
     monkeypatch.setenv("SFNODE_CALIBRATE", "false")
+    monkeypatch.setenv("SFNODE_DETAILS", "true")
 
 
 @pytest.fixture
