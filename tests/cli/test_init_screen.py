@@ -139,7 +139,7 @@ def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run
         "'id' of tickets.csv cannot say what is right: it holds 299 different numbers",
         "tickets.csv has no column 'colour'",
         "'by magic' is not an answer",
-        "200 of 298 rows are too many to hold out",
+        "200 of 299 rows are too many to hold out",
         "'perhaps' is not an answer",
         "there is no folder ./nowhere",
         "tickets.csv exists already",
