@@ -17,7 +17,7 @@ from sfnode.cli.options import option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen
 from sfnode.cli.progress import waiting
-from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS, located
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.printable import command
@@ -335,7 +335,7 @@ def published(file: Path) -> dict[str, Any]:
 
 def organising_options(keys_dir: Path) -> list[str]:
     """Return the options of a node that organises with a key in this folder."""
-    elsewhere = [] if keys_dir == KEYS_DIR.expanduser() else ["--keys-dir", str(keys_dir)]
+    elsewhere = [] if keys_dir == located(KEYS_DIR) else ["--keys-dir", str(keys_dir)]
     return ["--organise", *elsewhere]
 
 

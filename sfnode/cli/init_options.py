@@ -14,7 +14,7 @@ import click
 
 from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.passphrases import passphrase_file_option
-from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS, located
 from sfnode.manifest.sections import MAX_WORK_BITS
 from sfnode.manifest.training import Training
 from sfnode.tasks import reward_numbers
@@ -330,7 +330,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="FOLDER",
         default=KEYS_DIR,
         show_default=True,
-        callback=lambda _context, _parameter, value: value.expanduser(),
+        callback=lambda _context, _parameter, value: located(value),
         help="Where the keys of an organised run are kept; not beside the manifest.",
     ),
     option("--encrypt", key="keys.encrypt", is_flag=True, help="Encrypt these keys with a passphrase."),
