@@ -89,10 +89,6 @@ def init(data: str | None, out: Path, yes: bool, organised: bool, **given: Any) 
     what could be learnt from it, and confirm or change it. A ready-made task (--task) needs no data, and one
     of your own (--set task.kind=...) may have none: every trainer then brings its own. The manifest never
     changes: its hash is the identity of the run.
-
-    \b
-    sfnode init tickets.csv
-    sfnode init --task reviews
     """
     if out.exists() and not given["force"]:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
