@@ -183,10 +183,9 @@ def _set(pair: str, said: dict[str, Any]) -> None:
 
 def _name(source: str) -> str:
     """Return a name for a run with these data, of the characters that names have."""
-    name = Path(source.rpartition(":")[2]).stem
-    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[
-        :60
-    ]
+    stem = Path(source.rpartition(":")[2]).stem
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)
+    return name.strip("-")[:60] or "run"
 
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
@@ -202,21 +201,21 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
 
     keys = RunKeys.generate() if organised else None
     keys_dir = keys_folder(keys_dir, out) if keys else keys_dir
-    passphrase = chosen(given.get("passphrase_file")) if given["encrypt"] else None
+    passphrase = chosen(given.get("passphrase_file")) if given.get("encrypt") else None
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
         said = _take_rows(given, out.parent, note, plan)
         manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
         means = preparing.Means(given["device"], given["dtype"], Path(scratch))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
-        said += output.made_words(prepared, asked) if given["details"] else []
+        said += output.made_words(prepared, asked) if given.get("details") else []
         share = given.get("share_data", not manifest.organised.private)
         manifest = _write_beside(out, prepared.manifest, Path(scratch), share, note, said)
         said += _write_keys(keys, manifest.run_id, keys_dir, passphrase, note) if keys else []
         note(out)
         write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    said += output.numbers_words(prepared, given, given["details"])
+    said += output.numbers_words(prepared, given, bool(given.get("details")))
     for line in [*said, *output.notes(manifest, "epsilon" in given)]:
         echo(line)
     echo("What happens next:")
@@ -231,7 +230,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
 def _check(given: dict[str, Any], organised: bool, bases: Path | None) -> None:
     """Raise UserError BAD_OPTION for options that contradict each other; price an open run."""
     check_bases(bases, given.get("made_of"))
-    if given["encrypt"] and not organised:
+    if given.get("encrypt") and not organised:
         raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
     if not organised:
         given.setdefault("work_bits", OPEN_WORK_BITS)
