@@ -160,8 +160,8 @@ def _write_planned(answers: Answers, table: Table, found: Plan, said: dict[str, 
     task = found.task.model_dump(include=set(TASK_FIELDS), exclude_defaults=True)
     own = {"train": table.source, "model": answers.model, "name": answers.name}
     own |= {"test": answers.test} if answers.test else {}
-    own |= {"skip_bad_rows": answers.skip}
-    _write(answers.out, answers.organised, task | said | own, found)
+    given = task | own | said | {"skip_bad_rows": answers.skip}
+    _write(answers.out, answers.organised, given, found)
     screen.remember_model(answers.model)
 
 
