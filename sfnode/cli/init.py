@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfnode.cli.exit import warn
 from sfnode.cli.init_options import key_options
 from sfnode.cli.keys import Command, Option, require_key
 from sfnode.cli.options import option
@@ -146,7 +147,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
             _write_planned(answers, table, screen.plan(table, answers, _task_fields(said)), dict(said))
             return
         except UserError as error:
-            screen.warn(error)
+            warn(error)
 
 
 def _write_planned(answers: Answers, table: Table, found: Plan, said: dict[str, Any]) -> None:
@@ -158,7 +159,7 @@ def _write_planned(answers: Answers, table: Table, found: Plan, said: dict[str, 
     if found.bad and not answers.skip:
         raise malformed(str(found.bad), "Correct these rows, or leave them out: --skip-bad-rows.")
     task = found.task.model_dump(include=set(TASK_FIELDS), exclude_defaults=True)
-    own = {"train": table.source, "model": answers.model, "name": answers.name}
+    own: dict[str, Any] = {"train": table.source, "model": answers.model, "name": answers.name}
     own |= {"test": answers.test} if answers.test else {}
     given = task | own | said | {"skip_bad_rows": answers.skip}
     _write(answers.out, answers.organised, given, found)
