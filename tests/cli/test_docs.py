@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from sfnode.cli.init_questions import KINDS
+from sfnode.cli.init_options import KINDS
 from sfnode.doctor.findings import CheckFinding, Examination
 from sfnode.errors import Code
 from sfnode.limits import Limits

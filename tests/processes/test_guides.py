@@ -72,8 +72,8 @@ def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
     script = bin_folder / "sfnode"
     script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sfnode "$@"\n')
     script.chmod(0o755)
-    made = sfnode(tmp_path, "init", "run.toml", "--model", "builtin:tiny", "--task", "reviews",
-                  "--update-budget", 1_000_000)  # fmt: skip
+    made = sfnode(tmp_path, "init", "--model", "builtin:tiny", "--task", "reviews",
+                  "--set", "training.update_budget=1000000")  # fmt: skip
     assert made.returncode == 0, made.stderr
     with nodes(tmp_path) as make:
         node = make(
