@@ -280,11 +280,15 @@ class Reports:
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
         """Return the succession by which `key` (hex) would sign after the first `kept` decisions, unsigned.
 
-        Raises ValueError if there are not so many, or if it is not known how many there are.
+        Raises ValueError if there are not so many; without `kept`, if some are known to be lacking here, or
+        none are here at all, as on a node that has just joined.
         """
         feed = self._feed
         if kept is None and feed.behind:
             raise ValueError("decisions are lacking here that the last succession keeps")
+        shown = self._organised.control.shown
+        if kept is None and not 0 < feed.stop >= shown:
+            raise ValueError(f"{feed.stop} decisions are here, and a neighbour has {shown}")
         kept = feed.stop if kept is None else kept
         if kept > feed.stop:
             raise ValueError(f"there are {feed.stop} decisions here, not {kept}")
