@@ -110,6 +110,8 @@ class FaultInjection:
                 nodes = [node for node in self.world.staying() if not node.organises]
                 for node in self.world.random.sample(nodes, round(share * len(nodes))):
                     node.prunes = True
+                    node.crash()  # a setting of the node, which holds from its next start on
+                    node.start()
             case ArchiveLeaves(at=at):
                 self._at(at, self._archive_leaves)
 

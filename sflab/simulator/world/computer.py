@@ -336,9 +336,6 @@ class Computer:
     def _began(self, running: RunningNode) -> None:
         self.up, self.up_since = True, self.world.now
         self._note("starts", running.machine.frontier.known)
-        if scheduler := running.model.scheduler:
-            scheduler.ahead = 1
-            scheduler.hindered = lambda: self.engine is None or self.engine.made >= self.allowance
         if running.machine.organised:
             self._see_to_history(self._program)
         driver = running.driver
@@ -409,6 +406,10 @@ class Computer:
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
         self.engine = IntegerEngine(manifest, self.salt)
+        scheduler = self.running.model.scheduler  # whose node may have waited for a checkpoint first
+        assert scheduler
+        scheduler.ahead = 1
+        scheduler.hindered = lambda: self.engine is None or self.engine.made >= self.allowance
         return self.engine
 
     def _open_log(self, path: Path, run_id: bytes) -> UpdateLog:

@@ -64,7 +64,7 @@ def test_lost_feeds_are_given_up_and_no_others(seed: int) -> None:
 
 
 def test_nodes_begin_with_checkpoints_and_others_let_go_of_what_comes_before() -> None:
-    with Run(SCENARIOS["checkpoints"], 1, nodes=7) as run:  # newcomers begin with one, too
+    with Run(SCENARIOS["checkpoints"], 0, nodes=7) as run:  # newcomers begin with one, too
         succeed(run)
         nodes = list(run.world.staying())
         floors = {node.name: node.machine.frontier.floor for node in nodes}
