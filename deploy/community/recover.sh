@@ -6,11 +6,11 @@ if ! [ -e /data/handed-over ]; then
   cp /backup/keys/*.recovery /keys/
   sfnode join "$@" &
   node=$!
-  until sfnode status > /dev/null 2>&1; do
+  # refused until the node has all decisions that its neighbours have
+  until sfnode organise hand-over /data/succession.json; do
     kill -0 "$node" # ends this script if the node has ended
-    sleep 1
+    sleep 5
   done
-  sfnode organise hand-over /data/succession.json
   sfnode organise sign /data/succession.json
   sfnode organise hand-over --submit /data/succession.json
   touch /data/handed-over

@@ -199,6 +199,8 @@ async def test_a_proposal_with_enough_votes_takes_the_run_over(node: OrganisedNo
 
     await client.succeed(said.model_dump() | {"votes": [votes[0], votes[2]]})
     assert (node.organised.control.feed.term, node.organised.counting.budget) == (1, 99)
+    assert [line for line in node.api.reports.news(1.0) if "another organiser goes on" in line]
+    assert not node.api.reports.news(2.0)
     assert (await client.propose(B.hex())).term == 2
 
 

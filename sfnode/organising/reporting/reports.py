@@ -91,6 +91,7 @@ class Reports:
         self._manifest = manifest
         self._organised = organised
         self._head = self._feed.stop, self._feed.chain
+        self._term = self._feed.term
         """The control feed when it was last looked at, for `news`."""
         self._sealed, self._sealed_at = self.counting.sealed, float("-inf")
         """Seals when it was last looked at, and the time at which the last one came since the start."""
@@ -210,16 +211,17 @@ class Reports:
             self._look_at = now + LOOK_INTERVAL
             waits = not self.counting.complete and self._organised.unnamed > 0
             self._waiting_since = min(now, self._waiting_since) if waits else float("inf")
+        succeeded, self._term = feed.term > self._term, feed.term
+        lines = ["another organiser goes on with this run; there is nothing for you to do"] if succeeded else []
         if head == (feed.stop, feed.chain):
-            return []
+            return lines
         self._head, self._waiting_since, self._look_at = (feed.stop, feed.chain), float("inf"), now
         if self.counting.sealed > self._sealed:
             self._sealed_at = now
         self._sealed = self.counting.sealed
-        follows = head[0] < feed.stop and feed.chains[head[0]] == head[1]
-        return (
-            self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]]) if follows else []
-        )
+        if head[0] < feed.stop and feed.chains[head[0]] == head[1]:
+            lines += self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]])
+        return lines
 
     def evaluations(self) -> list[EpochEvaluation]:
         """Return what the organiser has measured on the validation rows: the last ones, oldest first."""
