@@ -13,7 +13,7 @@ from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.world import World
 from sfprotocol import decisions, holding
 from sfprotocol.counting import Counting, Run
-from sfprotocol.decisions import Amend, Seal, Void
+from sfprotocol.decisions import Amend, Close, Seal, Void, read
 from sfprotocol.messages import Feed
 
 WORKED_OUT = ("_credits", "_judged")
@@ -179,9 +179,22 @@ def complete(world: World) -> str:
         undone = feed.origin in world.undone or story.forked
         runs = counting.runs(number, first.machine.frontier.next(feed))
         counted = world.judged or all(run.factor for run in runs)
-        if not undone and not (counted and (runs[-1].stop if runs else 0) == stop):
+        last = runs[-1].stop if runs else 0
+        if not undone and not (counted and last == stop) and not _taken_back(world, feed, last):
             return f"{stop} updates of a feed are on some disk, and not all of them count"
     return ""
+
+
+def _taken_back(world: World, feed: Feed, step: int) -> bool:
+    """Whether a succession has dropped the decision that opened the epoch for which this step was made."""
+    nodes = list(world.staying())
+    control = nodes[0].organised.control.feed
+    opened = [
+        sum(isinstance(read(entry.record).decision, Close) for entry in control.entries[: succession.kept])
+        for succession in control.successions.values()
+    ]
+    labels = [node.disk.label(feed, step + 1)[0] for node in nodes if node.disk.stop(feed) > step]
+    return any(label > epoch for label in labels for epoch in opened)
 
 
 def _state(counting: Counting) -> dict[str, str]:
