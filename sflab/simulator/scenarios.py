@@ -14,6 +14,7 @@ from sflab.simulator.faults.kinds import (
     Loss,
     OldBackup,
     OrganiserAway,
+    OrganiserLost,
     OrganiserTwice,
     Partition,
     Pruning,
@@ -207,6 +208,14 @@ ORGANISED: tuple[Scenario, ...] = (
         "two-organisers",
         "Two nodes sign decisions with one key, until the deputies name another.",
         OrganiserTwice(6, 14),
+    ),
+    _organised(
+        "organiser-lost",
+        "The organiser and its key are gone for good, and deputies name another, while nodes come and go.",
+        Churn(0.2),
+        Flaps(5.0),
+        Crashes(10.0),
+        OrganiserLost(8, 12),
     ),
     _organised(
         "organised-twins",

@@ -24,6 +24,7 @@ from sflab.simulator.faults.kinds import (
     Loss,
     OldBackup,
     OrganiserAway,
+    OrganiserLost,
     OrganiserTwice,
     Partition,
     Pruning,
@@ -115,16 +116,19 @@ class FaultInjection:
             case ArchiveLeaves(at=at):
                 self._at(at, self._archive_leaves)
 
-    def _install_organised(self, fault: OrganiserAway | OrganiserTwice | Undo | Loss) -> None:
+    def _install_organised(self, fault: OrganiserAway | OrganiserLost | OrganiserTwice | Undo | Loss) -> None:
         match fault:
             case OrganiserAway(start=start, stop=stop, taken=taken):
                 if taken is not None:
                     self._at(taken, self._back_up_organiser, stop)
                 self._at(start, lambda: self._organiser().crash())
                 self._at(stop, lambda: restart(self.world, self._organiser()))
+            case OrganiserLost(at=at, succeeded=succeeded):
+                self._at(at, self._lose_organiser)
+                self._at(succeeded, self._succeed)
             case OrganiserTwice(start=start, succeeded=succeeded):
                 self._at(start, self._decide_twice)
-                self._at(succeeded, self._succeed)
+                self._at(succeeded, self._succeed_fork)
             case Undo(at=at, what=what):
                 self._at(at, self._undo, what)
             case Loss(at=at):
@@ -304,16 +308,29 @@ class FaultInjection:
         for node in self.world.living():
             node.compute(1)
 
-    def _succeed(self) -> None:
-        """Let the deputies pass the control feed on. Raises Violation unless everybody has stopped it."""
+    def _lose_organiser(self) -> None:
+        node = self._organiser()
+        node.organises = False
+        self._leave(node)
+
+    def _succeed_fork(self) -> None:
+        """Let the deputies end a fork. Raises Violation unless everybody has stopped the control feed."""
         feeds = {node.name: node.organised.control.feed for node in self.world.living()}
         running = tuple(name for name, feed in feeds.items() if not feed.frozen)
         if running:
             raise Violation("organiser", f"{running[0]} goes on with a forked control feed", running[:3])
         if self.world.oracle.updates == self._updates_then:
             raise Violation("organiser", "nobody trains while the control feed is frozen")
-        node = self.world.random.choice(self._others())
-        feed, run = feeds[node.name], self.world.run
+        self._succeed()
+
+    def _succeed(self) -> None:
+        """Let the deputies pass the control feed on, to a node that has as much of it as any."""
+        run, others = self.world.run, self._others()
+        longest = max(node.organised.control.feed.stop for node in others)
+        node = self.world.random.choice(
+            [node for node in others if node.organised.control.feed.stop == longest]
+        )
+        feed = node.organised.control.feed
         key = signing_key(self.world.seed, SUCCESSOR)
         succession = Succession(feed.term + 1, feed.stop, feed.chain, origin_of(key), ())
         message = succession_message(run.run_id, succession)

@@ -138,6 +138,14 @@ class OrganiserTwice:
 
 
 @dataclass(frozen=True, slots=True)
+class OrganiserLost:
+    """An organiser that is gone for good at `at`, with its key; at `succeeded` the deputies name another."""
+
+    at: float
+    succeeded: float
+
+
+@dataclass(frozen=True, slots=True)
 class Undo:
     """The owner takes back something of a random member's at this moment."""
 
@@ -165,6 +173,7 @@ Fault = (
     | Pruning
     | ArchiveLeaves
     | OrganiserAway
+    | OrganiserLost
     | OrganiserTwice
     | Undo
     | Loss
