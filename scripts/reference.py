@@ -26,7 +26,8 @@ HEAD = """# Command line
 
 Written by `make reference` from the commands themselves; do not edit it by hand. Every option is a flag, an
 environment variable and a key of the configuration file ([configuration](configuration.md)): `--data-dir`,
-`SFNODE_DATA_DIR` and `data-dir`. What `--json` prints: [JSON output](json.md). Numbered errors:
+`SFNODE_DATA_DIR` and `data-dir`. An option that few need is a key of `--set` instead of a flag; `--help-all`
+lists these. What `--json` prints: [JSON output](json.md). Numbered errors:
 [errors](errors.md).
 
 | command | what it does |
@@ -88,6 +89,8 @@ def options(command: click.Command) -> list[click.Option]:
 def option_row(option: click.Option, context: click.Context) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     kind = "" if option.is_flag else f" `{option.make_metavar(context)}`"
+    if key := getattr(option, "key", ""):
+        names, kind = f"`--set {key}=", "true|false`" if option.is_flag else f"{kind[2:]}"
     return f"| {escaped(names + kind)} | {escaped(default(option))} | {escaped(option.help or '')} |"
 
 

@@ -7,12 +7,13 @@ Nothing here reads the environment or a file. What is the same for every node of
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH
+from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH, located
 from sfnode.limits import Limits
 from sfnode.manifest.sections import Section
 from sfprotocol import invitation, names
@@ -32,6 +33,12 @@ def _url(value: str) -> str:
     """The URL as links have it (SPEC N6). Raises ValueError."""
     if value and not invitation.is_url(value):
         raise ValueError(f"give it as {invitation.URL_FORM}")
+    return value
+
+
+def _command(value: str) -> str:
+    """The command, which has to be one that can be split into words. Raises ValueError."""
+    shlex.split(value)
     return value
 
 
@@ -57,7 +64,7 @@ class Settings(Section):
     Raises pydantic's ValidationError (a ValueError) for a field that is unknown or out of bounds.
     """
 
-    data_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = DATA_DIR
+    data_dir: Annotated[Path, AfterValidator(located), Field(validate_default=True)] = DATA_DIR
     run: Path | None = None
     run_id: str = ""
     """Hex; a run whose id does not begin so is refused."""
@@ -100,7 +107,7 @@ class Settings(Section):
     """None: relays do, trainers do not."""
     client_mode: bool = False
     limits: Limits = Limits()
-    """`--threads` and `--limit-NAME` on the command line."""
+    """`--limit` and `--threads` on the command line."""
     display_name: Name = ""
     team: Name = ""
     organise: bool = False
@@ -120,7 +127,7 @@ class Settings(Section):
     from_checkpoint: bool = False
     """Begin with the newest checkpoint of an organised run, instead of all updates; or go on with it after a
     long absence."""
-    keys_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = KEYS_DIR
+    keys_dir: Annotated[Path, AfterValidator(located), Field(validate_default=True)] = KEYS_DIR
     admission: Literal["anyone", "approve", "links"] | None = None
     """Whoever is admitted without an invitation; None: anyone with a proof of work, or
     in a private run those whom the owner approves."""
@@ -140,6 +147,8 @@ class Settings(Section):
     """Seals of an organised run after which the model is exported to the node's folder; 0: never."""
     samples: int = Field(default=4, ge=0, le=16)
     """Test rows whose answers by the base model and later ones are recorded as the run goes; 0: none."""
+    notify: Annotated[str, AfterValidator(_command)] = ""
+    """A command that is run when the run completes, the model gets worse, or the node is offline."""
     log_to: tuple[str, ...] = ()
     """Loggers that are fed while the node runs, as `sfnode.loggers.open` reads them: `jsonl:FILE`."""
 

@@ -1,8 +1,9 @@
 """Declares options: each is a flag, an environment variable and a key of the configuration file.
 
-`--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. The file is flat TOML: a key applies to
-every command that has the option. Order of precedence: flag, environment, file, default. Options of a
-node are derived from the fields of `sfnode.settings`; this module does not know what they mean.
+`--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. One that few need is a key of --set instead
+of a flag (`sfnode.cli.keys`). The file is flat TOML: a key applies to every command that has the option.
+Order of precedence: command line, environment, file, default. Options of a node are derived from the fields
+of `sfnode.settings`; this module does not know what they mean.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from click.core import ParameterSource
 
 from sfnode.cli import output
 from sfnode.cli.folders import PROFILE, profile_folder
-from sfnode.defaults import DATA_DIR, LOCALHOST, variable
+from sfnode.cli.keys import Option
+from sfnode.defaults import CONFIG, DATA_DIR, LOCALHOST, located, variable
 from sfnode.errors import Code, UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,19 +33,26 @@ _FIRST = (
 MAX_LINE = 4_096
 """Characters of a line that is read: a link has half as many (`sfprotocol.invitation.MAX_LINK`)."""
 
-DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
-
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """Return `click.option` with its environment variable."""
+    """Return `click.option` with its environment variable; with `key="section.key"` it is said as
+    `--set section.key=value` instead of as a flag, which then only names its variable and its key in the
+    file."""
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
-    return click.option(*names, envvar=variable(flag), show_envvar=True, **settings)
+    return click.option(*names, cls=Option, envvar=variable(flag), show_envvar=True, **settings)
 
 
 def link_argument(function: F) -> F:
     """Add LINK, which as an argument has no key in the file; `-` stands for one that is typed or piped."""
     return click.argument(
         "link", required=False, metavar="[LINK|-]", envvar=variable("--link"), callback=_typed_link
+    )(function)
+
+
+def link_option(function: F) -> F:
+    """Add --link, for commands that look at the run to which a link leads."""
+    return option(
+        "--link", metavar="LINK|-", callback=_typed_link, help="Invitation to the run; -: ask for it."
     )(function)
 
 
@@ -96,6 +105,11 @@ def bound(metadata: Iterable[Any], side: str) -> int | None:
     return next((getattr(item, side) for item in metadata if hasattr(item, side)), None)
 
 
+def out_option(metavar: str, text: str, *, required: bool = True) -> Callable[[F], F]:
+    """Return --out, the folder or file that a command writes."""
+    return option("--out", type=click.Path(path_type=Path), metavar=metavar, required=required, help=text)
+
+
 def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
     """Return the argument for a sealed epoch."""
     from sfprotocol.counting import MAX_EPOCHS
@@ -111,7 +125,7 @@ def data_dir_option(function: F) -> F:
         expose_value=False,
         is_eager=True,
         callback=_parse_profile,
-        help="The node's folder by name, instead of --data-dir: one of your own for each run.",
+        help="A folder by name instead, one for each run.",
     )(function)
     return option(
         "--data-dir",
@@ -120,7 +134,7 @@ def data_dir_option(function: F) -> F:
         default=DATA_DIR,
         show_default=True,
         callback=_folder,
-        help="The node's folder: keys, run manifest, update log, control socket. One folder, one node.",
+        help="The node's folder; one node each.",
     )(function)
 
 
@@ -135,11 +149,11 @@ def _folder(context: click.Context, _parameter: Any, value: Path) -> Path:
     """Return the data folder: that of the profile, unless --data-dir is said in a place that goes first."""
     name = context.meta["profile"]
     if name is None:
-        return value.expanduser()
+        return located(value)
     folder, profile = (_FIRST.index(context.get_parameter_source(of)) for of in ("data_dir", "profile"))
     if folder == profile == 0:
         raise click.BadParameter("name a folder or a --profile, not both")
-    return value.expanduser() if folder < profile else profile_folder(name)
+    return located(value) if folder < profile else profile_folder(name)
 
 
 def as_of_now_option(function: F) -> F:
@@ -156,7 +170,7 @@ def model_option(function: F) -> F:
     return setting(
         "--model",
         metavar="FOLDER",
-        help="Base model, if not where the manifest says; its digest must be the manifest's.",
+        help="Base model, if not where the run says.",
     )(function)
 
 
@@ -177,7 +191,7 @@ def devices_option(function: F) -> F:
         "--device",
         metavar="NAMES",
         callback=_parse_devices,
-        help="Device that computes: cpu, cuda, cuda:1, mps; several share the work: cuda:0,cuda:1.",
+        help="cpu, cuda, mps; several: cuda:0,cuda:1.",
     )(function)
 
 
@@ -199,8 +213,9 @@ def dtype_option(function: F) -> F:
     """Add --dtype for a model that is run."""
     return setting(
         "--dtype",
-        help="Number format of the model; int8 and nf4 hold its matrices in 8 and 4 bits. auto: "
-        "float32 on a CPU, bfloat16 elsewhere. Nodes of one run may differ.",
+        metavar="FORMAT",
+        show_default=False,
+        help="Numbers of the model: auto, float32, bfloat16, float16, int8 or nf4.",
     )(function)
 
 
@@ -209,8 +224,7 @@ def verifier_option(function: F) -> F:
     return setting(
         "--verifier",
         metavar="MODULE:FUNCTION",
-        help="Let this function of a Python file here score answers, if the run names it by its digest "
-        "(docs/verifiers.md). It runs with all your rights: read it first. May be repeated.",
+        help="A function of yours that may score answers.",
     )(function)
 
 
@@ -232,14 +246,9 @@ def threads_option(text: str) -> Callable[[F], F]:
     return option("--threads", type=count, default=0, metavar="COUNT", help=text)
 
 
-def queries_option(text: str) -> Callable[[F], F]:
-    """Return --queries."""
-    return setting("--queries", metavar="COUNT", help=text)
-
-
 def host_maddrs_option(text: str) -> Callable[[F], F]:
     """Return --host-maddrs."""
-    return setting("--host-maddrs", metavar="MULTIADDR", help=text)
+    return setting("--host-maddrs", metavar="MULTIADDR", show_default=False, help=text)
 
 
 def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> tuple[str, int] | None:
@@ -273,7 +282,7 @@ def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
 
 def config_file(given: Path | None) -> Path:
     """Return the configuration file that is used, whether it exists or not."""
-    return (given or DEFAULT_CONFIG).expanduser()
+    return located(given or CONFIG)
 
 
 def long_name(names: Iterable[str]) -> str:

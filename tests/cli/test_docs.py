@@ -32,7 +32,6 @@ from sfnode.schema.results import (
     IncomingResult,
     InviteResult,
     NodeResult,
-    PeerProtocol,
     SealsResult,
     StatusResult,
     SwarmResult,
@@ -40,7 +39,6 @@ from sfnode.schema.results import (
     TriedAnswer,
     TryRewardResult,
     UpdateLine,
-    UpgradeResult,
     VerifyResult,
 )
 from sfnode.schema.status import (
@@ -85,15 +83,15 @@ SECTIONS = {
         history.EpochEntry,
         history.OriginPart,
     ),
-    "checkout --json": (history.CheckoutResult,),
-    "diff --json": (history.DiffResult, history.LayerChange),
-    "bisect --json": (history.BisectResult, history.MeasuredState, history.Without),
+    "history checkout --json": (history.CheckoutResult,),
+    "history diff --json": (history.DiffResult, history.LayerChange),
+    "history bisect --json": (history.BisectResult, history.MeasuredState, history.Without),
     "leaderboard --json": (history.LeaderboardResult, history.Ranked, history.Remeasured),
-    "archive --json": (ArchiveStatement,),
-    "import --json": (ImportResult,),
+    "history archive --json": (ArchiveStatement,),
+    "history import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
     "eval --json": (EvalResult, Evaluation, ProbeEvaluation, PassAt, LayeredDrift, LayerDrift),
-    "try-reward --json": (TryRewardResult, TriedAnswer),
+    "organise try-reward --json": (TryRewardResult, TriedAnswer),
     "invite --json": (InviteResult,),
     "organise status --json": (
         organising.OrganiserStatus,
@@ -104,7 +102,6 @@ SECTIONS = {
     "organise members --json": (organising.MemberStatus, organising.PetitionStatus),
     "organise admit --json": (organising.DecisionResult, organising.Change),
     "organise hand-over": (organising.SuccessionFile, organising.DeputyVote),
-    "upgrade-check --json": (UpgradeResult, PeerProtocol),
     "swarm --json": (SwarmResult, NodeResult),
     "doctor --json": (Examination, CheckFinding),
     "GET /views/progress": (views.Progress,),
@@ -118,7 +115,7 @@ SECTIONS = {
     "GET /views/origins": (views.Origins, views.Origin, views.Team),
     "GET /views/history": (views.History, views.HistoryPoint, views.Leader),
     "POST /generate": (views.Generated,),
-    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult, TogetherResult),
+    "lab bench --json": (BenchResult, BatchResult, IncomingResult, FitResult, TogetherResult),
 }
 
 
