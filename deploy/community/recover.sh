@@ -18,4 +18,4 @@ if ! [ -e /data/handed-over ]; then
   wait "$node"
   rm /keys/*.recovery # it has done its work; the backup has it
 fi
-exec sfnode join "$@" --organise --alone
+exec sfnode join "$@" --organise --set organise.alone=true
