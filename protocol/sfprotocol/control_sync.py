@@ -97,6 +97,12 @@ class ControlSync:
         """The state of the run by the decisions that are here."""
         return self._counting
 
+    @property
+    def shown(self) -> int:
+        """Decisions that some neighbour says it has, of this term or a later one; 0 if none has said so."""
+        heads = [link.control.theirs for link in self._links.values()]
+        return max((head.stop for head in heads if head and head.term >= self.feed.term), default=0)
+
     def hold(self, sign: Sign) -> None:
         """Sign decisions with this key from now on."""
         self._sign = sign

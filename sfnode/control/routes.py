@@ -189,7 +189,7 @@ def organising_routes(node: RunningNode) -> list[web.RouteDef]:
         try:
             return reports().proposal(query.key, query.kept)
         except ValueError as error:
-            what = "Keep fewer, or leave out --kept."
+            what = "Wait until the node has all decisions, or say with --kept how many of those here stay."
             raise UserError(Code.SUCCESSION_REFUSED, str(error), what) from error
 
     def succeed(said: SuccessionFile) -> dict[str, bool]:

@@ -207,7 +207,7 @@ def test_a_run_passes_to_another_key_by_a_file_that_deputies_sign(
     node: OrganisedNode, organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file, keys_dir = tmp_path / "succession.json", tmp_path / "keys"
-    made = organise("hand-over", "--out", file, "--keys-dir", keys_dir)
+    made = organise("hand-over", "--out", file, "--keys-dir", keys_dir, "--kept", 0)
     assert made.status == 0, made.err
     assert organise("hand-over", "--submit", file).err.startswith("sfnode: SF067: ")
     first = sfnode("organise", "sign", file, "--deputy-key", keys / "d3")
@@ -227,10 +227,13 @@ def test_a_dry_run_of_a_hand_over_or_a_vote_writes_nothing(
     organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "succession.json"
-    assert organise("hand-over", "--out", file, "--keys-dir", tmp_path / "keys", "--dry-run").status == 0
+    assert (
+        organise("hand-over", "--out", file, "--keys-dir", tmp_path / "keys", "--kept", 0, "--dry-run").status
+        == 0
+    )
     assert not file.exists()
     assert not (tmp_path / "keys").exists()
-    assert organise("hand-over", "--out", file, "--key", B.hex()).status == 0
+    assert organise("hand-over", "--out", file, "--key", B.hex(), "--kept", 0).status == 0
     before = file.read_text()
     assert sfnode("organise", "sign", file, "--deputy-key", keys / "d1", "--dry-run").status == 0
     assert file.read_text() == before
@@ -240,16 +243,15 @@ def test_only_deputies_sign_and_no_key_and_no_file_is_overwritten(
     node: OrganisedNode, organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "succession.json"
-    assert organise("hand-over", "--out", file, "--key", B.hex()).status == 0
+    assert organise("hand-over", "--out", file, "--key", B.hex(), "--kept", 0).status == 0
     assert sfnode("organise", "sign", file, "--deputy-key", keys / "stranger").err.startswith("sfnode: SF045")
     assert sfnode("organise", "sign", file).err.startswith("sfnode: SF044")
-    assert "exists already" in organise("hand-over", "--out", file, "--key", B.hex()).err
+    assert "exists already" in organise("hand-over", "--out", file, "--key", B.hex(), "--kept", 0).err
     key = tmp_path / "keys" / node.manifest.run_id.hex()
     key.parent.mkdir()
     key.write_text("ours")
-    assert (
-        "would take its place" in organise("hand-over", "--out", tmp_path / "b", "--keys-dir", key.parent).err
-    )
+    other = "hand-over", "--out", tmp_path / "b", "--kept", 0
+    assert "would take its place" in organise(*other, "--keys-dir", key.parent).err
     file.write_text("{}")
     assert sfnode("organise", "sign", file).err.startswith("sfnode: SF067")
 

@@ -42,23 +42,26 @@ def images(scratch: Path) -> Iterator[Bases]:
 
 
 @pytest.fixture(scope="session")
-def swarm(images: Bases, scratch: Path) -> Iterator[Swarm]:
-    """Build the image, make an organised run and start its nodes; remove all at the end."""
-    swarm = Swarm(
-        compose_command(),
-        build_environment()
-        | {
-            "SFNODE_IMAGE": IMAGE,
-            "SFNODE_BASE": images.base,
-            "SFNODE_BUILD_BASE": images.build_base,
-            "SFNODE_BUILD_NETWORK": images.network,
-            "HF_HUB_OFFLINE": "1",
-            "LIMIT_CPU": str(CPU),
-            "PROMETHEUS_PORT": "0",
-        },
-    )
+def environment(images: Bases) -> dict[str, str]:
+    """Build the image; return what compose is told of it."""
+    environment = build_environment() | {
+        "SFNODE_IMAGE": IMAGE,
+        "SFNODE_BASE": images.base,
+        "SFNODE_BUILD_BASE": images.build_base,
+        "SFNODE_BUILD_NETWORK": images.network,
+        "HF_HUB_OFFLINE": "1",
+        "LIMIT_CPU": str(CPU),
+        "PROMETHEUS_PORT": "0",
+    }
     with timed("image"):
-        swarm.compose("build", "relay", deadline=BUILD_DEADLINE)
+        Swarm(compose_command(), environment).compose("build", "relay", deadline=BUILD_DEADLINE)
+    return environment
+
+
+@pytest.fixture(scope="session")
+def swarm(environment: dict[str, str]) -> Iterator[Swarm]:
+    """Make an organised run and start its nodes; remove all at the end."""
+    swarm = Swarm(compose_command(), environment.copy())
     swarm.compose("--profile", "views", "down", "--volumes")  # left by a killed test
     try:
         made = f"sfnode init --task reviews --out /shared/run.toml --set training.update_budget={BUDGET}"

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tests.containers.docker import ROOT, run
@@ -31,8 +31,12 @@ PATIENCE = 1200.0
 class Swarm:
     """One project of `docker compose`."""
 
-    def __init__(self, compose: list[str], environment: dict[str, str]) -> None:
-        self._compose = [*compose, "--project-name", PROJECT, "--file", str(ROOT / "deploy" / "compose.yaml")]
+    def __init__(
+        self, compose: list[str], environment: dict[str, str], project: str = PROJECT, *more: str
+    ) -> None:
+        """`more`: files of deploy/ that add to compose.yaml."""
+        files = [word for name in ("compose.yaml", *more) for word in ("--file", str(ROOT / "deploy" / name))]
+        self._compose = [*compose, "--project-name", project, *files]
         self.environment = environment
 
     def compose(self, *arguments: object, deadline: float = PATIENCE) -> str:
@@ -77,11 +81,26 @@ def until_status(what: str, container: str, condition: Callable[[dict[str, Any]]
     return until(what, look, lambda: f"It is {last} and said {logs(container)}")
 
 
-def logs(container: str) -> str:
+def logs(container: str, lines: int | str = 30) -> str:
     ended = subprocess.run(
-        ["docker", "logs", "--tail", "30", container], capture_output=True, text=True, check=False
+        ["docker", "logs", "--tail", str(lines), container], capture_output=True, text=True, check=False
     )
     return ended.stdout + ended.stderr
+
+
+def settled(nodes: Sequence[str], trainers: Sequence[str]) -> str:
+    """Have all trainers pause; return the digest that all nodes end with, once their updates have arrived."""
+    for container in trainers:
+        execute(container, "sfnode", "pause")
+    last: list[dict[str, Any] | None] = []
+
+    def same() -> str | None:
+        last[:] = [status(container) for container in nodes]
+        digests = {one["digest"] for one in last if one}
+        quiet = all(one and one["state"] in ("paused", "idle") for one in last)
+        return digests.pop() if quiet and len(digests) == 1 else None
+
+    return until("all have the same digest", same, lambda: last)
 
 
 def execute(container: str, *command: str) -> str:

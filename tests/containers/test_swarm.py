@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import Any
 
 import pytest
 
@@ -21,8 +20,7 @@ from tests.containers.swarm import (
     of_origin,
     of_others,
     own,
-    status,
-    until,
+    settled,
     until_sealed,
     until_status,
     without,
@@ -84,18 +82,9 @@ def test_all_nodes_end_with_the_same_digest(swarm: Swarm, trainers: list[str]) -
     """Compared once all trainers pause and their last updates have arrived."""
     for container in trainers:
         until_status("it trains", container, lambda status: status["own_updates"] > 0)
-    for container in (*trainers, *swarm.containers("organiser")):
-        execute(container, "sfnode", "pause")
-    last: list[dict[str, Any] | None] = []
-
-    def same() -> str | None:
-        last[:] = [status(container) for container in swarm.nodes()]
-        digests = {one["digest"] for one in last if one}
-        quiet = all(one and one["state"] in ("paused", "idle") for one in last)
-        return digests.pop() if quiet and len(digests) == 1 else None
-
-    digest = until("all have the same digest", same, lambda: last)
+    nodes = swarm.nodes()
+    digest = settled(nodes, [*trainers, *swarm.containers("organiser")])
     for container in trainers[:2]:
         verified = json.loads(execute(container, "sfnode", "verify", "--json"))
         assert verified["digest"] == digest
-    print(f"digest of {len(last)} nodes: {digest}, {verified['updates']} updates")
+    print(f"digest of {len(nodes)} nodes: {digest}, {verified['updates']} updates")

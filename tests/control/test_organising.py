@@ -199,12 +199,23 @@ async def test_a_proposal_with_enough_votes_takes_the_run_over(node: OrganisedNo
 
     await client.succeed(said.model_dump() | {"votes": [votes[0], votes[2]]})
     assert (node.organised.control.feed.term, node.organised.counting.budget) == (1, 99)
+    assert [line for line in node.api.reports.news(1.0) if "another organiser goes on" in line]
+    assert not node.api.reports.news(2.0)
     assert (await client.propose(B.hex())).term == 2
 
 
 async def test_a_succession_of_another_run_is_refused(node: OrganisedNode, client: Client) -> None:
-    said = (await client.propose(B.hex())).model_dump() | {"run_id": "00" * 32}
+    said = (await client.propose(B.hex(), kept=0)).model_dump() | {"run_id": "00" * 32}
     assert (await refused(client.succeed(said))).code == Code.WRONG_RUN
+
+
+async def test_a_node_to_which_no_decision_has_come_proposes_to_keep_none_only_if_told_so(
+    client: Client,
+) -> None:
+    refusal = await refused(client.propose(B.hex()))
+    assert refusal.code == Code.SUCCESSION_REFUSED
+    assert "0 decisions are here" in refusal.what
+    assert (await client.propose(B.hex(), kept=0)).kept == 0
 
 
 async def test_nobody_keeps_more_decisions_than_there_are(client: Client) -> None:

@@ -316,3 +316,13 @@ def test_in_an_open_run_nobody_is_told_more_than_before() -> None:
     made.forget_costs()
     hear(made["a"], made["b"], Want(()))
     assert not made["a"].sent
+
+
+def test_a_node_knows_how_many_decisions_neighbours_say_they_have() -> None:
+    made = swarm("a b c")
+    decide(made["a"], Admit(origin_of("new"), QUOTA, 0))
+    made.run(2)
+    control = made["b"].machine.organised.control
+    assert 0 < control.shown <= control.feed.stop
+    hear(made["b"], made["c"], ControlHead(0, 1000, bytes(32)))
+    assert control.shown == 1000

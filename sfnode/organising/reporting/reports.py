@@ -91,6 +91,7 @@ class Reports:
         self._manifest = manifest
         self._organised = organised
         self._head = self._feed.stop, self._feed.chain
+        self._term = self._feed.term
         """The control feed when it was last looked at, for `news`."""
         self._sealed, self._sealed_at = self.counting.sealed, float("-inf")
         """Seals when it was last looked at, and the time at which the last one came since the start."""
@@ -208,16 +209,19 @@ class Reports:
             self._look_at = now + LOOK_INTERVAL
             waits = not self.counting.complete and self._organised.unnamed > 0
             self._waiting_since = min(now, self._waiting_since) if waits else float("inf")
+        succeeded, self._term = feed.term > self._term, feed.term
+        lines = (
+            ["another organiser goes on with this run; there is nothing for you to do"] if succeeded else []
+        )
         if head == (feed.stop, feed.chain):
-            return []
+            return lines
         self._head, self._waiting_since, self._look_at = (feed.stop, feed.chain), float("inf"), now
         if self.counting.sealed > self._sealed:
             self._sealed_at = now
         self._sealed = self.counting.sealed
-        follows = head[0] < feed.stop and feed.chains[head[0]] == head[1]
-        return (
-            self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]]) if follows else []
-        )
+        if head[0] < feed.stop and feed.chains[head[0]] == head[1]:
+            lines += self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]])
+        return lines
 
     def evaluations(self) -> list[EpochEvaluation]:
         """Return what the organiser has measured on the validation rows: the last ones, oldest first."""
@@ -278,11 +282,15 @@ class Reports:
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
         """Return the succession by which `key` (hex) would sign after the first `kept` decisions, unsigned.
 
-        Raises ValueError if there are not so many, or if it is not known how many there are.
+        Raises ValueError if there are not so many; without `kept`, if some are known to be lacking here, or
+        none are here at all, as on a node that has just joined.
         """
         feed = self._feed
         if kept is None and feed.behind:
             raise ValueError("decisions are lacking here that the last succession keeps")
+        shown = self._organised.control.shown
+        if kept is None and not 0 < feed.stop >= shown:
+            raise ValueError(f"{feed.stop} decisions are here, and a neighbour has {shown}")
         kept = feed.stop if kept is None else kept
         if kept > feed.stop:
             raise ValueError(f"there are {feed.stop} decisions here, not {kept}")
