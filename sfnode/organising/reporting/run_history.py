@@ -256,8 +256,8 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
         case Checkpoint(epoch=epoch, cores=cores):
             return f"states where the run is after round {epoch}, fingerprint {cores.hex()[:DIGITS]}"
         case Worth(epoch=epoch, rows=rows, parts=parts):
-            loss = -sum(part.worth for part in parts) / WORTH_ONE
-            return f"measures the work of {len(parts)} in round {epoch}: loss {loss:+.6f} on {rows:,} rows"
+            change = -sum(part.worth for part in parts) / WORTH_ONE
+            return f"measures the work of {len(parts)} in round {epoch}: loss {change:+.6f} on {rows:,} rows"
         case Oversized(epoch=epoch, feeds=feeds):
             return f"finds the work of {len(feeds)} in round {epoch} too large to count at once"
         case Unknown(kind=kind):
@@ -269,8 +269,8 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
 def _about_members(decision: Decision, counting: Counting, names: Called) -> str:
     def member(number: int) -> str:
         if number >= len(counting.members):
-            return f"member {number} (nobody)"
-        return f"member {number} ({known_as(counting.members[number].origin)})"
+            return f"member {number}, nobody"
+        return f"member {number}, {known_as(counting.members[number].origin)}"
 
     def known_as(origin: bytes) -> str:
         return called(origin.hex()[:DIGITS], name_of(origin, names))
