@@ -174,11 +174,11 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
         ended = sfnode("history", "checkout", epoch, "--out", tmp_path / f"{epoch}", "--data-dir", folder)
         assert ended.status == 0, ended.err
         assert f"after round {epoch}, " in ended.out
-    assert sfnode("export", tmp_path / "last", "--data-dir", folder).status == 0
+    assert sfnode("export", "--out", tmp_path / "last", "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "3", tmp_path / "last") is None
     assert sfnode("export", "--out", tmp_path / "first", "--seal", 0, "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "0", tmp_path / "first") is None
-    best = sfnode("export", tmp_path / "best", "--seal", "best", "--data-dir", folder)
+    best = sfnode("export", "--out", tmp_path / "best", "--seal", "best", "--data-dir", folder)
     assert "after round 0, " in best.out, "the one that was evaluated"
     told = files.difference(tmp_path / "0", tmp_path / "last")
     assert told
@@ -256,7 +256,7 @@ def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[...
     assert [(one.origin, one.updates) for one in found.origins] == [(A, 12), (B, 6)]
     assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
     assert [entry.kind for entry in found.entries] == ["seal", "worth", "seal"]
-    said = sfnode("diff", 1, 3, "--data-dir", folder).out
+    said = sfnode("history", "diff", 1, 3, "--data-dir", folder).out
     assert f"  Ada ({B[:8]})  +6\n" in said
     assert f"weights: changed by {found.norm:.4g} in all\n" in said
     assert "epoch 3: accuracy 60.0 % (55.0-65.0 %), loss 1.9000" in said

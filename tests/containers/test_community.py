@@ -33,7 +33,7 @@ def community(environment: dict[str, str], scratch: Path) -> Iterator[Swarm]:
     own = {"BACKUP": str(backup), "EVERY": "10s", "PAGE_PORT": "0", "PUBLIC_PORT": "0"}
     swarm = Swarm(compose_command(), environment | own, PROJECT, "community/compose.yaml")
     try:
-        swarm.compose("run", "--rm", "-T", "init", "sfnode init /shared/run.toml < /dev/null")
+        swarm.compose("run", "--rm", "-T", "init", "sfnode init --task reviews --out /shared/run.toml")
         swarm.compose("up", "--detach", "--no-build", "--scale", f"trainer={VOLUNTEERS}")
         yield swarm
     finally:
