@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -53,14 +54,17 @@ def check(words: list[str]) -> None:
     context = click.Context(cli)
     _, rest, _ = cli.make_parser(context).parse_args([word for word in words if word not in ("-h",)])
     command = cli.load(rest.pop(0))
-    if isinstance(command, click.Group):
+    while isinstance(command, click.Group):
         within = command.get_command(context, rest.pop(0))
         assert within is not None, words
         command = within
     own = rest[: rest.index("--")] if "--" in rest else rest  # what follows it is another program's
     options = [word.partition("=")[0] for word in own if word.startswith("--")]
-    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    assert set(options) <= known | {"--help"}, words
+    there = [one for one in command.get_params(context) if not getattr(one, "key", "")]
+    known = {name for parameter in there for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert set(options) <= known, words
+    keys = [word.partition("=")[0] for before, word in pairwise(own) if before == "--set"]
+    assert set(keys) <= set(getattr(command, "keys", ())), words
 
 
 @pytest.mark.processes
