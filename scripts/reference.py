@@ -34,8 +34,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 CLI = """# Command line
 
 Written by `make reference` from the commands; do not edit it by hand. Every option is also a variable and a key
-of the [configuration file](configuration.md): `--data-dir`, `SFNODE_DATA_DIR`, `data-dir`. See also
-[JSON output](json.md) and [errors](errors.md).
+of the [configuration file](configuration.md): `--data-dir`, `SFNODE_DATA_DIR`, `data-dir`. One that few need is a
+key of `--set` instead of a flag; `--help-all` lists these. See also [JSON output](json.md) and
+[errors](errors.md).
 """
 
 SHARED = 3
@@ -170,6 +171,8 @@ def options(command: click.Command) -> list[click.Option]:
 def option_line(option: click.Option) -> str:
     names = "`, `".join((*option.opts, *option.secondary_opts))
     kind = "" if option.is_flag else f" {option.make_metavar(click.Context(click.Command('')))}"
+    if key := getattr(option, "key", ""):
+        names, kind = f"--set {key}=", "true|false" if option.is_flag else kind.strip()
     said = default(option)
     return f"`{names}{kind}`: {option.help or ''}" + (f"  [default: {said}]" if said else "")
 

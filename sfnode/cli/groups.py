@@ -1,4 +1,4 @@
-"""Groups of commands that are imported when they run, options listed in groups, completion of both."""
+"""Groups of commands that are imported when they run, and completion."""
 
 from __future__ import annotations
 
@@ -90,32 +90,6 @@ def _imported(name: str, where: str) -> click.Command:
 def inner_commands(group: click.Group) -> Mapping[str, click.Command]:
     """Return the commands of a group by name, imported if need be."""
     return group.load_all() if isinstance(group, LazyGroup) else group.commands
-
-
-# A click command whose help lists its options in groups, each under a heading.
-
-
-REST = "Other options"
-"""Heading of the options that no group names."""
-
-
-class GroupedCommand(click.Command):
-    """A command with `groups`: flags by the heading under which its help lists them, in this order."""
-
-    def __init__(self, *arguments: Any, groups: Mapping[str, str], **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.groups = {heading: flags.split() for heading, flags in groups.items()}
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        headings = {flag: heading for heading, flags in self.groups.items() for flag in flags}
-        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self.groups, REST)}
-        for parameter in self.get_params(context):
-            if row := parameter.get_help_record(context):
-                rows[headings.get(parameter.opts[0], REST)].append(row)
-        for heading, found in rows.items():
-            if found:
-                with formatter.section(heading):
-                    formatter.write_dl(found)
 
 
 # `sfnode completion`: a script with which a shell completes commands, options and their values.

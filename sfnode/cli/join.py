@@ -19,7 +19,7 @@ from sfnode.cli import progress
 from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
-from sfnode.cli.groups import GroupedCommand
+from sfnode.cli.keys import Command
 from sfnode.cli.options import (
     asked_link,
     data_dir_option,
@@ -95,7 +95,7 @@ GROUPS = {
 """Options by the heading under which the help lists them."""
 
 
-@click.command(cls=GroupedCommand, groups=GROUPS)
+@click.command(cls=Command, groups=GROUPS)
 @link_argument
 @peers_option(
     "Address of a node of the run, as that node prints it, or of any peer of Hivemind's DHT "
@@ -145,6 +145,7 @@ GROUPS = {
 )
 @setting(
     "--noise-clip",
+    key="noise.clip",
     type=click.FloatRange(0, 1e9),
     metavar="SLOPE",
     help="With --noise: the largest slope that is told; the noise is in proportion to it.  [default: the "
@@ -249,6 +250,7 @@ GROUPS = {
 @host_maddrs_option("Where to listen; port 0 is any free one. Repeat for more.")
 @setting(
     "--announce-maddrs",
+    key="network.announce",
     metavar="MULTIADDR",
     help="Tell others these addresses instead (a forwarded port, a public name). Repeat for more.",
 )
@@ -260,6 +262,7 @@ GROUPS = {
 )
 @setting(
     "--circuit-relay/--no-circuit-relay",
+    key="network.circuit_relay",
     help="Whether to relay connections between nodes that cannot reach each other.  [default: relays do, "
     "trainers do not]",
 )

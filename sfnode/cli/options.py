@@ -1,8 +1,9 @@
 """Declares options: each is a flag, an environment variable and a key of the configuration file.
 
-`--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. The file is flat TOML: a key applies to
-every command that has the option. Order of precedence: flag, environment, file, default. Options of a
-node are derived from the fields of `sfnode.settings`; this module does not know what they mean.
+`--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. One that few need is a key of --set instead
+of a flag (`sfnode.cli.keys`). The file is flat TOML: a key applies to every command that has the option.
+Order of precedence: command line, environment, file, default. Options of a node are derived from the fields
+of `sfnode.settings`; this module does not know what they mean.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from click.core import ParameterSource
 
 from sfnode.cli import output
 from sfnode.cli.folders import PROFILE, profile_folder
+from sfnode.cli.keys import Option
 from sfnode.defaults import DATA_DIR, LOCALHOST, variable
 from sfnode.errors import Code, UserError
 
@@ -35,9 +37,11 @@ DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """Return `click.option` with its environment variable."""
+    """Return `click.option` with its environment variable; with `key="section.key"` it is said as
+    `--set section.key=value` instead of as a flag, which then only names its variable and its key in the
+    file."""
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
-    return click.option(*names, envvar=variable(flag), show_envvar=True, **settings)
+    return click.option(*names, cls=Option, envvar=variable(flag), show_envvar=True, **settings)
 
 
 def link_argument(function: F) -> F:
