@@ -99,7 +99,7 @@ GROUPS = {
 @link_argument
 @peers_option(
     "Address of a node of the run, as that node prints it, or of any peer of Hivemind's DHT "
-    "(docs/operator.md). Repeat for more."
+    "(docs/organising.md). Repeat for more."
 )
 @run_option("Run manifest: start this run; together with --peers, refuse to join any other.")
 @setting(
@@ -291,7 +291,7 @@ GROUPS = {
     "--log-to",
     metavar="KIND:PLACE",
     help="Record loss, seals, evaluations and traffic: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
-    "trackio:PROJECT (docs/loggers.md). Repeat for more.",
+    "trackio:PROJECT (docs/views.md). Repeat for more.",
 )
 @option(
     "--dashboard",
