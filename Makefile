@@ -83,7 +83,7 @@ real: $(READY)
 # everything that only a GPU shows; goes on after a failure, and says so at the end.
 device: $(READY)
 	failed=""; run() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
-	for dtype in bfloat16 int8 nf4; do run $(BIN)/sfnode bench --model shape:opt-1.3b --device $(DEVICE) --dtype $$dtype; done; \
+	for dtype in bfloat16 int8 nf4; do run $(BIN)/sfnode lab bench --model shape:opt-1.3b --device $(DEVICE) --dtype $$dtype; done; \
 	run $(BIN)/python tests/bench/devices.py --device cpu --device $(DEVICE); \
 	run $(BIN)/python -m tests.bench.generation --device $(DEVICE) --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64 --turns 3; \
 	run $(BIN)/pytest -q -m "not processes and not containers" --device $(DEVICE); \

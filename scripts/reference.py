@@ -71,14 +71,14 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
         "model, all that a model follows from (R6, R7, U4 to U9).",
         (results.UpdateLine,),
     ),
-    "checkout --json": ("", (history.CheckoutResult,)),
-    "diff --json": ("", (history.DiffResult,)),
-    "bisect --json": ("", (history.BisectResult,)),
+    "history checkout --json": ("", (history.CheckoutResult,)),
+    "history diff --json": ("", (history.DiffResult,)),
+    "history bisect --json": ("", (history.BisectResult,)),
     "leaderboard --json": ("", (history.LeaderboardResult,)),
-    "archive --json": ("`statement.json` of the archive.", (results.ArchiveStatement,)),
-    "import --json": ("", (results.ImportResult,)),
+    "history archive --json": ("`statement.json` of the archive.", (results.ArchiveStatement,)),
+    "history import --json": ("", (results.ImportResult,)),
     "eval --json": ("", (results.EvalResult,)),
-    "try-reward --json": ("", (results.TryRewardResult,)),
+    "organise try-reward --json": ("", (results.TryRewardResult,)),
     "invite --json": ("`GET /invitation`.", (results.InviteResult,)),
     "organise status --json": ("`GET /organising`.", (organising.OrganiserStatus,)),
     "organise members --json": (
@@ -94,22 +94,21 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
         "A succession file: what `GET /organising/succession` gives, and `POST` there takes.",
         (organising.SuccessionFile, organising.ProposalQuery),
     ),
-    "upgrade-check --json": ("", (results.UpgradeResult,)),
     "swarm --json": ("", (results.SwarmResult,)),
     "GET /digest": ("", (status.CoreStatus,)),
     "doctor --json": ("", (Examination,)),
-    "bench --json": (
+    "lab bench --json": (
         "A ratio is the median, over all turns, of two times of one turn; trust ratios rather than times.",
         (results.BenchResult,),
     ),
-    "simulate --json": (
+    "lab simulate --json": (
         "`network`: for each run `scenario`, `topology`, `seed`, `nodes`, `seconds` (virtual, as all but `wall`), "
         "`command` (which repeats it), `failure`, `settled` and counts. `training`: `cell`, `results` (a file), "
         "`values`. `sweep`: for each combination its numbers, and `mean`, `low`, `high` of `loss`, `score` and the "
         "same on validation rows.",
         (),
     ),
-    "run.json": ("What `sfnode publish` writes beside a page; `join` reads three of its fields (N6).", (RunFile,)),
+    "run.json": ("What `sfnode publish page` writes beside a page; `join` reads three of its fields (N6).", (RunFile,)),
     "GET /views/progress": ("", (views.Progress,)),
     "GET /views/curves": ("Columns of equal length.", (views.Curves,)),
     "GET /views/swarm": ("", (views.Swarm,)),

@@ -1,6 +1,6 @@
 """The limits that a machine's owner sets on a node: names, bounds and notation.
 
-Their names are the same everywhere: `--limit-NAME` of `sfnode join`, `NAME=VALUE` of `sfnode limit`, the keys
+Their names are the same everywhere: `NAME=VALUE` of `sfnode limit` and of `join --limit`, the keys
 of `/limits` in the control API. Does not know how they are kept (`sfnode.resources`).
 """
 

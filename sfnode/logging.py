@@ -20,7 +20,7 @@ log = logging.getLogger("sfnode")
 """The logger of the whole package. Without `set_up_logging` it goes where the host program sends its logs."""
 
 FORMATS = ("text", "json")
-"""Values of `--log-format`."""
+"""Values of `--set log.format`."""
 
 BEGINS = "begins"
 """Attribute of the records of `begins`."""

@@ -39,7 +39,7 @@ def try_out(manifest: Manifest, means: Means, prompts: int, updates: int, waitin
         raise UserError(
             Code.BAD_OPTION,
             f"the task kind {manifest.task.kind} has no rewards",
-            "Name a run of the kind reward; `sfnode bench --run` measures others.",
+            "Name a run of the kind reward; `sfnode lab bench --run` measures others.",
         )
     begun = time.monotonic()
     with waiting("loading the model"):

@@ -7,6 +7,7 @@ Nothing here reads the environment or a file. What is the same for every node of
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -32,6 +33,12 @@ def _url(value: str) -> str:
     """The URL as links have it (SPEC N6). Raises ValueError."""
     if value and not invitation.is_url(value):
         raise ValueError(f"give it as {invitation.URL_FORM}")
+    return value
+
+
+def _command(value: str) -> str:
+    """The command, which has to be one that can be split into words. Raises ValueError."""
+    shlex.split(value)
     return value
 
 
@@ -100,7 +107,7 @@ class Settings(Section):
     """None: relays do, trainers do not."""
     client_mode: bool = False
     limits: Limits = Limits()
-    """`--threads` and `--limit-NAME` on the command line."""
+    """`--limit` and `--threads` on the command line."""
     display_name: Name = ""
     team: Name = ""
     organise: bool = False
@@ -140,6 +147,8 @@ class Settings(Section):
     """Seals of an organised run after which the model is exported to the node's folder; 0: never."""
     samples: int = Field(default=4, ge=0, le=16)
     """Test rows whose answers by the base model and later ones are recorded as the run goes; 0: none."""
+    notify: Annotated[str, AfterValidator(_command)] = ""
+    """A command that is run when the run completes, the model gets worse, or the node is offline."""
     log_to: tuple[str, ...] = ()
     """Loggers that are fed while the node runs, as `sfnode.loggers.open` reads them: `jsonl:FILE`."""
 

@@ -1,1 +1,1 @@
-"""Benchmarks of `sfnode bench`: step time, memory, throughput."""
+"""Benchmarks of `sfnode lab bench`: step time, memory, throughput."""

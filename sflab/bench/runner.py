@@ -1,4 +1,4 @@
-"""Runs the measurements of `sfnode bench` in order: memory first, while nothing else is loaded, then time.
+"""Runs what `sfnode lab bench` measures in order: memory first, while nothing else is loaded, then time.
 
 The order matters: inference is measured before there is a trainer, so that whatever training keeps in memory
 besides the model is attributed to training.

@@ -1,4 +1,4 @@
-"""`sfnode bench`: what this machine can do with a model. `sflab.bench` measures."""
+"""`sfnode lab bench`: what this machine can do with a model. `sflab.bench` measures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sfnode.cli.options import (
     dtype_option,
     json_option,
     option,
-    queries_option,
     run_option,
+    setting,
     threads_option,
 )
 from sfnode.cli.output import echo
@@ -57,7 +57,7 @@ MOST_TOKENS = 65_535
     metavar="COUNT",
     help="Length of a random sentence.",
 )
-@queries_option("Mini-batches of a step, each for one update or for a group.")
+@setting("--queries", metavar="COUNT", help="Mini-batches of a step, each for one update or for a group.")
 @devices_option
 @dtype_option
 @threads_option("CPU threads.  [default: as many as find a core that is free]")
@@ -120,7 +120,7 @@ def _say(what: str) -> None:
         echo(what, err=True)
 
 
-# Formats the results of `sfnode bench` for 80 columns.
+# Formats the results of `sfnode lab bench` for 80 columns.
 
 
 GB = 1e9

@@ -1,4 +1,4 @@
-"""`sfnode simulate`: networks and training runs that exist on this machine alone."""
+"""`sfnode lab simulate`: networks and training runs that exist on this machine alone."""
 
 from __future__ import annotations
 
@@ -22,20 +22,40 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "network": Lazy("sflab.cli.simulate:network", "Nodes, faults and attacks on a virtual clock."),
-    "training": Lazy("sflab.cli.simulate_training:training", "Train many virtual clients in one process."),
-    "sweep": Lazy("sflab.cli.studies:sweep", "Train with every combination of some numbers."),
-    "paper": Lazy("sflab.cli.studies:paper", "Compare the methods of the SeedFlood paper."),
-    "report": Lazy("sflab.cli.studies:report", "Write the report of a results folder."),
+    "network": Lazy(
+        "sflab.cli.simulate:network",
+        "Nodes, faults and attacks on a virtual clock.",
+        "sfnode lab simulate network --scenario calm --nodes 8",
+    ),
+    "training": Lazy(
+        "sflab.cli.simulate_training:training",
+        "Train many virtual clients in one process.",
+        "sfnode lab simulate training --clients 4 --steps 20",
+    ),
+    "sweep": Lazy(
+        "sflab.cli.studies:sweep",
+        "Train with every combination of some numbers.",
+        "sfnode lab simulate sweep --rank 8 --rank 32",
+    ),
+    "paper": Lazy(
+        "sflab.cli.studies:paper",
+        "Compare the methods of the SeedFlood paper.",
+        "sfnode lab simulate paper --smoke",
+    ),
+    "report": Lazy(
+        "sflab.cli.studies:report",
+        "Write the report of a study's folder.",
+        "sfnode lab simulate report paper",
+    ),
 }
 
 
-@click.group(cls=LazyGroup, entries=COMMANDS)
+@click.group(cls=LazyGroup, entries={"Commands": COMMANDS})
 def simulate() -> None:
     """Try the protocol on simulated networks, and training on virtual clients. Nothing is sent."""
 
 
-# `sfnode simulate network`: what a network of nodes does under faults and attacks, on a virtual clock.
+# `sfnode lab simulate network`: what a network of nodes does under faults and attacks, on a virtual clock.
 #
 # Every run follows from one integer, so whatever fails can be seen again.
 

@@ -1,4 +1,4 @@
-"""`sfnode simulate training`: many virtual clients train one model in one process, by any method."""
+"""`sfnode lab simulate training`: many virtual clients train one model in one process, by any method."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
     help="A number that only this method has (docs/experiments.md); may be given several times.",
 )
 @option(
-    "--results",
+    "--out",
+    "results",
     type=click.Path(path_type=Path, file_okay=False),
     default="results",
     show_default=True,
@@ -211,7 +212,9 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
         *section, name = map(str, first["loc"])
         flag = f"--option {name}" if section == ["options"] else f"--{name.replace('_', '-')}"
         raise UserError(
-            Code.BAD_OPTION, f"{flag}: {first['msg']}", "`sfnode simulate training --help` lists the options."
+            Code.BAD_OPTION,
+            f"{flag}: {first['msg']}",
+            "`sfnode lab simulate training --help` lists the options.",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`sfnode simulate paper`, `report` and `sweep`: studies, where their cells run, and how far they are."""
+"""`sfnode lab simulate paper`, `report` and `sweep`: studies, where their cells run, and how far they are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def study_options(default: str) -> Callable[[F], F]:
-    """Return --results with this default, --workers, --ray and --device."""
+    """Return --out with this default, --workers, --ray and --device."""
 
     def add(function: F) -> F:
         function = device_option(function)
@@ -57,9 +57,10 @@ def study_options(default: str) -> Callable[[F], F]:
 
 
 def results_option(default: str) -> Callable[[F], F]:
-    """Return --results."""
+    """Return --out."""
     return option(
-        "--results",
+        "--out",
+        "results",
         type=click.Path(path_type=Path, file_okay=False),
         default=default,
         show_default=True,
@@ -127,7 +128,7 @@ def duration(seconds: float) -> str:
     )
 
 
-# `sfnode simulate paper` and `report`: the SeedFlood paper's comparison, and its report.
+# `sfnode lab simulate paper` and `report`: the SeedFlood paper's comparison, and its report.
 
 
 @click.command
@@ -282,7 +283,7 @@ def _list(plan: Study, workers: int) -> None:
     )
 
 
-# `sfnode simulate sweep`: cells over a grid of learning rates, epsilons, ranks and mini-batches.
+# `sfnode lab simulate sweep`: cells over a grid of learning rates, epsilons, ranks and mini-batches.
 
 
 SWEPT = ("learning_rate", "epsilon", "rank", "batch_size")
@@ -324,7 +325,7 @@ def sweep(
     """Run every combination of the given learning rates, epsilons, ranks and batch sizes; best first.
 
     Those options may be repeated. Order by validation loss, the mean over seeds; what is finished is not run
-    again. `sfnode simulate report` does not apply. Exit status 1 if a cell failed.
+    again. `sfnode lab simulate report` does not apply. Exit status 1 if a cell failed.
     """
     from sflab.studies import study
 

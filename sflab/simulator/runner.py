@@ -100,7 +100,7 @@ class Outcome:
         """Command that repeats this run."""
         chosen = ("--scenario", self.scenario, "--seed", self.seed, "--nodes", self.nodes)
         longer = ("--topology", self.topology, "--seconds", f"{self.seconds:g}")
-        return command("sfnode", "simulate", "network", *chosen, *longer)
+        return command("sfnode", "lab", "simulate", "network", *chosen, *longer)
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "command": self.command}

@@ -422,7 +422,7 @@ def matplotlib() -> Any:
             Code.EXTRA_MISSING,
             "the report's figures cannot be drawn: matplotlib is not installed",
             "Install it: pip install 'sfnode[lab]'; results are kept, "
-            "and `sfnode simulate report` writes the report then.",
+            "and `sfnode lab simulate report` writes the report then.",
         ) from error
     return found
 

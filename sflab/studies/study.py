@@ -87,7 +87,7 @@ def unusable(folder: Path, reason: str) -> UserError:
     return UserError(
         Code.RESULTS_UNUSABLE,
         f"{folder} cannot be used as the results of a study: {reason}",
-        "Name the folder that `sfnode simulate paper` or `sweep` has written to, or a new one.",
+        "Name the folder that `sfnode lab simulate paper` or `sweep` has written to, or a new one.",
     )
 
 

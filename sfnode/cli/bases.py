@@ -1,4 +1,4 @@
-"""`sfnode bases`: make bases to publish for a coming subspace of a run, at the model of its last seal."""
+"""`sfnode organise make-bases`: bases to publish for a coming subspace, at the model of a run's last seal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.options import data_dir_option, device_option, dtype_option, model_option, option
+from sfnode.cli.options import (
+    data_dir_option,
+    device_option,
+    dtype_option,
+    model_option,
+    option,
+    out_option,
+)
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.printable import command
@@ -18,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.argument("out", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER")
+@out_option("FOLDER", "Where to write the file, which is named by its digest.")
 @option(
     "--basis",
     "kind",
@@ -32,8 +39,8 @@ if TYPE_CHECKING:
 @model_option
 @device_option
 @dtype_option
-def bases(out: Path, kind: str, data_dir: Path, model: Path | None, device: str, dtype: str) -> None:
-    """Make bases for the run of a node's folder, and write them to FOLDER in a file named by its digest.
+def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device: str, dtype: str) -> None:
+    """Make bases for the run of a node's folder, and write them to a file.
 
     They are made on the run's public training rows, at the model of the last seal (of an open run: as of
     now). `sfnode organise bases FILE` publishes them.

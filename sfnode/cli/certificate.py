@@ -1,4 +1,4 @@
-"""`sfnode certificate` and `sfnode verify-certificate`: a member's contribution, by the log of its run."""
+"""`sfnode certificate make` and `check`: a member's contribution, by the log of its run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.options import data_dir_option, option
+from sfnode.cli.options import data_dir_option, option, out_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.cli.publish import parse_keys
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
 @click.command
 @click.argument("key", metavar="KEY")
-@option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="New file: a drawing (.svg), which has the data in it, or the data alone (.json).  [default: "
+@out_option(
+    "FILE",
+    "New file: a drawing (.svg), which has the data in it, or the data alone (.json).  [default: "
     "certificate-KEY.svg]",
+    required=False,
 )
 @option(
     "--with-name/--without-name",
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
     help="Whether to put in the name that the member gives itself.",
 )
 @data_dir_option
-def certificate(key: str, out: Path | None, with_name: bool, data_dir: Path) -> None:
+def make(key: str, out: Path | None, with_name: bool, data_dir: Path) -> None:
     """Certify what the member with KEY has contributed to a run.
 
     KEY: the first 8 hex digits of its key, or more. Everything in the certificate follows from the decisions
-    in the log of the folder, whose node may be running. `sfnode verify-certificate` checks it.
+    in the log of the folder, whose node may be running. `sfnode certificate check` checks it.
     """
     from sfnode.publish import certificate as certificates
     from sfnode.publish.site import write
@@ -102,13 +101,14 @@ def _member(members: Iterable[Member], prefix: str) -> bytes:
     return keys.pop()
 
 
-@click.command("verify-certificate")
+@click.command
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 @data_dir_option
-def verify_certificate(file: Path, data_dir: Path) -> None:
+def check(file: Path, data_dir: Path) -> None:
     """Compute a certificate, a drawing or its data, anew from the log of its run in --data-dir.
 
-    The log is that of any node of the run, or of its archive (`sfnode import`); its signatures are checked.
+    The log is that of any node of the run, or of its archive (`sfnode history import`); its signatures are
+    checked.
     """
     from sfnode.publish import certificate as certificates
     from sfnode.store.disk_errors import disk_faults

@@ -58,25 +58,27 @@ def parse_token(_context: Any, _parameter: Any, value: str) -> str:
     return value
 
 
-def dashboard_token_option(function: F) -> F:
-    """Add --dashboard-token."""
+def dashboard_token_option(key: str = "") -> Callable[[F], F]:
+    """Return --dashboard-token."""
     return option(
         "--dashboard-token",
+        key=key,
         default="",
         callback=parse_token,
         metavar="TEXT",
         help="Token that visitors of the dashboard must present; rather set the variable, as everybody on a "
         "machine sees command lines.  [default: generated, and in the address that is printed]",
-    )(function)
+    )
 
 
-def dashboard_control_option(function: F) -> F:
-    """Add --dashboard-control."""
+def dashboard_control_option(key: str = "") -> Callable[[F], F]:
+    """Return --dashboard-control."""
     return option(
         "--dashboard-control",
+        key=key,
         is_flag=True,
         help="Let whoever opens the dashboard with its token pause, limit and end the node, too.",
-    )(function)
+    )
 
 
 @asynccontextmanager
@@ -108,8 +110,8 @@ async def shown(
     metavar="[HOST:]PORT",
     help="Address of the page: port 0 is any free one, and without a host only this machine can connect.",
 )
-@dashboard_token_option
-@dashboard_control_option
+@dashboard_token_option()
+@dashboard_control_option()
 def dashboard(data_dir: Path, listen: tuple[str, int], dashboard_token: str, dashboard_control: bool) -> None:
     """Serve the dashboard of the node that runs in this folder, until Ctrl-C.
 

@@ -14,7 +14,7 @@ from sfnode.cli.options import (
     dtype_option,
     host_maddrs_option,
     json_option,
-    link_argument,
+    link_option,
     option,
     peers_option,
     run_option,
@@ -41,7 +41,7 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 
 
 @click.command
-@link_argument
+@link_option
 @peers_option("Address of a node of the run, to be tried. Repeat for more.  [default: those met before]")
 @run_option("Run manifest.  [default: the data folder's, or the peers']")
 @data_dir_option
@@ -64,10 +64,11 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 )
 @json_option
 def doctor(link: str | None, as_json: bool, **fields: Any) -> int:
-    """Examine this machine, its network and the peers (those of LINK, too), as a node would use them.
+    """Examine this machine, its network and the peers, as a node would use them.
 
-    Prints what is wrong and what to do. Takes about 15 seconds, joins nothing and leaves nothing behind.
-    Every finding has a number, which docs/doctor.md explains. Exit status 1 if there is a problem.
+    Prints what is wrong and what to do, also whether this sfnode can join the run of --link or --run. Takes
+    about 15 seconds, joins nothing and leaves nothing behind. Every finding has a number, which
+    docs/doctor.md explains. Exit status 1 if there is a problem.
     """
     import uvloop
 

@@ -1,4 +1,5 @@
-"""`sfnode export`, `archive` and `import`: the model as a folder for other programs; a run as one file."""
+"""`sfnode export`: the model as a folder for other programs; `sfnode history archive` and `import`: a run as
+one file."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from sfnode.cli.options import (
     json_option,
     model_option,
     option,
+    out_option,
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
@@ -74,7 +76,7 @@ def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
 
 
 @click.command
-@click.argument("out", type=click.Path(path_type=Path))
+@out_option("FOLDER", "New folder for the model.")
 @format_options
 @data_dir_option
 @model_option
@@ -110,7 +112,7 @@ def export(
     hub_name: str | None,
     public: bool,
 ) -> None:
-    """Write the model of the log in a node's folder to the new folder OUT, and put it on the hub if asked to.
+    """Write the model of the log in a node's folder to a new folder, and put it on the hub if asked to.
 
     Of an organised run it is that of the last seal, unless --seal names another, of an open one that with all
     updates.
@@ -133,29 +135,29 @@ def export(
         echo(f"uploaded it: {hub.push(out, hub_name, public=public)}")
 
 
-# `sfnode archive` and `sfnode import`: a run in one file, and a file into a run.
+# `sfnode history archive` and `import`: a run in one file, and a file into a run.
 
 
 @click.command
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+@out_option("FILE", "The archive.")
 @data_dir_option
 @json_option
-def archive(file: Path, data_dir: Path, as_json: bool) -> None:
-    """Verify the run in a node's folder and write it to FILE: manifest, log, decisions, published bases.
+def archive(out: Path, data_dir: Path, as_json: bool) -> None:
+    """Verify the run in a node's folder and write it to a file: manifest, log, decisions, published bases.
 
-    It verifies itself wherever `sfnode import` takes it in. No key and no address of this node is in it, and
-    neither is the base model (`join --model FOLDER`). Its node may be running.
+    It verifies itself wherever `sfnode history import` takes it in. No key and no address of this node is in
+    it, and neither is the base model (`join --model FOLDER`). Its node may be running.
     """
     from sfnode.store import archive as archives
     from sfnode.store.data_folder import Layout
 
     with opened_run(data_dir) as (manifest, update_log), waiting("verifying and writing the run"):
-        said = archives.write(manifest, update_log, Layout(data_dir).bases, file, sfnode.__version__)
+        said = archives.write(manifest, update_log, Layout(data_dir).bases, out, sfnode.__version__)
     if as_json:
         echo(said.model_dump_json(indent=2))
     else:
         decided = f", {said.decisions} decisions, {said.sealed} seals" if manifest.organised.organiser else ""
-        echo(f"wrote {file}: {said.updates} updates of {said.feeds} feeds{decided}\ndigest {said.digest}")
+        echo(f"wrote {out}: {said.updates} updates of {said.feeds} feeds{decided}\ndigest {said.digest}")
 
 
 @click.command("import")

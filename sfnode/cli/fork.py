@@ -1,4 +1,4 @@
-"""`sfnode fork`: a new run whose base model is the state of another at one of its seals.
+"""`sfnode history fork`: a new run whose base model is the state of another at one of its seals.
 
 Its manifest names that run, the seal and the digest of its cores, so that the new run's id commits to them;
 `sfnode verify --parent` recomputes that the base model is what it is said to be.
@@ -25,7 +25,15 @@ from sfnode.cli.init import (
     published,
     write_manifest,
 )
-from sfnode.cli.options import data_dir_option, device_option, epoch_argument, model_option, option
+from sfnode.cli.keys import Command
+from sfnode.cli.options import (
+    data_dir_option,
+    device_option,
+    epoch_argument,
+    model_option,
+    option,
+    out_option,
+)
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
@@ -64,9 +72,9 @@ def _options_of_init() -> list[click.Parameter]:
     return found
 
 
-@click.command(params=_options_of_init())
+@click.command(cls=Command, params=_options_of_init())
 @epoch_argument("epoch")
-@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@out_option("FOLDER", "New folder for the run.")
 @option("--name", metavar="NAME", help="Name of the new run.  [default: the old one's, with the epoch]")
 @data_dir_option
 @model_option
@@ -90,7 +98,7 @@ def fork(
     calibrate: bool | None,
     **given: Any,
 ) -> None:
-    """Write a new run to the new folder OUT that starts from the seal of EPOCH of this folder's run.
+    """Write a new run to a new folder that starts from the seal of EPOCH of this folder's run.
 
     Its base model is the exported one, each weight rounded once. Its task, data and numbers are the same but
     for those that you give, and it goes on at the rate that the seal has left. With other layers (all of
@@ -238,7 +246,7 @@ def _differs(what: str) -> UserError:
     )
 
 
-# The runs from which a run has come: each began with a state of the one before (`sfnode fork`).
+# The runs from which a run has come: each began with a state of the one before (`sfnode history fork`).
 
 
 class Ancestor(NamedTuple):

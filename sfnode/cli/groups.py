@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -26,26 +27,31 @@ class Lazy(NamedTuple):
     """`module:attribute`."""
     help: str
     """One line for lists of commands."""
+    example: str = ""
+    """A command line that its help ends with; groups have none."""
 
 
 class LazyGroup(click.Group):
-    """A group of the commands in `entries`, by name."""
+    """A group of the commands in `entries`, by heading and name."""
 
-    def __init__(self, *arguments: Any, entries: Mapping[str, Lazy], **settings: Any) -> None:
+    def __init__(self, *arguments: Any, entries: Mapping[str, Mapping[str, Lazy]], **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._entries = entries
+        self.headings = {heading: list(under) for heading, under in entries.items()}
+        self.entries = {name: entry for under in entries.values() for name, entry in under.items()}
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted(self._entries)
+        return list(self.entries)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        return self.load(name) if name in self._entries else None
+        return self.load(name) if name in self.entries else None
 
     def load(self, name: str) -> click.Command:
         """Return the command called `name`. Raises UserError EXTRA_MISSING where its package is missing."""
         if name not in self.commands:
-            command = _imported(name, self._entries[name].where)
-            command.short_help = self._entries[name].help
+            entry = self.entries[name]
+            command = _imported(name, entry.where)
+            command.short_help = entry.help
+            command.epilog = f"Example:  {entry.example}" if entry.example else None
             self.add_command(command, name)
         return self.commands[name]
 
@@ -57,19 +63,45 @@ class LazyGroup(click.Group):
 
     def load_all(self) -> dict[str, click.Command]:
         """Return all commands, in the order of the entries."""
-        return {name: self.load(name) for name in self._entries}
+        return {name: self.load(name) for name in self.entries}
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if words[0] not in self.entries and not (words[0].startswith("-") or context.resilient_parsing):
+            root = context.find_root()
+            paths = [f"{root.command_path} {path}" for path in _paths(root.command)]
+            paths += [f"{context.command_path} {name}" for name in self.entries]  # the nearest goes first
+            known = {path.rpartition(" ")[2]: path for path in paths}
+            close = [f"`{known[one]}`" for one in get_close_matches(words[0], known)]
+            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            raise click.UsageError(f"There is no command {words[0]!r}.{hint}", context)
+        return super().resolve_command(context, words)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self._entries[name].help) for name in sorted(self._entries)])
+        widest = max(map(len, self.entries))
+        for heading, names in self.headings.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(widest), self.entries[name].help) for name in names])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         found = [
             CompletionItem(name, help=entry.help)
-            for name, entry in sorted(self._entries.items())
+            for name, entry in sorted(self.entries.items())
             if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, context, incomplete)]
+
+
+def _paths(group: click.Command) -> Iterator[str]:
+    """Yield the commands of a group, and of those in it that are installed, by what is typed for them."""
+    assert isinstance(group, LazyGroup)
+    for name, entry in group.entries.items():
+        yield name
+        if entry.example:
+            continue
+        with suppress(UserError):
+            yield from (f"{name} {inner}" for inner in _paths(group.load(name)))
 
 
 def _imported(name: str, where: str) -> click.Command:

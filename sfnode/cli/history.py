@@ -1,4 +1,4 @@
-"""Commands about the past of a run: `sfnode log`, `checkout`, `diff` and `bisect`."""
+"""Commands about the past of a run: `sfnode log`, and `checkout`, `diff` and `bisect` of `sfnode history`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sfnode.cli.options import (
     json_option,
     model_option,
     option,
+    out_option,
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
@@ -146,17 +147,12 @@ def _who(epoch: EpochEntry) -> str:
     return ", ".join(shown)
 
 
-# `sfnode checkout`: the state of a run as one of its seals has it.
+# `sfnode history checkout`: the state of a run as one of its seals has it.
 
 
 @click.command
 @epoch_argument("epoch")
-@option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Write the model to this new folder, as `sfnode export` does.",
-)
+@out_option("FOLDER", "Write the model to this new folder, as `sfnode export` does.", required=False)
 @format_options
 @data_dir_option
 @model_option
@@ -198,7 +194,7 @@ def checkout(
         echo(f"named digest {state.named_digest}\ncore digest  {state.core_digest}")
 
 
-# `sfnode diff`: what has changed between two seals of a run.
+# `sfnode history diff`: what has changed between two seals of a run.
 
 
 @click.command
@@ -239,7 +235,7 @@ def _diff_lines(found: DiffResult) -> Iterator[str]:
         yield f"  {layer.name:<{width}}  {layer.norm:.4g} ({layer.per_weight:.3g} a weight)"
 
 
-# `sfnode bisect`: which epoch, and who in it, has made a run's model worse.
+# `sfnode history bisect`: which epoch, and who in it, has made a run's model worse.
 
 
 BASE_MODEL = "base"

@@ -106,8 +106,8 @@ def _answered(found: RewardTrial) -> str:
     """Return how the answers of a reward run came out."""
     return (
         f"The model wrote {found.answers} answers at the points of {found.updates} updates in "
-        f"{found.seconds:.0f} s: mean reward {found.reward:.3f}. (`sfnode try-reward` shows answers, and how "
-        "many a second.) Rewards have no slopes to find numbers by:"
+        f"{found.seconds:.0f} s: mean reward {found.reward:.3f}. (`sfnode organise try-reward` shows "
+        "answers, and how many a second.) Rewards have no slopes to find numbers by:"
     )
 
 

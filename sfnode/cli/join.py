@@ -31,14 +31,13 @@ from sfnode.cli.options import (
     option,
     parse_listen_address,
     peers_option,
-    queries_option,
     run_option,
     setting,
     threads_option,
     verifier_option,
 )
 from sfnode.cli.output import echo
-from sfnode.cli.owner import LIMITS, limit_options, reason, take_limits
+from sfnode.cli.owner import limit_option, reason
 from sfnode.cli.passphrases import asked
 from sfnode.cli.progress import Narration, follow
 from sfnode.errors import Code, UserError
@@ -78,66 +77,53 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 
 
 GROUPS = {
-    "Which run": "--peers --run --run-id --contacts-url --invitation --data-dir --profile",
-    "What this node does": "--role --device --dtype --threads --queries --steps --until-complete "
-    "--follow --display-name --team --export-every --samples",
-    "Model and data": "--model --share-model --data --skip-bad-rows --verifier --noise --noise-clip --shard",
-    "What it may use of this machine": " ".join(
-        f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
-    ),
-    "Network": "--host-maddrs --announce-maddrs --client-mode --auto-relay --trusted-relays --circuit-relay",
-    "History": "--from-checkpoint --history --validator",
-    "Organising a run": "--organise --alone --admission --search --guard --renew-bases --keys-dir "
-    "--passphrase-file",
-    "Views and logs": "--dashboard --dashboard-token --dashboard-control --metrics --log-to --log-level "
-    "--log-format",
+    "The run": "--run --peers --data-dir --profile",
+    "This node": "--data --skip-bad-rows --verifier --model --role --device --dtype --threads --limit "
+    "--steps --until-complete --follow --from-checkpoint --display-name --team",
+    "Network": "--host-maddrs --announce-maddrs --auto-relay",
+    "Organising": "--organise --keys-dir",
+    "Views, and more options": "--dashboard --metrics --log-to --log-level --export-every --notify --set "
+    "--help-all -h",
 }
 """Options by the heading under which the help lists them."""
 
 
 @click.command(cls=Command, groups=GROUPS)
 @link_argument
-@peers_option(
-    "Address of a node of the run, as that node prints it, or of any peer of Hivemind's DHT "
-    "(docs/organising.md). Repeat for more."
-)
-@run_option("Run manifest: start this run; together with --peers, refuse to join any other.")
+@peers_option("A node of the run, or any peer of Hivemind's DHT; may be repeated.")
+@run_option("Start the run of this manifest; with --peers, join no other.")
 @setting(
     "--run-id",
+    key="run.id",
     metavar="HEX",
     help="Refuse to join a run whose id does not begin so; where no peer is a node, all of it finds the run.",
 )
 @setting(
     "--contacts-url",
+    key="run.contacts",
     metavar="URL",
     callback=parse_text,
     help="Web page with the run's current contacts (`sfnode invite --run-json`): asked when no peer is "
     "there, and named in the links that this node makes.  [default: the one that a link has named]",
 )
-@setting(
-    "--role",
-    help="A relay holds no model and no data; it forwards updates, serves the log and keeps the DHT alive.",
-)
+@setting("--role", metavar="ROLE", help="trainer; or relay: no model, forwards only.")
 @data_dir_option
 @model_option
 @setting(
     "--share-model/--no-share-model",
+    key="data.share_model",
     help="Whether to give the base model and the run's data to nodes that lack them. A relay that is to give "
     "them downloads them first.  [default: trainers do, relays do not]",
 )
-@setting(
-    "--data",
-    metavar="FILE",
-    help="Train on this private data (.tsv .csv .jsonl .parquet); only scalars leave this machine.",
-)
+@setting("--data", metavar="FILE", help="Train on this private file; its rows never leave this machine.")
 @setting(
     "--skip-bad-rows",
-    help="Leave out rows of --data that do not fit the task, and say which.  [default: such a row is an "
-    "error]",
+    help="Leave out rows of --data that do not fit, and say which.",
 )
 @verifier_option
 @setting(
     "--noise",
+    key="noise.multiplier",
     type=click.FloatRange(0, 1000),
     metavar="MULTIPLIER",
     help="With --data: add normal noise to this node's scalars, so many times what one row can change; the "
@@ -148,73 +134,69 @@ GROUPS = {
     key="noise.clip",
     type=click.FloatRange(0, 1e9),
     metavar="SLOPE",
-    help="With --noise: the largest slope that is told; the noise is in proportion to it.  [default: the "
+    help="The largest slope that is told where there is noise, which is in proportion to it.  [default: the "
     "run's scalar_limit times scalar_delta]",
 )
 @setting(
     "--shard",
+    key="data.shard",
     callback=parse_shard,
     metavar="K/N",
     help="Train on part K of N of the rows: every N-th row, from row K on.",
 )
 @devices_option
 @dtype_option
-@threads_option(
-    "CPU threads of the engine.  [default: as many as there are cores that no other program keeps busy]"
-)
-@queries_option(
-    "Mini-batches evaluated in one batched forward pass, each for one update or for a group; more fill a GPU "
-    "better.  [default: 1, or 64 where a head alone is trained]"
-)
+@threads_option("CPU threads.  [default: as many as find a core that is free]")
 @setting(
-    "--steps",
+    "--queries",
+    key="node.queries",
     metavar="COUNT",
-    help="Make this many updates, then leave.  [default: no limit]",
+    help="Mini-batches evaluated in one batched forward pass, each for one update or for a group; more fill "
+    "a GPU better.  [default: 1, or 64 where a head alone is trained]",
 )
+@setting("--steps", metavar="COUNT", help="Leave after so many updates.  [default: no limit]")
 @setting(
     "--display-name",
     callback=parse_text,
     metavar="TEXT",
-    help="What others call you in tables of contributions: signed, public, of your choice.  [default: your "
-    "key's first digits]",
+    help="What others call you: public, of your choice.",
 )
-@setting(
-    "--team",
-    callback=parse_text,
-    metavar="TEXT",
-    help="The team that your contributions count for, too; anybody may name any.",
-)
-@setting("--until-complete", help="Leave when the run is complete and the neighbours have the same digest.")
+@setting("--team", callback=parse_text, metavar="TEXT", help="The team that your work counts for, too.")
+@setting("--until-complete", help="Leave when the run is complete and the neighbours agree.")
 @setting(
     "--follow",
-    help="Where the organiser announces that the run goes on as another one (`sfnode organise next`), take "
-    "part in that, too, with the same key, data and options, in a data folder beside this one.",
+    help="Go on in the next run that its organiser announces.",
 )
 @setting(
     "--invitation",
+    key="run.invitation",
     callback=parse_text,
     metavar="NUMBER:HEX",
     help="What admits this node to an organised run, if a link does not say it: a secret, so rather set the "
     "variable than write it on a command line, which everybody on a machine sees.",
 )
-@setting("--organise", help="Decide what counts in this run, with the organiser's key (docs/organising.md).")
+@setting("--organise", help="Decide what counts, with the organiser's key.")
 @setting(
     "--alone",
+    key="organise.alone",
     help="With --organise: nobody has decisions of this run that are not here; do not wait for peers. If "
     "somebody has, that ends the key's term.",
 )
 @setting(
     "--search/--no-search",
+    key="organise.search",
     help="With --organise: look along every epoch, on validation rows, how far to go and at which rate to go "
     "on; without, every epoch counts once, at the run's learning rate.",
 )
 @setting(
     "--guard/--no-guard",
+    key="organise.guard",
     help="With --organise, in a run with validation rows: go back to the best seal at a lower rate when the "
     "model gets worse, and end the run when it no longer improves.",
 )
 @setting(
     "--renew-bases",
+    key="organise.renew_bases",
     metavar="COUNT",
     help="With --organise, in a run with published bases: make new ones from gradients at the sealed "
     "weights, by backward passes on this machine, once those of now have served for so many updates. 0: "
@@ -222,41 +204,39 @@ GROUPS = {
 )
 @setting(
     "--from-checkpoint",
-    help="Begin an organised run with its newest checkpoint, which the organiser has signed and everybody "
-    "can work out, instead of all updates before it; also after an absence of which nobody near keeps the "
-    "history.",
+    help="Begin with the newest checkpoint, instead of all updates before it.",
 )
 @setting(
     "--history",
+    key="history.keep",
     help="What to keep of an organised run: all updates, or those after the checkpoint before "
     "the newest one.",
 )
-@setting("--keys-dir", metavar="FOLDER", help="Where the keys of the runs that you organise are kept.")
+@setting("--keys-dir", metavar="FOLDER", help="Where the organiser's keys are.")
 @setting(
     "--admission",
+    key="organise.admission",
     help="With --organise: whom to admit besides those whom you invite: anyone who shows a proof of work, "
-    "those whom you approve, nobody.  [default: anyone; in a private run approve]",
+    "those whom you approve, nobody (links).  [default: anyone; in a private run approve]",
 )
 @setting(
     "--validator/--no-validator",
+    key="node.validator",
     help="Where the organiser names this node a validator: measure what members bring, on validation rows, "
     "within the limits and for a quarter of the time at most.",
 )
 @setting(
     "--passphrase-file",
+    key="organise.passphrase_file",
     metavar="FILE",
     help="With --organise: open the key with the first line of FILE.  [default: ask, at a terminal]",
 )
-@host_maddrs_option("Where to listen; port 0 is any free one. Repeat for more.")
-@setting(
-    "--announce-maddrs",
-    key="network.announce",
-    metavar="MULTIADDR",
-    help="Tell others these addresses instead (a forwarded port, a public name). Repeat for more.",
-)
-@setting("--auto-relay", help="Accept connections through a relay (behind NAT or a firewall).")
+@host_maddrs_option("Where to listen; port 0 is any free one.")
+@setting("--announce-maddrs", metavar="MULTIADDR", help="Tell others this address, of a forwarded port.")
+@setting("--auto-relay", help="Let others come through a relay: behind a router or firewall.")
 @setting(
     "--trusted-relays",
+    key="network.relays",
     metavar="MULTIADDR",
     help="Relays for --auto-relay.  [default: the peers]",
 )
@@ -266,51 +246,42 @@ GROUPS = {
     help="Whether to relay connections between nodes that cannot reach each other.  [default: relays do, "
     "trainers do not]",
 )
-@limit_options
-@setting("--client-mode", help="Listen nowhere; only open links to others.")
+@limit_option
+@setting("--client-mode", key="network.client_mode", help="Listen nowhere; only connect to others.")
 @setting(
     "--metrics",
     callback=parse_listen_address,
     metavar="[HOST:]PORT",
-    help="Serve metrics for Prometheus at http://HOST:PORT/metrics.  [default: on the control socket only; "
-    "without a host, on this machine only]",
+    help="Serve metrics for Prometheus here.",
 )
-@setting(
-    "--export-every",
-    metavar="SEALS",
-    help="Export the model at every so many seals of an organised run, to the folder exports in --data-dir; "
-    "the last three are kept.  [default: never]",
-)
+@setting("--export-every", metavar="SEALS", help="Export the model at every so many seals.  [default: never]")
 @setting(
     "--samples",
+    key="node.samples",
     metavar="ROWS",
     help="Record for the dashboard how the base model and those of later seals answer so many test rows; it "
-    "takes a fiftieth of the computing at most, the first time excepted.  [default: 4; 0: none]",
+    "takes a fiftieth of the computing at most, the first time excepted; 0: none.",
 )
 @setting(
-    "--log-to",
-    metavar="KIND:PLACE",
-    help="Record loss, seals, evaluations and traffic: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
-    "trackio:PROJECT (docs/views.md). Repeat for more.",
+    "--log-to", metavar="KIND:PLACE", help="Record figures: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT."
 )
-@option(
-    "--dashboard",
-    callback=parse_listen_address,
-    metavar="[HOST:]PORT",
-    help="Serve the web dashboard at this address (docs/views.md).  [default: none; without a host, on this "
-    "machine only]",
+@setting(
+    "--notify", callback=parse_text, metavar="CMD", help="Run CMD EVENT TEXT when complete, worse or offline."
 )
-@dashboard_token_option
-@dashboard_control_option
+@option("--dashboard", callback=parse_listen_address, metavar="[HOST:]PORT", help="Serve the dashboard here.")
+@dashboard_token_option(key="dashboard.token")
+@dashboard_control_option(key="dashboard.control")
 @option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
     default="info",
     show_default=True,
-    help="How much the node logs to standard error.",
+    metavar="LEVEL",
+    help="debug, info or warning.",
 )
 @option(
     "--log-format",
+    key="log.format",
     type=click.Choice(FORMATS),
     default=FORMATS[0],
     show_default=True,
@@ -318,6 +289,7 @@ GROUPS = {
 )
 def join(
     link: str | None,
+    threads: int,
     log_level: str,
     log_format: str,
     dashboard: tuple[str, int] | None,
@@ -325,21 +297,13 @@ def join(
     dashboard_control: bool,
     **fields: Any,
 ) -> None:
-    """Run a node: join a run by an invitation (LINK) or by --peers ADDRESS, or start one (--run FILE).
-
-    A link is all that is needed: the manifest comes from a peer and is checked, the base model is downloaded,
-    the node catches up and trains. Ctrl-C or SIGTERM ends it within two seconds and loses nothing; started
-    again in the same folder it goes on where it stopped.
-
-    With - for LINK it asks for the link, or reads it from a file: `sfnode join - < FILE`. That is for links
-    that are secret, as those of `sfnode organise invite` are: everybody on a machine sees command lines.
-    """
+    """Run a node: join a run by LINK (with - it asks for it). Ctrl-C ends it and loses nothing."""
     if not (link or fields["peers"] or fields["run"] or fields["contacts_url"]):
         link = _link_unless_run(fields["data_dir"])
     fields = _following(link, fields) if link else fields
     set_up_logging(log_level, log_format)
     note(fields["data_dir"])
-    fields["limits"] = take_limits(fields)
+    fields["limits"] = fields["limits"].changed({"threads": threads} if threads else {})
     settings = Settings(**fields)
     if settings.follow and settings.organise:
         raise UserError(

@@ -54,6 +54,8 @@ class Option(click.Option):
             return None
         shown = copy(self)
         shown.hidden, shown.show_envvar = False, everything
+        if not everything and isinstance(self.type, click.IntRange | click.FloatRange):
+            shown.type = click.STRING  # whoever goes beyond its bounds is told them
         row = click.Option.get_help_record(shown, ctx)
         if row is None or not self.key:
             return row

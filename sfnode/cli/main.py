@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,9 +17,8 @@ import click
 import sfnode
 from sfnode.cli.exit import DONE, interrupted, show, show_usage
 from sfnode.cli.groups import Lazy, LazyGroup
-from sfnode.cli.options import DEFAULT_CONFIG, config_file
+from sfnode.cli.options import DEFAULT_CONFIG, config_file, option
 from sfnode.cli.output import begin
-from sfnode.defaults import variable
 from sfnode.errors import UserError
 
 COLLECTED_AFTER = 10_000
@@ -27,85 +26,172 @@ COLLECTED_AFTER = 10_000
 takes an eighth of the time in which a node loads its libraries."""
 
 COMMANDS = {
-    "init": Lazy("sfnode.cli.init:init", "Write the manifest of a new run."),
-    "join": Lazy("sfnode.cli.join:join", "Run a node: join a run, or start one."),
-    "invite": Lazy("sfnode.cli.invite:invite", "Print the link with which others join."),
-    "upgrade-check": Lazy(
-        "sfnode.cli.upgrade_check:upgrade_check", "Say whether this sfnode can join a run."
-    ),
-    "completion": Lazy(
-        "sfnode.cli.groups:completion", "Print the script that completes commands in your shell."
-    ),
-    "peer-id": Lazy(
-        "sfnode.cli.invite:peer_id_command", "Print a folder's peer id, even before its node runs."
-    ),
-    "swarm": Lazy("sfnode.cli.swarm:swarm", "Run a local swarm and compare its nodes."),
-    "organise": Lazy("sfnode.cli.organise:organise", "See and decide what counts in an organised run."),
-    "status": Lazy("sfnode.cli.status:status", "Show what a running node is doing."),
-    "pause": Lazy("sfnode.cli.owner:pause", "Have a running node compute nothing for a while."),
-    "resume": Lazy("sfnode.cli.owner:resume", "End a pause."),
-    "limit": Lazy("sfnode.cli.owner:limit", "Show or change the limits of a running node."),
-    "finish": Lazy("sfnode.cli.owner:finish", "Have a running node complete its step, then leave."),
-    "leave": Lazy("sfnode.cli.owner:leave", "End a running node; nothing that is finished is lost."),
-    "export": Lazy("sfnode.cli.export:export", "Write the trained model to a folder."),
-    "verify": Lazy("sfnode.cli.verify:verify", "Replay the log and check every signature."),
-    "log": Lazy("sfnode.cli.history:log", "Show what was decided in a run, and who brought what."),
-    "checkout": Lazy("sfnode.cli.history:checkout", "Recompute the state, or the model, of any seal."),
-    "diff": Lazy("sfnode.cli.history:diff", "Show what has changed between two seals."),
-    "leaderboard": Lazy(
-        "sfnode.cli.leaderboard:leaderboard", "Show what each member has brought, and its worth."
-    ),
-    "bisect": Lazy("sfnode.cli.history:bisect", "Find what made the model worse, and whose work it was."),
-    "fork": Lazy("sfnode.cli.fork:fork", "Start a new run from a seal of another."),
-    "archive": Lazy("sfnode.cli.export:archive", "Write a run to one file that verifies itself."),
-    "import": Lazy("sfnode.cli.export:import_", "Take in the archive of a run, verified."),
-    "eval": Lazy("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
-    "try-reward": Lazy(
-        "sfnode.cli.try_reward:try_reward", "Score a base model's answers before a reward run."
-    ),
-    "bases": Lazy("sfnode.cli.bases:bases", "Make bases to publish for a run."),
-    "bench": Lazy("sflab.cli.bench:bench", "Show what this machine can do with a model."),
-    "doctor": Lazy("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
-    "simulate": Lazy("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
-    "publish": Lazy("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
-    "publish-directory": Lazy(
-        "sfnode.cli.publish:publish_directory", "Write a page about several runs from their run.json."
-    ),
-    "certificate": Lazy("sfnode.cli.certificate:certificate", "Certify what a key has brought to a run."),
-    "verify-certificate": Lazy(
-        "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
-    ),
-    "top": Lazy("sfnode.cli.dashboard:top", "Watch a running node in the terminal."),
-    "list": Lazy("sfnode.cli.list:list_", "List the runs on this machine."),
-    "dashboard": Lazy("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
+    "Join": {
+        "join": Lazy(
+            "sfnode.cli.join:join",
+            "Run a node: join a run, or start one.",
+            "sfnode join sfnode:AZMB... --limit cpu=50,hours=22:00-07:00",
+        ),
+        "invite": Lazy("sfnode.cli.invite:invite", "Print the link with which others join.", "sfnode invite"),
+        "swarm": Lazy(
+            "sfnode.cli.swarm:swarm", "Run several nodes here and compare them.", "sfnode swarm --nodes 4"
+        ),
+        "leave": Lazy("sfnode.cli.owner:leave", "End a running node.", "sfnode leave --finish"),
+        "pause": Lazy(
+            "sfnode.cli.owner:pause", "Have a running node compute nothing for a while.", "sfnode pause 2h"
+        ),
+        "resume": Lazy("sfnode.cli.owner:resume", "End a pause.", "sfnode resume"),
+        "limit": Lazy(
+            "sfnode.cli.owner:limit",
+            "Show or change the limits of a running node.",
+            "sfnode limit cpu=50,hours=22:00-07:00",
+        ),
+    },
+    "Watch": {
+        "status": Lazy("sfnode.cli.status:status", "Show what a running node is doing.", "sfnode status"),
+        "top": Lazy("sfnode.cli.dashboard:top", "Watch a running node in the terminal.", "sfnode top"),
+        "dashboard": Lazy(
+            "sfnode.cli.dashboard:dashboard",
+            "Show a running node in the browser.",
+            "sfnode dashboard --listen 8380",
+        ),
+        "log": Lazy("sfnode.cli.history:log", "Show what was decided, and who brought what.", "sfnode log"),
+        "leaderboard": Lazy(
+            "sfnode.cli.leaderboard:leaderboard",
+            "Show what each member has brought, and its worth.",
+            "sfnode leaderboard",
+        ),
+        "list": Lazy("sfnode.cli.list:list_", "List the runs on this machine.", "sfnode list"),
+    },
+    "Organise": {
+        "init": Lazy("sfnode.cli.init:init", "Make a run of your data.", "sfnode init"),
+        "organise": Lazy("sfnode.cli.organise:organise", "See and decide what counts in your run."),
+    },
+    "Result": {
+        "use": Lazy("sfnode.cli.use:use", "Ask the trained model.", "sfnode use"),
+        "eval": Lazy(
+            "sfnode.cli.evaluate:evaluate", "Measure the base and the trained model.", "sfnode eval"
+        ),
+        "export": Lazy(
+            "sfnode.cli.export:export", "Write the trained model to a folder.", "sfnode export --out model"
+        ),
+        "verify": Lazy(
+            "sfnode.cli.verify:verify", "Replay the log and check every signature.", "sfnode verify"
+        ),
+        "certificate": Lazy("sfnode.cli.main:certificate", "Certify what a member has brought."),
+        "publish": Lazy("sfnode.cli.main:publish", "Write pages about runs for any web server."),
+        "history": Lazy("sfnode.cli.main:history", "Go back in a run, fork it, keep it in one file."),
+    },
+    "This machine": {
+        "doctor": Lazy(
+            "sfnode.cli.doctor:doctor",
+            "Find out what would keep a node from working here.",
+            "sfnode doctor --link sfnode:AZMB...",
+        ),
+        "peer-id": Lazy(
+            "sfnode.cli.invite:peer_id_command",
+            "Print a folder's peer id, even before its node runs.",
+            "sfnode peer-id --data-dir node",
+        ),
+        "completion": Lazy(
+            "sfnode.cli.groups:completion",
+            "Print the script that completes commands in your shell.",
+            "sfnode completion bash",
+        ),
+        "lab": Lazy("sflab.cli.lab:lab", "Measure and simulate, for researchers."),
+    },
 }
+
+
+def group(text: str, entries: Mapping[str, Lazy]) -> LazyGroup:
+    """Return a group of these commands."""
+    return LazyGroup(entries={"Commands": entries}, help=text)
+
+
+certificate = group(
+    "Certify what a member has brought to a run, and check such a certificate.",
+    {
+        "make": Lazy(
+            "sfnode.cli.certificate:make",
+            "Certify what the member with KEY has brought.",
+            "sfnode certificate make 5e6f7a8b --out ada.svg",
+        ),
+        "check": Lazy(
+            "sfnode.cli.certificate:check",
+            "Compute a certificate anew and compare.",
+            "sfnode certificate check ada.svg",
+        ),
+    },
+)
+
+publish = group(
+    "Write pages about runs, for any web server.",
+    {
+        "page": Lazy(
+            "sfnode.cli.publish:page",
+            "Write a page about a run.",
+            "sfnode publish page --out www/owls --every 10m",
+        ),
+        "directory": Lazy(
+            "sfnode.cli.publish:directory",
+            "Write a page about several runs.",
+            "sfnode publish directory www/owls/run.json www/bees/run.json --out www",
+        ),
+    },
+)
+
+history = group(
+    "Go back to any seal of a run, find what made it worse, start another from there, keep it in one file.",
+    {
+        "diff": Lazy(
+            "sfnode.cli.history:diff", "Show what has changed between two seals.", "sfnode history diff 3 7"
+        ),
+        "checkout": Lazy(
+            "sfnode.cli.history:checkout",
+            "Recompute the state, or the model, of any seal.",
+            "sfnode history checkout 3 --out model-3",
+        ),
+        "bisect": Lazy(
+            "sfnode.cli.history:bisect",
+            "Find what made the model worse, and whose work it was.",
+            "sfnode history bisect 3 7",
+        ),
+        "fork": Lazy(
+            "sfnode.cli.fork:fork", "Start a new run from a seal.", "sfnode history fork 7 --out owls-2"
+        ),
+        "archive": Lazy(
+            "sfnode.cli.export:archive",
+            "Write the run to one file that verifies itself.",
+            "sfnode history archive --out owls.sfnode",
+        ),
+        "import": Lazy(
+            "sfnode.cli.export:import_",
+            "Take in the archive of a run, verified.",
+            "sfnode history import owls.sfnode --data-dir owls",
+        ),
+    },
+)
 
 
 @click.group(
     cls=LazyGroup,
     entries=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example:  sfnode join LINK   joins a run; `sfnode swarm` shows one on this machine.",
 )
 @click.version_option(sfnode.__version__, prog_name="sfnode")
-@click.option(
+@option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    envvar=variable("--config"),
-    show_envvar=True,
-    help=f"Configuration file (TOML) with defaults for options; {DEFAULT_CONFIG} if it exists.",
+    help=f"Configuration file (TOML).  [default: {DEFAULT_CONFIG}, if it exists]",
 )
 @click.pass_context
 def cli(context: click.Context, config: Path | None) -> None:
     """Train a language model together with others. Every node ends with the same model, to the bit.
 
-    \b
-    See it work:   sfnode swarm
-    Join a run:    sfnode join LINK
-    Start a run:   sfnode init, then sfnode join --run run.toml --organise
-    Invite others: sfnode invite
-
-    Every option is also an environment variable (its help names it) and a key of the configuration file.
+    Every option is also an environment variable and a key of the configuration file: --data-dir is
+    SFNODE_DATA_DIR and data-dir.
     """
     file, command = config_file(config), context.invoked_subcommand
     if command is None or (config is None and not file.exists()):
@@ -113,7 +199,7 @@ def cli(context: click.Context, config: Path | None) -> None:
     from sfnode.cli.config_file import read_config
 
     assert isinstance(cli, LazyGroup)
-    others = cli.load_installed(name for name in COMMANDS if name != command)
+    others = cli.load_installed(name for name in cli.entries if name != command)
     context.default_map = {command: read_config(file, cli.load(command), others)}
 
 

@@ -51,6 +51,13 @@ def link_argument(function: F) -> F:
     )(function)
 
 
+def link_option(function: F) -> F:
+    """Add --link, for commands that look at the run to which a link leads."""
+    return option(
+        "--link", metavar="LINK|-", callback=_typed_link, help="Invitation to the run; -: ask for it."
+    )(function)
+
+
 def _typed_link(context: click.Context, _parameter: Any, value: str | None) -> str | None:
     completing = context.resilient_parsing  # by a shell, of which standard input is none of our business
     return asked_link() if value == "-" and not completing else value
@@ -100,6 +107,11 @@ def bound(metadata: Iterable[Any], side: str) -> int | None:
     return next((getattr(item, side) for item in metadata if hasattr(item, side)), None)
 
 
+def out_option(metavar: str, text: str, *, required: bool = True) -> Callable[[F], F]:
+    """Return --out, the folder or file that a command writes."""
+    return option("--out", type=click.Path(path_type=Path), metavar=metavar, required=required, help=text)
+
+
 def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
     """Return the argument for a sealed epoch."""
     from sfprotocol.counting import MAX_EPOCHS
@@ -115,7 +127,7 @@ def data_dir_option(function: F) -> F:
         expose_value=False,
         is_eager=True,
         callback=_parse_profile,
-        help="The node's folder by name, instead of --data-dir: one of your own for each run.",
+        help="A folder by name instead, one for each run.",
     )(function)
     return option(
         "--data-dir",
@@ -124,7 +136,7 @@ def data_dir_option(function: F) -> F:
         default=DATA_DIR,
         show_default=True,
         callback=_folder,
-        help="The node's folder: keys, run manifest, update log, control socket. One folder, one node.",
+        help="The node's folder; one node each.",
     )(function)
 
 
@@ -160,7 +172,7 @@ def model_option(function: F) -> F:
     return setting(
         "--model",
         metavar="FOLDER",
-        help="Base model, if not where the manifest says; its digest must be the manifest's.",
+        help="Base model, if not where the run says.",
     )(function)
 
 
@@ -181,7 +193,7 @@ def devices_option(function: F) -> F:
         "--device",
         metavar="NAMES",
         callback=_parse_devices,
-        help="Device that computes: cpu, cuda, cuda:1, mps; several share the work: cuda:0,cuda:1.",
+        help="cpu, cuda, mps; several: cuda:0,cuda:1.",
     )(function)
 
 
@@ -203,8 +215,9 @@ def dtype_option(function: F) -> F:
     """Add --dtype for a model that is run."""
     return setting(
         "--dtype",
-        help="Number format of the model; int8 and nf4 hold its matrices in 8 and 4 bits. auto: "
-        "float32 on a CPU, bfloat16 elsewhere. Nodes of one run may differ.",
+        metavar="FORMAT",
+        show_default=False,
+        help="Numbers of the model: auto, float32, bfloat16, float16, int8 or nf4.",
     )(function)
 
 
@@ -213,8 +226,7 @@ def verifier_option(function: F) -> F:
     return setting(
         "--verifier",
         metavar="MODULE:FUNCTION",
-        help="Let this function of a Python file here score answers, if the run names it by its digest "
-        "(docs/verifiers.md). It runs with all your rights: read it first. May be repeated.",
+        help="A function of yours that may score answers.",
     )(function)
 
 
@@ -236,14 +248,9 @@ def threads_option(text: str) -> Callable[[F], F]:
     return option("--threads", type=count, default=0, metavar="COUNT", help=text)
 
 
-def queries_option(text: str) -> Callable[[F], F]:
-    """Return --queries."""
-    return setting("--queries", metavar="COUNT", help=text)
-
-
 def host_maddrs_option(text: str) -> Callable[[F], F]:
     """Return --host-maddrs."""
-    return setting("--host-maddrs", metavar="MULTIADDR", help=text)
+    return setting("--host-maddrs", metavar="MULTIADDR", show_default=False, help=text)
 
 
 def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> tuple[str, int] | None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfnode.cli.data_folder import running_node
+from sfnode.cli.groups import Lazy, LazyGroup
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.cli.succession import hand_over, sign
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
@@ -46,7 +46,71 @@ MAX_U16 = (1 << 16) - 1
 MAX_U32 = (1 << 32) - 1
 
 
-@click.group
+HERE = "sfnode.cli.organise:"
+
+COMMANDS = {
+    "Prepare": {
+        "try-reward": Lazy(
+            "sfnode.cli.try_reward:try_reward",
+            "Score a base model's answers before a reward run.",
+            "sfnode organise try-reward --task sums",
+        ),
+        "make-bases": Lazy(
+            "sfnode.cli.bases:make_bases",
+            "Make bases to publish for a run.",
+            "sfnode organise make-bases --out bases",
+        ),
+    },
+    "Look": {
+        "status": Lazy(
+            HERE + "status", "Show epochs, members, budget and health.", "sfnode organise status --json"
+        ),
+        "members": Lazy(
+            HERE + "members", "List the members and who waits.", "sfnode organise members --waiting"
+        ),
+    },
+    "Decide": {
+        "invite": Lazy(
+            HERE + "invite", "Make a link that admits whoever has it.", "sfnode organise invite --uses 5"
+        ),
+        "admit": Lazy(HERE + "admit", "Admit a newcomer.", "sfnode organise admit 5e6f7a8b"),
+        "revoke": Lazy(
+            HERE + "revoke", "Let nothing of a member count any more.", "sfnode organise revoke 5e6f7a8b"
+        ),
+        "void": Lazy(HERE + "void", "Take back what seals have counted.", "sfnode organise void 7-12"),
+        "validators": Lazy(
+            HERE + "validators", "Name the members who measure.", "sfnode organise validators 3 5"
+        ),
+        "budget": Lazy(
+            HERE + "budget", "Change after how many updates the run ends.", "sfnode organise budget 20000"
+        ),
+        "bases": Lazy(
+            HERE + "bases", "Publish bases for a coming subspace.", "sfnode organise bases bases/0123.bases"
+        ),
+        "announce": Lazy(
+            HERE + "announce", "Tell everybody something.", 'sfnode organise announce "Back on Monday"'
+        ),
+        "next": Lazy(
+            HERE + "announce_next", "Announce the run that follows.", "sfnode organise next sfnode:AZMB..."
+        ),
+        "end": Lazy(HERE + "end", "Complete the run, for good.", "sfnode organise end --dry-run"),
+    },
+    "Hand the key over": {
+        "hand-over": Lazy(
+            "sfnode.cli.succession:hand_over",
+            "Propose another key, and bring in what was signed.",
+            "sfnode organise hand-over --out next.json",
+        ),
+        "sign": Lazy(
+            "sfnode.cli.succession:sign",
+            "Vote for a proposal, as a deputy.",
+            "sfnode organise sign next.json --keys-dir deputy",
+        ),
+    },
+}
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
 def organise() -> None:
     """See and decide what counts in an organised run (docs/organising.md).
 
@@ -72,7 +136,7 @@ def epoch_option(function: F) -> F:
 # -- looking -----------------------------------------------------------------------------------------
 
 
-@organise.command
+@click.command
 @data_dir_option
 @json_option
 def status(data_dir: Path, as_json: bool) -> None:
@@ -81,7 +145,7 @@ def status(data_dir: Path, as_json: bool) -> None:
     echo(json.dumps(plain(said), indent=2, ensure_ascii=False) if as_json else "\n".join(_lines(said)))
 
 
-@organise.command
+@click.command
 @option("--waiting", is_flag=True, help="Only list newcomers that wait for the owner.")
 @data_dir_option
 @json_option
@@ -127,7 +191,7 @@ def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
     return decide
 
 
-@organise.command
+@click.command
 @option(
     "--uses",
     type=click.IntRange(1, MAX_U32),
@@ -168,7 +232,7 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
         echo(f"{told} The command asks for it.", err=True)
 
 
-@organise.command
+@click.command
 @click.argument("origin", metavar="ORIGIN")
 @option(
     "--quota",
@@ -185,7 +249,7 @@ def admit(node: SyncClient, origin: str, quota: int | None) -> Decision:
     return Admit(key, quota or node.organising().quota, 0)
 
 
-@organise.command
+@click.command
 @click.argument("member", required=False, metavar="[MEMBER]")
 @option(
     "--invitation",
@@ -211,7 +275,7 @@ def revoke(node: SyncClient, member: str | None, number: int | None, from_epoch:
     return RevokeInvitation((number or 1) - 1, epoch)
 
 
-@organise.command
+@click.command
 @click.argument("epochs", metavar="EPOCH[-EPOCH]")
 @option(
     "--member",
@@ -231,7 +295,7 @@ def void(node: SyncClient, epochs: str, names: tuple[str, ...]) -> Decision:
     return Void(int(form[1]), int(form[2] or form[1]), _chosen(node, names))
 
 
-@organise.command
+@click.command
 @click.argument("names", nargs=-1, metavar="[MEMBER]...")
 @option("--none", "nobody", is_flag=True, help="Name nobody: the organiser measures alone.")
 @deciding
@@ -248,7 +312,7 @@ def validators(node: SyncClient, names: tuple[str, ...], nobody: bool) -> Decisi
     return Validators(_chosen(node, names))
 
 
-@organise.command
+@click.command
 @click.argument("updates", type=click.IntRange(0, MAX_U32), metavar="UPDATES")
 @deciding
 def budget(_: SyncClient, updates: int) -> Decision:
@@ -258,7 +322,7 @@ def budget(_: SyncClient, updates: int) -> Decision:
     return Budget(updates)
 
 
-@organise.command
+@click.command
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 @option(
     "--subspace",
@@ -292,7 +356,7 @@ def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_js
     _tell(result, as_json)
 
 
-@organise.command
+@click.command
 @option("--yes", is_flag=True, help="Do not ask whether you are sure.")
 @dry_run_option
 @data_dir_option
@@ -307,7 +371,7 @@ def end(yes: bool, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     _tell(_decide(node, Finish(), dry_run), as_json)
 
 
-@organise.command
+@click.command
 @click.argument("text", metavar="TEXT")
 @deciding
 def announce(_: SyncClient, text: str) -> Decision:
@@ -317,15 +381,15 @@ def announce(_: SyncClient, text: str) -> Decision:
     return Announce(text)
 
 
-@organise.command("next")
+@click.command
 @click.argument("link", metavar="LINK")
 @deciding
 def announce_next(_: SyncClient, link: str) -> Decision:
-    """Announce that this run goes on as the one to which LINK leads, which `sfnode fork` has made of it.
+    """Announce that this run goes on as the one to which LINK leads, a fork of it (`sfnode history fork`).
 
-    Nodes that were started with `sfnode join --follow` finish what they do here and go there by themselves;
-    the others show the announcement, with the link. It is kept with the run for ever, and so is a secret in
-    the link.
+    Nodes that were started with `join --follow` finish what they do here and go there by
+    themselves; the others show the announcement, with the link. It is kept with the run for ever, and so is a
+    secret in the link.
     """
     from sfnode.organising.owner_decisions import announcement
     from sfnode.peers.invitations import read_link
@@ -333,10 +397,6 @@ def announce_next(_: SyncClient, link: str) -> Decision:
 
     read_link(link)
     return Announce(announcement(link))
-
-
-organise.add_command(hand_over)
-organise.add_command(sign)
 
 
 # -- asking the node ---------------------------------------------------------------------------------

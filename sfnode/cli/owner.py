@@ -1,11 +1,11 @@
-"""Words of the owner to a running node: `sfnode pause`, `resume`, `limit`, `finish`, `leave`."""
+"""Words of the owner to a running node: `sfnode pause`, `resume`, `limit`, `leave`."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,22 +66,11 @@ def resume(data_dir: Path) -> None:
 # `sfnode limit`: the limits of a running node.
 
 
-LIMITS = {
-    "cpu": ("PERCENT", "Use so much of all cores, on average."),
-    "gpu": ("PERCENT", "Keep the GPU busy for so much of the time."),
-    "watts": ("WATTS", "Let the GPU draw so much on average (NVIDIA)."),
-    "celsius": ("DEGREES", "Pause while the processor, or the GPU with --device cuda, is hotter."),
-    "memory": ("BYTES", "Pause while the process has more resident memory: 800M, 2G."),
-    "hours": ("FROM-TO", "Compute at these times of the day only: 22:00-07:00, or several with commas."),
-    "idle": ("MINUTES", "Compute only when for so long nobody typed in a terminal and no program was busy."),
-    "not_while": ("NAMES", "Pause while one of these programs runs: steam,blender."),
-    "mb_per_day": ("MB", "Leave the network until tomorrow after so many megabytes, up and down together."),
-    "upload_rate": ("BYTES", "Send at most so much a second over all links: 500k, 2M."),
-    "download_rate": ("BYTES", "Receive at most so much a second over all links: 500k, 2M."),
-}
-"""Metavariable and help of each limit, but for --threads and the switch --limit-mains."""
-
-NAMES = (*LIMITS, "mains", "threads")
+NAMES = (
+    *("cpu", "gpu", "threads", "watts", "celsius", "memory", "hours", "idle", "mains", "not_while"),
+    *("mb_per_day", "upload_rate", "download_rate"),
+)
+"""Those of the fields of `Limits`, which takes long to import."""
 
 NO_LIMIT = ("none", "off", "")
 """Values that remove a limit."""
@@ -92,13 +81,20 @@ NO_LIMIT = ("none", "off", "")
 @data_dir_option
 @json_option
 def limit(changes: tuple[str, ...], data_dir: Path, as_json: bool) -> None:
-    """Show the limits of a running node, after changing some: `sfnode limit cpu=50 hours=22:00-07:00`.
+    """Show the limits of a running node, after changing some. `sfnode join --limit` takes the same.
 
-    Names are those of the options --limit-NAME of `sfnode join`, and `threads`; `idle=none` removes a limit.
-    All changes are made, or none. They last until the node ends.
+    \b
+    cpu=50             percent of all cores        gpu=50        percent of the time
+    threads=2          CPU threads                 watts=200     that the GPU draws on average
+    celsius=80         hottest processor           memory=2G     of the process
+    hours=22:00-07:00  times of the day            idle=10       minutes that nobody used the machine
+    mains=yes          not on battery              not_while=steam,blender    programs
+    mb_per_day=500     up and down together        upload_rate=500k, download_rate=2M    a second
+
+    `idle=none` removes a limit. All changes are made, or none. They last until the node ends.
     """
     node = running_node(data_dir)
-    wanted = dict(_change(text) for text in changes)
+    wanted = _changes(changes)
     limits = node.limit(wanted) if wanted else node.limits()
     echo(json.dumps(plain(limits), indent=2) if as_json else limit_lines(limits))
 
@@ -109,6 +105,15 @@ def limit_lines(limits: object) -> str:
     return "\n".join(lines) or "no limits"
 
 
+_SEVERAL = re.compile(r",(?=[ ]*[a-z_-]+[ ]*=)")
+"""Stands between two limits in one word; a comma within a value is followed by no name."""
+
+
+def _changes(words: Iterable[str]) -> dict[str, str | None]:
+    """Return the limits that words such as `cpu=50,hours=22:00-07:00` name, by field; None removes one."""
+    return dict(_change(text) for word in words for text in _SEVERAL.split(word))
+
+
 def _change(text: str) -> tuple[str, str | None]:
     name, equals, value = text.partition("=")
     field = name.strip().replace("-", "_")
@@ -117,7 +122,7 @@ def _change(text: str) -> tuple[str, str | None]:
     return field, None if value.strip().lower() in NO_LIMIT else value
 
 
-# `sfnode leave` and `sfnode finish`: two ways to end a running node.
+# `sfnode leave`: ends a running node.
 
 
 LEAVE_DEADLINE = 10.0
@@ -128,28 +133,22 @@ _POLL = 0.05
 
 
 @click.command
+@option("--finish", is_flag=True, help="First complete the step that is running, and hand it over.")
 @data_dir_option
-def finish(data_dir: Path) -> None:
-    """Have the node complete what is running, hand it over to its neighbours, and leave; wait for that.
-
-    It takes as long as a step, and some seconds more if there is no neighbour; half a minute at most if the
-    neighbours do not take it. Interrupting this command does not call it off.
-    """
-    running_node(data_dir).finish()
-    _wait_until_gone(data_dir, None)
-    echo("finished")
-
-
-@click.command
-@data_dir_option
-def leave(data_dir: Path) -> None:
+def leave(finish: bool, data_dir: Path) -> None:
     """End the node that runs in this folder within two seconds, as Ctrl-C does, and wait for that.
 
-    A step that is running is given up; `sfnode finish` completes it.
+    A step that is running is given up, unless you say --finish: that takes as long as the step, some seconds
+    more if there is no neighbour, and half a minute at most if the neighbours do not take it. Interrupting
+    the command does not call it off.
     """
-    running_node(data_dir).leave()
-    _wait_until_gone(data_dir, LEAVE_DEADLINE)
-    echo("left")
+    node = running_node(data_dir)
+    if finish:
+        node.finish()
+    else:
+        node.leave()
+    _wait_until_gone(data_dir, None if finish else LEAVE_DEADLINE)
+    echo("finished" if finish else "left")
 
 
 def _wait_until_gone(data_dir: Path, deadline: float | None) -> None:
@@ -164,42 +163,31 @@ def _wait_until_gone(data_dir: Path, deadline: float | None) -> None:
         time.sleep(_POLL)
 
 
-# The options --limit-NAME of `sfnode join`, one for every limit.
+# `join --limit`: the limits with which a node starts.
 
 
-class LimitValue(click.ParamType):  # type: ignore[type-arg] # generic since click 8.2 only
-    """The value of one limit, as `Limits` reads it."""
+def parse_limits(_context: Any, _parameter: Any, words: tuple[str, ...]) -> Limits:
+    """Return the limits that `--limit` names, written as `sfnode limit` has them."""
+    from pydantic import ValidationError
 
-    def __init__(self, field: str) -> None:
-        self.name = field
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        from pydantic import ValidationError
-
-        from sfnode.limits import Limits
-
-        try:
-            return getattr(Limits.model_validate({self.name: value}), self.name)
-        except ValidationError as error:
-            self.fail(reason(error), parameter, context)
-
-
-def limit_options(function: F) -> F:
-    """Add --limit-NAME for every limit; `take_limits` collects their values."""
-    function = option("--limit-mains", is_flag=True, help="Compute on mains power only.")(function)
-    for field, (metavar, text) in reversed(LIMITS.items()):
-        flag = "--limit-" + field.replace("_", "-")
-        function = option(flag, type=LimitValue(field), metavar=metavar, help=text)(function)
-    return function
-
-
-def take_limits(fields: dict[str, Any]) -> Limits:
-    """Take the values of --threads and of `limit_options` out of a command's parameters."""
     from sfnode.limits import Limits
 
-    given = {name: fields.pop(f"limit_{name}") for name in (*LIMITS, "mains")}
-    given["threads"] = fields.pop("threads") or None
-    return Limits().changed(given)
+    try:
+        return Limits().changed(_changes(words))
+    except ValidationError as error:
+        raise click.BadParameter(f"{error.errors()[0]['loc'][0]}: {reason(error)}") from error
+
+
+def limit_option(function: F) -> F:
+    """Add --limit."""
+    return option(
+        "--limit",
+        "limits",
+        multiple=True,
+        callback=parse_limits,
+        metavar="LIMITS",
+        help="What it may use: cpu=50,hours=22:00-07:00,... (`sfnode limit -h`).",
+    )(function)
 
 
 def reason(error: ValidationError) -> str:

@@ -1,4 +1,4 @@
-"""`sfnode publish` and `sfnode publish-directory`: a run, or several, as a page for any web server."""
+"""`sfnode publish page` and `directory`: a run, or several, as a page for any web server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.exit import warn
-from sfnode.cli.options import data_dir_option, option
+from sfnode.cli.options import data_dir_option, option, out_option
 from sfnode.cli.output import echo
 from sfnode.cli.owner import parse_duration
 from sfnode.cli.progress import waiting
@@ -66,7 +66,7 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
 
 
 @click.command
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@out_option("FOLDER", "Where to write the page; a web server may serve it.")
 @option("--every", callback=_every, metavar="10m", help="Publish again and again, until Ctrl-C.")
 @option("--title", metavar="TEXT", default="", help="Title of the page.  [default: the run's name]")
 @option(
@@ -105,8 +105,8 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
     help="Whether to show answers to test rows that the node has recorded.",
 )
 @data_dir_option
-def publish(
-    folder: Path,
+def page(
+    out: Path,
     every: float | None,
     title: str,
     url: str,
@@ -116,7 +116,7 @@ def publish(
     samples: bool,
     data_dir: Path,
 ) -> None:
-    """Write a page about the run of a node's folder to DIR, for any web server.
+    """Write a page about the run of a node's folder, for any web server.
 
     The page is one file that needs no other, without a script; beside it are run.json, for programs, and the
     run's manifest. It has what the signed log has: how good the model is by the organiser's evaluations, who
@@ -127,14 +127,14 @@ def publish(
     from sfnode.publish.site import PublishedFolder, remove_partial
 
     _check_title(title)
-    remove_partial(folder)
-    site = PublishedFolder(folder, data_dir, title=title, hidden=hide, url=url, export=export)
+    remove_partial(out)
+    site = PublishedFolder(out, data_dir, title=title, hidden=hide, url=url, export=export)
     contacts = url and f"{url}{NAME}"
     said = ""
     while True:
         began = time.monotonic()
         try:
-            said = _publish(site, folder, data_dir, public_link, contacts, samples, said)
+            said = _publish(site, out, data_dir, public_link, contacts, samples, said)
         except UserError as error:
             if every is None or not said:
                 raise
@@ -181,12 +181,12 @@ def _publish(
     return text or "nothing to say"
 
 
-@click.command("publish-directory")
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@click.command
 @click.argument("sources", nargs=-1, required=True, metavar="RUN.JSON...")
+@out_option("FOLDER", "Where to write the page.")
 @option("--title", metavar="TEXT", default="Runs", show_default=True, help="Title of the page.")
-def publish_directory(folder: Path, sources: tuple[str, ...], title: str) -> None:
-    """Write a page about several runs to DIR, from the run.json files that their pages have.
+def directory(sources: tuple[str, ...], out: Path, title: str) -> None:
+    """Write a page about several runs, from the run.json files that their pages have.
 
     Each is a file or an address (https://...). What cannot be read is listed as such on the page and here.
     """
@@ -200,10 +200,10 @@ def publish_directory(folder: Path, sources: tuple[str, ...], title: str) -> Non
         raise UserError(
             Code.BAD_OPTION, f"{len(sources)} runs are too many for a page", f"Name {MAX_RUNS} at most."
         )
-    page, unread = directory_page(sources, title, utc_now())
-    with disk_faults(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write(folder / PAGE, page.encode())
+    made, unread = directory_page(sources, title, utc_now())
+    with disk_faults(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write(out / PAGE, made.encode())
     for one in unread:
         echo(f"cannot be read: {one.source}: {one.reason}", err=True)
-    echo(f"wrote {folder / PAGE} ({len(sources) - len(unread)} of {len(sources)} runs)")
+    echo(f"wrote {out / PAGE} ({len(sources) - len(unread)} of {len(sources)} runs)")

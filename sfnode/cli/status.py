@@ -94,7 +94,7 @@ def _updates(s: Status) -> str:
 def _validator_line(validator: ValidatorStatus) -> str:
     """Say what a node does that the organiser has named a validator."""
     if not validator.willing:
-        return "checks   named a validator, and declines (--no-validator)"
+        return "checks   named a validator, and declines (node.validator=no)"
     problem = f"; the last one could not be: {validator.problem}" if validator.problem else ""
     return f"checks   named a validator: {validator.measured} epochs measured since start{problem}"
 

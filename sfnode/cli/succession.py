@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.options import data_dir_option, option
+from sfnode.cli.options import data_dir_option, option, out_option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import passphrase_file_option, unlocked
 from sfnode.defaults import KEYS_DIR
@@ -39,9 +39,14 @@ keys_dir_option = option(
 dry_run_option = option("--dry-run", is_flag=True, help="Only say what would change.")
 
 
-@click.command("hand-over")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
-@option("--submit", is_flag=True, help="Bring FILE, which the deputies have signed, to the run.")
+@click.command
+@out_option("FILE", "Where to write the proposal.", required=False)
+@option(
+    "--submit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Bring this proposal, which the deputies have signed, to the run.",
+)
 @option("--key", metavar="HEX", help="Public key of the next organiser.  [default: a new one, in --keys-dir]")
 @option(
     "--kept",
@@ -53,22 +58,31 @@ dry_run_option = option("--dry-run", is_flag=True, help="Only say what would cha
 @dry_run_option
 @data_dir_option
 def hand_over(
-    file: Path, submit: bool, key: str | None, kept: int | None, keys_dir: Path, dry_run: bool, data_dir: Path
+    out: Path | None,
+    submit: Path | None,
+    key: str | None,
+    kept: int | None,
+    keys_dir: Path,
+    dry_run: bool,
+    data_dir: Path,
 ) -> None:
-    """Write to FILE the proposal that another key organises the run, for the deputies to `sign`.
+    """Propose that another key organises the run, for the deputies to `sign`; then --submit what they signed.
 
-    Needs a running node of the run, whoever organises it; so does --submit, once there are enough votes.
+    Needs a running node of the run, whoever organises it.
     """
+    if (out is None) == (submit is None):
+        raise click.UsageError("name the file to write, with --out, or the signed one, with --submit")
     node = running_node(data_dir)
     if submit:
-        said = _read(file)
+        said = _read(submit)
         _echo_proposal(said)
         if not dry_run:
             node.succeed(said.model_dump())
             echo("The node has taken it in and tells the others.")
         return
-    if file.exists():
-        raise UserError(Code.BAD_OPTION, f"{file} exists already", "Name another file, or add --submit.")
+    assert out is not None
+    if out.exists():
+        raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
     made = None if key else _new_key(node.organising().run_id, keys_dir)
     from sfnode.schema.organising import SuccessionFile
 
@@ -83,10 +97,8 @@ def hand_over(
 
         write_key(*made)
         echo(f"wrote {made[1]}: the next organiser's key; show it to nobody")
-    _write(file, said)
-    echo(
-        f"wrote {file}: it takes {said.needed} votes of {len(said.deputies)} deputies (sfnode organise sign)"
-    )
+    _write(out, said)
+    echo(f"wrote {out}: it takes {said.needed} votes of {len(said.deputies)} deputies (sfnode organise sign)")
 
 
 @click.command

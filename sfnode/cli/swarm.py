@@ -16,6 +16,7 @@ from sfnode.cli.options import (
     dtype_option,
     json_option,
     option,
+    out_option,
     run_option,
     threads_option,
 )
@@ -62,11 +63,8 @@ from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
     show_default=True,
     help="Give every node its own part of the training rows, or all rows to all.",
 )
-@option(
-    "--folder",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Keep the nodes' folders here.  [default: a temporary one, removed at the end]",
+@out_option(
+    "FOLDER", "Keep the nodes' folders here.  [default: a temporary one, removed at the end]", required=False
 )
 @device_option
 @dtype_option
@@ -78,7 +76,7 @@ def swarm(
     preset: str | None,
     organised: bool,
     split_data: bool,
-    folder: Path | None,
+    out: Path | None,
     device: str,
     dtype: str,
     threads: int,
@@ -99,7 +97,7 @@ def swarm(
     local = LocalSwarm(
         Manifest.from_toml(run) if run else _built_in(preset, organised),
         nodes=nodes,
-        folder=folder,
+        folder=out,
         split_data=split_data,
         threads=threads,
         device=device,

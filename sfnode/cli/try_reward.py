@@ -1,4 +1,4 @@
-"""`sfnode try-reward`: what a base model gets for its answers, and whether that can be learnt from."""
+"""`sfnode organise try-reward`: what a base model gets for its answers, and whether that can be learnt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UPDATES = 16
 """Updates that are measured unless told otherwise, as `sfnode init` does."""
 
 
-@click.command("try-reward")
+@click.command
 @click.argument("run", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUN.toml]")
 @option("--task", "preset", type=click.Choice(REWARDED), help="A ready-made task, in place of a manifest.")
 @option("--model", metavar="SOURCE", help="With --task: the base model, a folder or a Hugging Face id.")
@@ -98,8 +98,8 @@ def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
         raise UserError(
             Code.BAD_OPTION,
             "it takes a run's manifest, or a ready-made task with --task",
-            "`sfnode try-reward run.toml`, or `sfnode try-reward --task gsm8k --model MODEL`. For a task of "
-            "your own write the manifest first: `sfnode init --no-measure`.",
+            "`sfnode organise try-reward run.toml`, or with `--task gsm8k --model MODEL` in its place. For a "
+            "task of your own write the manifest first: `sfnode init`.",
         )
     from sfnode.manifest import Manifest
 

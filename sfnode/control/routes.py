@@ -264,7 +264,8 @@ def _signing(organising: Organising | None) -> Organising:
         raise UserError(
             Code.ORGANISER_NEEDED,
             "the organiser was restarted and waits for peers to tell which of its decisions they have",
-            "Try again in a minute; if nobody else is there, start the node with --organise --alone.",
+            "Try again in a minute; if nobody else is there, start the node with --organise --set "
+            "organise.alone=yes.",
         )
     return organising
 

@@ -96,7 +96,7 @@ def probe_in_words(probe: ProbeEvaluation) -> list[str]:
     if not probe.better:
         return [said]
     lead = f"{probe.lead:.3f} nats a row (standard error {probe.error:.3f})"
-    fork = "`sfnode fork` goes on from here, with more updates or with the body of the model"
+    fork = "`sfnode history fork` goes on from here, with more updates or with the body of the model"
     return [said, f"THE PROBE IS BETTER by {lead}: {fork}"]
 
 

@@ -260,7 +260,7 @@ class Examiner:
         if manifest is None:
             if self._peers:
                 return []
-            fix = "Name the run with --peers ADDRESS or --run FILE to have it examined, too."
+            fix = "Name the run with --link LINK, --peers ADDRESS or --run FILE to have it examined, too."
             return [note(Subject.RUN, "no run was named, so only this machine was examined", fix)]
         numbers = manifest.training
         return [
@@ -272,7 +272,7 @@ class Examiner:
             ok(
                 Subject.VERSION,
                 f"the run speaks protocol {manifest.protocol}, and this sfnode {sfnode.__version__} speaks "
-                f"{PROTOCOL_VERSION}",
+                f"{PROTOCOL_VERSION}, so it can join",
             ),
         ]
 

@@ -16,7 +16,7 @@ from sfnode.daemon_thread import in_daemon_thread
 from sfnode.doctor.findings import CheckFinding, Subject, milliseconds, note, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.peers.compatibility import ask_manifest
+from sfnode.peers.introductions import ask_manifest
 from sfnode.transport.base import NotSpoken, TransportError, bad_address, peer_of
 from sfnode.transport.libp2p.reachability import (
     TCP_DEADLINE,
@@ -205,7 +205,7 @@ def _no_node(address: str) -> CheckFinding:
     return note(
         Subject.PEER,
         f"{address} is a peer of Hivemind's DHT and no node: it leads to nodes of a run, and relays nothing",
-        "Join through it with --run FILE, or --run-id and all 64 digits.",
+        "Join through it with --run FILE, or --set run.id= and all 64 digits.",
     )
 
 

@@ -168,7 +168,7 @@ def _verification(model: TrainableModel, about: Provenance, weights: Mapping[str
         prints = "core digest above, while that seal is the last one"
     else:
         prints = "core digest above"
-        commands.append(command("sfnode", "checkout", about.seal))
+        commands.append(command("sfnode", "history", "checkout", about.seal))
         of = ("--seal", about.seal)
     said = "\n".join(commands)
     first = (
@@ -180,7 +180,7 @@ def _verification(model: TrainableModel, about: Provenance, weights: Mapping[str
         return first
     sums = "\n".join(f"{digest}  check/{name}" for name, digest in weights.items())
     dtype = str(model.loaded.dtype).removeprefix("torch.")
-    export = command("sfnode", "export", "check", *of, "--dtype", dtype)
+    export = command("sfnode", "export", "--out", "check", *of, "--dtype", dtype)
     return (
         f"{first}\nAnd this writes the weights anew, which have these SHA-256 sums on every machine:\n\n"
         f"```sh\n{export}\nsha256sum -c <<'END'\n{sums}\nEND\n```\n"

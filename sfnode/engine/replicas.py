@@ -322,8 +322,8 @@ def _fault(name: str, error: Exception) -> UserError | None:
         return UserError(
             Code.OUT_OF_MEMORY,
             f"the device {name!r} has not enough memory for a step",
-            "Take a smaller --queries or a narrower --dtype, or close other programs that use its memory; "
-            "`sfnode pause` and `sfnode resume` try it again.",
+            "Take fewer queries (`--set node.queries=COUNT`) or a narrower --dtype, or close other programs "
+            "that use its memory; `sfnode pause` and `sfnode resume` try it again.",
         )
     if not isinstance(error, RuntimeError):
         return None

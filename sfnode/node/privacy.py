@@ -78,7 +78,7 @@ class Privacy:
             raise UserError(
                 Code.BAD_OPTION,
                 "noise protects rows of one's own, and this node trains on the run's public ones",
-                "Give your rows with --data, or leave out --noise.",
+                "Give your rows with --data, or leave out --set noise.multiplier.",
             )
         library()
         self._node = node

@@ -24,6 +24,7 @@ from sfnode.node.driver import Driver
 from sfnode.node.exports import Exports
 from sfnode.node.following import follow
 from sfnode.node.network.peering import peering_of
+from sfnode.node.notifying import notify
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.privacy import Privacy
 from sfnode.node.readiness import Readiness
@@ -251,6 +252,11 @@ class RunningNode:
             partial(be_admitted, self.context, self.organising, self._note_asked, self.stopping),
             *((self.peering.ask_contacts,) if self.peering.contacts_url else ()),
             *((self.recorder.run,) if self.settings.log_to else ()),
+            *(
+                (partial(notify, self.status, self.clock, self.settings.notify),)
+                if self.settings.notify
+                else ()
+            ),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
             *((self.validating.run,) if self.validating else ()),

@@ -130,7 +130,9 @@ class Validating:
         elif self._node.settings.validator:
             log.info("the organiser has named this node a validator: it measures what members bring")
         else:
-            log.info("the organiser has named this node a validator, and its owner declines (--no-validator)")
+            log.info(
+                "the organiser has named this node a validator, and its owner declines (node.validator=no)"
+            )
 
     def _place(self, epoch: int) -> int | None:
         """Return our place on the panel of an epoch that is to be measured, and can be; else None."""

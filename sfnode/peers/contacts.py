@@ -1,8 +1,8 @@
 """Current contacts of a run on a web server: the file `run.json`, which links may name by its URL (SPEC N6).
 
 Links stay what they are and peers move; who organises a run puts this file, which `sfnode invite --run-json`
-and `sfnode publish` write, where a web server gives it out. It is not signed: of what it says a reader takes
-addresses only, and peers that do not have the very run of the link are refused whoever has named them.
+and `sfnode publish page` write, where a web server gives it out. It is not signed: of what it says a reader
+takes addresses only, and peers that do not have the very run of the link are refused whoever has named them.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ from typing import NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.logging import begins, log
 from sfnode.manifest import Manifest, run_id_of
-from sfnode.peers.compatibility import ask_manifest
 from sfnode.peers.intervals import about, doubled
 from sfnode.transport.base import NotSpoken, PeerRecord, Transport, TransportError, counted
+from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import ManifestReply, ManifestRequest
 
 GRACE = 0.5
 """Seconds that other peers have once one has sent a manifest."""
@@ -36,6 +37,15 @@ FIRST, MOST = 2.0, 30.0
 
 REMIND = 60.0
 """Seconds between two lines of the log that say what is waited for."""
+
+
+async def ask_manifest(transport: Transport, address: str) -> bytes:
+    """Return the manifest that a peer sends, unparsed. Raises TransportError, RemoteProtocolError, and
+    UserError BAD_ADDRESS."""
+    reply = wire_codec.decode(await transport.request(address, wire_codec.encode(ManifestRequest())))
+    if not isinstance(reply, ManifestReply):
+        raise RemoteProtocolError("L6", "it sent something other than a manifest")
+    return reply.manifest
 
 
 class PeerAnswer(NamedTuple):
@@ -96,8 +106,8 @@ def _whole(run_id: str, plain: Sequence[str]) -> bytes:
         Code.BAD_OPTION,
         f"there is no node at {counted(plain)}, only Hivemind's DHT, in which runs are found by their whole "
         f"id: {f'{run_id} is not one' if run_id else 'no run is named'}",
-        "Add --run FILE, or --run-id with all 64 digits, which `sfnode status --json` shows on any node of "
-        "the run.",
+        "Add --run FILE, or --set run.id= with all 64 digits, which `sfnode status --json` shows on any "
+        "node of the run.",
     )
 
 
@@ -113,8 +123,8 @@ def _chosen(answers: Sequence[PeerAnswer]) -> Manifest:
     raise unusable or UserError(
         Code.PEERS_UNREACHABLE,
         "no peer sent the run's manifest: " + "; ".join(f"{one.address}: {one.reason}" for one in answers),
-        "Ask whoever invited you for a new link (`sfnode invite` makes one there); `sfnode doctor LINK` "
-        "shows how far each of its peers gets.",
+        "Ask whoever invited you for a new link (`sfnode invite` makes one there); `sfnode doctor --link "
+        "LINK` shows how far each of its peers gets.",
     )
 
 

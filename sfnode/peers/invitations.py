@@ -47,7 +47,7 @@ def compose(
         raise UserError(
             Code.NO_ADDRESS,
             "there is no address to invite to: this node listens nowhere and has met nobody",
-            "Ask for a link where a node of the run can be reached, or start this one without --client-mode.",
+            "Ask for a link where a node of the run can be reached, or start this one without client_mode.",
         )
     return replace(invitation.invite(PROTOCOL_VERSION, run_id, useful), url=url)
 
@@ -111,7 +111,7 @@ def check_same_run(said: Invitation, wanted: str) -> None:
         raise UserError(
             Code.WRONG_RUN,
             f"the link leads to run {said.run_id.hex()[:16]}, not to {wanted[:16]}",
-            "Leave out --run-id, or ask for a link to the run you want.",
+            "Leave out --set run.id, or ask for a link to the run you want.",
         )
 
 

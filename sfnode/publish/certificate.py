@@ -127,7 +127,7 @@ def invalid(source: str, reason: str) -> UserError:
     return UserError(
         Code.CERTIFICATE_INVALID,
         f"{source} is no valid certificate: {reason}",
-        "Make one from the log: `sfnode certificate KEY`.",
+        "Make one from the log: `sfnode certificate make KEY`.",
     )
 
 
@@ -193,7 +193,8 @@ def check(
         raise UserError(
             Code.WRONG_RUN,
             f"{source} is about run {found.run_id[:16]}, and the log here is of run {run_id[:16]}",
-            "Name the folder of one of its nodes with --data-dir, or take in its archive: `sfnode import`.",
+            "Name the folder of one of its nodes with --data-dir, or take in its archive: "
+            "`sfnode history import`.",
         )
     if feed.stop < found.decisions:
         raise UserError(

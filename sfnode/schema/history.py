@@ -133,7 +133,7 @@ class LeaderboardResult(Answer):
 
 
 class CheckoutResult(Answer):
-    """`sfnode checkout --json`."""
+    """`sfnode history checkout --json`."""
 
     run_id: str
     epoch: int
@@ -156,7 +156,7 @@ class LayerChange(Answer):
 
 
 class DiffResult(Answer):
-    """`sfnode diff --json`."""
+    """`sfnode history diff --json`."""
 
     before: CheckoutResult
     after: CheckoutResult
@@ -191,7 +191,7 @@ class Without(Answer):
 
 
 class BisectResult(Answer):
-    """`sfnode bisect --json`."""
+    """`sfnode history bisect --json`."""
 
     run_id: str
     measured: list[MeasuredState]

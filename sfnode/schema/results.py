@@ -99,7 +99,7 @@ class SealsResult(Answer):
 
 
 class ArchiveStatement(Answer):
-    """The statement in an archive: what its log comes to. `sfnode archive --json`."""
+    """The statement in an archive: what its log comes to. `sfnode history archive --json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -123,7 +123,7 @@ class ArchiveStatement(Answer):
 
 
 class ImportResult(Answer):
-    """`sfnode import --json`."""
+    """`sfnode history import --json`."""
 
     run_id: str
     run_name: str
@@ -155,29 +155,6 @@ class InviteResult(Answer):
     """The web page with current contacts (SPEC N6) that the link names; empty if it names none."""
     reach: Reach
     """Networks from which the addresses can be reached, as far as they tell; network is a private one."""
-
-
-class PeerProtocol(Answer):
-    """The protocol version that one peer speaks."""
-
-    address: str
-    protocol: int | None
-    reason: str | None
-    """Reason why the version is unknown; None if it is known."""
-
-
-class UpgradeResult(Answer):
-    """`sfnode upgrade-check --json`."""
-
-    version: str
-    protocol: int
-    run_id: str | None
-    """None if no peer sent the manifest."""
-    run_name: str | None
-    """None if unknown, or of a later protocol."""
-    run_protocol: int | None
-    peers: list[PeerProtocol]
-    can_join: bool
 
 
 class NodeResult(Answer):
@@ -224,7 +201,7 @@ class SwarmResult(Answer):
 
 
 class BatchResult(Answer):
-    """One size of a mini-batch in `sfnode bench`."""
+    """One size of a mini-batch in `sfnode lab bench`."""
 
     batch: int
     """Rows of each mini-batch."""
@@ -252,7 +229,7 @@ class BatchResult(Answer):
 
 
 class IncomingResult(Answer):
-    """The cost of applying others' updates, in `sfnode bench`."""
+    """The cost of applying others' updates, in `sfnode lab bench`."""
 
     updates: int
     """Updates that arrive during a step."""
@@ -265,7 +242,7 @@ class IncomingResult(Answer):
 
 
 class FitResult(Answer):
-    """The largest model that fits, in one number format, in `sfnode bench`."""
+    """The largest model that fits, in one number format, in `sfnode lab bench`."""
 
     dtype: str
     bytes_per_parameter: float
@@ -283,7 +260,7 @@ class TriedAnswer(Answer):
 
 
 class TryRewardResult(Answer):
-    """`sfnode try-reward --json`."""
+    """`sfnode organise try-reward --json`."""
 
     model: str
     device: str
@@ -325,7 +302,7 @@ class TryRewardResult(Answer):
 
 
 class TogetherResult(Answer):
-    """One contestant of `sfnode bench` with several devices: all of them, or one alone."""
+    """One contestant of `sfnode lab bench` with several devices: all of them, or one alone."""
 
     batch: int
     devices: str
@@ -338,7 +315,7 @@ class TogetherResult(Answer):
 
 
 class BenchResult(Answer):
-    """`sfnode bench --json`."""
+    """`sfnode lab bench --json`."""
 
     version: str
     model: str

@@ -143,7 +143,7 @@ class LocalSwarm:
         """
         self._started = time.monotonic()
         run = self._write_run()
-        organises = ["--organise", "--alone", "--keys-dir", str(run.parent / KEYS)]
+        organises = ["--organise", "--set", "organise.alone=yes", "--keys-dir", str(run.parent / KEYS)]
         self.nodes = [NodeProcess(n, run.parent / f"node-{n}") for n in range(1, self._count + 1)]
         first, *others = self.nodes
         await first.start(
@@ -246,7 +246,7 @@ class LocalSwarm:
         return manifest
 
     def _arguments(self, node: NodeProcess) -> list[str]:
-        shard = ["--shard", f"{node.number}/{self._count}"] if self._split_data else []
+        shard = ["--set", f"data.shard={node.number}/{self._count}"] if self._split_data else []
         devices = self._devices
         device = ["--device", devices[(node.number - 1) % len(devices)]] if devices else []
         return [*self._shared, *device, *shard]

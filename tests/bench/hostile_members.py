@@ -208,7 +208,10 @@ def main_of_benchmark() -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--folder", type=Path)
     parser.add_argument(
-        "--option", action="append", default=[], help="of the organiser, such as --option=--no-search"
+        "--option",
+        action="append",
+        default=[],
+        help="of the organiser, such as --option=--set --option=organise.search=no",
     )
     parser.add_argument(
         "--first",

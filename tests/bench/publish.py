@@ -3,8 +3,8 @@
     python -m tests.bench.publish [--origins 300] [--updates 1000000] [--epochs 250] [--folder FOLDER]
 
 Makes the folder of a node of such a run, with real signatures, names and worths, and publishes it twice in a
-process: as `sfnode publish` does, and as `--every` does from then on. CPU seconds; other programs use the
-machine. Exit status 1 if a page takes more than LONGEST or has more than LARGEST bytes.
+process: as `sfnode publish page` does, and as `--every` does from then on. CPU seconds; other programs use
+the machine. Exit status 1 if a page takes more than LONGEST or has more than LARGEST bytes.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python -m tests.bench.step [--model mini] [--model shape:opt-125m] [--batch 4] [--repetitions 15]
 
-The measuring is that of `sfnode bench --compare mezo`, with its tables, on three models: `mini`, ../shared's
-opt-mini-sst with SST-2 sentences, and the shapes of OPT-125M and of a Llama of that size with sentences of 32
-random tokens; `--model real` is that of scripts/real_model.py. OMP_NUM_THREADS sets the number of threads.
-Exit status 1 when something takes more than the limits below, which are those that the engine was built to.
+The measuring is that of `sfnode lab bench --compare mezo`, with its tables, on three models: `mini`,
+../shared's opt-mini-sst with SST-2 sentences, and the shapes of OPT-125M and of a Llama of that size with
+sentences of 32 random tokens; `--model real` is that of scripts/real_model.py. OMP_NUM_THREADS sets how many
+threads there are. Exit status 1 when something takes more than the limits below, which are those that the
+engine was built to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The models of benchmarks by name.
 
 `mini` is opt-mini-sst of ../shared with SST-2's sentences, `real` the model of scripts/real_model.py with
-random ones; any other name is one for `sfnode bench --model`.
+random ones; any other name is one for `sfnode lab bench --model`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from sfnode.cli.main import cli, main
+from sfnode.cli.options import DEFAULT_CONFIG
 from tests.cli.helpers import Ended
 
 
@@ -25,6 +26,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.chdir(tmp_path)
     return folder
+
+
+@pytest.fixture
+def config(home: Path) -> Callable[[str], Path]:
+    """Write the configuration file that is read without being named."""
+
+    def write(text: str) -> Path:
+        file = home / DEFAULT_CONFIG.relative_to("~")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    return write
 
 
 @pytest.fixture

@@ -52,7 +52,8 @@ def test_bash_completes_with_the_script(sfnode: Run, tmp_path: Path) -> None:
     ("words", "incomplete", "expected"),
     [
         ([], "inv", {"invite"}),
-        (["join"], "--share", {"--share-model"}),
+        (["join"], "--until", {"--until-complete"}),
+        (["join", "--set"], "noise", {"noise.multiplier=", "noise.clip="}),
         (["join", "--role"], "", {"trainer", "relay"}),
         (["completion"], "", set(SHELLS)),
     ],

@@ -166,7 +166,9 @@ def behind(tmp_path: Path) -> Path:
     return layout.path
 
 
-@pytest.mark.parametrize("command", [("eval", "--limit", 8), ("export", "out")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "command", [("eval", "--limit", 8), ("export", "--out", "out")], ids=lambda words: words[0]
+)
 def test_nothing_is_said_of_a_seal_of_which_updates_are_lacking(
     command: tuple[str, ...], behind: Path, sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

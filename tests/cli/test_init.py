@@ -206,9 +206,12 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
     digest = hashlib.sha256(source.encode()).hexdigest()
     assert manifest.task.verifier == {"kind": "plugin", "digest": digest, "function": "longer"}
     monkeypatch.setattr(plugins, "_allowed", {})
-    unasked = sfnode("try-reward", "run.toml")
+    unasked = sfnode("organise", "try-reward", "run.toml")
     assert (unasked.status, "sfnode: SF090: " in unasked.err) == (1, True)
-    assert "answers/s" in sfnode("try-reward", "run.toml", "--verifier", "mine:longer", "--updates", 4).out
+    assert (
+        "answers/s"
+        in sfnode("organise", "try-reward", "run.toml", "--verifier", "mine:longer", "--updates", 4).out
+    )
 
 
 def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model: Path, sfnode: Run) -> None:

@@ -51,7 +51,7 @@ def loaded(arguments: list[str], status: int = 0) -> tuple[str, set[str]]:
         ("pause 2h", "paused: asked for"),
         ("resume", "still paused: asked for"),
         ("leave", "left"),
-        ("finish", "finished"),
+        ("leave --finish", "finished"),
         ("invite", "sfnode join sfnode:x"),
         ("invite --json", '"reach": "internet"'),
     ],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sfnode.cli.owner import NAMES, limit_lines, limit_options, take_limits
+from sfnode.cli.owner import NAMES, _changes, limit_lines
 from sfnode.limits import Limits
 from tests.cli.helpers import Ended
 
@@ -39,35 +40,40 @@ def test_only_limits_can_be_limited(text: str, sfnode: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "reason"),
+    ("limit", "reason"),
     [
-        ("--limit-cpu", "200", "less than or equal to 100"),
-        ("--limit-hours", "10-12", "22:00-07:00"),
-        ("--limit-upload-rate", "fast", "500k, 2M or 1.5G"),
-        ("--limit-upload-rate", "5", "1000"),
-        ("--limit-memory", "9" * 400, "500k, 2M or 1.5G"),
-        ("--threads", "1000000", "0<=x<=1024"),
+        ("cpu=200", "cpu: Input should be less than or equal to 100"),
+        ("mains=yes,hours=10-12", "hours: '10-12' is not an interval such as 22:00-07:00"),
+        ("upload_rate=fast", "500k, 2M or 1.5G"),
+        ("upload_rate=5", "1000"),
+        ("memory=" + "9" * 400, "500k, 2M or 1.5G"),
+        ("threads=1000000", "1024"),
+        ("bananas=3", "NAME=VALUE"),
     ],
 )
 def test_a_limit_of_join_that_makes_no_sense_is_refused_before_anything_starts(
-    flag: str, value: str, reason: str, sfnode: Run
+    limit: str, reason: str, sfnode: Run
 ) -> None:
-    ended = sfnode("join", flag, value)
+    ended = sfnode("join", "--limit", limit)
     assert ended.status == 2
-    assert flag in ended.err
+    assert "--limit" in ended.err
     assert reason in ended.err
 
 
-def test_every_limit_is_an_option_of_join(received: Parse) -> None:
-    @limit_options
-    def nothing() -> None:
-        pass
+WRITTEN = ("cpu=50%,not_while=a,b,mains=yes", "hours=22:00-07:00,12:00-13:00, idle=none")
 
-    options = {option.name for option in nothing.__click_params__}  # type: ignore[attr-defined]
-    assert options == {f"limit_{name}" for name in Limits.model_fields if name != "threads"}
-    given = ("--limit-cpu", "50%", "--limit-mains", "--threads", "2", "--limit-not-while", "a,b")
-    limits = take_limits(received("join", *given))
-    assert limits == Limits(cpu=50, mains=True, threads=2, not_while=("a", "b"))
+
+def test_join_and_limit_take_limits_in_one_notation(
+    received: Parse, config: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meant = Limits(cpu=50, mains=True, not_while=("a", "b"), hours="22:00-07:00, 12:00-13:00")
+    given = [word for limits in WRITTEN for word in ("--limit", limits)]
+    assert received("join", *given)["limits"] == meant
+    assert Limits().changed(_changes(WRITTEN)) == meant
+    config('limit = ["cpu=50", "mains=yes"]\n')
+    assert received("join")["limits"] == Limits(cpu=50, mains=True)
+    monkeypatch.setenv("SFNODE_LIMIT", "cpu=20,threads=2 watts=none")
+    assert received("join")["limits"] == Limits(cpu=20, threads=2)
 
 
 def test_every_limit_can_be_changed() -> None:

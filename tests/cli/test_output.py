@@ -6,14 +6,12 @@ import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import sfnode.cli
-from sfnode.cli import doctor, upgrade_check
+from sfnode.cli import doctor
 from sfnode.doctor.findings import CheckFinding, Examination
-from sfnode.peers.compatibility import Compatibility, PeerVersion
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
 from tests.cli.helpers import Ended
 from tests.schema.helpers import organised, rewarded
@@ -21,31 +19,12 @@ from tests.test_printable import HOSTILE
 
 Run = Callable[..., Ended]
 
-ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-
 OWN_TEXT = {"groups.py": "a script of click's", "invite.py": "a drawing with colours"}
 """Modules that print without looking, and what."""
 
 
 def is_visible(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_hostile_goodbye_is_shown_as_visible_characters(
-    sfnode: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool
-) -> None:
-    said = f"it said: {HOSTILE[:-1]}"
-
-    async def ask(*_: Any) -> Compatibility:
-        return Compatibility(None, (PeerVersion(ADDRESS, None, said),))
-
-    monkeypatch.setattr(upgrade_check, "_ask", ask)
-    ended = sfnode("upgrade-check", "--peers", ADDRESS, *["--json"] * as_json)
-    assert is_visible(ended.out + ended.err)
-    assert "it said: \\u001b]0;mine\\u0007" in ended.out
-    if as_json:
-        assert json.loads(ended.out)["peers"][0]["reason"] == said
 
 
 @pytest.mark.parametrize("as_json", [False, True])

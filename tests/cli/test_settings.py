@@ -11,27 +11,31 @@ from pydantic import ValidationError
 
 from sfnode.cli.join import join
 from sfnode.cli.options import bound
-from sfnode.cli.owner import take_limits
 from sfnode.limits import Limits
 from sfnode.settings import Settings
 
-OF_THE_COMMAND = {"profile", "dashboard", "dashboard_token", "dashboard_control", "log_level", "log_format"}
-"""Options that are about the process and not about the node in it."""
+OF_THE_COMMAND = {
+    "profile",
+    "dashboard",
+    "dashboard_token",
+    "dashboard_control",
+    "log_level",
+    "log_format",
+    "threads",
+}
+"""Options that are about the process and not about the node in it, and one that is a limit, too."""
 
 OPTIONS = {str(option.name): option for option in join.params if isinstance(option, click.Option)}
 
 OF_THE_NODE = OPTIONS.keys() & Settings.model_fields.keys()
-OF_ITS_LIMITS = {f"limit_{name}": name for name in Limits.model_fields} | {"threads": "threads"}
 
 
 def test_every_option_is_a_field_and_every_field_an_option() -> None:
-    limits = OF_ITS_LIMITS.keys() - {"limit_threads"}
-    assert OPTIONS.keys() - OF_THE_NODE - limits == OF_THE_COMMAND
-    assert Settings.model_fields.keys() - OF_THE_NODE == {"limits"}
-    assert OPTIONS.keys() >= limits
+    assert OPTIONS.keys() - OF_THE_NODE == OF_THE_COMMAND
+    assert Settings.model_fields.keys() - OF_THE_NODE == set()
 
 
-@pytest.mark.parametrize("name", sorted(OF_THE_NODE))
+@pytest.mark.parametrize("name", sorted(OF_THE_NODE - {"limits"}))
 def test_an_option_has_the_default_the_bounds_and_the_choices_of_its_field(name: str) -> None:
     option, field = OPTIONS[name], Settings.model_fields[name]
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
@@ -53,8 +57,7 @@ def test_an_option_has_the_default_the_bounds_and_the_choices_of_its_field(name:
 
 def test_nothing_given_on_the_command_line_is_nothing_given_to_the_node(received: Any) -> None:
     given = received("join")
-    limits = take_limits(given)
-    assert Settings(limits=limits, **{name: given[name] for name in OF_THE_NODE}) == Settings()
+    assert Settings(**{name: given[name] for name in OF_THE_NODE}) == Settings()
 
 
 def test_the_threads_of_the_command_line_are_those_of_the_limits() -> None:

@@ -105,7 +105,7 @@ def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
 def test_a_linear_probe_stands_beside_a_head_and_says_so_where_it_is_better() -> None:
     said = result("d", "d").model_copy(update={"probe": PROBE})
     line = "a linear probe on 1,024 training rows: accuracy 0.834 (0.806-0.858), loss 0.448"
-    better = "THE PROBE IS BETTER by 0.039 nats a row (standard error 0.012): `sfnode fork` goes on"
+    better = "THE PROBE IS BETTER by 0.039 nats a row (standard error 0.012): `sfnode history fork` goes on"
     place = verdict(said).index(line)
     assert verdict(said)[place + 1].startswith(better)
     alike = PROBE.model_copy(update={"lead": 0.023})

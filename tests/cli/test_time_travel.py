@@ -149,18 +149,18 @@ def test_checkout_has_the_state_of_any_seal(
     folder: Path,
     sfnode: Run,
 ) -> None:
-    states = [CheckoutResult.model_validate(parsed("checkout", epoch)) for epoch in range(4)]
+    states = [CheckoutResult.model_validate(parsed("history", "checkout", epoch)) for epoch in range(4)]
     assert [state.updates for state in states] == [9, 18, 27, 36]
     last = VerifyResult.model_validate(parsed("verify"))
     assert states[-1].core_digest == last.core_digest
     assert last.seals
     assert states[-1].named_digest == last.seals.named_digest
-    said = sfnode("checkout", 1, "--data-dir", folder).out
+    said = sfnode("history", "checkout", 1, "--data-dir", folder).out
     assert said.startswith("seal         of epoch 1: 18 updates count\nnamed digest ")
 
 
 def test_json_stands_alone_where_a_model_is_written_too(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode("checkout", 1, "--out", tmp_path / "out", "--data-dir", folder, "--json")
+    ended = sfnode("history", "checkout", 1, "--out", tmp_path / "out", "--data-dir", folder, "--json")
     assert CheckoutResult.model_validate(json.loads(ended.out)).updates == 18
     assert f"wrote {tmp_path / 'out'} (" in ended.err
 
@@ -169,14 +169,14 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
     sfnode: Run, folder: Path, tmp_path: Path
 ) -> None:
     for epoch in (0, 3):
-        ended = sfnode("checkout", epoch, "--out", tmp_path / f"{epoch}", "--data-dir", folder)
+        ended = sfnode("history", "checkout", epoch, "--out", tmp_path / f"{epoch}", "--data-dir", folder)
         assert ended.status == 0, ended.err
         assert f"seal of epoch {epoch}, " in ended.out
-    assert sfnode("export", tmp_path / "last", "--data-dir", folder).status == 0
+    assert sfnode("export", "--out", tmp_path / "last", "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "3", tmp_path / "last") is None
-    assert sfnode("export", tmp_path / "first", "--seal", 0, "--data-dir", folder).status == 0
+    assert sfnode("export", "--out", tmp_path / "first", "--seal", 0, "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "0", tmp_path / "first") is None
-    best = sfnode("export", tmp_path / "best", "--seal", "best", "--data-dir", folder)
+    best = sfnode("export", "--out", tmp_path / "best", "--seal", "best", "--data-dir", folder)
     assert "seal of epoch 0, " in best.out, "the one that was evaluated"
     told = files.difference(tmp_path / "0", tmp_path / "last")
     assert told
@@ -186,7 +186,7 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
 def test_the_card_of_an_export_is_verified_by_its_own_commands(
     sfnode: Run, folder: Path, tmp_path: Path
 ) -> None:
-    assert sfnode("export", "out", "--data-dir", folder).status == 0
+    assert sfnode("export", "--out", "out", "--data-dir", folder).status == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| this one, of epoch 3 | accuracy | 0.600 | 0.550 to 0.650 | 1.9000 |" in card
     assert "| the best, of epoch " in card
@@ -221,17 +221,25 @@ def test_an_export_is_uploaded_once_it_is_complete(
 
     monkeypatch.setattr(hub, "check", check)
     monkeypatch.setattr(hub, "push", push)
-    ended = sfnode("export", "out", "--push-to-hub", "ann/reviews", "--data-dir", folder)
+    ended = sfnode("export", "--out", "out", "--push-to-hub", "ann/reviews", "--data-dir", folder)
     assert ended.out.splitlines()[1:] == ["uploaded it: https://hub/ann/reviews (private)"]
     assert seen == [("ann/reviews", False, False), ("ann/reviews", False, True)]
 
 
 def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode("checkout", 4, "--data-dir", folder)
+    ended = sfnode("history", "checkout", 4, "--data-dir", folder)
     assert (ended.status, ended.out) == (1, "")
     assert "SF010: epoch 4 of this run is not sealed: its last seal is of epoch 3" in ended.err
     joined(tmp_path / "open", default_manifest())
-    for command in (("checkout", 0), ("diff", 0, 1), ("bisect",), ("fork", 0, tmp_path / "new")):
+    for command in (
+        ("history", "checkout", 0),
+        ("history", "diff", 0, 1),
+        (
+            "history",
+            "bisect",
+        ),
+        ("history", "fork", 0, "--out", tmp_path / "new"),
+    ):
         ended = sfnode(*command, "--data-dir", tmp_path / "open")
         assert (ended.status, ended.out) == (1, ""), command
         assert "SF018: an open run has no seals" in ended.err
@@ -242,11 +250,11 @@ def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_
 
 
 def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
-    found = DiffResult.model_validate(parsed("diff", 1, 3))
+    found = DiffResult.model_validate(parsed("history", "diff", 1, 3))
     assert [(one.origin, one.updates) for one in found.origins] == [(A, 12), (B, 6)]
     assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
     assert [entry.kind for entry in found.entries] == ["seal", "worth", "seal"]
-    said = sfnode("diff", 1, 3, "--data-dir", folder).out
+    said = sfnode("history", "diff", 1, 3, "--data-dir", folder).out
     assert f"  {B[:16]} (Ada)  +6\n" in said
     assert f"weights: changed by {found.norm:.4g} in all\n" in said
     assert "epoch 3: accuracy 0.600 (0.550-0.650), loss 1.9000" in said
@@ -254,7 +262,7 @@ def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[...
 
 def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder: Path) -> None:
     """The best seal that was evaluated is the good one unless another is named."""
-    ended = sfnode("bisect", "--data-dir", folder)
+    ended = sfnode("history", "bisect", "--data-dir", folder)
     assert ended.status == 0, ended.err
     lines = ended.out.splitlines()
     assert lines[0].startswith(f"epoch {HARM} has raised the loss from ")
@@ -264,7 +272,7 @@ def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder:
         f"  sfnode organise void {HARM} --member {B[:16]}",
     ]
     assert "measuring from 0 to 3" in ended.err
-    found = sfnode("bisect", "base", 1, "--data-dir", folder, "--json")
+    found = sfnode("history", "bisect", "base", 1, "--data-dir", folder, "--json")
     assert BisectResult.model_validate(json.loads(found.out)).epoch != HARM
 
 
@@ -304,8 +312,8 @@ def test_figures_that_nobody_else_measures_are_told_apart(sfnode: Run, folder: P
 
 
 def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_path: Path, home: Path) -> None:
-    state = json.loads(sfnode("checkout", 1, "--data-dir", folder, "--json").out)
-    ended = sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder, "--name", "again")
+    state = json.loads(sfnode("history", "checkout", 1, "--data-dir", folder, "--json").out)
+    ended = sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, "--name", "again")
     assert ended.status == 0, ended.err
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert fork.model.parent
@@ -332,7 +340,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
         HistoryResult.model_validate_json(sfnode("log", "--data-dir", tmp_path / "node", "--json").out).parent
         == seal
     )
-    assert sfnode("archive", tmp_path / "old.sfnode", "--data-dir", folder).status == 0
+    assert sfnode("history", "archive", "--out", tmp_path / "old.sfnode", "--data-dir", folder).status == 0
     for parent in (folder, tmp_path / "old.sfnode"):
         checked = sfnode("verify", "--parent", parent, "--data-dir", tmp_path / "node")
         assert checked.status == 0, checked.err
@@ -343,7 +351,7 @@ def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Pat
     """It gets bases and numbers for what it trains; those that are given stay."""
     other = ("--target-modules", "v_proj", "--rank", 2, "--basis", "gradients", "--objective", "plain")
     spans = ("--epoch-updates", 16, "--update-budget", 512, "--batch-size", 2, "--epsilon", 0.002)
-    ended = sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder, *other, *spans)
+    ended = sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, *other, *spans)
     assert ended.status == 0, ended.err
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert {target.name.rpartition(".")[2] for target in fork.model.parsed_targets()} == {"v_proj"}
@@ -360,7 +368,9 @@ def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Pat
 
 
 def test_a_fork_with_another_budget_keeps_the_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder, "--update-budget", 99)
+    ended = sfnode(
+        "history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, "--update-budget", 99
+    )
     assert ended.status == 0, ended.err
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert fork.training == RUN.training.model_copy(
@@ -397,7 +407,7 @@ def test_runs_that_come_from_each_other_are_told_as_one_story(
 
 def test_a_fork_that_cannot_be_says_why(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     for option, reason in {"--rank": "a power of two", "--target-modules": "SF0"}.items():
-        ended = sfnode("fork", 1, tmp_path / option, "--data-dir", folder, option, 3)
+        ended = sfnode("history", "fork", 1, "--out", tmp_path / option, "--data-dir", folder, option, 3)
         assert ended.status == 1
         assert reason in ended.err
         assert not (tmp_path / option / "run.toml").exists()
@@ -407,7 +417,7 @@ def test_a_fork_that_cannot_be_says_why(sfnode: Run, folder: Path, tmp_path: Pat
 def test_a_fork_of_something_else_is_found_out(
     lie: dict[str, object], sfnode: Run, folder: Path, tmp_path: Path
 ) -> None:
-    assert sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder).status == 0
+    assert sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder).status == 0
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert fork.model.parent
     model = fork.model.model_copy(update={"parent": fork.model.parent.model_copy(update=lie)})
@@ -419,8 +429,8 @@ def test_a_fork_of_something_else_is_found_out(
 
 def test_a_fork_with_another_model_is_found_out(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     """Its manifest names the right seal, and a model that is not of it."""
-    assert sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder).status == 0
-    assert sfnode("checkout", 3, "--out", tmp_path / "other", "--data-dir", folder).status == 0
+    assert sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder).status == 0
+    assert sfnode("history", "checkout", 3, "--out", tmp_path / "other", "--data-dir", folder).status == 0
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     other = {"source": str(tmp_path / "other"), "digest": files.digest(tmp_path / "other")}
     joined(tmp_path / "node", fork.model_copy(update={"model": fork.model.model_copy(update=other)}))
@@ -438,15 +448,17 @@ def test_a_run_goes_from_one_folder_to_another_in_a_file(
     tmp_path: Path,
     parsed: Callable[..., dict],  # type: ignore[type-arg]
 ) -> None:
-    said = ArchiveStatement.model_validate(parsed("archive", tmp_path / "run.sfnode"))
+    said = ArchiveStatement.model_validate(parsed("history", "archive", "--out", tmp_path / "run.sfnode"))
     assert (said.updates, said.sealed) == (38, 4)
-    ended = sfnode("import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there")
+    ended = sfnode("history", "import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there")
     assert ended.status == 0, ended.err
     assert "38 updates and 17 decisions are new to " in ended.out
     assert f"digest {said.digest}\n" in ended.out
     there = json.loads(sfnode("verify", "--data-dir", tmp_path / "there", "--json").out)
     assert there | {"signatures": 9} == parsed("verify")  # one vouches for all before it
-    again = sfnode("import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there", "--json").out
+    again = sfnode(
+        "history", "import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there", "--json"
+    ).out
     result = ImportResult.model_validate(json.loads(again))
     assert (result.new_updates, result.new_decisions, result.same) == (0, 0, True)
 
@@ -454,7 +466,7 @@ def test_a_run_goes_from_one_folder_to_another_in_a_file(
 def test_what_is_no_archive_is_refused_with_advice(sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hello")
     for name in ("file", "missing"):
-        ended = sfnode("import", tmp_path / name, "--data-dir", tmp_path / "there")
+        ended = sfnode("history", "import", tmp_path / name, "--data-dir", tmp_path / "there")
         assert (ended.status, ended.out) == (1, "")
         assert "SF083" in ended.err
         assert not (tmp_path / "there").exists()

@@ -144,7 +144,7 @@ def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: 
     model = run.model.model_copy(update={"targets": (*run.model.targets, "model.decoder.final_norm:64x1")})
     other = run.model_copy(update={"model": model})
     other_folder = joined(folder.parent / "other", other)
-    ended = sfnode("export", "out", "--format", "lora", "--data-dir", other_folder)
+    ended = sfnode("export", "--out", "out", "--format", "lora", "--data-dir", other_folder)
     assert "SF010: the run trains model.decoder.final_norm, which a LoRA adapter cannot hold" in ended.err
 
 
@@ -163,9 +163,9 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
     here = ("--data-dir", tmp_path / "node")
     verified = sfnode("verify", *here).out
     assert "1 of 1 published bases are here, each as named" in verified
-    assert sfnode("export", tmp_path / "model", *here).status == 0
+    assert sfnode("export", "--out", tmp_path / "model", *here).status == 0
     bases.path_in(made.layout.bases, digest).unlink()
-    ended = sfnode("export", tmp_path / "again", *here)
+    ended = sfnode("export", "--out", tmp_path / "again", *here)
     assert (ended.status, "SF081" in ended.err) == (1, True)
     assert not (tmp_path / "again").exists()
     assert "0 of 1 published bases are here" in sfnode("verify", *here).out
@@ -173,7 +173,7 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
 
 def test_refusals_load_no_torch(folder: Path) -> None:
     script = "import sys; from sfnode.cli.main import _status as run; run(sys.argv[1:]); print(*sys.modules)"
-    command = [sys.executable, "-c", script, "export", "full", "--data-dir", str(folder)]
+    command = [sys.executable, "-c", script, "export", "--out", "full", "--data-dir", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent)
     assert "exists already" in ended.stderr
     assert not {"torch", "transformers", "scipy"} & set(ended.stdout.split())

@@ -1,4 +1,4 @@
-"""`sfnode try-reward`: answers, rewards and speed before a run is made; an error where nothing differs."""
+"""`sfnode organise try-reward`: answers, rewards and speed before a run; an error if all are alike."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def manifest(sfnode: Run) -> Path:
 
 
 def test_one_sees_answers_their_rewards_and_what_the_machine_would_do(sfnode: Run, manifest: Path) -> None:
-    ended = sfnode("try-reward", manifest, "--epsilon", 0.03, "--prompts", 5, "--updates", 8)
+    ended = sfnode("organise", "try-reward", manifest, "--epsilon", 0.03, "--prompts", 5, "--updates", 8)
     assert ended.status == 0, ended.err
     assert (ended.out.count("\n  prompt  "), ended.out.count("\n  answer  ")) == (3, 3)
     assert "5 prompts (95 % interval), the likeliest tokens:\n  mean reward 0." in ended.out
@@ -41,7 +41,9 @@ def test_one_sees_answers_their_rewards_and_what_the_machine_would_do(sfnode: Ru
 
 
 def test_programs_get_the_same_figures(sfnode: Run, manifest: Path) -> None:
-    ended = sfnode("try-reward", manifest, "--epsilon", 0.03, "--updates", 8, "--temperature", 0.5, "--json")
+    ended = sfnode(
+        "organise", "try-reward", manifest, "--epsilon", 0.03, "--updates", 8, "--temperature", 0.5, "--json"
+    )
     found = TryRewardResult.model_validate_json(ended.out)
     assert (found.prompts, found.updates, found.answers) == (8, 8, 64)  # a ninth row validates
     assert (found.epsilon, found.temperature) == (0.03, 0.5)
@@ -56,10 +58,10 @@ def test_where_no_update_tells_anything_that_is_an_error_after_the_figures(
     sfnode: Run, manifest: Path
 ) -> None:
     flags = ("--epsilon", 1e-7, "--updates", 4)
-    shown = sfnode("try-reward", manifest, *flags)
+    shown = sfnode("organise", "try-reward", manifest, *flags)
     assert (shown.status, "0% of them tell their two points apart" in shown.out) == (1, True)
     assert "sfnode: SF089: none of 4 updates" in shown.err
-    told = sfnode("try-reward", manifest, *flags, "--json")
+    told = sfnode("organise", "try-reward", manifest, *flags, "--json")
     assert (told.status, json.loads(told.out)["apart"]) == (1, 0.0)
     assert "SF089" in told.err
 
@@ -70,7 +72,7 @@ def test_a_ready_made_task_takes_rows_of_ones_own(sfnode: Run) -> None:
         for name, age in (("Ann", 7), ("Bo", 9))
     ]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    ended = sfnode("try-reward", "--task", "json", "--train", "rows.jsonl", "--updates", 1)
+    ended = sfnode("organise", "try-reward", "--task", "json", "--train", "rows.jsonl", "--updates", 1)
     assert (ended.status, "all 32 answers have the reward 0" in ended.err) == (1, True)
     assert '{"name": "Ann"}' in ended.out
 
@@ -93,6 +95,6 @@ def test_what_makes_no_sense_is_an_error(
 ) -> None:
     if arguments == ("reviews.toml",):
         assert sfnode("init", "reviews.toml", "--no-measure").status == 0
-    ended = sfnode("try-reward", *arguments)
+    ended = sfnode("organise", "try-reward", *arguments)
     assert (ended.status, ended.out) == (1, "")
     assert f"sfnode: {says}" in ended.err or says in ended.err

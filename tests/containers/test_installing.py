@@ -76,8 +76,8 @@ def test_a_volunteer_installs_joins_and_can_use_and_verify_the_result(
         until_sealed("it has a seal", volunteer, 1)
     execute(volunteer, "sfnode", "leave")
     with timed("exported, loaded and verified"):
-        execute(volunteer, "sfnode", "export", "model")
-        execute(volunteer, "sfnode", "export", "adapter", "--format", "lora")
+        execute(volunteer, "sfnode", "export", "--out", "model")
+        execute(volunteer, "sfnode", "export", "--out", "adapter", "--format", "lora")
         execute(volunteer, f"{TOOLS}/sfnode/bin/python", "-c", LOAD)
         card = execute(volunteer, "cat", "model/README.md")
         commands = "".join(re.findall(r"```sh\n(.*?)```", card, re.DOTALL))

@@ -325,7 +325,7 @@ def test_the_speed_of_a_shape_is_for_the_bench_to_measure(case: CheckedCase, run
     finding = compute.look_at_speed(dataclasses.replace(case, model="shape:opt-125m", measure=True), run)
     assert finding
     assert finding.verdict == "note"
-    assert "sfnode bench --model shape:opt-125m" in finding.fix
+    assert "sfnode lab bench --model shape:opt-125m" in finding.fix
 
 
 def test_a_model_that_comes_with_sfnode_is_measured_by_its_name(case: CheckedCase, run: Manifest) -> None:

@@ -180,12 +180,12 @@ def test_the_card_says_where_the_model_comes_from_and_how_to_compute_it_anew(tmp
         rf"| `{'cd' * 32}` | A\|b \<i\> | 50 |",
         f"| `{'ef' * 32}` |  | 10 |",
         "sfnode verify\nsfnode checkout 7\n",
-        "sfnode export check --seal 7 --dtype float32\n",
+        "sfnode export --out check --seal 7 --dtype float32\n",
         f"{digest}  check/model.safetensors",
     ):
         assert said in card
     amended = model_card(run, ABOUT._replace(amended=True), weights={"a": "b"})
-    assert "sfnode checkout" not in amended, "it has what counted when the seal was signed"
+    assert "sfnode history checkout" not in amended, "it has what counted when the seal was signed"
     assert "while that seal is the last one" in amended
 
 

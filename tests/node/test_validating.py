@@ -183,7 +183,7 @@ async def test_the_next_epoch_is_measured_once_this_one_is_sealed(run: Run) -> N
 async def test_an_owner_may_decline(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     await run.begin(validator=False)
-    await run.b.until(lambda: "declines (--no-validator)" in caplog.text)
+    await run.b.until(lambda: "declines (node.validator=no)" in caplog.text)
     assert not run.b.node.status().validator.willing
     assert run.b.node.validating._place(run.epoch) is None
     assert run.a.machine.organised.findings.place(run.counting, run.epoch) is None  # it is not named at all

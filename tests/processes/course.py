@@ -127,13 +127,13 @@ class Course:
         """Have the recovery key name another organiser, and start that one."""
         file, steady, late = self.home / "succession.json", self.nodes["steady"], self.nodes["late"]
         next_key = "--keys-dir", self.home / "next-keys"
-        self._organise("late", "hand-over", file, *next_key)
+        self._organise("late", "hand-over", "--out", file, *next_key)
         here("organise", "sign", file, "--keys-dir", self.home / "keys")
-        self._organise("steady", "hand-over", file, "--submit")
+        self._organise("steady", "hand-over", "--submit", file)
         self.nodes["revenant"].until_organised("it stops", lambda said: said.organiser == "stopped")
         late.until_organised("it has heard of it", lambda said: said.term == 1)
         self._end("late", SIGTERM)
-        late.arguments += ("--organise", "--alone", *next_key)
+        late.arguments += ("--organise", "--set", "organise.alone=yes", *next_key)
         late.start()
         sealed = steady.until_organised("it has heard of it, too", lambda said: said.term == 1).sealed
         steady.until_organised("the next one seals", lambda said: said.sealed > sealed)
@@ -169,7 +169,7 @@ class Course:
         return here("organise", command, *arguments, "--data-dir", self.nodes[name].folder)
 
     def _start(self, name: str, *arguments: object) -> Node:
-        calm = () if name == "revenant" else ("--limit-cpu", SHARE)
+        calm = () if name == "revenant" else ("--limit", f"cpu={SHARE}")
         self.nodes[name] = self._make(name, *arguments, *calm, inside=() if name in UNFORKED else None)
         return self.nodes[name].start()
 

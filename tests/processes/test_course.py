@@ -50,7 +50,7 @@ def models(home: Path, seen: Course) -> dict[str, Path]:
     """The output of `sfnode export` for a node that ran all the time and for one that replayed the log."""
     outs = {name: home / f"{name}-model" for name in ("revenant", "newcomer")}
     for name, out in outs.items():
-        here("export", out, "--data-dir", seen.nodes[name].folder)
+        here("export", "--out", out, "--data-dir", seen.nodes[name].folder)
     return outs
 
 

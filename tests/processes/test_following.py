@@ -16,7 +16,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.run_keys import RunKeys
 from tests.processes.helpers import LOOPBACK, here, nodes, until
 
-SLOW = ("--limit-cpu", 10)
+SLOW = ("--limit", "cpu=10")
 """Limit of nodes that are to leave room for those that start."""
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -34,7 +34,7 @@ def test_a_member_follows_a_run_to_its_fork(tmp_path: Path) -> None:
     numbers = {"rank": 4, "epoch_updates": 20, "update_budget": 4000, "batch_size": 2, "validation_limit": 0}
     keys = RunKeys.generate()
     old = build(numbers | keys.options())
-    organises = "--organise", "--alone", "--keys-dir", tmp_path / "keys"
+    organises = "--organise", "--set", "organise.alone=yes", "--keys-dir", tmp_path / "keys"
     keys.write(old.run_id, tmp_path / "keys")
     (tmp_path / "run.toml").write_text(old.to_toml())
     with nodes(tmp_path) as make:
@@ -43,7 +43,17 @@ def test_a_member_follows_a_run_to_its_fork(tmp_path: Path) -> None:
         own = b.until("it has a key", lambda status: status.origin).origin
         a.until_organised("an epoch is sealed", lambda said: said.sealed and said.members > 1)
 
-        forked = "fork", 0, tmp_path / "new", "--data-dir", a.folder, "--keys-dir", tmp_path / "keys"
+        forked = (
+            "history",
+            "fork",
+            0,
+            "--out",
+            tmp_path / "new",
+            "--data-dir",
+            a.folder,
+            "--keys-dir",
+            tmp_path / "keys",
+        )
         here(*forked, "--target-modules", "v_proj", "--basis", "random", "--no-measure")
         new = Manifest.from_toml(tmp_path / "new/run.toml")
         kept = (tmp_path / "new/model").rename(tmp_path / "kept")  # where nobody else finds it

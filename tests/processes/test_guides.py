@@ -77,7 +77,7 @@ def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     with nodes(tmp_path) as make:
         node = make(
-            ".sfnode", "--run", "run.toml", "--organise", "--threads", 1, *LOOPBACK, "--limit-cpu", 10
+            ".sfnode", "--run", "run.toml", "--organise", "--threads", 1, *LOOPBACK, "--limit", "cpu=10"
         ).start()
         node.until("it trains", lambda status: status.known > 0)
         for name in FOLLOWED:

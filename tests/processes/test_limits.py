@@ -33,7 +33,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with nodes(home) as make:
         relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
         peers = ("--peers", relay.address())
-        node = make("limited", *peers, *LOOPBACK, "--limit-cpu", SHARE, "--threads", 1).start()
+        node = make("limited", *peers, *LOOPBACK, "--limit", f"cpu={SHARE}", "--threads", 1).start()
         node.until("it trains", lambda status: status.own_updates > 0 and status.links)
         yield node
 
@@ -88,7 +88,7 @@ def test_a_pause_takes_effect_within_a_step_and_frees_the_cpu(limited: Node) -> 
 def test_a_node_that_finishes_hands_over_all_its_updates(limited: Node) -> None:
     relay = Layout(limited.folder.parent / "relay").control_socket
     status = limited.until("it trains", lambda status: status.state == "training")
-    assert run(limited, "finish") == "finished\n"
+    assert run(limited, "leave", "--finish") == "finished\n"
     assert limited.wait() == 0
     said = sfnode(limited.folder.parent, "verify", "--json", "--data-dir", limited.folder)
     updates = json.loads(said.stdout)["updates"]

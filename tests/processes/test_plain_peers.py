@@ -20,7 +20,7 @@ from tests.processes.test_restarts import end, move
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
-TRAINER = (*LOOPBACK, "--samples", 0, "--limit-cpu", 25)
+TRAINER = (*LOOPBACK, "--set", "node.samples=0", "--limit", "cpu=25")
 RELAY = (*LOOPBACK, "--role", "relay")
 
 
@@ -86,7 +86,7 @@ def test_a_run_begins_grows_and_comes_back_through_peers_of_hivemind_alone(tmp_p
         organiser.until("it waits for others", waits)
         organiser.until("it begins", lambda status: status.known > 0)
 
-        named = ("--run-id", run_id, "--peers", second.address, "--peers", third.address)
+        named = ("--set", f"run.id={run_id}", "--peers", second.address, "--peers", third.address)
         member = make("member", *named, *RELAY).start()
         member.until("it has found the run", lambda status: status.known > 0)
         assert member.output().count(NO_NODE) == 2

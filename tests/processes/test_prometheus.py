@@ -44,10 +44,18 @@ def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: P
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    calm = *LOOPBACK, "--samples", 0, "--limit-cpu", 25
+    calm = *LOOPBACK, "--set", "node.samples=0", "--limit", "cpu=25"
     with nodes(tmp_path) as make, scraping(folder, tmp_path, [first, second]) as prometheus:
         organiser = make(
-            "organiser", "--run", "run.toml", "--organise", "--no-search", "--metrics", first, *calm
+            "organiser",
+            "--run",
+            "run.toml",
+            "--organise",
+            "--set",
+            "organise.search=no",
+            "--metrics",
+            first,
+            *calm,
         ).start()
         make("member", organiser.link(), "--metrics", second, *calm).start()
         organiser.until_organised("an epoch is sealed", lambda said: said.sealed)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 Make = Callable[..., Node]
 
-TRAINER = (*LOOPBACK, "--samples", 0, "--limit-cpu", 25)
+TRAINER = (*LOOPBACK, "--set", "node.samples=0", "--limit", "cpu=25")
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -56,7 +56,7 @@ def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_
     assert made.returncode == 0, made.stderr
     with served(tmp_path / "www") as url, nodes(tmp_path) as make:
         organiser = make(
-            "organiser", "--run", "run.toml", "--organise", "--contacts-url", url, *TRAINER
+            "organiser", "--run", "run.toml", "--organise", "--set", f"run.contacts={url}", *TRAINER
         ).start()
         member = make("member", organiser.link(), *TRAINER).start()
         counts(organiser, member)

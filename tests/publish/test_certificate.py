@@ -46,7 +46,7 @@ def certify(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
     """Have a certificate made; return the file."""
 
     def run(name: str, key: str = ANN[:8], *options: object) -> Path:
-        ended = sfnode("certificate", key, "--out", tmp_path / name, *options, "--data-dir", folder)
+        ended = sfnode("certificate", "make", key, "--out", tmp_path / name, *options, "--data-dir", folder)
         assert ended.status == 0, ended.err
         return tmp_path / name
 
@@ -60,7 +60,7 @@ def certify(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
 def test_what_is_made_verifies_with_the_log(
     certify: Callable[..., Path], sfnode: Run, folder: Path, name: str
 ) -> None:
-    ended = sfnode("verify-certificate", certify(name), "--data-dir", folder)
+    ended = sfnode("certificate", "check", certify(name), "--data-dir", folder)
     assert (ended.status, ended.err) == (0, "")
     first, second = ended.out.splitlines()
     assert first.startswith(f"Anneli ({ANN}): 15 updates of epochs 0 to {EPOCHS - 1} count in run reviews")
@@ -79,7 +79,7 @@ def test_a_name_may_be_left_out(certify: Callable[..., Path], sfnode: Run, folde
     file = certify("a.json", ANN, "--without-name")
     found = Certificate.parse(file.read_bytes(), "a.json")
     assert (found.name, found.member) == ("", ANN)
-    assert sfnode("verify-certificate", file, "--data-dir", folder).status == 0
+    assert sfnode("certificate", "check", file, "--data-dir", folder).status == 0
 
 
 def test_a_hostile_name_is_drawn_as_text(certify: Callable[..., Path]) -> None:
@@ -99,7 +99,7 @@ def test_a_hostile_name_is_drawn_as_text(certify: Callable[..., Path]) -> None:
 def test_what_cannot_be_certified_is_said(
     sfnode: Run, folder: Path, tmp_path: Path, key: str, out: str, status: int, says: str
 ) -> None:
-    ended = sfnode("certificate", key, "--out", tmp_path / out, "--data-dir", folder)
+    ended = sfnode("certificate", "make", key, "--out", tmp_path / out, "--data-dir", folder)
     assert (ended.status, says in ended.err) == (status, True)
     assert not (tmp_path / out).exists()
 
@@ -108,9 +108,9 @@ def test_a_certificate_needs_the_log_of_its_run(
     certify: Callable[..., Path], sfnode: Run, tmp_path: Path
 ) -> None:
     file = certify("a.json")
-    assert "SF043" in sfnode("verify-certificate", file, "--data-dir", tmp_path / "none").err
+    assert "SF043" in sfnode("certificate", "check", file, "--data-dir", tmp_path / "none").err
     write_run(tmp_path / "other", manifest_of(name="other"), [NAMELESS], updates=1, epochs=1)
-    assert "SF013" in sfnode("verify-certificate", file, "--data-dir", tmp_path / "other").err
+    assert "SF013" in sfnode("certificate", "check", file, "--data-dir", tmp_path / "other").err
 
 
 # -- what it says ----------------------------------------------------------------------------------------

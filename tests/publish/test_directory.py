@@ -1,4 +1,4 @@
-"""`sfnode publish-directory`: several runs on one page, whoever has written their files."""
+"""`sfnode publish directory`: several runs on one page, whoever has written their files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def directory(sfnode: Run, tmp_path: Path) -> Callable[..., tuple[Page, Ended]]:
     """Make a directory of these files; return the page, and what the command has said."""
 
     def make(*sources: object) -> tuple[Page, Ended]:
-        ended = sfnode("publish-directory", tmp_path / "page", *sources)
+        ended = sfnode("publish", "directory", *sources, "--out", tmp_path / "page")
         assert ended.status == 0, ended.err
         return Page.of(tmp_path / "page" / "index.html"), ended
 

@@ -1,4 +1,4 @@
-"""`sfnode publish`: what is on a page, what is not, and that readers never see half of one."""
+"""`sfnode publish page`: what is on a page, what is not, and that readers never see half of one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def published(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
     """Publish the run; return the folder of the page."""
 
     def run(*options: object) -> Path:
-        ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, *options)
+        ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, *options)
         assert ended.status == 0, ended.err
         return tmp_path / "page"
 
@@ -74,10 +74,10 @@ def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnod
     assert "Better than the base model, and still getting better" in words
     assert figure("accuracy", accuracy(EPOCHS - 1, EPOCHS)) in words
     assert "base model 51.2 %" in words
-    checkout = json.loads(sfnode("checkout", EPOCHS - 1, "--data-dir", folder, "--json").out)
+    checkout = json.loads(sfnode("history", "checkout", EPOCHS - 1, "--data-dir", folder, "--json").out)
     assert said.seal is not None
     assert (said.seal.epoch, said.seal.core_digest) == (EPOCHS - 1, checkout["core_digest"])
-    assert f"sfnode checkout {EPOCHS - 1}" in words
+    assert f"sfnode history checkout {EPOCHS - 1}" in words
     assert checkout["core_digest"] in words
     assert f"sfnode join {link_to(RUN)}" in words
 
@@ -120,7 +120,7 @@ def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Pat
     with fake_node(tmp_path / "node", answers):
         for file in folder.iterdir():
             shutil.copy(file, tmp_path / "node" / file.name)
-        ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
+        ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node")
     assert ended.err == "reading the log\n"
     found = run_file(tmp_path / "page")
     assert (found.link, found.updates_per_hour) == (said.link, 1800.0)
@@ -132,7 +132,7 @@ def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Pat
 def test_a_node_that_has_met_nobody_has_no_link_and_says_so(
     sfnode: Run, folder: Path, tmp_path: Path
 ) -> None:
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder)
+    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder)
     assert "The page has no link" in ended.err
     assert "by invitation" in Page.of(tmp_path / "page" / "index.html").words
 
@@ -155,7 +155,7 @@ def test_with_the_address_of_its_page_a_link_names_run_json(published: Callable[
 def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
     with Folder(tmp_path / "open", default_manifest(), "a") as made:
         made.make(5)
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "open")
+    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "open")
     assert "open run, 5 updates" in ended.out
     found = run_file(tmp_path / "page")
     assert (found.seal, found.quality, found.members) == (None, None, 1)
@@ -173,7 +173,7 @@ def test_a_reward_run_is_told_by_right_answers_before_and_after_and_has_no_worth
     rows = [SampleRow(text="3+9=", right="12", base="2", base_score=0.1)]
     moments = [SampleMoment(epoch=2, known=60, answers=["12"], scores=[1.0])]
     (tmp_path / "node" / "samples.json").write_text(Samples(rows=rows, moments=moments).model_dump_json())
-    assert sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node").status == 0
+    assert sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node").status == 0
     words, page = (
         Page.of(tmp_path / "page" / "index.html").words,
         (tmp_path / "page" / "index.html").read_text(),
@@ -221,19 +221,28 @@ def test_who_is_hidden_is_a_number_and_no_more(
 
 
 def test_a_key_that_hides_nobody_is_told(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--hide", "0" * 64)
+    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--hide", "0" * 64)
     assert f"--hide {'0' * 64}: nothing of such a key counts" in ended.err
-    refused = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--hide", "ann")
+    refused = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--hide", "ann")
     assert (refused.status, "8 to 64 hex digits" in refused.err) == (2, True)
 
 
 def test_a_private_run_keeps_its_link_unless_one_is_given(sfnode: Run, tmp_path: Path) -> None:
     run = manifest_of(organised=RUN.organised.model_copy(update={"private": True}))
     write_run(tmp_path / "node", run, [Names()], updates=2, epochs=1)
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
+    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node")
     assert (ended.status, ended.err) == (0, "reading the log\n")
     assert run_file(tmp_path / "page").link == ""
-    sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node", "--public-link", link_to(run))
+    sfnode(
+        "publish",
+        "page",
+        "--out",
+        tmp_path / "page",
+        "--data-dir",
+        tmp_path / "node",
+        "--public-link",
+        link_to(run),
+    )
     assert run_file(tmp_path / "page").link == link_to(run)
 
 
@@ -244,7 +253,7 @@ def test_no_folder_of_the_machine_is_on_a_page(sfnode: Run, tmp_path: Path) -> N
     write_run(tmp_path / "node", run, [Names()], updates=2, epochs=1)
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "run.toml").write_text(run.to_toml())  # as an earlier version has published it
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
+    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node")
     assert "run.toml is not published: " in ended.err
     text = "".join(file.read_text() for file in (tmp_path / "page").iterdir())
     assert "rows.tsv, tested on test.csv" in text
@@ -263,7 +272,9 @@ def test_the_manifest_is_beside_a_page_word_for_word(published: Callable[..., Pa
 
 def test_a_link_to_another_run_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     other = link_to(manifest_of(name="other"))
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--public-link", other)
+    ended = sfnode(
+        "publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--public-link", other
+    )
     assert (ended.status, "SF013" in ended.err) == (1, True)
     assert not (tmp_path / "page" / "index.html").exists()
 
@@ -275,7 +286,7 @@ def test_a_page_of_something_else_is_left_alone(sfnode: Run, folder: Path, tmp_p
     site = tmp_path / "page"
     site.mkdir()
     (site / "index.html").write_text("mine")
-    ended = sfnode("publish", site, "--data-dir", folder)
+    ended = sfnode("publish", "page", "--out", site, "--data-dir", folder)
     assert (ended.status, "SF010" in ended.err) == (1, True)
     assert (site / "index.html").read_text() == "mine"
 
@@ -312,7 +323,7 @@ def test_every_so_often_until_somebody_ends_it(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sfnode.cli.publish.time.sleep", sleep)
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--every", "10m")
+    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--every", "10m")
     assert (ended.status, ended.out.count("wrote")) == (130, 2)
     assert ended.err.count("The page has no link") == 1
     assert all(0 < wait <= 600 for wait in waits)
@@ -379,5 +390,7 @@ def test_an_export_is_copied_once_and_goes_when_there_is_a_later_one(
 
 def test_a_folder_without_an_export_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--export", tmp_path / "empty")
+    ended = sfnode(
+        "publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--export", tmp_path / "empty"
+    )
     assert (ended.status, "there is no export" in ended.err) == (1, True)

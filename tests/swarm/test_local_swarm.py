@@ -79,7 +79,7 @@ async def test_the_others_join_through_the_first_once_it_answers(script: Script,
     assert second[-2:] == ["--peers", FIRST_ADDRESS]
     for number, arguments in script.arguments.items():
         pairs = dict(zip(arguments[::2], arguments[1::2], strict=True))
-        assert pairs["--shard"] == f"{number}/2"
+        assert pairs["--set"] == f"data.shard={number}/2"
         assert pairs["--dtype"] == "bfloat16"
         assert pairs["--host-maddrs"] == "/ip4/127.0.0.1/tcp/0"
         assert int(pairs["--threads"]) >= 1
@@ -108,9 +108,10 @@ async def test_the_first_node_organises_with_keys_of_the_swarms_own_and_invites_
     assert run.organised.organiser != theirs.organised.organiser
     assert run.organised.quota == theirs.organised.quota
     first, *others = script.arguments.values()
-    assert first[-6:] == [
+    assert first[-7:] == [
         "--organise",
-        "--alone",
+        "--set",
+        "organise.alone=yes",
         "--keys-dir",
         str(keys),
         "--run",
@@ -150,7 +151,7 @@ async def test_all_rows_go_to_all_where_there_is_nothing_to_split(
     given: dict[str, int], script: Script, tmp_path: Path
 ) -> None:
     async with LocalSwarm(MANIFEST, folder=tmp_path, **given):  # type: ignore[arg-type]
-        assert "--shard" not in script.arguments[1]
+        assert "--set" not in script.arguments[1]
 
 
 async def test_it_yields_progress_until_all_are_complete_and_agree(script: Script, tmp_path: Path) -> None:

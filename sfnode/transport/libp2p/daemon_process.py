@@ -166,7 +166,7 @@ def peers_unreachable(addresses: Sequence[str]) -> UserError:
         Code.PEERS_UNREACHABLE,
         f"none of these peers answers: {', '.join(addresses)}",
         "Is this machine online? Ask whoever invited you for a new link (`sfnode invite` there makes one); "
-        "`sfnode doctor LINK` shows how far each of its peers gets.",
+        "`sfnode doctor --link LINK` shows how far each of its peers gets.",
     )
 
 

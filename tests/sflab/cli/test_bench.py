@@ -1,4 +1,4 @@
-"""`sfnode bench`: any model is measured in one run; what is printed adds up; nothing is left behind."""
+"""`sfnode lab bench`: any model is measured in one run; what is printed adds up; nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sfnode simulate training --log-to`: the records of a simulated run, in the loggers of a node."""
+"""`sfnode lab simulate training --log-to`: the records of a simulated run, in the loggers of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sfnode simulate paper`, `report` and `sweep` as a user has them, with the built-in model and task."""
+"""`sfnode lab simulate paper`, `report` and `sweep` as a user has them, with the built-in model and task."""
 
 from __future__ import annotations
 

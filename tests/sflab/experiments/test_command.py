@@ -1,4 +1,4 @@
-"""`sfnode simulate training` as a user has it."""
+"""`sfnode lab simulate training` as a user has it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEW = [
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
-        main(["simulate", "training", *arguments])
+        main(["lab", "simulate", "training", *arguments])
     said = capsys.readouterr()
     return int(ended.value.code or 0), said.out, said.err
 

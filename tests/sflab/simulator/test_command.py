@@ -1,4 +1,4 @@
-"""`sfnode simulate network` as a user has it."""
+"""`sfnode lab simulate network` as a user has it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = ("--nodes", "5", "--seconds", "2")
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as end:
-        main(["simulate", "network", *arguments])
+        main(["lab", "simulate", "network", *arguments])
     return int(end.value.code or 0), *capsys.readouterr()
 
 
@@ -38,7 +38,7 @@ def test_json_has_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]
     (outcome,) = json.loads(said)
     assert outcome["failure"] is None
     assert outcome["command"] == (
-        "sfnode simulate network --scenario calm --seed 4 --nodes 5 --topology ring --seconds 2"
+        "sfnode lab simulate network --scenario calm --seed 4 --nodes 5 --topology ring --seconds 2"
     )
 
 
@@ -79,7 +79,7 @@ def test_a_failure_has_its_story_and_its_command(
     assert status == 1
     assert "FAILED" in said
     assert "[exception] ZeroDivisionError" in said
-    assert "again with: sfnode simulate network --scenario calm --seed 0 --nodes 5" in said
+    assert "again with: sfnode lab simulate network --scenario calm --seed 0 --nodes 5" in said
     assert "Summary known" in said
 
 

@@ -30,7 +30,7 @@ FIGURES = ["ablation", "bytes", "clients", "consensus", "hops", "methods", "shar
 
 def planned(seeds: int = 2) -> Study:
     problems = [Problem(model="models/opt-mini-sst", task=task) for task in ("sst2", "agnews")]
-    return paper.study("smoke", paper.Choice(problems, seeds, rate=6e-6), "sfnode simulate paper --smoke")
+    return paper.study("smoke", paper.Choice(problems, seeds, rate=6e-6), "sfnode lab simulate paper --smoke")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_every_section_and_every_figure_is_there(finished: Path) -> None:
         drawing = (finished / report.FIGURES / f"{name}.svg").read_text()
         assert drawing.startswith("<svg ")
         assert drawing.count("<path") > 10
-    assert "`sfnode simulate paper --smoke`: 124 of 124 cells are finished" in text
+    assert "`sfnode lab simulate paper --smoke`: 124 of 124 cells are finished" in text
 
 
 def test_scores_stand_beside_the_untrained_model_calibrated_too(finished: Path) -> None:

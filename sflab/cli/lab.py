@@ -1,0 +1,21 @@
+"""`sfnode lab`: what researchers measure and simulate, which is beside the product."""
+
+from __future__ import annotations
+
+import click
+
+from sfnode.cli.groups import Lazy, LazyGroup
+
+COMMANDS = {
+    "simulate": Lazy("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
+    "bench": Lazy(
+        "sflab.cli.bench:bench",
+        "Show what this machine can do with a model.",
+        "sfnode lab bench --model shape:opt-125m",
+    ),
+}
+
+
+@click.group(cls=LazyGroup, entries={"Commands": COMMANDS})
+def lab() -> None:
+    """Measure this machine, and simulate networks and training. Nothing is sent."""

@@ -1,0 +1,74 @@
+"""Runs a command of the owner's when the run completes, the model gets worse, or the node is offline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from asyncio.subprocess import DEVNULL
+from collections.abc import Callable, Iterator
+
+from sfnode.errors import Code
+from sfnode.logging import log
+from sfnode.schema.node_state import NodeState
+from sfnode.schema.status import Status
+
+LOOK = 5.0
+"""Seconds between two looks at the node."""
+
+OFFLINE_AFTER = 120.0
+"""Seconds without any link after which a node that had one is said to be offline: it redials within one."""
+
+PATIENCE = 60.0
+"""Seconds that the command may take; then it is killed."""
+
+WORSE = f"SF{Code.RUN_GETS_WORSE:03d}"
+
+
+async def notify(status: Callable[[], Status], clock: Callable[[], float], command: str) -> None:
+    """Run `command` with the name of each event and a sentence as its last arguments, until cancelled.
+
+    It runs without a shell. Its environment says the same: SFNODE_EVENT, SFNODE_TEXT, SFNODE_RUN_NAME.
+    """
+    before: frozenset[str] = frozenset()
+    linked: float | None = None
+    while True:
+        now = status()
+        linked = clock() if now.links else linked
+        events = dict(_events(now, linked is not None and clock() - linked > OFFLINE_AFTER))
+        for event in [one for one in events if one not in before]:
+            await _run(command, event, events[event], now.run_name)
+        before = frozenset(events)
+        await asyncio.sleep(LOOK)
+
+
+def _events(now: Status, offline: bool) -> Iterator[tuple[str, str]]:
+    """Yield what holds now that an owner wants to hear of once, each with a sentence."""
+    if now.state is NodeState.COMPLETE:
+        yield "complete", f"the run {now.run_name} is complete"
+    worse = next((one for one in now.alarms if one.code == WORSE), None)
+    if worse:
+        yield "worse", worse.what
+    if offline:
+        yield "offline", f"no other node of the run {now.run_name} can be reached"
+
+
+async def _run(command: str, event: str, text: str, run: str) -> None:
+    said = {"SFNODE_EVENT": event, "SFNODE_TEXT": text, "SFNODE_RUN_NAME": run}
+    try:
+        program = await asyncio.create_subprocess_exec(
+            *shlex.split(command), event, text, stdin=DEVNULL, stdout=DEVNULL, env={**os.environ, **said}
+        )
+    except (OSError, ValueError) as error:
+        log.warning("--notify: %s did not start: %s", command, error)
+        return
+    try:
+        status = await asyncio.wait_for(program.wait(), PATIENCE)
+    except TimeoutError:
+        log.warning("--notify: %s was killed after %.0f s", command, PATIENCE)
+        status = 0
+    finally:
+        if program.returncode is None:
+            program.kill()
+    if status:
+        log.warning("--notify: %s ended with status %d", command, status)

@@ -1,0 +1,132 @@
+"""The commands as people look for them: by purpose, few of them, each with an example that holds."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+
+import click
+import pytest
+
+from sfnode.cli.groups import LazyGroup
+from sfnode.cli.main import cli
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+TREE = {
+    "Join": "join invite swarm leave pause resume limit",
+    "Watch": "status top dashboard log leaderboard list",
+    "Organise": "init organise",
+    "Result": "use eval export verify certificate publish history",
+    "This machine": "doctor service peer-id completion lab",
+}
+
+MOST_LEAVES, MOST_OPTIONS = 32, 32
+
+LINES, COLUMNS = 50, 100
+"""Size of a help that somebody reads."""
+
+
+def leaves(group: LazyGroup = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield all commands by what is typed for them, with their examples."""
+    for name, entry in group.entries.items():
+        if entry.example:
+            yield (*path, name), entry.example
+        else:
+            inner = group.load(name)
+            assert isinstance(inner, LazyGroup)
+            yield from leaves(inner, (*path, name))
+
+
+LEAVES = dict(leaves())
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+
+
+def test_commands_are_listed_by_purpose(sfnode: Run) -> None:
+    assert {heading: " ".join(names) for heading, names in cli.headings.items()} == TREE
+    said = sfnode("--help").out
+    for heading, names in TREE.items():
+        listed = said.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in listed.splitlines()] == names.split()
+
+
+def test_what_is_not_for_organisers_researchers_or_the_past_is_little() -> None:
+    apart = [path for path in LEAVES if path[0] not in ("organise", "history", "lab")]
+    assert len(apart) <= MOST_LEAVES
+
+
+@pytest.mark.parametrize("command", ["", "join"])
+def test_a_help_is_read_at_one_look(command: str, sfnode: Run) -> None:
+    lines = sfnode(*command.split(), "--help").out.splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def test_join_has_few_options_besides_set() -> None:
+    command = cli.load("join")
+    shown = [one for one in command.get_params(click.Context(command)) if isinstance(one, click.Option)]
+    assert len([one for one in shown if not one.hidden and one.name != "set"]) <= MOST_OPTIONS
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_help_ends_with_an_example_and_h_is_short_for_it(path: tuple[str, ...], sfnode: Run) -> None:
+    ended = sfnode(*path, "--help")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.endswith(f"\n  Example:  {LEAVES[path]}\n")
+    assert ended.out == sfnode(*path, "-h").out
+    assert max(map(len, ended.out.splitlines())) <= COLUMNS
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_the_parser_takes_every_example(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *words = shlex.split(LEAVES[path])
+    assert (program, tuple(words[: len(path)])) == ("sfnode", path)
+    command: click.Command = cli
+    for name in path:
+        assert isinstance(command, LazyGroup)
+        command = command.load(name)
+    called: list[object] = []
+    monkeypatch.setattr(command, "callback", lambda **given: called.append(given))
+    cli(words, standalone_mode=False)
+    assert called
+
+
+@pytest.mark.parametrize(
+    "path", [("completion",), ("list",), ("peer-id",), ("lab", "simulate", "network")], ids=" ".join
+)
+def test_an_example_that_needs_neither_a_run_nor_a_network_does_what_it_says(
+    path: tuple[str, ...], sfnode: Run
+) -> None:
+    ended = sfnode(*shlex.split(LEAVES[path])[1:])
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("statsu", "status"),
+        ("simulate", "lab simulate"),
+        ("checkout", "history checkout"),
+        ("try-rewards", "organise try-reward"),
+        ("organise statsu", "organise status"),
+        ("publish-directory", "publish directory"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_answered_with_what_was_meant(
+    typed: str, meant: str, sfnode: Run
+) -> None:
+    ended = sfnode(*typed.split())
+    assert (ended.status, ended.out) == (2, "")
+    wrong = typed.split()[-1]
+    assert f"There is no command '{wrong}'. Did you mean `" in ended.err
+    assert f" {meant}`" in ended.err
+
+
+def test_nothing_is_guessed_where_nothing_is_near(sfnode: Run) -> None:
+    assert sfnode("zzz").err.endswith("There is no command 'zzz'.\n")
