@@ -167,7 +167,7 @@ def _publish(
         told = ask(manifest, update_log, data_dir, link=link, contacts_url=contacts, samples=samples)
         published = site.publish(manifest, update_log, told, utc_now())
     run = published.run
-    seal = f"seal of epoch {run.seal.epoch}" if run.seal else "no seal yet" if run.organised else "open run"
+    seal = f"round {run.seal.epoch}" if run.seal else "no round yet" if run.organised else "open run"
     figures = f"{size_text(published.page_bytes)}, {seal}, {count(run.updates)} updates"
     echo(f"wrote {folder / 'index.html'} ({figures})")
     warnings = [f"--hide {key}: nothing of such a key counts (yet)" for key in published.unmatched]

@@ -112,7 +112,7 @@ def swarm(
     if not result.equal:
         raise UserError(
             Code.DIGESTS_DIFFER,
-            "the nodes ended with different digests",
+            "the nodes ended with different models",
             f"This is a bug in sfnode: please report it, with the nodes' folders in {local.folder}",
         )
 
@@ -154,7 +154,7 @@ def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus 
         told += f"; {'organiser' if organised else 'node 1'}: {doing.what}, {span(doing.seconds)}"
     if organised is None:
         return f"{part_of(known, budget)} updates{told}"
-    counted = f"{part_of(organised.counted, organised.budget)} count in {organised.sealed} epochs"
+    counted = f"{part_of(organised.counted, organised.budget)} count in {organised.sealed} rounds"
     return f"{count(known)} updates, {counted}{told}"
 
 
@@ -168,7 +168,7 @@ def progress_table(
     trained = next((trained_by(status.task).name for status in statuses if status), "")
     for column in ("known", "own", "speed", trained, "links"):
         table.add_column(column, justify="right")
-    table.add_column("digest")
+    table.add_column("model")
     for number, status in enumerate(statuses, 1):
         table.add_row(str(number), *(_cells(status) if status else (NodeState.STARTING,)))
     return table
@@ -187,12 +187,12 @@ def _cells(status: Status) -> list[str]:
 
 
 def closing_table(result: SwarmResult) -> Table:
-    """Return a table of what each node did, and of its digests."""
+    """Return a table of what each node did, and of the fingerprints of its model."""
     table = Table()
     table.add_column("node", justify="right")
     table.add_column("own updates", justify="right")
-    table.add_column("digest")
-    table.add_column("core digest")
+    table.add_column("updates")
+    table.add_column("model")
     for node in result.nodes:
         table.add_row(
             str(node.node),
@@ -233,13 +233,13 @@ def verdict(result: SwarmResult) -> list[str]:
         lines += probe_in_words(result.probe) if result.probe else []
     lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
     if result.counted is not None:
-        lines[-1] += f"; {result.counted} count, in {result.sealed} sealed epochs"
+        lines[-1] += f"; {result.counted} count, in {result.sealed} rounds"
     if result.bytes_per_update:
         lines[-1] += f", {result.bytes_per_update:.1f} bytes per update on the wire"
     lines += _what_does_not_count(result)
     if result.equal:
-        return [*lines, f"OK: all digests are equal ({result.nodes[0].digest[:16]})"]
-    return [*lines, "FAILED: the digests differ"]
+        return [*lines, f"OK: all nodes have the same model, to the bit ({result.nodes[0].digest[:16]})"]
+    return [*lines, "FAILED: the nodes' models differ"]
 
 
 # Prints a local swarm on a console: start, progress, comparison.

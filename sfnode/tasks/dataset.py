@@ -87,6 +87,13 @@ class Bad:
     first: list[str] = field(default_factory=list)
     """Places of the first of them, and what is wrong there."""
 
+    def note(self, place: str, wrong: str) -> None:
+        """Count a row, and what is wrong with it, if anything is."""
+        self.rows += 1
+        self.count += bool(wrong)
+        if wrong and len(self.first) < SHOWN:
+            self.first.append(f"{place}: {wrong}")
+
     def __bool__(self) -> bool:
         return self.count > 0
 
@@ -100,13 +107,10 @@ class Bad:
 def sifted(source: str, task: Task) -> tuple[list[Row], Bad]:
     """Return the rows of a source that fit a task, and which do not. Raises UserError as `load_rows`."""
     rows, bad = [], Bad(source)
-    for place, row, wrong in _read(source):
-        bad.rows += 1
-        if wrong := wrong or prompts.problem(task, row) or "":
-            bad.count += 1
-            if len(bad.first) < SHOWN:
-                bad.first.append(f"{place}: {wrong}")
-        else:
+    for place, row, wrong in read(source):
+        wrong = wrong or prompts.problem(task, row) or ""
+        bad.note(place, wrong)
+        if not wrong:
             rows.append(row)
     return rows, bad
 
@@ -120,7 +124,7 @@ def _tell(what: str) -> None:
 def rows_of(source: str, most: int) -> list[Row]:
     """Return the first rows of a source, `most` of them, whatever they mean. Raises UserError as `load_rows`
     does."""
-    found = list(islice(_read(source), most))
+    found = list(islice(read(source), most))
     if wrong := next((f"{one.place}: {one.wrong}" for one in found if one.wrong), None):
         raise malformed(wrong)
     return [one.row for one in found]
@@ -214,8 +218,8 @@ def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
     return found
 
 
-def _read(source: str) -> Iterator[Placed]:
-    """Yield every row of a source with its place."""
+def read(source: str) -> Iterator[Placed]:
+    """Yield every row of a source with its place. Raises UserError as `load_rows`."""
     kind, _, rest = source.partition(":")
     if kind == "builtin":
         return _builtin(source, rest)
