@@ -39,7 +39,7 @@ key of `--set` instead of a flag; `--help-all` lists these. See also [JSON outpu
 [errors](errors.md).
 """
 
-SHARED = 3
+SHARED = 2
 """Commands that have an option with the same help, from which on it is described once, at the beginning."""
 
 JSON = """# JSON output
@@ -137,15 +137,20 @@ def cli_page() -> str:
 def commands() -> Iterator[tuple[str, click.Command]]:
     """Yield the commands with their names in the order of the program; those of a group after it."""
     for name, command in cli.load_all().items():
-        yield name, command
-        if isinstance(command, click.Group):
-            yield from ((f"{name} {inner}", one) for inner, one in inner_commands(command).items())
+        yield from with_inner(name, command)
+
+
+def with_inner(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for inner, one in inner_commands(command).items():
+            yield from with_inner(f"{name} {inner}", one)
 
 
 def section(name: str, command: click.Command, shared: set[str]) -> str:
     """One command: its usage, what its help says, its options."""
-    usage = " ".join(command.collect_usage_pieces(click.Context(command, info_name=name)))
-    text = f"## {name}\n\n`{name} {usage}`\n\n{prose(command)}\n"
+    takes = " ".join(command.collect_usage_pieces(click.Context(command))).removeprefix("[OPTIONS]")
+    text = f"## {name}\n\n" + (f"`{name}{takes}`\n\n" if takes else "") + f"{prose(command)}\n"
     lines = {option_line(option): option for option in options(command)}
     if own := "".join(f"- {line}\n" for line in lines if line not in shared):
         text += f"\n{own}"
