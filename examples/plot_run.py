@@ -1,6 +1,6 @@
 """Draw a run from its log: who made how many updates, and how large the scalars are, epoch by epoch.
 
-    python plot_run.py ~/.sfnode/updates.sqlite run.svg
+    python plot_run.py ~/.local/share/sfnode/node/updates.sqlite run.svg
 
 The log may be that of a node that is running. Writes SVG by hand, so that nothing has to be installed.
 """

@@ -6,13 +6,14 @@ takes its own defaults from here where they are here.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 PREFIX = "SFNODE_"
 """Starts the name of every environment variable."""
 
-DATA_DIR = Path("~/.sfnode")
+DATA_DIR = Path("~/.local/share/sfnode/node")
 """A node's folder; keys, run manifest, log and control socket lie in it."""
 
 KEYS_DIR = Path("~/.local/share/sfnode/keys")
@@ -20,10 +21,39 @@ KEYS_DIR = Path("~/.local/share/sfnode/keys")
 which may be copied, shared or thrown away."""
 
 PROFILES = Path("~/.local/share/sfnode/profiles")
-"""The folder of the data folders that have names (`--profile`): not in DATA_DIR, which users delete."""
+"""The folder of the data folders that have names (`--profile`)."""
 
 FOLDERS = Path("~/.local/share/sfnode/folders")
 """The list of data folders in which nodes of this user have run, a path a line; `sfnode list` reads it."""
+
+CONFIG = Path("~/.config/sfnode/config.toml")
+"""The configuration file."""
+
+UNITS = Path("~/.config/systemd/user")
+"""The folder of this user's systemd units."""
+
+OLD_DATA_DIR = Path("~/.sfnode")
+"""The node's folder of before: where there is one it stays in use."""
+
+XDG = {"~/.config": "XDG_CONFIG_HOME", "~/.local/share": "XDG_DATA_HOME"}
+"""Folders of the XDG base directory specification, by what stands for them in the defaults above."""
+
+
+def in_xdg_home(path: Path) -> Path:
+    """Return a path below one of the XDG folders, where its variable says that this is."""
+    base = next(base for base in XDG if path.is_relative_to(base))
+    home = Path(os.environ.get(XDG[base], ""))
+    return home / path.relative_to(base) if home.is_absolute() else path.expanduser()
+
+
+def located(path: Path) -> Path:
+    """Return a path with `~` as the home; of a default, where the XDG variables say that it lies, or the
+    place that it had before sfnode heeded these if it is there alone."""
+    if path not in (DATA_DIR, KEYS_DIR, PROFILES, FOLDERS, CONFIG):
+        return path.expanduser()
+    new, old = in_xdg_home(path), (OLD_DATA_DIR if path == DATA_DIR else path).expanduser()
+    return old if old.exists() and not new.exists() else new
+
 
 OPEN_WORK_BITS = 21
 """Bits of work that `sfnode init` asks of a feed of an open run: two million hashes, 0.6 to 2 s of a core."""

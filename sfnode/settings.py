@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH
+from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH, located
 from sfnode.limits import Limits
 from sfnode.manifest.sections import Section
 from sfprotocol import invitation, names
@@ -64,7 +64,7 @@ class Settings(Section):
     Raises pydantic's ValidationError (a ValueError) for a field that is unknown or out of bounds.
     """
 
-    data_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = DATA_DIR
+    data_dir: Annotated[Path, AfterValidator(located), Field(validate_default=True)] = DATA_DIR
     run: Path | None = None
     run_id: str = ""
     """Hex; a run whose id does not begin so is refused."""
@@ -127,7 +127,7 @@ class Settings(Section):
     from_checkpoint: bool = False
     """Begin with the newest checkpoint of an organised run, instead of all updates; or go on with it after a
     long absence."""
-    keys_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = KEYS_DIR
+    keys_dir: Annotated[Path, AfterValidator(located), Field(validate_default=True)] = KEYS_DIR
     admission: Literal["anyone", "approve", "links"] | None = None
     """Whoever is admitted without an invitation; None: anyone with a proof of work, or
     in a private run those whom the owner approves."""

@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES
+from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES, located
 
 PROFILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 """Form of a profile's name: it is the name of a folder."""
@@ -20,7 +20,7 @@ MAX_LISTED = 1_000
 
 def profile_folder(name: str) -> Path:
     """Return the data folder of a profile."""
-    return PROFILES.expanduser() / name
+    return located(PROFILES) / name
 
 
 def place(folder: Path) -> tuple[str, ...]:
@@ -34,23 +34,23 @@ def place(folder: Path) -> tuple[str, ...]:
 
 def known_folders() -> list[Path]:
     """Return the folders that exist: the default one, those of profiles, others in which nodes have run."""
-    profiles = PROFILES.expanduser()
+    profiles = located(PROFILES)
     named = sorted(profiles.iterdir()) if profiles.is_dir() else []
-    found = dict.fromkeys([DATA_DIR.expanduser(), *named, *_listed()])
+    found = dict.fromkeys([located(DATA_DIR), *named, *_listed()])
     return [folder for folder in found if folder.is_dir()]
 
 
 def note(folder: Path) -> None:
     """Add a folder to the list unless it is there, or is found without it."""
     folder = folder.expanduser().resolve()
-    default, profiles = DATA_DIR.expanduser().resolve(), PROFILES.expanduser().resolve()
+    default, profiles = located(DATA_DIR).resolve(), located(PROFILES).resolve()
     listed = _listed()
     if folder == default or folder.parent == profiles or folder in listed:
         return
     full = len(listed) >= MAX_LISTED
     kept = [one for one in listed if one.is_dir()][1 - MAX_LISTED :] if full else []
     with suppress(OSError):  # nothing but `sfnode list` needs it
-        file = FOLDERS.expanduser()
+        file = located(FOLDERS)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file.open("w" if full else "a", encoding="utf-8") as out:  # others may add theirs now
             out.write("".join(f"{line}\n" for line in (*kept, folder)))
@@ -58,7 +58,7 @@ def note(folder: Path) -> None:
 
 def _listed() -> list[Path]:
     try:
-        lines = FOLDERS.expanduser().read_text("utf-8").splitlines()
+        lines = located(FOLDERS).read_text("utf-8").splitlines()
     except (OSError, ValueError):
         return []
     return [Path(line) for line in lines if line]

@@ -16,7 +16,7 @@ from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS, located
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import MAX_WORK_BITS
@@ -268,7 +268,7 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     metavar="FOLDER",
     default=KEYS_DIR,
     show_default=True,
-    callback=lambda _context, _parameter, value: value.expanduser(),
+    callback=lambda _context, _parameter, value: located(value),
     help="Where the keys of an organised run are kept; not beside OUT.",
 )
 @option("--encrypt", is_flag=True, help="Encrypt these keys with a passphrase.")
@@ -414,7 +414,7 @@ def published(file: Path) -> dict[str, Any]:
 
 def organising_options(keys_dir: Path) -> list[str]:
     """Return the options of a node that organises with a key in this folder."""
-    elsewhere = [] if keys_dir == KEYS_DIR.expanduser() else ["--keys-dir", str(keys_dir)]
+    elsewhere = [] if keys_dir == located(KEYS_DIR) else ["--keys-dir", str(keys_dir)]
     return ["--organise", *elsewhere]
 
 

@@ -17,8 +17,9 @@ import click
 import sfnode
 from sfnode.cli.exit import DONE, interrupted, show, show_usage
 from sfnode.cli.groups import Lazy, LazyGroup
-from sfnode.cli.options import DEFAULT_CONFIG, config_file, option
+from sfnode.cli.options import config_file, option
 from sfnode.cli.output import begin
+from sfnode.defaults import CONFIG
 from sfnode.errors import UserError
 
 COLLECTED_AFTER = 10_000
@@ -88,6 +89,7 @@ COMMANDS = {
             "Find out what would keep a node from working here.",
             "sfnode doctor --link sfnode:AZMB...",
         ),
+        "service": Lazy("sfnode.cli.main:service", "Have systemd keep a node running."),
         "peer-id": Lazy(
             "sfnode.cli.invite:peer_id_command",
             "Print a folder's peer id, even before its node runs.",
@@ -140,6 +142,20 @@ publish = group(
     },
 )
 
+service = group(
+    "Have the user's systemd start a node, and keep it running.",
+    {
+        "install": Lazy(
+            "sfnode.cli.service:install",
+            "Write a unit that runs `sfnode join`.",
+            "sfnode service install --profile owls --limit cpu=50",
+        ),
+        "remove": Lazy(
+            "sfnode.cli.service:remove", "Remove that unit.", "sfnode service remove --profile owls"
+        ),
+    },
+)
+
 history = group(
     "Go back to any seal of a run, find what made it worse, start another from there, keep it in one file.",
     {
@@ -184,7 +200,7 @@ history = group(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help=f"Configuration file (TOML).  [default: {DEFAULT_CONFIG}, if it exists]",
+    help=f"Configuration file (TOML).  [default: {CONFIG}, if it exists]",
 )
 @click.pass_context
 def cli(context: click.Context, config: Path | None) -> None:

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from sfnode.cli import output
 from sfnode.cli.folders import PROFILE, profile_folder
 from sfnode.cli.keys import Option
-from sfnode.defaults import DATA_DIR, LOCALHOST, variable
+from sfnode.defaults import CONFIG, DATA_DIR, LOCALHOST, located, variable
 from sfnode.errors import Code, UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,8 +32,6 @@ _FIRST = (
 
 MAX_LINE = 4_096
 """Characters of a line that is read: a link has half as many (`sfprotocol.invitation.MAX_LINK`)."""
-
-DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
@@ -151,11 +149,11 @@ def _folder(context: click.Context, _parameter: Any, value: Path) -> Path:
     """Return the data folder: that of the profile, unless --data-dir is said in a place that goes first."""
     name = context.meta["profile"]
     if name is None:
-        return value.expanduser()
+        return located(value)
     folder, profile = (_FIRST.index(context.get_parameter_source(of)) for of in ("data_dir", "profile"))
     if folder == profile == 0:
         raise click.BadParameter("name a folder or a --profile, not both")
-    return value.expanduser() if folder < profile else profile_folder(name)
+    return located(value) if folder < profile else profile_folder(name)
 
 
 def as_of_now_option(function: F) -> F:
@@ -291,7 +289,7 @@ def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
 
 def config_file(given: Path | None) -> Path:
     """Return the configuration file that is used, whether it exists or not."""
-    return (given or DEFAULT_CONFIG).expanduser()
+    return located(given or CONFIG)
 
 
 def long_name(names: Iterable[str]) -> str:

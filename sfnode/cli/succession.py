@@ -15,7 +15,7 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, option, out_option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import passphrase_file_option, unlocked
-from sfnode.defaults import KEYS_DIR
+from sfnode.defaults import KEYS_DIR, located
 from sfnode.errors import Code, UserError
 from sfnode.schema.unchecked import plain
 
@@ -33,7 +33,7 @@ keys_dir_option = option(
     metavar="FOLDER",
     default=KEYS_DIR,
     show_default=True,
-    callback=lambda _context, _parameter, value: value.expanduser(),
+    callback=lambda _context, _parameter, value: located(value),
     help="Where the keys of organised runs are kept.",
 )
 dry_run_option = option("--dry-run", is_flag=True, help="Only say what would change.")

@@ -33,9 +33,9 @@ async def notify(status: Callable[[], Status], clock: Callable[[], float], comma
     before: frozenset[str] = frozenset()
     linked: float | None = None
     while True:
-        now = status()
-        linked = clock() if now.links else linked
-        events = dict(_events(now, linked is not None and clock() - linked > OFFLINE_AFTER))
+        now, at = status(), clock()
+        linked = at if now.links else linked
+        events = dict(_events(now, linked is not None and at - linked > OFFLINE_AFTER))
         for event in [one for one in events if one not in before]:
             await _run(command, event, events[event], now.run_name)
         before = frozenset(events)
@@ -63,12 +63,12 @@ async def _run(command: str, event: str, text: str, run: str) -> None:
         log.warning("--notify: %s did not start: %s", command, error)
         return
     try:
-        status = await asyncio.wait_for(program.wait(), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            if status := await program.wait():
+                log.warning("--notify: %s ended with status %d", command, status)
     except TimeoutError:
         log.warning("--notify: %s was killed after %.0f s", command, PATIENCE)
-        status = 0
     finally:
         if program.returncode is None:
             program.kill()
-    if status:
-        log.warning("--notify: %s ended with status %d", command, status)
+            await program.wait()

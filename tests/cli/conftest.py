@@ -12,14 +12,16 @@ import click
 import pytest
 
 from sfnode.cli.main import cli, main
-from sfnode.cli.options import DEFAULT_CONFIG
+from sfnode.defaults import CONFIG
 from tests.cli.helpers import Ended
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own, no variables of ours, and a current folder that may be written to."""
-    for name in [name for name in os.environ if name.startswith("SFNODE_") and name != "SFNODE_DEVICE"]:
+    for name in [
+        name for name in os.environ if name.startswith(("SFNODE_", "XDG_")) and name != "SFNODE_DEVICE"
+    ]:
         monkeypatch.delenv(name)
     folder = tmp_path / "home"
     folder.mkdir()
@@ -33,7 +35,7 @@ def config(home: Path) -> Callable[[str], Path]:
     """Write the configuration file that is read without being named."""
 
     def write(text: str) -> Path:
-        file = home / DEFAULT_CONFIG.relative_to("~")
+        file = home / CONFIG.relative_to("~")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         return file

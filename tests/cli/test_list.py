@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sfnode.cli import folders
-from sfnode.defaults import FOLDERS, PROFILES
+from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import UpdateLog
@@ -43,7 +43,12 @@ def test_runs_are_found_in_the_default_folder_in_profiles_and_where_nodes_have_r
 def test_a_folder_is_listed_once_and_only_if_it_would_not_be_found_without(
     home: Path, tmp_path: Path
 ) -> None:
-    for folder in (tmp_path, tmp_path, home / ".sfnode", home / PROFILES.relative_to("~") / "owls"):
+    for folder in (
+        tmp_path,
+        tmp_path,
+        home / DATA_DIR.relative_to("~"),
+        home / PROFILES.relative_to("~") / "owls",
+    ):
         folders.note(folder)
     assert (home / FOLDERS.relative_to("~")).read_text() == f"{tmp_path}\n"
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from sfnode.cli.join import join
 from sfnode.cli.options import bound
+from sfnode.defaults import CONFIG, located
 from sfnode.limits import Limits
 from sfnode.settings import Settings
 
@@ -96,6 +97,31 @@ def test_several_devices_are_separated_by_commas() -> None:
 
 
 def test_the_data_folder_may_begin_at_home(home: Path) -> None:
-    assert Settings().data_dir == home / ".sfnode"
+    assert Settings().data_dir == home / ".local/share/sfnode/node"
     assert Settings(data_dir=Path("~/a")).data_dir == home / "a"
     assert Settings(keys_dir=Path("~/k")).keys_dir == home / "k"
+
+
+def test_defaults_lie_where_the_xdg_variables_say(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative, and so ignored")
+    assert Settings().data_dir == tmp_path / "data" / "sfnode" / "node"
+    assert Settings().keys_dir == tmp_path / "data" / "sfnode" / "keys"
+    assert located(CONFIG) == home / ".config/sfnode/config.toml"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert located(CONFIG) == tmp_path / "config" / "sfnode" / "config.toml"
+    assert Settings(keys_dir=Path("~/.local/share/other")).keys_dir == home / ".local/share/other"
+
+
+def test_folders_of_before_stay_in_use_until_there_are_new_ones(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / ".sfnode").mkdir()
+    (home / ".local/share/sfnode/keys").mkdir(parents=True)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert Settings().data_dir == home / ".sfnode"
+    assert Settings().keys_dir == home / ".local/share/sfnode/keys"
+    (tmp_path / "sfnode" / "node").mkdir(parents=True)
+    assert Settings().data_dir == tmp_path / "sfnode" / "node"
