@@ -32,14 +32,14 @@ GENERATED = {"cli.md", "json.md", "errors.md", "metrics.md"}
 MOST_WORDS = {"README.md": 900, "written": 35_000, "generated": 20_000}
 """Who is in a hurry reads no more."""
 
-FOREIGN = {"--index-url", "--torch-backend", "--pid", "--force", "--model_args", "--restart", "--build-arg", "--scale"}
+FOREIGN = {"--index-url", "--torch-backend", "--pid", "--force", "--model_args", "--restart", "--build-arg", "--scale", "--volumes"}
 """Options of pip, uv, docker and others that pages name."""
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
     """Yield the `sh` blocks of a page: why it is not run, if it is not, and the commands."""
     for marked, reason, text in re.findall(
-        r"^ *```sh( elsewhere)?:? ?(.*)\n(.*?)^ *```", page.read_text(), flags=re.MULTILINE | re.DOTALL
+        r"^ *```sh( elsewhere)?:? ?([^\n]*)\n(.*?)^ *```", page.read_text(), flags=re.MULTILINE | re.DOTALL
     ):
         yield (reason or "elsewhere") if marked else "", text
 
