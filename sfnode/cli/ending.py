@@ -16,7 +16,7 @@ from sfnode.cli.folders import place
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import percent
 from sfnode.errors import UserError
-from sfnode.logging import begins
+from sfnode.logging import log
 from sfnode.printable import command, span
 from sfnode.schema.metrics import measure_of, metric_of
 from sfnode.schema.node_state import NodeState
@@ -50,10 +50,22 @@ class Change(NamedTuple):
     now: Evaluation | None
 
 
-def card(title: str, change: Change, samples: Samples | None, work: Sequence[str], next_: Sequence[str]) -> str:
+def complete(name: str) -> str:
+    """Return the card's title for a run that is complete."""
+    return f"The run {name} is complete."
+
+
+def changed(now: Evaluation | None, *before: Evaluation | None) -> Change:
+    """Return what a model has learnt since the first of these that was measured in the same way."""
+    alike = (one for one in before if one and now and measure_of(one) == measure_of(now))
+    return Change(next(alike, None), now)
+
+
+def card(title: str, change: Change, samples: Samples, work: Sequence[str], next_: Sequence[str]) -> str:
     """Return the card; `next_` are the commands that come next, with what they are for."""
-    parts = [_figures(change), [*_examples(samples)] if samples else [], work, ["What comes next:", *next_]]
-    return "\n\n".join(["", title, *("\n".join(f"  {line}" for line in lines) for lines in parts if lines), ""])
+    parts = (_figures(change), [*_examples(samples)], work, ["What comes next:", *next_] if next_ else [])
+    told = ("\n".join(f"  {line}" for line in lines) for lines in parts if lines)
+    return "\n\n".join((f"\n{title}", *told)) + "\n"
 
 
 def _figures(change: Change) -> list[str]:
@@ -62,7 +74,7 @@ def _figures(change: Change) -> list[str]:
         return []
     metric = metric_of(now.metric)
     rows = f"on {now.count:,} rows that nobody trained on"
-    if before is None or measure_of(before) != measure_of(now):
+    if before is None:
         return [f"The model has {_told(now)} {rows}."]
     sign = -1 if metric.lower_is_better else 1
     gain = sign * (now.value - before.value)
@@ -114,7 +126,7 @@ def commands(manifest: Manifest, folder: Path, key: str | None = None) -> list[s
 
 
 class Ending:
-    """The end of one node's run: `watch` it until it is complete, and say `farewell` when the node has left."""
+    """The end of one node's run: `watch` it until it is complete, say `farewell` when the node has left."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -122,20 +134,22 @@ class Ending:
 
     async def watch(self) -> None:
         """Print the card once the run is complete; what is left to measure is measured first."""
-        while self._node.status().state is not NodeState.COMPLETE:
-            await asyncio.sleep(LOOK)
-        for _ in range(int(SETTLING / LOOK)):
-            if self._settled(self._node.status()):
-                break
+        looks = int(SETTLING / LOOK)
+        while looks:
+            status = self._node.status()
+            over = status.state is NodeState.COMPLETE
+            looks = 0 if over and self._settled(status) else looks - over
             await asyncio.sleep(LOOK)
         change = await self._measured()
-        self._print(f"The run {self._node.manifest.name} is complete.", change)
+        self._print(complete(self._node.manifest.name), change)
 
     def farewell(self) -> None:
-        """Print the card of a node that has left before the run was complete, if it has done something."""
-        if self._told or not self._node.status().contributed:
+        """Print the card of a node that has left, unless it was printed, or the node has done nothing."""
+        running, name = self._node.running, self._node.manifest.name
+        if self._told or running.sequel or not self._node.status().contributed:
             return
-        self._print(f"You have left the run {self._node.manifest.name}; it goes on without you.", None)
+        left = f"You have left the run {name}; it goes on without you."
+        self._print(complete(name) if running.machine.complete else left, None)
 
     def _print(self, title: str, change: Change | None) -> None:
         node, status = self._node, self._node.status()
@@ -160,7 +174,7 @@ class Ending:
         looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses
         if found.now or not looked or not node.manifest.data.test:
             return found
-        begins("measuring what the model has learnt")
+        log.info("measuring what the model has learnt")
         try:
             before = await node.evaluate(base=True, limit=MEASURED)
             return Change(before, await node.evaluate(limit=MEASURED))
@@ -172,9 +186,7 @@ def _published(status: Status) -> Change:
     """Return what the organiser has measured; the model it began with as the last one was measured."""
     if status.organised is None or (now := status.organised.health.latest) is None:
         return Change(None, None)
-    health = status.organised.health
-    known = (one for one in (health.calibrated, health.base) if one and measure_of(one) == measure_of(now))
-    return Change(next(known, None), now)
+    return changed(now, status.organised.health.calibrated, status.organised.health.base)
 
 
 def _work(status: Status) -> list[str]:

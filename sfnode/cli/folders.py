@@ -26,9 +26,9 @@ def profile_folder(name: str) -> Path:
 def place(folder: Path) -> tuple[str, ...]:
     """Return the options that name a data folder; none for the default one."""
     folder = folder.expanduser().resolve()
-    if folder == DATA_DIR.expanduser().resolve():
+    if folder == located(DATA_DIR).resolve():
         return ()
-    named = folder.parent == PROFILES.expanduser().resolve() and PROFILE.fullmatch(folder.name)
+    named = folder.parent == located(PROFILES).resolve() and PROFILE.fullmatch(folder.name)
     return ("--profile", folder.name) if named else ("--data-dir", str(folder))
 
 

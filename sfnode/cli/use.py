@@ -176,20 +176,19 @@ def _row(task: Task, texts: Sequence[str]) -> Row:
     """Return the row of these texts: the fields of the template, then the candidates of a choice."""
     from sfnode.tasks.prompts import questions
 
+    fields = [name for name in questions(task) if name != task.candidates_field]
+    row: dict[str, Any] = dict(zip(fields, texts, strict=False))
+    rest = [*texts[len(fields) :]]
+    if task.kind == "choice":
+        row[task.candidates_field], rest = rest, []
     if task.kind == "chat":
-        said = [{"role": "user", "content": text} for text in texts[:1]]
-        fields, row = (task.messages_field,), {task.messages_field: said}
-    else:
-        choice = task.kind == "choice"
-        fields = tuple(name for name in questions(task) if not (choice and name == task.candidates_field))
-        row = dict(zip(fields, texts, strict=False))
-        row |= {task.candidates_field: [*texts[len(fields) :]]} if choice else {}
-    if len(texts) < len(fields) or (task.kind != "choice" and len(texts) > len(fields)):
+        row = {task.messages_field: [{"role": "user", "content": texts[0]}]}
+    if len(texts) < len(fields) or rest:
         raise UserError(
             Code.BAD_OPTION,
-            f"the model wants {len(fields)} text{'s' * (len(fields) > 1)} ({', '.join(fields)}), and there are "
-            f"{len(texts)}",
-            f"Put each in quotes: {command('sfnode', 'use', *(f'some {name}' for name in fields))}",
+            f"the model wants {len(fields)} text{'s' * (len(fields) > 1)} ({', '.join(fields)}), "
+            f"and there are {len(texts)}",
+            f"Put each in quotes: {command('sfnode', 'use', *example(task))}",
         )
     if wrong := _problem(task, row):
         raise UserError(Code.DATA_MALFORMED, wrong, "Give a text that the model can read.")
@@ -251,12 +250,13 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
     """
     from sfnode.tasks import dataset
     from sfnode.tasks.prompts import questions
+    from sfnode.tasks.row_files import malformed
 
     rows, bad = list[tuple[Row, str]](), dataset.Bad(file)
     for place, row, wrong in dataset.read(file):
         lacking = [name for name in questions(task) if name not in row]
         if not wrong and lacking and not rows:
-            raise dataset.malformed(
+            raise malformed(
                 f"{file} has no column {', '.join(lacking)}; it has {', '.join(row) or 'none'}",
                 f"Name the columns as in the data of the run: {', '.join(questions(task))}.",
             )
@@ -264,9 +264,9 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
         bad.note(place, wrong)
         rows.append((row, wrong))
     if not rows:
-        raise dataset.malformed(f"{file} has no rows")
+        raise malformed(f"{file} has no rows")
     if bad and not skip_bad:
-        raise dataset.malformed(str(bad), "Correct them, or leave them without an answer: --skip-bad-rows.")
+        raise malformed(str(bad), "Correct them, or leave them without an answer: --skip-bad-rows.")
     if bad:
         echo(f"without an answer: {bad}", err=True)
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,17 @@ def test_a_node_that_stays_until_the_run_is_complete_leaves_then(
 ) -> None:
     assert seen.endings["steady"].status == 0
     assert audits["steady"]["digest"] == seen.final["relay"].digest
+
+
+def test_a_node_says_once_that_the_run_is_complete_what_has_become_better_and_whose_work_it_was(
+    seen: Course,
+) -> None:
+    said = seen.nodes["steady"].output()
+    assert said.count(" is complete.\n") == 1
+    card = said[said.index("The run ") :] if "The run " in said else said
+    assert re.search(r"\n  Your work: [\d,]+ updates, [\d.]+ % of all, in ", card)
+    assert re.search(r"\n  ask the model +sfnode use --data-dir ", card)
+    assert len(re.findall(r"INFO    complete  ", said)) <= 1
 
 
 def test_a_node_survives_the_death_of_its_network_daemon(seen: Course, audits: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-
 from sfnode.cli import evaluate, progress, swarm
 from sfnode.dashboard.frame import Shown, frame
 from sfnode.dashboard.quality import quality
