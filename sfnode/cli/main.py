@@ -65,7 +65,7 @@ COMMANDS = {
         "list": Lazy("sfnode.cli.list:list_", "List the runs on this machine.", "sfnode list"),
     },
     "Organise": {
-        "init": Lazy("sfnode.cli.init:init", "Make a run of your data.", "sfnode init"),
+        "init": Lazy("sfnode.cli.init:init", "Make a run of your data.", "sfnode init tickets.csv"),
         "organise": Lazy("sfnode.cli.organise:organise", "See and decide what counts in your run."),
     },
     "Result": {

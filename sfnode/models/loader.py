@@ -428,8 +428,8 @@ def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
                 Code.MODEL_UNSUPPORTED,
                 f"the classification head in {folder} is one for {stored.shape[0]} classes ({name}), "
                 f"and the task has {labels}",
-                "Give --verbalizer a label for each class of the model, in the order of its outputs, or take "
-                "a model without a head, which gets a new one.",
+                "Give task.verbalizer a label for each class of the model, in the order of its outputs, or "
+                "take a model without a head, which gets a new one.",
             )
 
 
@@ -449,7 +449,7 @@ def unsupported(folder: Path, reason: str) -> UserError:
     return UserError(
         Code.MODEL_UNSUPPORTED,
         f"{folder} cannot be trained: {reason}",
-        "Choose other layers with `sfnode init --target-modules`, or a model that transformers loads "
+        "Choose other layers (model.target_modules of `sfnode init`), or a model that transformers loads "
         "without code of its own, such as OPT or Llama.",
     )
 

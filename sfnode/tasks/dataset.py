@@ -8,7 +8,7 @@ what a row means, and never runs code that comes with data.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
@@ -106,8 +106,13 @@ class Bad:
 
 def sifted(source: str, task: Task) -> tuple[list[Row], Bad]:
     """Return the rows of a source that fit a task, and which do not. Raises UserError as `load_rows`."""
+    return sift(source, read(source), task)
+
+
+def sift(source: str, placed: Iterable[Placed], task: Task) -> tuple[list[Row], Bad]:
+    """Return which of the rows of a source fit a task, and which do not."""
     rows, bad = [], Bad(source)
-    for place, row, wrong in read(source):
+    for place, row, wrong in placed:
         wrong = wrong or prompts.problem(task, row) or ""
         bad.note(place, wrong)
         if not wrong:
@@ -188,6 +193,13 @@ def _split(data: Data, task: Task, folder: Path | None) -> tuple[list[Row], list
     validating = set(_smallest(b"sfnode validation rows", len(rows), data.withheld))
     training = [row for index, row in enumerate(rows) if index not in validating]
     return training, [rows[index] for index in sorted(validating)]
+
+
+def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
+    """Return rows without `count` of them, and these: the same ones whoever asks."""
+    held = set(_smallest(b"sfnode held-out rows", len(rows), count))
+    kept = [row for index, row in enumerate(rows) if index not in held]
+    return kept, [rows[index] for index in sorted(held)]
 
 
 def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.cli.init_questions import KINDS
+from sfnode.cli.init_options import KINDS
 from sfnode.errors import Code
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import EvaluationOfRows
