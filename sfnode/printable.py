@@ -45,8 +45,8 @@ def paragraph(text: str) -> str:
 
 def called(key: str, name: str | None) -> str:
     """Return an origin by the name that it gives itself, which proves nothing (SPEC K1), and by the beginning
-    of its key, by which commands know it: `Ada, 5e6f7a8b`."""
-    return f"{name}, {key[:SHORT_KEY]}" if name else key
+    of its key, by which commands know it: `Ada (5e6f7a8b)`."""
+    return f"{name} ({key[:SHORT_KEY]})" if name else key
 
 
 def command(*words: object) -> str:

@@ -73,7 +73,7 @@ def verify(
     sealed = result.seals if result.seals and result.seals.named_digest and not as_of_now else None
     if sealed:
         echo(f"up to round {sealed.epoch} {sealed.updates:,} updates count")
-    echo(f"fingerprint  {result.core_digest}")
+    echo(f"fingerprint  {result.core_digest if sealed else result.digest}")
     if details:
         named = f"named digest {sealed.named_digest}" if sealed else f"digest       {result.digest}"
         echo(f"{named}\ncore digest  {result.core_digest}")

@@ -407,7 +407,7 @@ def peers(now: Now, width: int, room: int) -> list[Text]:
 
 def origins(page: Origins, width: int, room: int) -> list[Text]:
     """Draw the origins with the greatest worth, or most updates, counted in the log."""
-    gain = [Column("gain", 8, True)] if any(one.gain is not None for one in page.origins) else []
+    gain = [Column("gain", 8, True)] if any(one.gain_share is not None for one in page.origins) else []
     columns = _columns(
         width,
         Column("rank", 6, True),
@@ -421,7 +421,7 @@ def origins(page: Origins, width: int, room: int) -> list[Text]:
     def line(origin: Origin) -> Text:
         words = named(origin.name, origin.origin, columns[1].width)
         cells = [count(origin.rank), words, count(origin.updates), percent(origin.share)]
-        cells += ["" if origin.gain is None else gained(origin.gain)] * len(gain)
+        cells += ["" if origin.gain_share is None else gained(origin.gain_share)] * len(gain)
         cells.append(origin.team or "")
         return Text(_cells(columns, cells), "bold" if origin.own else "")
 

@@ -108,7 +108,7 @@ def contributed(s: Status, own: OwnStanding | None) -> Words:
         return Words("You have contributed no update yet.")
     made = f"Your work: {count(own.updates)} updates ({percent(own.share)} of all)"
     counted = "" if own.counted is None else f", {count(own.counted)} of them count"
-    gain = "" if own.gain is None else f", {gained(own.gain)} of what the model has gained"
+    gain = "" if own.gain_share is None else f", {gained(own.gain_share)} of what the model has gained"
     return Words(f"{made}{counted}{gain}, rank {count(own.rank)} of {count(own.of)}.", Mood.GOOD)
 
 

@@ -144,7 +144,7 @@ class Origin(Answer):
     worth: int | None = None
     """Nats of validation loss that these have taken off by the organiser's figures, in units of 10^-9; None
     as long as nobody's were measured (as in an open run, and one of rewards), and of who is no member."""
-    gain: float | None = None
+    gain_share: float | None = None
     """Part that this has in all members' worths, each taken without its sign: -1 to 1; None as `worth`."""
     own: bool
     """Whether it is this node."""
@@ -301,7 +301,7 @@ class OwnStanding(Answer):
     """Its updates that count by the seals so far; None in an open run."""
     worth: int | None
     """The same as of an `Origin`."""
-    gain: float | None = None
+    gain_share: float | None = None
     """The same as of an `Origin`."""
 
 

@@ -107,7 +107,7 @@ class LogIndex:
             share=updates / max(1, self._contributions.updates),
             counted=member.counted if member else None,
             worth=member.worth if member and self._has_worths else None,
-            gain=self._gain(member),
+            gain_share=self._gain(member),
         )
 
     def history(self, points: int) -> History:
@@ -153,7 +153,7 @@ class LogIndex:
         self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
 
     def _gain(self, member: Ranked | None) -> float | None:
-        """Return a member's part of what all have brought, `Origin.gain`."""
+        """Return a member's part of what all have brought, `Origin.gain_share`."""
         if member is None or not self._has_worths:
             return None
         return member.worth / max(1, self._all_worths)
@@ -172,7 +172,7 @@ class LogIndex:
             own=one.origin == own,
             counted=member.counted if member else None,
             worth=member.worth if member and self._has_worths else None,
-            gain=self._gain(member),
+            gain_share=self._gain(member),
             name=names.name or None,
             team=names.team or None,
         )

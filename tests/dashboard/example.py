@@ -139,7 +139,7 @@ class ExampleNode:
             return Origin(
                 rank=rank, origin=key, updates=31_415 // rank, share=0.3 / rank, feeds=1, first_step=0,
                 last_step=9, first_epoch=0, last_epoch=39, cut=False, counted=30_000 // rank,
-                worth=41_250_000 // rank, gain=0.6 / rank, own=own, name=name, team="Rhine & Main",
+                worth=41_250_000 // rank, gain_share=0.6 / rank, own=own, name=name, team="Rhine & Main",
             )  # fmt: skip
 
         found = [origin(1, OTHER, HOSTILE), origin(2, OWN, "Ada's desktop", own=True)]
@@ -164,7 +164,7 @@ class ExampleNode:
         )  # fmt: skip
 
     async def standing(self) -> OwnStanding:
-        return OwnStanding(rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000, gain=0.3)
+        return OwnStanding(rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000, gain_share=0.3)
 
     async def samples(self) -> Samples:
         rows = [
@@ -241,7 +241,7 @@ class RewardedNode(ExampleNode):
 
     async def origins(self, **_: Any) -> Origins:
         page = await super().origins()
-        bare = [one.model_copy(update={"worth": None, "gain": None}) for one in page.origins]
+        bare = [one.model_copy(update={"worth": None, "gain_share": None}) for one in page.origins]
         return page.model_copy(update={"origins": bare})
 
     async def about(self) -> About:
@@ -249,7 +249,7 @@ class RewardedNode(ExampleNode):
         return about.model_copy(update={"task": "reward", "answers": [], "template": "{a}+{b}="})
 
     async def standing(self) -> OwnStanding:
-        return (await super().standing()).model_copy(update={"worth": None, "gain": None})
+        return (await super().standing()).model_copy(update={"worth": None, "gain_share": None})
 
     async def timeline(self) -> Timeline:
         told = (await self.status()).organised

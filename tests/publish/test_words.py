@@ -60,7 +60,7 @@ BUSY = status(
 )  # fmt: skip
 """The status of a node of which there is everything to say."""
 
-OWN = OwnStanding(rank=2, of=5, updates=90, share=0.1, counted=80, worth=10**7, gain=0.031)
+OWN = OwnStanding(rank=2, of=5, updates=90, share=0.1, counted=80, worth=10**7, gain_share=0.031)
 
 Run = Callable[..., Ended]
 
@@ -158,7 +158,8 @@ def test_what_eval_prints_is_plain() -> None:
     scores = {name: getattr(SEALED[9], name) for name in Evaluation.model_fields}
     result = EvalResult(
         run_id="ab", updates=9, digest="ab" * 32, seal=3, before=SEALED[0], calibrated=SEALED[1],
-        after=SEALED[9], loss="plain", prior=None, drift=LayeredDrift(norm=1.0, distance=0.2, kl=0.1, tokens=9, layers=[]),
+        after=SEALED[9], loss="plain", prior=None,
+        drift=LayeredDrift(norm=1.0, distance=0.2, kl=0.1, tokens=9, layers=[]),
         probe=ProbeEvaluation(**scores, rows=99, lead=0.2, error=0.01),
     )  # fmt: skip
     check("\n".join(evaluate._lines(result, "after round 3, 9 updates", False)))

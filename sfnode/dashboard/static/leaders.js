@@ -17,7 +17,7 @@ export async function showLeaders() {
   view.total = page.total;
   byId("leaders").replaceChildren(...page.origins.map(origin));
   const last = view.offset + page.origins.length;
-  byId("boards").classList.toggle("with-worths", page.origins.some((one) => one.gain !== null));
+  byId("boards").classList.toggle("with-worths", page.origins.some((one) => one.gain_share !== null));
   tell("page", page.origins.length ? `${count(view.offset + 1)} to ${count(last)} of ${count(page.total)} contributors` : "nobody");
   byId("earlier").disabled = view.offset === 0;
   byId("later").disabled = last >= page.total;
@@ -36,7 +36,7 @@ function origin(one) {
     [count(one.updates), "number"],
     [percent(one.share), "number extra"],
     bar(one.share),
-    [one.gain === null ? "" : `${one.gain < 0 ? "−" : ""}${percent(Math.abs(one.gain))}`, "number worth"],
+    [one.gain_share === null ? "" : `${one.gain_share < 0 ? "−" : ""}${percent(Math.abs(one.gain_share))}`, "number worth"],
     [one.team ?? "", "extra isolated"],
     [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra rounds"],
   ]);

@@ -269,8 +269,8 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
 def _about_members(decision: Decision, counting: Counting, names: Called) -> str:
     def member(number: int) -> str:
         if number >= len(counting.members):
-            return f"member {number} (nobody)"
-        return f"member {number} ({known_as(counting.members[number].origin)})"
+            return f"member {number}, nobody"
+        return f"member {number}, {known_as(counting.members[number].origin)}"
 
     def known_as(origin: bytes) -> str:
         return called(origin.hex()[:DIGITS], name_of(origin, names))
