@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 
 ALL = "sfnode.help_all"
@@ -125,7 +126,7 @@ def _options(keys: Mapping[str, Option]) -> list[click.Parameter]:
     def show_all(context: click.Context, _parameter: Any, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
             context.meta[ALL] = True
-            click.echo(context.get_help())
+            echo(context.get_help())
             context.exit()
 
     return [

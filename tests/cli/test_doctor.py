@@ -40,6 +40,6 @@ def test_the_peers_of_an_invitation_are_visited(sfnode: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     peer = f"/ip4/127.0.0.1/tcp/{port}/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-    ended = sfnode("doctor", invitation.write(compose(bytes(32), [peer], ())), "--ntp", "none")
+    ended = sfnode("doctor", "--link", invitation.write(compose(bytes(32), [peer], ())), "--ntp", "none")
     assert ended.status == 1
     assert f"problem  SD052  {peer}: the machine is there" in ended.out

@@ -207,17 +207,17 @@ def test_a_run_passes_to_another_key_by_a_file_that_deputies_sign(
     node: OrganisedNode, organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file, keys_dir = tmp_path / "succession.json", tmp_path / "keys"
-    made = organise("hand-over", file, "--keys-dir", keys_dir)
+    made = organise("hand-over", "--out", file, "--keys-dir", keys_dir)
     assert made.status == 0, made.err
-    assert organise("hand-over", file, "--submit").err.startswith("sfnode: SF067: ")
+    assert organise("hand-over", "--submit", file).err.startswith("sfnode: SF067: ")
     first = sfnode("organise", "sign", file, "--deputy-key", keys / "d3")
     assert "signed as deputy 2; 1 more votes are needed" in first.out
     again = sfnode("organise", "sign", file, "--deputy-key", keys / "d3")
     assert "1 more votes are needed" in again.out
     assert "that is enough" in sfnode("organise", "sign", file, "--deputy-key", keys / "d1").out
-    assert organise("hand-over", file, "--submit", "--dry-run").status == 0
+    assert organise("hand-over", "--submit", file, "--dry-run").status == 0
     assert node.organised.control.feed.term == 0
-    assert organise("hand-over", file, "--submit").status == 0
+    assert organise("hand-over", "--submit", file).status == 0
     feed = node.organised.control.feed
     assert feed.term == 1
     assert feed.key == Identity.read(keys_dir / node.manifest.run_id.hex()).public
@@ -227,10 +227,10 @@ def test_a_dry_run_of_a_hand_over_or_a_vote_writes_nothing(
     organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "succession.json"
-    assert organise("hand-over", file, "--keys-dir", tmp_path / "keys", "--dry-run").status == 0
+    assert organise("hand-over", "--out", file, "--keys-dir", tmp_path / "keys", "--dry-run").status == 0
     assert not file.exists()
     assert not (tmp_path / "keys").exists()
-    assert organise("hand-over", file, "--key", B.hex()).status == 0
+    assert organise("hand-over", "--out", file, "--key", B.hex()).status == 0
     before = file.read_text()
     assert sfnode("organise", "sign", file, "--deputy-key", keys / "d1", "--dry-run").status == 0
     assert file.read_text() == before
@@ -240,14 +240,16 @@ def test_only_deputies_sign_and_no_key_and_no_file_is_overwritten(
     node: OrganisedNode, organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "succession.json"
-    assert organise("hand-over", file, "--key", B.hex()).status == 0
+    assert organise("hand-over", "--out", file, "--key", B.hex()).status == 0
     assert sfnode("organise", "sign", file, "--deputy-key", keys / "stranger").err.startswith("sfnode: SF045")
     assert sfnode("organise", "sign", file).err.startswith("sfnode: SF044")
-    assert "exists already" in organise("hand-over", file, "--key", B.hex()).err
+    assert "exists already" in organise("hand-over", "--out", file, "--key", B.hex()).err
     key = tmp_path / "keys" / node.manifest.run_id.hex()
     key.parent.mkdir()
     key.write_text("ours")
-    assert "would take its place" in organise("hand-over", tmp_path / "b", "--keys-dir", key.parent).err
+    assert (
+        "would take its place" in organise("hand-over", "--out", tmp_path / "b", "--keys-dir", key.parent).err
+    )
     file.write_text("{}")
     assert sfnode("organise", "sign", file).err.startswith("sfnode: SF067")
 

@@ -118,17 +118,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        ("export full", 1, "SF010: full exists already"),
-        ("export full/mine.txt/out", 1, "SF010: cannot write full/mine.txt/out"),
-        ("export out --device quantum", 1, "SF024: there is no device 'quantum'"),
+        ("export --out full", 1, "SF010: full exists already"),
+        ("export --out full/mine.txt/out", 1, "SF010: cannot write full/mine.txt/out"),
+        ("export --out out --device quantum", 1, "SF024: there is no device 'quantum'"),
         ("eval --device quantum:1", 1, "SF024: there is no device 'quantum:1'"),
-        ("checkout 3 --out full", 1, "SF010: full exists already"),
-        ("export out --lora-rank 4", 2, "--lora-rank is for --format lora"),
-        ("export out --format lora --lora-rank 0", 2, "--lora-rank"),
-        ("export out --format gguf", 2, "--format"),
-        ("export out --push-to-hub ann", 1, "SF010: 'ann' is no name of a model on the hub"),
-        ("export out --push-to-hub ann/reviews", 1, "SF029: nothing can be uploaded to the hub"),
-        ("export out --public", 2, "--public is for --push-to-hub"),
+        ("history checkout 3 --out full", 1, "SF010: full exists already"),
+        ("export --out out --lora-rank 4", 2, "--lora-rank is for --format lora"),
+        ("export --out out --format lora --lora-rank 0", 2, "--lora-rank"),
+        ("export --out out --format gguf", 2, "--format"),
+        ("export --out out --push-to-hub ann", 1, "SF010: 'ann' is no name of a model on the hub"),
+        ("export --out out --push-to-hub ann/reviews", 1, "SF029: nothing can be uploaded to the hub"),
+        ("export --out out --public", 2, "--public is for --push-to-hub"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(
