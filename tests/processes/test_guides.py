@@ -26,11 +26,17 @@ SMALL = {
     "SFNODE_THREADS": "1",
     "SFNODE_HOST_MADDRS": LOOPBACK[1],
 }
-INIT = SMALL | {"SFNODE_MODEL": "builtin:tiny", "SFNODE_UPDATE_BUDGET": "200", "SFNODE_YES": "1"}
+INIT = SMALL | {"SFNODE_MODEL": "builtin:tiny", "SFNODE_UPDATE_BUDGET": "100", "SFNODE_YES": "1"}
 """What a user's configuration might say, so that nothing is asked or takes long."""
 
-ELSEWHERE = {"swarm": {"SFNODE_NODES": "2"}, "hand-over": {"SFNODE_KEYS_DIR": "next"}, "init": INIT}
-"""The same for single commands; who organises next has a folder of their own."""
+ELSEWHERE = {
+    "init": INIT,
+    "swarm": {"SFNODE_NODES": "2"},
+    "eval": {"SFNODE_LIMIT": "40"},
+    "doctor": {"SFNODE_DATA_DIR": "newcomer"},
+    "hand-over": {"SFNODE_KEYS_DIR": "next"},
+}
+"""The same for single commands; who is new, or organises next, has a folder of their own."""
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:
@@ -44,11 +50,12 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
 @pytest.mark.timeout(300)
 def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
     write_tickets(tmp_path)
-    made = sfnode(tmp_path, "init", "--task", "reviews", "--out", "here.toml",
-                  "--set", "training.update_budget=1000000", "--set", "init.measure=no")  # fmt: skip
+    made = sfnode(tmp_path, "init", "--task", "reviews", "--out", "here.toml", "--set", "init.measure=no",
+                  "--set", "training.update_budget=1000000", "--set", "training.epoch_updates=32")  # fmt: skip
     assert made.returncode == 0, made.stderr
     with nodes(tmp_path) as make:
-        node = make(".sfnode", "--run", "here.toml", "--organise", "--threads", 1, *LOOPBACK).start()
+        node = make(".sfnode", "--run", "here.toml", "--organise", "--set", "organise.search=no",
+                    "--threads", 1, *LOOPBACK).start()  # fmt: skip
         node.until("something counts", lambda status: status.organised and status.organised.counted)
         for number, words in enumerate(commands()):
             run(tmp_path, f"node-{number}", [replaced(word, node) for word in words])
