@@ -18,7 +18,7 @@ PICTURE = DOCS / "learning.svg"
 
 TASKS = ("AG News", "SST-2")
 COLOURS = ("#2563eb", "#d97706")
-"""Of a task's curve and lines; both can be told from white and from black."""
+"""Colours of a task's curve and lines; both can be told from white and from black."""
 
 LEFT, RIGHT, TOP, BOTTOM = 50, 420, 20, 210
 WIDTH, HEIGHT = 640, 250

@@ -27,15 +27,15 @@ from sfnode.cli.main import cli
 from sfnode.doctor.findings import Examination
 from sfnode.limits import Limits
 from sfnode.publish.run_file import RunFile
-from sfnode.schema import evaluation, history, organising, results, status, views
+from sfnode.schema import history, organising, results, status, views
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 CLI = """# Command line
 
-Written by `make reference` from the commands; do not edit it by hand. Every option is also a variable and a key
-of the [configuration file](configuration.md): `--data-dir`, `SFNODE_DATA_DIR`, `data-dir`. One that few need is a
-key of `--set` instead of a flag; `--help-all` lists these. See also [JSON output](json.md) and
+Written by `make reference` from the commands; do not edit it by hand. Every option is also a variable and a
+key of the [configuration file](configuration.md): `--data-dir`, `SFNODE_DATA_DIR`, `data-dir`. One that few
+need is a key of `--set` instead of a flag; `--help-all` lists these. See also [JSON output](json.md) and
 [errors](errors.md).
 """
 
@@ -51,10 +51,10 @@ With `--json` a command prints one object; progress goes to standard error. Afte
 `interrupted`), its name, what happened, what to do, the exit status. Within a major version fields are added,
 never renamed or removed: ignore those that you do not know.
 
-Digests, keys and ids are lower-case hex; sizes are bytes, times seconds, losses nats, worths 10^-9 nats. A number
-that is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`. "Since the start" is since the process started; Oxx
-and such are rules of the [specification](../protocol/SPEC.md). `GET` and `POST` are routes of the socket
-`control.sock` in a data folder ([views](views.md)).
+Digests, keys and ids are lower-case hex; sizes are bytes, times seconds, losses nats, worths 10^-9 nats. A
+number that is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`. "Since the start" is since the process
+started; Oxx and such are rules of the [specification](../protocol/SPEC.md). `GET` and `POST` are routes of
+the socket `control.sock` in a data folder ([views](views.md)).
 """
 
 OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
@@ -102,13 +102,16 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
         (results.BenchResult,),
     ),
     "lab simulate --json": (
-        "`network`: for each run `scenario`, `topology`, `seed`, `nodes`, `seconds` (virtual, as all but `wall`), "
-        "`command` (which repeats it), `failure`, `settled` and counts. `training`: `cell`, `results` (a file), "
-        "`values`. `sweep`: for each combination its numbers, and `mean`, `low`, `high` of `loss`, `score` and the "
-        "same on validation rows.",
+        "`network`: for each run `scenario`, `topology`, `seed`, `nodes`, `seconds` (virtual, as all but "
+        "`wall`), `command` (which repeats it), `failure`, `settled` and counts. `training`: `cell`, "
+        "`results` (a file), `values`. `sweep`: for each combination its numbers, and `mean`, `low`, `high` of "
+        "`loss`, `score` and the same on validation rows.",
         (),
     ),
-    "run.json": ("What `sfnode publish page` writes beside a page; `join` reads three of its fields (N6).", (RunFile,)),
+    "run.json": (
+        "What `sfnode publish page` writes beside a page; `join` reads three of its fields (N6).",
+        (RunFile,),
+    ),
     "GET /views/progress": ("", (views.Progress,)),
     "GET /views/curves": ("Columns of equal length.", (views.Curves,)),
     "GET /views/swarm": ("", (views.Swarm,)),
@@ -117,11 +120,14 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "GET /views/samples": ("", (views.Samples,)),
     "GET /views/timeline": ("Parameter: `limit` (1 to 1,000).", (views.Timeline,)),
     "GET /views/feeds": ("Parameters: `offset`, `limit`.", (views.Feeds,)),
-    "GET /views/origins": ("Parameters: `offset`, `limit`, `find`, the first digits of a key.", (views.Origins,)),
+    "GET /views/origins": (
+        "Parameters: `offset`, `limit`, `find`, the first digits of a key.",
+        (views.Origins,),
+    ),
     "GET /views/history": ("Parameter: `points`, the most spans of epochs.", (views.History,)),
     "POST /generate": ('Takes `{"prompt": text, "tokens": 1 to 64}`.', (views.Generated,)),
 }
-"""What each output is by its heading: a sentence, and the models; those within them follow by themselves."""
+"""A sentence about each output, and its models, by its heading; models within them follow by themselves."""
 
 
 def cli_page() -> str:
@@ -197,7 +203,9 @@ def json_page() -> str:
     text, seen = JSON, set[type]()
     for heading, (note, models) in OUTPUTS.items():
         text += f"\n## {heading}\n\n" + (f"{note}\n\n" if note else "")
-        new = [one for one in dict.fromkeys(one for model in models for one in within(model)) if one not in seen]
+        new = [
+            one for one in dict.fromkeys(one for model in models for one in within(model)) if one not in seen
+        ]
         seen.update(new)
         text += "\n".join(model_fields(one, titled=one not in models[:1]) for one in new)
     return text
@@ -232,7 +240,7 @@ def model_fields(model: type[BaseModel], *, titled: bool) -> str:
 
 
 def explained(model: type[BaseModel]) -> dict[str, str]:
-    """What is written under each field of a class, its bases included, in one line."""
+    """Return what is written under each field of a class, its bases included, in one line."""
     found: dict[str, str] = {}
     for one in reversed(model.__mro__):
         if not issubclass(one, BaseModel) or one is BaseModel:
@@ -266,7 +274,14 @@ def kind(annotation: Any) -> str:
         return " or ".join(f"`{one.value}`" for one in annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation.__name__
-    names = {str: "string", datetime: "time", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+    names = {
+        str: "string",
+        datetime: "time",
+        int: "integer",
+        float: "number",
+        bool: "boolean",
+        type(None): "null",
+    }
     return names.get(annotation, "object")
 
 

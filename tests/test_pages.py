@@ -32,7 +32,17 @@ GENERATED = {"cli.md", "json.md", "errors.md", "metrics.md"}
 MOST_WORDS = {"README.md": 900, "written": 35_000, "generated": 20_000}
 """Who is in a hurry reads no more."""
 
-FOREIGN = {"--index-url", "--torch-backend", "--pid", "--force", "--model_args", "--restart", "--build-arg", "--scale", "--volumes"}
+FOREIGN = {
+    "--index-url",
+    "--torch-backend",
+    "--pid",
+    "--force",
+    "--model_args",
+    "--restart",
+    "--build-arg",
+    "--scale",
+    "--volumes",
+}
 """Options of pip, uv, docker and others that pages name."""
 
 
@@ -83,7 +93,11 @@ def check(words: list[str]) -> None:
         command = within
     own = rest[: rest.index("--")] if "--" in rest else rest  # what follows it is another program's
     options = [word.partition("=")[0] for word in own if word.startswith("--")]
-    known = {name for parameter in command.get_params(context) for name in (*parameter.opts, *parameter.secondary_opts)}
+    known = {
+        name
+        for parameter in command.get_params(context)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
     known -= {name for one in command.params if getattr(one, "key", "") for name in one.opts}
     assert set(options) <= known | {"--help", "--help-all"}, words
 
@@ -101,7 +115,9 @@ def known_flags() -> frozenset[str]:
 
 @cache
 def known_keys() -> frozenset[str]:
-    return frozenset(key for command in commands() for one in command.params if (key := getattr(one, "key", "")))
+    return frozenset(
+        key for command in commands() for one in command.params if (key := getattr(one, "key", ""))
+    )
 
 
 def commands() -> Iterator[click.Command]:
@@ -131,7 +147,13 @@ def headings(page: Path) -> set[str]:
     """The names by which GitHub's links find the headings of a page, and anchors written by hand."""
     text = page.read_text()
     lines = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
-    slugs = {re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line)).strip().lower().replace(" ", "-") for line in lines}
+    slugs = {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line))
+        .strip()
+        .lower()
+        .replace(" ", "-")
+        for line in lines
+    }
     return slugs | set(re.findall(r'<a id="([^"]+)"', text))
 
 

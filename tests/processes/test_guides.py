@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.swarm import local_swarm
-from tests.processes.forked import ForkedNode
 from tests.processes.helpers import LOOPBACK, Command, Node, nodes, sfnode, until
 from tests.test_pages import ROOT, blocks, sfnode_lines
 
@@ -50,8 +48,9 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
 @pytest.mark.timeout(300)
 def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
     write_tickets(tmp_path)
-    made = sfnode(tmp_path, "init", "--task", "reviews", "--out", "here.toml", "--set", "init.measure=no",
-                  "--set", "training.update_budget=1000000", "--set", "training.epoch_updates=32")  # fmt: skip
+    keys = "init.measure=no", "training.update_budget=1000000", "training.epoch_updates=32"
+    given = [word for key in keys for word in ("--set", key)]
+    made = sfnode(tmp_path, "init", "--task", "reviews", "--out", "here.toml", *given)
     assert made.returncode == 0, made.stderr
     with nodes(tmp_path) as make:
         node = make(".sfnode", "--run", "here.toml", "--organise", "--set", "organise.search=no",
@@ -74,7 +73,7 @@ def commands() -> Iterator[list[str]]:
 
 
 def replaced(word: str, node: Node) -> str:
-    """A word of a guide, or what stands for it here: the link of the node's run, its member's key, a free port."""
+    """A word of a guide, or what stands for it here: the link of the node's run, its key, a free port."""
     if word.startswith("sfnode:"):
         return node.link()
     if word == "1f3a09bc":
@@ -108,4 +107,8 @@ def write_tickets(home: Path) -> None:
         with (home / name).open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file)
             table.writerow(["ticket", "department", "text", "label"])
-            table.writerows((f"{text}, number {number}", label, text, number % 2) for number in range(times) for text, label in rows)
+            table.writerows(
+                (f"{text}, number {number}", label, text, number % 2)
+                for number in range(times)
+                for text, label in rows
+            )
