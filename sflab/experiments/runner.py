@@ -194,7 +194,7 @@ def run_cell(
             raise UserError(
                 Code.BAD_OPTION,
                 f"cell {cell.name} was finished in {folder} without a log",
-                "Run it again in another folder with --results.",
+                "Run it again in another folder with --out.",
             )
         return values
     with disk_faults(folder):
@@ -353,7 +353,7 @@ def _unusable(path: Path, reason: str) -> UserError:
     return UserError(
         Code.RESULTS_UNUSABLE,
         f"{path} cannot be used: {reason}",
-        "Move it away, and the cell begins anew; or give another folder with --results.",
+        "Move it away, and the cell begins anew; or give another folder with --out.",
     )
 
 

@@ -30,8 +30,8 @@ class Option(click.Option):
     """An option; with a `key`, one that --set gives in place of a flag."""
 
     def __init__(self, *arguments: Any, key: str = "", **settings: Any) -> None:
-        super().__init__(*arguments, hidden=bool(key), **settings)
-        self.key = key
+        super().__init__(*arguments, **settings)
+        self.key, self.hidden = key, bool(key)
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         if not self.key:
@@ -44,7 +44,7 @@ class Option(click.Option):
         return super().consume_value(ctx, opts)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        hint = super().get_error_hint(ctx)  # type: ignore[arg-type] # may be None since click 8.4 only
+        hint = super().get_error_hint(ctx)
         flags = " / ".join(f"'{flag}'" for flag in self.opts)
         return hint.replace(flags, f"'--set {self.key}'") if self.key else hint
 
@@ -89,9 +89,10 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            keys = [f"--set {key}" for key, one in self.keys.items() if error.option_name in one.opts]
-            error.possibilities = keys or error.possibilities
-            raise
+            key = next((key for key, one in self.keys.items() if error.option_name in one.opts), None)
+            if key is None:
+                raise
+            raise click.UsageError(f"{error.option_name} is no flag: say --set {key}=VALUE", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         headings = {flag: heading for heading, flags in self.groups.items() for flag in flags}

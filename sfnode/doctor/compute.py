@@ -235,7 +235,7 @@ def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding 
     if unfit or not (case.measure or _at_hand(case, manifest)):
         return unfit
     if shapes.is_shape(case.model):
-        fix = f"Measure it with random ones: {command('sfnode', 'bench', '--model', case.model)}"
+        fix = f"Measure it with random ones: {command('sfnode', 'lab', 'bench', '--model', case.model)}"
         return note(Subject.SPEED, "a shape has no weights, so no steps were measured", fix)
     try:
         per_hour = _updates_per_hour(case, manifest)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -132,6 +132,10 @@ def test_the_log_contradicts_whatever_is_changed(said: Certificate, feed: Contro
     assert error.value.code in (Code.CERTIFICATE_INVALID, Code.WRONG_RUN)
 
 
+def test_a_certificate_of_before_holds_as_it_did(said: Certificate, feed: ControlFeed) -> None:
+    check(said.model_copy(update={"version": 2}), RUN, feed, NAMES, "it")
+
+
 def test_a_log_that_lacks_decisions_says_nothing_of_them(said: Certificate, feed: ControlFeed) -> None:
     with pytest.raises(UserError) as error:
         check(said.model_copy(update={"decisions": feed.stop + 1}), RUN, feed, NAMES, "it")
@@ -156,15 +160,19 @@ def test_what_is_no_certificate_is_said_to_be_none(data: bytes) -> None:
 
 # -- pinned: a drawing of this version is compared byte for byte -----------------------------------------
 
-DRAWING = "e6adf421be257f80af9f3ebfa04704c3499022ad156553f1415a92f489c45b40"
+DRAWINGS = {
+    2: "e6adf421be257f80af9f3ebfa04704c3499022ad156553f1415a92f489c45b40",
+    3: "ede349852b12af81ddb1ebe7d2d6c614edb04e2c0cc85bd1f0612f31209e383e",
+}
 
 
-def test_the_bytes_that_are_drawn_never_change() -> None:
+@pytest.mark.parametrize("version", DRAWINGS)
+def test_the_bytes_that_are_drawn_never_change(version: Literal[2, 3]) -> None:
     said = Certificate(
-        run_id="11" * 32, run_name="reviews", member="22" * 32, name="Anneli", updates=15, measured=12,
+        version=version, run_id="11" * 32, run_name="reviews", member="22" * 32, name="Anneli", updates=15, measured=12,
         worth=-2_000_001, first_epoch=0, last_epoch=2, seal=2, digest="33" * 32, decisions=17,
         chain="44" * 32,
     )  # fmt: skip
-    assert hashlib.sha256(said.drawing()).hexdigest() == DRAWING
+    assert hashlib.sha256(said.drawing()).hexdigest() == DRAWINGS[version]
     assert Certificate.parse(said.to_json(), "it") == said
     assert list(json.loads(said.to_json())) == list(Certificate.model_fields)

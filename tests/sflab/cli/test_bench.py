@@ -43,7 +43,9 @@ def adds_up(batch: BatchResult, queries: int = 1, group: int = 0) -> None:
 
 
 def test_it_measures_the_built_in_model(sfnode: Run) -> None:
-    ended = sfnode("bench", "--json", "--compare", "mezo", "--batch", 3, "--batch", 1, "--tokens", 24, *QUICK)
+    ended = sfnode(
+        "lab", "bench", "--json", "--compare", "mezo", "--batch", 3, "--batch", 1, "--tokens", 24, *QUICK
+    )
     result = measured(ended)
     assert (result.model, result.parameters, result.matrices) == ("builtin:tiny", 164_800, 18)
     assert [(batch.batch, batch.tokens) for batch in result.batches] == [(1, 24), (3, 72)]
@@ -57,7 +59,7 @@ def test_it_measures_the_built_in_model(sfnode: Run) -> None:
 
 
 def test_memory_is_that_of_the_process_and_says_what_else_would_fit(sfnode: Run) -> None:
-    result = measured(sfnode("bench", "--json", "--batch", 2, "--dtype", "float32", *QUICK))
+    result = measured(sfnode("lab", "bench", "--json", "--batch", 2, "--dtype", "float32", *QUICK))
     (batch,) = result.batches
     if batch.training_peak_bytes is None or batch.inference_peak_bytes is None:
         pytest.skip("this system does not say how much memory a process uses")
@@ -73,7 +75,7 @@ def test_memory_is_that_of_the_process_and_says_what_else_would_fit(sfnode: Run)
 
 
 def test_a_person_gets_tables_that_fit_the_screen(sfnode: Run) -> None:
-    ended = sfnode("bench", "--compare", "mezo", "--batch", 1, *QUICK)
+    ended = sfnode("lab", "bench", "--compare", "mezo", "--batch", 1, *QUICK)
     assert (ended.status, ended.err) == (0, "")
     assert "builtin:tiny: 0.2 M parameters" in ended.out
     for title in ("Time of a step", "Memory at its peak", "MeZO's step in place", "others' updates"):
@@ -82,7 +84,7 @@ def test_a_person_gets_tables_that_fit_the_screen(sfnode: Run) -> None:
 
 
 def test_on_a_busy_machine_it_says_so(sfnode: Run) -> None:
-    result = measured(sfnode("bench", "--json", "--batch", 1, *QUICK))
+    result = measured(sfnode("lab", "bench", "--json", "--batch", 1, *QUICK))
 
     def said(threads: int, busy_cores: float) -> str:
         return heading(result.model_copy(update={"threads": threads, "busy_cores": busy_cores}))
@@ -98,7 +100,7 @@ def test_a_config_is_enough_of_a_model_and_nothing_is_left_behind(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    result = measured(sfnode("bench", "--json", "--model", config_only, "--batch", 1, *QUICK))
+    result = measured(sfnode("lab", "bench", "--json", "--model", config_only, "--batch", 1, *QUICK))
     assert (result.model, result.parameters) == (str(config_only), 164_800)
     assert list(scratch.iterdir()) == []
     assert [file.name for file in config_only.iterdir()] == ["config.json"]
@@ -107,7 +109,9 @@ def test_a_config_is_enough_of_a_model_and_nothing_is_left_behind(
 def test_it_measures_a_run_with_its_own_data_and_numbers(sfnode: Run) -> None:
     keys = ("training.rank=16", "training.group=3", "init.measure=no")
     sfnode("init", "--task", "reviews", *(word for key in keys for word in ("--set", key)))
-    result = measured(sfnode("bench", "--json", "--run", "run.toml", "--batch", 4, "--queries", 2, *QUICK))
+    result = measured(
+        sfnode("lab", "bench", "--json", "--run", "run.toml", "--batch", 4, "--queries", 2, *QUICK)
+    )
     (batch,) = result.batches
     assert (result.rank, result.queries, result.group) == (16, 2, 3)
     assert 2 * 4 * 5 < batch.tokens < 2 * 4 * 48  # reviews of a few words, none as long as the task allows
@@ -119,7 +123,7 @@ def test_weights_may_be_narrower_and_mezo_moves_only_what_is_not_packed(
     dtype: str, width: int, sfnode: Run
 ) -> None:
     options = ("--dtype", dtype, "--compare", "mezo", "--batch", 2)
-    result = measured(sfnode("bench", "--json", *options, *QUICK))
+    result = measured(sfnode("lab", "bench", "--json", *options, *QUICK))
     (batch,) = result.batches
     adds_up(batch)
     assert result.dtype == dtype
@@ -132,7 +136,9 @@ def test_an_encoder_is_measured_with_its_own_classes(sfnode: Run, config_only: P
     counts = {"num_hidden_layers": 1, "num_attention_heads": 2, "id2label": {"0": "a", "1": "b", "2": "c"}}
     fields = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **sizes, **counts}
     (config_only / "config.json").write_text(json.dumps(fields))
-    result = measured(sfnode("bench", "--json", "--model", config_only, "--batch", 2, "--tokens", 8, *QUICK))
+    result = measured(
+        sfnode("lab", "bench", "--json", "--model", config_only, "--batch", 2, "--tokens", 8, *QUICK)
+    )
     (batch,) = result.batches
     adds_up(batch)
     assert result.matrices == 6 + 2  # those of the layer, the pooler's and the head's
@@ -143,7 +149,7 @@ def test_a_head_with_one_output_is_refused_as_no_task_has_one_class(sfnode: Run,
     sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     fields = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **sizes}
     (config_only / "config.json").write_text(json.dumps(fields | {"id2label": {"0": "LABEL_0"}}))
-    ended = sfnode("bench", "--model", config_only, *QUICK)
+    ended = sfnode("lab", "bench", "--model", config_only, *QUICK)
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith("sfnode: SF022: the model cannot be trained: its head has one output")
 
@@ -157,7 +163,7 @@ def test_a_model_that_sees_images_is_refused_by_the_layer_that_no_text_reaches(
     text |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 64}
     fields = {"model_type": "gemma3", "text_config": text, "vision_config": sight, "mm_tokens_per_image": 4}
     (config_only / "config.json").write_text(json.dumps(fields))
-    ended = sfnode("bench", "--model", config_only, *QUICK)
+    ended = sfnode("lab", "bench", "--model", config_only, *QUICK)
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith("sfnode: SF022: ")
     assert "vision_tower.encoder.layers.0.self_attn.k_proj is never called as a layer" in ended.err
@@ -177,7 +183,7 @@ def test_a_model_that_sees_images_is_refused_by_the_layer_that_no_text_reaches(
 def test_what_cannot_be_is_said_with_what_can(
     arguments: tuple[str, ...], complaint: str, advice: str, sfnode: Run
 ) -> None:
-    ended = sfnode("bench", *arguments, *QUICK)
+    ended = sfnode("lab", "bench", *arguments, *QUICK)
     assert (ended.status, ended.out) == (1, "")
     assert complaint in ended.err
     assert advice in ended.err
@@ -185,7 +191,7 @@ def test_what_cannot_be_is_said_with_what_can(
 
 def test_a_config_that_is_none_is_refused(sfnode: Run, config_only: Path) -> None:
     (config_only / "config.json").write_text('{"model_type": "abacus"}')
-    ended = sfnode("bench", "--model", config_only, *QUICK)
+    ended = sfnode("lab", "bench", "--model", config_only, *QUICK)
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith(f"sfnode: SF022: no model can be made from {config_only}")
 
@@ -194,7 +200,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_made(sfnode: Run, confi
     fields = json.loads((config_only / "config.json").read_text())
     wide = {"vocab_size": 16_000_000, "hidden_size": 8192, "word_embed_proj_dim": 8192}
     (config_only / "config.json").write_text(json.dumps(fields | wide))
-    ended = sfnode("bench", "--model", config_only, "--dtype", "float32", *QUICK)
+    ended = sfnode("lab", "bench", "--model", config_only, "--dtype", "float32", *QUICK)
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith(f"sfnode: SF025: {config_only} has 131.")
     assert "--dtype" in ended.err

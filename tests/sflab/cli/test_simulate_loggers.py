@@ -17,7 +17,7 @@ SMALL = (
 
 
 def test_a_logger_is_told_what_the_results_say(sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("simulate", "training", *SMALL, "--log-to", f"jsonl:{tmp_path}/log.jsonl")
+    ended = sfnode("lab", "simulate", "training", *SMALL, "--log-to", f"jsonl:{tmp_path}/log.jsonl")
     assert ended.status == 0, ended.err
     results = Path(json.loads(ended.out)["results"]).read_text().splitlines()
     begun, *records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -30,6 +30,6 @@ def test_a_logger_is_told_what_the_results_say(sfnode: Run, tmp_path: Path) -> N
 def test_a_logger_that_cannot_be_opened_is_an_error_before_anything_is_done(
     sfnode: Run, tmp_path: Path
 ) -> None:
-    ended = sfnode("simulate", "training", *SMALL, "--log-to", f"jsonl:{tmp_path}/nowhere/log.jsonl")
+    ended = sfnode("lab", "simulate", "training", *SMALL, "--log-to", f"jsonl:{tmp_path}/nowhere/log.jsonl")
     assert (ended.status, json.loads(ended.out)["error"]["code"]) == (1, "SF079")
     assert not Path("results").exists()

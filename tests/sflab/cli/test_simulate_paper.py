@@ -31,7 +31,7 @@ def contents(folder: Path) -> dict[str, object]:
 
 
 def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(sfnode: Run, tmp_path: Path) -> None:
-    command = ("simulate", "paper", "--smoke", "--seeds", 1, "--results", tmp_path / "paper", *ALONE)
+    command = ("lab", "simulate", "paper", "--smoke", "--seeds", 1, "--out", tmp_path / "paper", *ALONE)
     ended = sfnode(*command)
     assert ended.status == 0
     assert ended.out == f"report: {tmp_path / 'paper' / report.REPORT}\n"
@@ -50,7 +50,7 @@ def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(sfnode: Run, tm
 
 
 def test_a_dry_run_lists_cells_and_writes_nothing(sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("simulate", "paper", "--dry-run", "--workers", 2, "--results", tmp_path / "paper")
+    ended = sfnode("lab", "simulate", "paper", "--dry-run", "--workers", 2, "--out", tmp_path / "paper")
     assert ended.status == 0
     *cells, last = ended.out.splitlines()
     assert last.startswith(f"{len(cells)} cells, ")
@@ -72,21 +72,21 @@ def test_a_dry_run_lists_cells_and_writes_nothing(sfnode: Run, tmp_path: Path) -
 def test_what_cannot_be_is_said_before_anything_runs(
     arguments: tuple[str, ...], complaint: str, sfnode: Run, tmp_path: Path
 ) -> None:
-    ended = sfnode("simulate", "paper", *arguments, "--results", tmp_path / "paper")
+    ended = sfnode("lab", "simulate", "paper", *arguments, "--out", tmp_path / "paper")
     assert ended.status == 1
     assert complaint in ended.err
     assert not (tmp_path / "paper").exists()
 
 
 def test_a_report_of_a_folder_without_a_study_is_refused(sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("simulate", "report", tmp_path)
+    ended = sfnode("lab", "simulate", "report", tmp_path)
     assert ended.status == 1
     assert "SF075" in ended.err
 
 
 def test_a_sweep_runs_every_combination_and_lists_the_best_first(sfnode: Run, tmp_path: Path) -> None:
-    options = ("--results", tmp_path / "sweep", "--learning-rate", 1e-3, "--learning-rate", 1e-2, "--rank", 4)
-    command = ("simulate", "sweep", *TINY, *options, "--rank", 8, "--local-steps", 1, *ALONE)
+    options = ("--out", tmp_path / "sweep", "--learning-rate", 1e-3, "--learning-rate", 1e-2, "--rank", 4)
+    command = ("lab", "simulate", "sweep", *TINY, *options, "--rank", 8, "--local-steps", 1, *ALONE)
     ended = sfnode(*command, "--seeds", 2, "--json")
     assert ended.status == 0
     rows = json.loads(ended.out)
@@ -106,6 +106,6 @@ def test_a_sweep_runs_every_combination_and_lists_the_best_first(sfnode: Run, tm
 
 @pytest.mark.parametrize("rate", ["nan", "inf"])
 def test_a_rate_that_is_no_number_is_refused(rate: str, sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("simulate", "paper", "--smoke", "--dry-run", "--learning-rate", rate)
+    ended = sfnode("lab", "simulate", "paper", "--smoke", "--dry-run", "--learning-rate", rate)
     assert ended.status == 1
     assert "SF010: --learning-rate" in ended.err

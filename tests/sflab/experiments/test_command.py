@@ -45,11 +45,11 @@ def test_it_prints_the_end_beside_the_untrained_model(
 ) -> None:
     log, results = str(tmp_path / "log"), str(tmp_path / "results")
     status, said, _ = run(
-        capsys, *FEW, "--results", results, "--write-log", log, "--option", "segment_updates=32"
+        capsys, *FEW, "--out", results, "--write-log", log, "--option", "segment_updates=32"
     )
     assert status == 0
     assert "calibrated" in said
-    status, said, _ = run(capsys, *FEW, "--results", results, "--option", "segment_updates=32", "--json")
+    status, said, _ = run(capsys, *FEW, "--out", results, "--option", "segment_updates=32", "--json")
     answer = json.loads(said)
     assert answer["cell"]["options"] == {"segment_updates": 32.0}
     assert answer["values"]["example_forwards"] == 2 * 3 * 3 * 4
@@ -80,7 +80,7 @@ def test_it_prints_the_end_beside_the_untrained_model(
 def test_what_cannot_be_is_refused_with_a_number(
     arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    status, said, complaint = run(capsys, *FEW, *arguments, "--results", str(tmp_path))
+    status, said, complaint = run(capsys, *FEW, *arguments, "--out", str(tmp_path))
     assert status != 0
     assert hint in complaint
     assert "Traceback" not in said + complaint

@@ -86,7 +86,7 @@ def test_a_failure_has_its_story_and_its_command(
 def test_it_does_without_torch() -> None:
     script = (
         "import sys\nfrom sfnode.cli.main import main\n"
-        "try:\n    main(['simulate', 'network', '--nodes', '3', '--seconds', '0'])\n"
+        "try:\n    main(['lab', 'simulate', 'network', '--nodes', '3', '--seconds', '0'])\n"
         "finally:\n    print([m for m in ('torch', 'hivemind', 'asyncio.events') if m in sys.modules][:2])\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
