@@ -203,7 +203,8 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
 
 
 def _lines(result: EvalResult, moment: str, details: bool) -> list[str]:
-    before, compared = result.before, result.calibrated or result.before
+    before = result.before
+    compared = result.calibrated if result.calibrated and result.after.calibrated else before
     by = better_by(before.metric, compared.value, result.after.value)
     name = metric_of(before.metric).name
     rows = {"before": before, "calibrated": result.calibrated, "after": result.after}

@@ -19,8 +19,8 @@ from sfnode.dashboard.formatting import (
     health_in_words,
     limits_in_words,
     nats,
+    percent,
 )
-from sfnode.dashboard.snapshot import contributed
 from sfnode.printable import pace, part_of, size_text, span
 from sfnode.schema.metrics import drift_in_words, moved_in_words, trained_by
 from sfnode.schema.unchecked import plain
@@ -45,12 +45,11 @@ def status(data_dir: Path, with_feeds: bool, details: bool, as_json: bool) -> No
     else:
         for alarm in answer.alarms:
             echo(f"{alarm.code}: {alarm.what}\n  {alarm.fix}", colour="red")
-        lines = _lines(answer, contributed(answer, node.standing()).text)
-        lines += _detail_lines(answer) if details else []
+        lines = _lines(answer) + (_detail_lines(answer) if details else [])
         echo("\n".join(lines + [f"feed     {one.origin}/{one.incarnation} {one.updates}" for one in feeds]))
 
 
-def _lines(s: Status, own: str) -> list[str]:
+def _lines(s: Status) -> list[str]:
     trained = trained_by(s.task)
     told = "" if s.loss is None else f", {trained.name} {trained.of(s.loss):.3f}"
     agreeing = sum(link.agrees for link in s.links)
@@ -58,8 +57,7 @@ def _lines(s: Status, own: str) -> list[str]:
         f"run      {s.run_name} ({s.run_id[:16]})",
         f"state    {s.state.replace('-', ' ')} as {s.role}, for {span(s.uptime)}",
         _updates(s),
-        f"own      {own}",
-        f"pace     {count(s.own_updates)} updates since start, {pace(s.updates_per_second)}{told}",
+        *([f"yours    {_own(s)}, {pace(s.updates_per_second)}{told}"] if s.origin else []),
         *([f"busy     {s.doing.what}, for {span(s.doing.seconds)}"] if s.doing else []),
         *_device_lines(s),
         f"links    {len(s.links)} ({agreeing} with the same model)",
@@ -94,6 +92,12 @@ def _detail_lines(s: Status) -> list[str]:
         about = f"{nats(run.evidence.worth)} nats by {run.evidence.updates} measured updates"
         lines.append(f"worth    {about}, {counts} ({evidence_in_words(run.evidence)})")
     return lines
+
+
+def _own(s: Status) -> str:
+    """Say what this node has made."""
+    part = percent(s.contributed / max(s.known, s.contributed, 1))
+    return f"{count(s.contributed)} updates ({part} of all), {count(s.own_updates)} since start"
 
 
 def _device_lines(s: Status) -> list[str]:

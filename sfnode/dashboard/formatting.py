@@ -27,10 +27,10 @@ REACHES = {
     "join with --auto-relay.",
     "machine": "It holds addresses of this machine only: nobody can join from another one.",
 }
-"""What to say of an invitation, by the networks from which its addresses can be reached (`Reach`)."""
+"""Notes on an invitation, by the networks from which its addresses can be reached (`Reach`)."""
 
 UNITS = {"cpu": " %", "gpu": " %", "watts": " W", "celsius": " °C", "idle": " min", "mb_per_day": " MB"}
-"""What follows the numbers of other limits."""
+"""Units of other limits."""
 
 BLANK = "⠀"
 """The braille character without dots."""

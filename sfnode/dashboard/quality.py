@@ -85,8 +85,7 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
     plain = [m for m in evaluations if m.base and (base is None or m.calibrated != base.calibrated)]
     compared = [_reference(BEFORE, base)] if base else []
     compared += [
-        _reference("before training, uncalibrated" if base and base.calibrated else "calibrated", m)
-        for m in plain[-1:]
+        _reference("uncalibrated" if base and base.calibrated else "calibrated", m) for m in plain[-1:]
     ]
     rises = not _ended(s) and _rises(latest, [*compared[:1], *points])
     words = verdict(RunHealth(health.verdict), latest, base, rises=rises)

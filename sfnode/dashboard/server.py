@@ -173,7 +173,7 @@ class NowAnswer(Answer):
     trained: Trained
     """Word and unit of losses."""
     moved: str
-    """How far the model that was evaluated last is from its base, in words; empty before that."""
+    """Distance of the model that was evaluated last from its base, in words; empty before that."""
 
     @classmethod
     def of(cls, now: Now) -> NowAnswer:

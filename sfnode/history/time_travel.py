@@ -117,7 +117,7 @@ def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list
             evaluation=None,
             origins=parts(by_origin, names),
         )
-        text = f"epoch {epoch} has {updates} updates"
+        text = f"round {epoch} has {updates:,} updates"
         found.append(HistoryEntry(position=None, term=None, kind="epoch", text=text, epoch=entry))
     return found
 

@@ -94,14 +94,18 @@ def measured(found: Evaluation) -> str:
     return f"{metric_of(found.metric).name} {figure(found)}"
 
 
+TENTH = 0.0005
+"""Share from which on a number with one digit behind the point says `0.1 %`."""
+
+
 def better_by(metric: str, before: float, after: float) -> str:
     """Return by how much one result is better than another, or worse, such as `better by 3.1 %`: of shares
     it is the difference, of other values the part of the first by which they differ; empty where that is no
-    number, or more than all there was."""
+    number, none worth telling, or more than all there was."""
     kind = metric_of(metric)
     gain = after - before if kind.is_share else (after - before) / (abs(before) or math.nan)
     gain = -gain if kind.lower_is_better else gain
-    if not abs(gain) <= 1:
+    if not TENTH <= abs(gain) <= 1:
         return ""
     return f"{'worse' if gain < 0 else 'better'} by {100 * abs(gain):.1f} %"
 

@@ -87,13 +87,13 @@ def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
 
 
 def test_progress_says_what_the_organisers_model_does_beside_updates() -> None:
-    busy = status(doing={"what": "measuring epoch 3", "seconds": 72.4})
+    busy = status(doing={"what": "measuring round 3", "seconds": 72.4})
     assert progress_line([busy, status()], organised_status()).endswith(
-        "; organiser: measuring epoch 3, 1 min 12 s"
+        "; organiser: measuring round 3, 1 min 12 s"
     )
-    assert progress_line([busy, status()]).endswith("; node 1: measuring epoch 3, 1 min 12 s")
+    assert progress_line([busy, status()]).endswith("; node 1: measuring round 3, 1 min 12 s")
     lines = drawn(progress_table("a-rather-long-name", [busy, status()], organised_status()))
-    assert "measuring epoch 3, 1 min 12 s" in " ".join(lines[:3])
+    assert "measuring round 3, 1 min 12 s" in " ".join(lines[:3])
 
 
 def test_while_nodes_start_it_says_how_many_are_up() -> None:
@@ -125,7 +125,7 @@ def test_a_linear_probe_stands_beside_a_head_and_says_so_where_it_is_better() ->
     assert not any("BETTER" in told for told in said_at_the_end(said.model_copy(update={"probe": alike})))
 
 
-GUARD = "The guard ends the run at the seal of epoch 3, as it no longer improves: [loss] 2.1, not 0.6."
+GUARD = "The guard ends the run at the model of round 3, as it no longer improves: [loss] 2.1, not 0.6."
 
 
 def test_a_run_that_was_ended_early_or_of_which_much_was_taken_back_says_so_and_why() -> None:

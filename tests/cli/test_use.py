@@ -25,6 +25,7 @@ from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks.prompts import questions
 from tests.cli.helpers import Ended
 from tests.engine.helpers import HEADED_TASK, TASK, data_file, manifest, model_folder, trainer, updates
+from tests.publish.test_words import check
 from tests.store.folders import Folder, joined, organised
 
 Run = Callable[..., Ended]
@@ -134,6 +135,7 @@ def node(tmp_path: Path) -> Iterator[Path]:
 def test_a_nodes_model_says_what_its_export_says(node: Path, sfnode: Run, tmp_path: Path) -> None:
     used = sfnode("use", "--data-dir", node, "the room was nice .")
     assert re.fullmatch(r"( *\d+\.\d %  (good|bad)\n){2}", used.out)
+    check(f"{used.out} {used.err}")
     assert sfnode("export", "--out", tmp_path / "out", "--data-dir", node).status == 0
     assert sfnode("use", "--from", tmp_path / "out", "the room was nice .").out == used.out
     by_run = sfnode("use", "--run", node / "run.toml", "the room was nice .")
@@ -206,6 +208,7 @@ def test_what_cannot_be_answered_is_said_before_anything_is_loaded(
     assert ended.status
     assert says in ended.err
     assert "loading" not in ended.err
+    check(ended.err)
 
 
 def test_a_model_that_has_learnt_nothing_yet_says_so(sfnode: Run, tmp_path: Path) -> None:
@@ -213,3 +216,4 @@ def test_a_model_that_has_learnt_nothing_yet_says_so(sfnode: Run, tmp_path: Path
         ended = sfnode("use", "--data-dir", joined(tmp_path / name, run), "a text")
         assert ended.status == 1
         assert f"SF074: the model in {tmp_path / name} has learnt nothing yet" in ended.err
+        check(ended.err)

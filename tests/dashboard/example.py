@@ -164,7 +164,9 @@ class ExampleNode:
         )  # fmt: skip
 
     async def standing(self) -> OwnStanding:
-        return OwnStanding(rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000, gain_share=0.3)
+        return OwnStanding(
+            rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000, gain_share=0.3
+        )
 
     async def samples(self) -> Samples:
         rows = [
@@ -190,7 +192,12 @@ class ExampleNode:
     async def timeline(self) -> Timeline:
         def entry(position: int, kind: str, text: str, **fields: Any) -> TimelineEntry:
             blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
-            said = {"position": position, "kind": kind, "text": text, "arrived": 1_790_000_000 + 600 * position}
+            said = {
+                "position": position,
+                "kind": kind,
+                "text": text,
+                "arrived": 1_790_000_000 + 600 * position,
+            }
             return TimelineEntry.model_validate(said | blank | fields)
 
         seals = [
@@ -201,7 +208,9 @@ class ExampleNode:
             for n in reversed(range(EPOCHS))
         ]  # fmt: skip
         said = entry(81, "announce", f"announces: thank you all, {HOSTILE}")
-        return Timeline(total=83, entries=[said, *seals, entry(1, "admit", "admits Ada for 4,096 updates a round")])
+        return Timeline(
+            total=83, entries=[said, *seals, entry(1, "admit", "admits Ada for 4,096 updates a round")]
+        )
 
     async def invitation(self) -> InviteResult:
         return InviteResult(

@@ -113,7 +113,7 @@ def test_the_curve_has_each_epoch_once_and_begins_with_what_it_is_compared_with(
     seen = quality(status(**organised(health=found)), [], [base, calibrated, *later])
     assert [(point.x, point.value) for point in seen.points] == [(1, 0.75), (2, 0.8)]
     assert [(one.name, one.value) for one in seen.compared] == [
-        ("before training", 0.6), ("before training, uncalibrated", 0.5)
+        ("before training", 0.6), ("uncalibrated", 0.5)
     ]  # fmt: skip
     assert (seen.across, seen.now and seen.now.x) == ("round", 2)
 

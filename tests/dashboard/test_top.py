@@ -167,7 +167,9 @@ def it_tells_all_limits_or_that_there_are_more(seen: Shown) -> None:
         cpu=50, memory=4_000_000_000, hours="22:00-07:00", idle=10, mains=True, upload_rate=500_000
     )
     told = {width: _limits_in(frame(with_status(seen, limits=limits), width, 24)) for width in (40, 80)}
-    assert told[80] == "cpu 50 %, memory 4.0 GB, hours 22:00-07:00, idle 10 min, mains yes, upload_rate 500 kB"
+    assert (
+        told[80] == "cpu 50 %, memory 4.0 GB, hours 22:00-07:00, idle 10 min, mains yes, upload_rate 500 kB"
+    )
     assert told[40].startswith("cpu 50 %, memory 4.0 GB")
     assert told[40].endswith("…")
 

@@ -174,7 +174,6 @@ def test_the_status_of_a_running_node_loads_no_heavy_library(seen: Course) -> No
     assert said["state"].startswith("complete as relay")
     assert f"of {BUDGET:,} count" in said["updates"]
     assert f" {seen.final['relay'].known} are here" in said["updates"]
-    assert said["digest"] == seen.final["relay"].digest
     assert said["address"] == seen.nodes["relay"].address()
     loaded = {line.rpartition("|")[2].strip() for line in seen.relay_says.stderr.splitlines()}
     assert "sfnode.control.client" in loaded

@@ -25,7 +25,6 @@ from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.organising import EvidenceStatus, ValidatorStatus
 from sfnode.schema.results import EvalResult
 from sfnode.schema.status import DeviceStatus, DoingStatus, FetchStatus, Status, WaitStatus
-from sfnode.schema.views import OwnStanding
 from tests.cli.fake_node import ANSWERS, fake_node
 from tests.cli.helpers import Ended
 from tests.dashboard.example import SEALED, ExampleNode, RewardedNode
@@ -60,8 +59,6 @@ BUSY = status(
 )  # fmt: skip
 """The status of a node of which there is everything to say."""
 
-OWN = OwnStanding(rank=2, of=5, updates=90, share=0.1, counted=80, worth=10**7, gain_share=0.031)
-
 Run = Callable[..., Ended]
 
 SOURCE = Path(evaluate.__file__).parents[1]
@@ -70,7 +67,7 @@ SOURCE = Path(evaluate.__file__).parents[1]
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Path]:
     """The folder of a node that answers."""
-    answers = {"GET /status": BUSY.model_dump_json(), "GET /views/own": OWN.model_dump_json()}
+    answers = {"GET /status": BUSY.model_dump_json()}
     with fake_node(tmp_path / "running", {**ANSWERS, **answers}):
         yield tmp_path / "running"
 

@@ -54,6 +54,7 @@ def test_figures_are_for_people(metric: str, value: float, text: str) -> None:
         ("accuracy", 0.5, 0.469, "worse by 3.1 %"),
         ("perplexity", 20.0, 17.0, "better by 15.0 %"),
         ("perplexity", 20.0, 22.0, "worse by 10.0 %"),
+        ("accuracy", 0.5, 0.5002, ""),
         ("perplexity", 10.0, 40.2, ""),
         ("perplexity", math.inf, 40.2, ""),
         ("perplexity", 10.0, math.inf, ""),

@@ -35,8 +35,7 @@ function redraw() {
 /** One row that is answered better now than before, where everybody sees it first. */
 function showExample(rows, moment) {
   const place = moment ? rows.findIndex((row, at) => moment.scores[at] > row.base_score) : -1, row = rows[place];
-  byId("example").hidden = !row;
-  if (!row) return;
+  if (!row) return byId("example").replaceChildren();
   const before = make("s", row.base || "(nothing)"), now = make("b", moment.answers[place] || "(nothing)", "good");
   byId("example").replaceChildren(make("bdi", `“${row.text}”`, "quiet"), " ", before, " → ", now);
 }

@@ -426,9 +426,9 @@ class Reports:
         self._look()
         verdict = self._verdict
         if verdict.latest and verdict.latest in health.evaluations(decisions):
-            named = ((model_in_words(one), one) for one in (verdict.base,) if one)
-            named = (*named, *(("best", one) for one in (verdict.best,) if one))
-            beside = [f"{name} {value_in_words(one.metric, one.value)}" for name, one in named]
+            others = [(model_in_words(one), one) for one in (verdict.base,) if one]
+            others += [("best", one) for one in (verdict.best,) if one]
+            beside = [f"{name} {value_in_words(one.metric, one.value)}" for name, one in others]
             words = HEALTH_WORDS[verdict.health]
             lines.append(", ".join([f"{words}: {result_in_words(verdict.latest)}", *beside]))
         return lines

@@ -256,8 +256,8 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
         case Checkpoint(epoch=epoch, cores=cores):
             return f"states where the run is after round {epoch}, fingerprint {cores.hex()[:DIGITS]}"
         case Worth(epoch=epoch, rows=rows, parts=parts):
-            loss = -sum(part.worth for part in parts) / WORTH_ONE
-            return f"measures the work of {len(parts)} in round {epoch}: loss {loss:+.6f} on {rows:,} rows"
+            change = -sum(part.worth for part in parts) / WORTH_ONE
+            return f"measures the work of {len(parts)} in round {epoch}: loss {change:+.6f} on {rows:,} rows"
         case Oversized(epoch=epoch, feeds=feeds):
             return f"finds the work of {len(feeds)} in round {epoch} too large to count at once"
         case Unknown(kind=kind):

@@ -79,7 +79,10 @@ def seal(epoch: int) -> Seal:
         (Bases(2, bytes(32)), f"publishes new directions of training, {'0' * 16}, number 2"),
         (Announce("hello"), "announces: hello"),
         (Validators((0,)), f"has rounds measured by member 0, {A}"),
-        (Checkpoint(0, bytes(32), bytes(32)), f"states where the run is after round 0, fingerprint {'0' * 16}"),
+        (
+            Checkpoint(0, bytes(32), bytes(32)),
+            f"states where the run is after round 0, fingerprint {'0' * 16}",
+        ),
         (Unknown(98), "a decision of kind 98, which this version of sfnode does not know"),
     ],
     ids=lambda value: type(value).__name__,
