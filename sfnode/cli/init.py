@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfnode.cli.exit import warn
 from sfnode.cli.init_options import key_options
 from sfnode.cli.keys import Command, Option, require_key
 from sfnode.cli.options import option
@@ -146,7 +147,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
             _write_planned(answers, table, screen.plan(table, answers, _task_fields(said)), dict(said))
             return
         except UserError as error:
-            screen.warn(error)
+            warn(error)
 
 
 def _write_planned(answers: Answers, table: Table, found: Plan, said: dict[str, Any]) -> None:
@@ -158,10 +159,10 @@ def _write_planned(answers: Answers, table: Table, found: Plan, said: dict[str, 
     if found.bad and not answers.skip:
         raise malformed(str(found.bad), "Correct these rows, or leave them out: --skip-bad-rows.")
     task = found.task.model_dump(include=set(TASK_FIELDS), exclude_defaults=True)
-    own = {"train": table.source, "model": answers.model, "name": answers.name}
+    own: dict[str, Any] = {"train": table.source, "model": answers.model, "name": answers.name}
     own |= {"test": answers.test} if answers.test else {}
-    own |= {"skip_bad_rows": answers.skip}
-    _write(answers.out, answers.organised, task | said | own, found)
+    given = task | own | said | {"skip_bad_rows": answers.skip}
+    _write(answers.out, answers.organised, given, found)
     screen.remember_model(answers.model)
 
 
@@ -183,10 +184,9 @@ def _set(pair: str, said: dict[str, Any]) -> None:
 
 def _name(source: str) -> str:
     """Return a name for a run with these data, of the characters that names have."""
-    name = Path(source.rpartition(":")[2]).stem
-    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[
-        :60
-    ]
+    stem = Path(source.rpartition(":")[2]).stem
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)
+    return name.strip("-")[:60] or "run"
 
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
@@ -202,21 +202,21 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
 
     keys = RunKeys.generate() if organised else None
     keys_dir = keys_folder(keys_dir, out) if keys else keys_dir
-    passphrase = chosen(given.get("passphrase_file")) if given["encrypt"] else None
+    passphrase = chosen(given.get("passphrase_file")) if given.get("encrypt") else None
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
         said = _take_rows(given, out.parent, note, plan)
         manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
         means = preparing.Means(given["device"], given["dtype"], Path(scratch))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
-        said += output.made_words(prepared, asked) if given["details"] else []
+        said += output.made_words(prepared, asked) if given.get("details") else []
         share = given.get("share_data", not manifest.organised.private)
         manifest = _write_beside(out, prepared.manifest, Path(scratch), share, note, said)
         said += _write_keys(keys, manifest.run_id, keys_dir, passphrase, note) if keys else []
         note(out)
         write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    said += output.numbers_words(prepared, given, given["details"])
+    said += output.numbers_words(prepared, given, bool(given.get("details")))
     for line in [*said, *output.notes(manifest, "epsilon" in given)]:
         echo(line)
     echo("What happens next:")
@@ -231,7 +231,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
 def _check(given: dict[str, Any], organised: bool, bases: Path | None) -> None:
     """Raise UserError BAD_OPTION for options that contradict each other; price an open run."""
     check_bases(bases, given.get("made_of"))
-    if given["encrypt"] and not organised:
+    if given.get("encrypt") and not organised:
         raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
     if not organised:
         given.setdefault("work_bits", OPEN_WORK_BITS)

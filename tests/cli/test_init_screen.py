@@ -155,11 +155,11 @@ def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run
 
 
 def test_answers_outlive_an_error(sfnode: Run, answers: Answers) -> None:
-    answers("8", "kept", "training.rank=12", "", "training.rank=16", "")
+    answers("8", "kept", "training.rank=12", "", "training.rank=16", "description=Sorts tickets.", "")
     ended = sfnode("init", "tickets.csv", *TINY)
     assert ended.status == 0, ended.err
     assert "SF010: training.rank: rank must be a power of two" in ended.err
-    assert (run().name, run().training.rank) == ("kept", 16)
+    assert (run().name, run().description, run().training.rank) == ("kept", "Sorts tickets.", 16)
     assert sorted(file.name for file in Path().glob("tickets*")) == sorted(
         ["tickets.csv", run().data.train, run().data.test]
     )

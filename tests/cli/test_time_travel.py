@@ -357,9 +357,11 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
 
 def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     """It gets bases and numbers for what it trains; those that are given stay."""
-    other = ("--target-modules", "v_proj", "--rank", 2, "--basis", "gradients", "--objective", "plain")
-    spans = ("--epoch-updates", 16, "--update-budget", 512, "--batch-size", 2, "--epsilon", 0.002)
-    ended = sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, *other, *spans)
+    keys = ("model.target_modules=v_proj", "training.rank=2", "training.basis=gradients", "task.loss=plain")
+    keys += ("training.epoch_updates=16", "training.update_budget=512", "training.batch_size=2")
+    keys += ("training.epsilon=0.002",)
+    said = (word for key in keys for word in ("--set", key))
+    ended = sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, *said)
     assert ended.status == 0, ended.err
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert {target.name.rpartition(".")[2] for target in fork.model.parsed_targets()} == {"v_proj"}
@@ -376,9 +378,8 @@ def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Pat
 
 
 def test_a_fork_with_another_budget_keeps_the_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode(
-        "history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, "--update-budget", 99
-    )
+    where = ("--out", tmp_path / "fork", "--data-dir", folder)
+    ended = sfnode("history", "fork", 1, *where, "--set", "training.update_budget=99")
     assert ended.status == 0, ended.err
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert fork.training == RUN.training.model_copy(
@@ -414,11 +415,12 @@ def test_runs_that_come_from_each_other_are_told_as_one_story(
 
 
 def test_a_fork_that_cannot_be_says_why(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    for option, reason in {"--rank": "a power of two", "--target-modules": "SF0"}.items():
-        ended = sfnode("history", "fork", 1, "--out", tmp_path / option, "--data-dir", folder, option, 3)
+    for key, reason in {"training.rank": "a power of two", "model.target_modules": "SF0"}.items():
+        where = ("--out", tmp_path / key, "--data-dir", folder)
+        ended = sfnode("history", "fork", 1, *where, "--set", f"{key}=3")
         assert ended.status == 1
         assert reason in ended.err
-        assert not (tmp_path / option / "run.toml").exists()
+        assert not (tmp_path / key / "run.toml").exists()
 
 
 @pytest.mark.parametrize("lie", [{"epoch": 0}, {"digest": "0" * 64}, {"run_id": "0" * 64}])
