@@ -20,7 +20,7 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import count, gained, nats
+from sfnode.dashboard.formatting import count, nats, percent
 from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import NO_WORTH
 
@@ -168,7 +168,7 @@ def _line(one: Ranked, whole: int, details: bool) -> str:
     from sfnode.dashboard.frame import named
 
     who = set_cell_size(named(one.name, one.origin, WHO), WHO)
-    gain = f"  {gained(one.worth / whole):>8}" if whole else ""
+    gain = f"  {percent(one.worth / whole):>8}" if whole else ""
     worths = f"  {count(one.measured):>10}  {nats(one.worth):>15}  {one.origin[:DIGITS]}" if details else ""
     revoked = "  revoked" if one.revoked else ""
     return f"{one.rank:>6}  {who}  {count(one.counted):>10}{gain}{worths}{revoked}"

@@ -84,10 +84,10 @@ def delay(seconds: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Format 0.5 as `50 %` and 0.0123 as `1.2 %`; only zero is `0 %`."""
-    if 0 < share < 0.0005:
+    """Format 0.5 as `50 %`, 0.0123 as `1.2 %` and -0.03 as `-3.0 %`; only zero is `0 %`."""
+    if 0 < abs(share) < 0.0005:
         return "< 0.1 %"
-    return f"{100 * share:.{0 if share >= 0.0995 or not share else 1}f} %"
+    return f"{100 * share:.{0 if abs(share) >= 0.0995 or not share else 1}f} %"
 
 
 def short(name: str, width: int = 12) -> str:
@@ -129,11 +129,6 @@ def health_in_words(health: HealthStatus) -> str:
 
 def _value(found: Evaluation) -> str:
     return value_in_words(found.metric, found.value)
-
-
-def gained(share: float) -> str:
-    """Format the part of somebody's work in what all have gained: `3.1 %`; of what did harm `-3.1 %`."""
-    return f"{'-' if share < 0 else ''}{percent(abs(share))}"
 
 
 def download_in_words(fetch: FetchStatus) -> str:

@@ -20,7 +20,6 @@ from sfnode.dashboard.formatting import (
     braille,
     count,
     delay,
-    gained,
     limits_in_words,
     percent,
     printable,
@@ -421,7 +420,7 @@ def origins(page: Origins, width: int, room: int) -> list[Text]:
     def line(origin: Origin) -> Text:
         words = named(origin.name, origin.origin, columns[1].width)
         cells = [count(origin.rank), words, count(origin.updates), percent(origin.share)]
-        cells += ["" if origin.gain_share is None else gained(origin.gain_share)] * len(gain)
+        cells += ["" if origin.gain_share is None else percent(origin.gain_share)] * len(gain)
         cells.append(origin.team or "")
         return Text(_cells(columns, cells), "bold" if origin.own else "")
 

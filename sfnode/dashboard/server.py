@@ -308,7 +308,11 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
 
     async def timeline() -> TimelineAnswer:
         found = await client.timeline()
-        words = {one.position: measured(one.evaluation) for one in found.entries if one.evaluation}
+        words = {
+            one.position: measured(one.evaluation)
+            for one in found.entries
+            if one.evaluation and one.position is not None
+        }
         return TimelineAnswer(total=found.total, entries=found.entries, measured=words)
 
     async def evaluate() -> Curves:

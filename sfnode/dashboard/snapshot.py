@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.dashboard.formatting import count, gained, percent
+from sfnode.dashboard.formatting import count, percent
 from sfnode.errors import UserError
 from sfnode.printable import pace, span
 from sfnode.schema.node_state import NodeState
@@ -108,7 +108,7 @@ def contributed(s: Status, own: OwnStanding | None) -> Words:
         return Words("You have contributed no update yet.")
     made = f"Your work: {count(own.updates)} updates ({percent(own.share)} of all)"
     counted = "" if own.counted is None else f", {count(own.counted)} of them count"
-    gain = "" if own.gain_share is None else f", {gained(own.gain_share)} of what the model has gained"
+    gain = "" if own.gain_share is None else f", {percent(own.gain_share)} of what the model has gained"
     return Words(f"{made}{counted}{gain}, rank {count(own.rank)} of {count(own.of)}.", Mood.GOOD)
 
 

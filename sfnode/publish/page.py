@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import sfnode
-from sfnode.dashboard.formatting import count, gained, percent, qr_svg
+from sfnode.dashboard.formatting import count, percent, qr_svg
 from sfnode.dashboard.quality import UNJUDGED, beside, still_rises, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command, size_text, span
@@ -206,7 +206,6 @@ def environment() -> Environment:
         "percent": percent,
         "figure": lambda value, metric: value_in_words(metric, value),
         "metric_name": metric_name,
-        "gained": gained,
     }
     return made
 

@@ -335,6 +335,7 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
         (formatting.percent(0.0123), "1.2 %"),
         (formatting.percent(1e-9), "< 0.1 %"),
         (formatting.percent(0.0), "0 %"),
+        (formatting.percent(-0.031), "-3.1 %"),
         (formatting.printable("a\x1b[31m\u202eb\u2067"), "a\ufffd[31m\ufffdb\ufffd"),
         (formatting.spark([0, 1, 2], 9), "▁▅█"),
         (formatting.spark([0, math.inf, math.nan, 2], 9), "▁█"),

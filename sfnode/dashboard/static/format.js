@@ -36,8 +36,9 @@ export function pace(number) {
 }
 
 export function percent(share) {
-  if (share > 0 && share < 0.0005) return "< 0.1 %";
-  return `${(100 * share).toFixed(share >= 0.0995 || !share ? 0 : 1)} %`;
+  const size = Math.abs(share);
+  if (share && size < 0.0005) return "< 0.1 %";
+  return `${(100 * share).toFixed(size >= 0.0995 || !share ? 0 : 1)} %`;
 }
 
 /** Three digits of anything: 0.123, 12.3, 1.23k. */

@@ -36,7 +36,7 @@ function origin(one) {
     [count(one.updates), "number"],
     [percent(one.share), "number extra"],
     bar(one.share),
-    [one.gain_share === null ? "" : `${one.gain_share < 0 ? "−" : ""}${percent(Math.abs(one.gain_share))}`, "number worth"],
+    [one.gain_share === null ? "" : percent(one.gain_share), "number worth"],
     [one.team ?? "", "extra isolated"],
     [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra rounds"],
   ]);
