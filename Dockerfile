@@ -54,7 +54,7 @@ COPY sflab sflab
 # more. What this adds to the dependencies goes to /own.
 RUN touch /before \
  && /opt/pip/bin/pip --python /opt/sfnode --disable-pip-version-check install --no-cache-dir --no-compile --no-deps . \
- && /opt/sfnode/bin/sfnode init /tmp/run.toml --update-budget 64 < /dev/null \
+ && /opt/sfnode/bin/sfnode init --task reviews --out /tmp/run.toml --set training.update_budget=64 \
  && /opt/sfnode/bin/sfnode swarm --nodes 2 --run /tmp/run.toml \
  && /opt/sfnode/bin/sfnode status --help > /dev/null \
  && mkdir /own && cd / && find opt/sfnode -type f -cnewer /before -print0 | tar --null -T - -cf - | tar -C /own -xf -

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +30,7 @@ from sfnode.models import bases
 from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
 from sfnode.tasks import dataset, prompts, public_files, row_files, verifying
+from sfnode.tasks.dataset import Row
 from sfnode.tasks.presets import PRESETS, of_model
 from sfprotocol.model_listing import MAX_DATA
 
@@ -135,8 +136,9 @@ def wanted(
     if basis and takes_features(manifest):
         raise UserError(
             Code.BAD_OPTION,
-            "--basis: this run trains a linear head, whose directions follow from the features that it sees",
-            "Leave it out, or name other layers with --target-modules.",
+            "training.basis: this run trains a linear head, whose directions follow from the features that "
+            "it sees",
+            "Leave it out, or name other layers with model.target_modules.",
         )
     taken = basis or manifest.training.basis
     known = all(name in given for name in TRIED) or (taken == "random" and _is_built_in(manifest))
@@ -226,15 +228,24 @@ def _sifted(source: str, task: Task, folder: Path, role: DataRole, note: Note) -
         return None
     if not rows:
         raise row_files.malformed(f"no row of {source} is good: {bad}")
+    name = Path(source).stem if is_file(source) else role
+    return LeftOut(write_rows(rows, task, folder, name, note), str(bad))
+
+
+def write_rows(rows: Sequence[Row], task: Task, folder: Path, name: str, note: Note = unnoted) -> Path:
+    """Write what a task reads of rows to a new file in a folder, and return it.
+
+    Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
+    """
     read = () if task.verifier else prompts.fields(task)  # a verifier may read any column
     kept = ({name: row[name] for name in read or row} for row in rows)
     lines = "".join(f"{json.dumps(row, default=str)}\n" for row in kept).encode()
-    name = Path(source).stem if is_file(source) else role
     digest = hashlib.blake2b(lines, digest_size=4).hexdigest()  # the file of another run may be there
     file = folder / f"{name}-{digest}.jsonl"
     note(file)
-    write_whole(file, lines)
-    return LeftOut(file, str(bad))
+    with disk_faults(folder):
+        write_whole(file, lines)
+    return file
 
 
 def share_data(manifest: Manifest, folder: Path, note: Note = unnoted) -> tuple[Manifest, Shared]:
@@ -270,7 +281,7 @@ def _digest_of(file: Path) -> str:
             Code.DATA_TOO_LARGE,
             f"{file} has {size_text(size)}, and nodes give each other files of up to {size_text(MAX_DATA)}: "
             "they hold the rows in memory",
-            "Take fewer rows, put the data on the hub, or add --no-share-data: others then need the file at "
+            "Take fewer rows, put the data on the hub, or set data.share=no: others then need the file at "
             "the same path.",
         )
     if not (digest := public_files.digest_of(file)):

@@ -165,4 +165,4 @@ def test_too_large_a_file_is_refused_with_a_way_out(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError, match="files of up to 3 B") as caught:
         preparing.share_data(run_of(train=rows(tmp_path / "rows.tsv", "one")), tmp_path)
     assert caught.value.code is Code.DATA_TOO_LARGE
-    assert "--no-share-data" in caught.value.fix
+    assert "data.share=no" in caught.value.fix

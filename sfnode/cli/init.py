@@ -1,4 +1,4 @@
-"""`sfnode init`: write a run manifest from flags or from answers."""
+"""`sfnode init`: write a run manifest, from a file with data that it asks about, or from options alone."""
 
 from __future__ import annotations
 
@@ -11,249 +11,60 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfnode.cli.init_questions import KINDS, ask, parse_stop, parse_verbalizer
-from sfnode.cli.options import F, device_option, dtype_option, option
+from sfnode.cli.exit import warn
+from sfnode.cli.init_options import key_options
+from sfnode.cli.keys import Command, Option, require_key
+from sfnode.cli.options import option
 from sfnode.cli.output import echo
-from sfnode.cli.passphrases import chosen, passphrase_file_option
+from sfnode.cli.passphrases import chosen
 from sfnode.cli.progress import waiting
-from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS, located
+from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS, located
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import MAX_WORK_BITS
-from sfnode.manifest.training import Training
 from sfnode.printable import command
-from sfnode.tasks import reward_numbers
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
-from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 if TYPE_CHECKING:
+    from sfnode.cli.init_screen import Answers, Plan
     from sfnode.store.run_keys import RunKeys
+    from sfnode.tasks.columns import Table
 
-NO_MODULES = "none"
-"""Value in place of patterns: train no linear layer, only other parameters."""
-
-
-def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
-    """Return `q_proj,v_proj` as a tuple, and `none` as an empty one."""
-    if value is None or value.strip().lower() == NO_MODULES:
-        return None if value is None else ()
-    patterns = tuple(item.strip() for item in value.split(","))
-    if not all(patterns):
-        raise click.BadParameter("give it as PATTERN,PATTERN, for example q_proj,v_proj")
-    return patterns
+DESCRIBED = ("preset", "kind", "verifier")
+"""Options that say what is to be learnt; without them the data are asked what they suggest."""
 
 
-def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the texts that end an answer; None for none."""
-    return tuple(map(parse_stop, values)) or None
-
-
-def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
-    """Add the option for a number of the manifest's training section; its help names the default."""
-    number = getattr(Training(), flag.removeprefix("--").replace("-", "_"))
-    kind = type(number)
-    what = "COUNT" if kind is int else "NUMBER"
-    return option(flag, type=kind, metavar=what, help=f"{text}  [default: {default or f'{number:g}'}]")
-
-
-@click.command
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False), default="run.toml")
-@option("--name", metavar="NAME", help="Name of the run.  [default: the task]")
+@click.command(cls=Command)
+@click.argument("data", required=False, metavar="[DATA]")
 @option(
-    "--description",
-    metavar="TEXT",
-    help="What the run is for, in a sentence or two: everybody who may join reads it.",
+    "--label",
+    "label_field",
+    metavar="COLUMN",
+    help="The column that says what is right; `none` to learn the texts themselves.  [default: proposed]",
 )
-@option("--model", metavar="SOURCE", help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.")
-@option("--revision", metavar="COMMIT", help="Revision of a hub model.  [default: the newest, pinned]")
-@option(
-    "--target-modules",
-    callback=parse_patterns,
-    metavar="PATTERN,...",
-    help="Linear layers to train (docs/configuration.md).  [default: all-linear]",
-)
-@option("--train-embeddings", is_flag=True, default=None, help="Train token and position embeddings too.")
-@option("--train-biases", is_flag=True, default=None, help="Train the biases of linear layers too.")
-@option("--train-norms", is_flag=True, default=None, help="Train the normalisation layers too.")
 @option("--task", "preset", metavar="PRESET", help=f"A ready-made task: {', '.join(PRESETS)}.")
-@option("--kind", type=click.Choice(KINDS), help="A task of your own, with --template and --train.")
-@option("--template", metavar="TEXT", help="Its prompt, with the {fields} of a row (docs/tasks.md).")
 @option(
-    "--verbalizer",
-    callback=parse_verbalizer,
-    metavar="LABEL=WORD,...",
-    help="classification: the answer to each label (the name of its class).",
-)
-@option("--label-field", metavar="FIELD", help="The field that holds the label.  [default: label]")
-@option("--candidates-field", metavar="FIELD", help="choice: the field that holds a row's candidates.")
-@option("--completion", metavar="TEXT", help="completion, choice: the text that the loss is on.")
-@option("--messages-field", metavar="FIELD", help="chat: the field with the messages.  [default: messages]")
-@option(
-    "--metric",
-    type=click.Choice(["accuracy", "f1"]),
-    help="classification: the metric of the model.  [default: accuracy]",
-)
-@option(
-    "--objective",
-    "loss",
-    type=click.Choice(["plain", "centred"]),
-    help="classification: whether scores are compared as they are, or less their means over balanced "
-    f"mini-batches (docs/tasks.md).  [default: {DEFAULT_LOSS}]",
-)
-@option(
-    "--verifier",
-    metavar="NAME|FILE",
-    help=f"reward: what scores an answer: {', '.join(VERIFIERS)}, a .toml or .json file that describes it, "
-    "or a plug-in MODULE:FUNCTION, whose file others then need (docs/verifiers.md).",
-)
-@option(
-    "--answer-tokens",
-    type=int,
-    metavar="COUNT",
-    help=f"reward: most tokens of an answer.  [default: {reward_numbers.ANSWER_TOKENS}]",
-)
-@option(
-    "--temperature",
-    type=float,
-    metavar="NUMBER",
-    help="reward: draw an answer's tokens at this temperature.  [default: 0, always the likeliest one]",
-)
-@option(
-    "--stop",
-    multiple=True,
-    callback=parse_stops,
-    metavar="TEXT",
-    help=r"reward: text that ends an answer, and is no part of it; \n is a line feed. May be repeated.",
-)
-@option(
-    "--max-tokens",
-    type=int,
-    metavar="COUNT",
-    help="Most tokens of a prompt, with reward of prompt and answer; longer prompts lose their beginning.",
-)
-@option(
-    "--train",
+    "--model",
     metavar="SOURCE",
-    help="Training data: a .tsv, .csv, .jsonl or .parquet file or hf:NAME[:CONFIG]:SPLIT. A task of your own "
-    "may have none: every trainer then brings its own with `join --data`.",
+    help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.  [default: the task's, the one that "
+    "was used last, or a recommended one]",
 )
-@option("--test", metavar="SOURCE", help="Held-out data for measuring the model, in the same form.")
+@option(
+    "--test",
+    metavar="SOURCE",
+    help="Other data to measure the model with.  [default: a fifth of DATA, on which then nobody trains]",
+)
 @option(
     "--skip-bad-rows",
     is_flag=True,
-    help="Leave out rows of the data that do not fit the task, and say which. The others are written to a "
-    "file in the folder of OUT, which the run then names.  [default: such a row is an error]",
+    help="Leave out rows of the data that do not fit the task, and say which.  [default: an error]",
 )
-@option(
-    "--share-data/--no-share-data",
-    default=None,
-    help="Whether nodes give each other the data that are files, found by their digests; otherwise others "
-    "need them at the same path.  [default: yes, but not in a private run]",
-)
-@option("--train-limit", type=int, metavar="COUNT", help="Use only so many training rows.")
-@option(
-    "--train-min-words", type=int, metavar="COUNT", help="Use only training rows with at least so many words."
-)
-@option("--test-limit", type=int, metavar="COUNT", help="Use only so many test rows.")
-@option(
-    "--validation",
-    metavar="SOURCE",
-    help="Data by which an organiser judges, in the same form.  [default: rows of the training data]",
-)
-@option(
-    "--validation-limit",
-    type=int,
-    metavar="COUNT",
-    help="Validation rows; without --validation, that many rows of the training data, on which then nobody "
-    "trains.  [default: 256, or a fifth of the rows; 0 in an open run]",
-)
-@number_option("--rank", "Dimensions of a layer's subspace; a power of two.")
-@option(
-    "--bases",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Published bases for the model's targets at this rank (docs/how-it-works.md), which nodes get from "
-    "each other; they are copied to the folder of OUT.  [default: random bases, which need no file]",
-)
-@option(
-    "--basis",
-    "made_of",
-    type=click.Choice(["random", "activations", "gradients"]),
-    help="Directions in which updates move a layer: random ones; or published bases that this command makes, "
-    "from the layers' inputs (forward passes) or from the mean gradient of some mini-batches (backward "
-    "passes, with memory for inference and half as much again).  [default: activations where numbers are "
-    "tried out and there are training rows, else random]",
-)
-@number_option("--epsilon", "Distance of the points of an update from the weights.")
-@number_option("--learning-rate", "Learning rate per update, not per round.")
-@option(
-    "--schedule",
-    type=click.Choice(["constant", "linear", "cosine"]),
-    help="How the learning rate changes over the epochs of an open run.  [default: constant]",
-)
-@number_option("--batch-size", "Rows of one update's mini-batch.")
-@number_option(
-    "--group",
-    "Updates that share a mini-batch and are compared with each other, which costs half as many forward "
-    "passes an update; 0: each is measured at two points (docs/how-it-works.md).",
-)
-@number_option(
-    "--decay",
-    "Factor by which what was learnt shrinks with each subspace that follows, so that a long run stays near "
-    "the base model; 1: it stays. Not in an open run (docs/organising.md).",
-)
-@number_option("--epoch-updates", "Updates for which one subspace serves.")
-@number_option("--update-budget", "Updates after which the run is complete.")
-@number_option("--scalar-delta", "Unit of the scalars.")
-@number_option("--scalar-limit", "Largest scalar that an update may have.", "measured")
-@option(
-    "--measure/--no-measure",
-    default=True,
-    show_default=True,
-    help="Measure some scalars before the run starts, and refuse numbers with which one update could wreck "
-    "the model. That loads the model.",
-)
-@option(
-    "--calibrate/--no-calibrate",
-    default=None,
-    help="Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
-    "rate are chosen for it, but for those that you give; it takes 600 example-forwards at most. In a "
-    "reward run it writes some answers, and the rate is a recipe's (docs/rewards.md).  "
-    "[default: as --measure, unless you give all of them or take the built-in run]",
-)
-@device_option
-@dtype_option
+@option("--yes", is_flag=True, help="Take what is proposed, without a question.")
 @option(
     "--organised/--open",
     default=True,
     show_default=True,
-    help="Whether what counts is decided by the holder of a key, which is written to --keys-dir. In an open "
-    "run everybody's updates count: for experiments among friends.",
-)
-@option(
-    "--quota",
-    type=int,
-    metavar="COUNT",
-    help="Updates that an invited member may make in one epoch.  [default: four epochs' worth]",
-)
-@option(
-    "--feed-quota",
-    type=click.IntRange(1, (1 << 32) - 1),
-    metavar="COUNT",
-    help="Updates that one feed of an open run may have in all (docs/security.md).  [default: the budget]",
-)
-@option(
-    "--work-bits",
-    type=click.IntRange(0, MAX_WORK_BITS),
-    metavar="BITS",
-    help="Proof of work of a new feed of an open run: 2^BITS hashes on average.  "
-    f"[default: {OPEN_WORK_BITS}, a second or two of a slow core]",
-)
-@option(
-    "--subspace-epochs",
-    type=int,
-    metavar="COUNT",
-    help="Epochs of an organised run for which one subspace serves.  [default: a 16th of the run's]",
+    help="Whether the holder of a key, which is made now, decides what counts. In an open run everybody's "
+    "updates count: for experiments among friends.",
 )
 @option(
     "--private",
@@ -263,43 +74,127 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "approved: for hospitals and laboratories.",
 )
 @option(
-    "--keys-dir",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    default=KEYS_DIR,
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    default="run.toml",
     show_default=True,
-    callback=lambda _context, _parameter, value: located(value),
-    help="Where the keys of an organised run are kept; not beside OUT.",
+    help="The manifest that is written.",
 )
-@option("--encrypt", is_flag=True, help="Encrypt these keys with a passphrase.")
-@passphrase_file_option
-@option("--force", is_flag=True, help="Overwrite OUT.")
-def init(
-    out: Path,
-    force: bool,
-    measure: bool,
-    calibrate: bool | None,
-    device: str,
-    dtype: str,
-    organised: bool,
-    keys_dir: Path,
-    encrypt: bool,
-    passphrase_file: Path | None,
-    bases: Path | None,
-    made_of: str | None,
-    share_data: bool | None,
-    skip_bad_rows: bool,
-    **given: Any,
-) -> None:
-    """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
+@option("--force", is_flag=True, help="Overwrite it.")
+@key_options
+def init(data: str | None, out: Path, yes: bool, organised: bool, **given: Any) -> None:
+    """Write the manifest of a new run: what is learnt, from which data, by which model.
 
-    Asks when there are no options, or, without a terminal, describes the built-in run (which has numbers of
-    its own, not the defaults below). The manifest never changes: its hash is the identity of the run.
+    DATA is a .csv, .tsv, .jsonl or .parquet file, or hf:NAME[:CONFIG]:SPLIT. You are shown what it has and
+    what could be learnt from it, and confirm or change it. A ready-made task (--task) needs no data, and one
+    of your own (--set task.kind=...) may have none: every trainer then brings its own. The manifest never
+    changes: its hash is the identity of the run.
     """
-    if out.exists() and not force:
+    if out.exists() and not given["force"]:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
-    given, organised = _given(given, organised, encrypt)
-    check_bases(bases, made_of)
+    said = {key: value for key, value in given.items() if value is not None}
+    if data:
+        said["train"] = data
+    if any(key in said for key in DESCRIBED):
+        _write(out, organised, said)
+    else:
+        _ask(out, yes, organised, said)
+
+
+def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
+    """Write the manifest of a run that the data suggest, once the user agrees."""
+    with waiting("loading libraries"):
+        from sfnode.cli import init_screen as screen
+        from sfnode.tasks import columns
+
+    def read(source: str) -> Table:
+        with waiting(f"reading {source}"):
+            return columns.read(source)
+
+    asking = sys.stdin.isatty() and not yes
+    if "train" not in said and not asking:
+        raise UserError(
+            Code.BAD_OPTION,
+            "nothing says what is to be learnt",
+            "Name a file with your data (`sfnode init tickets.csv`), or a ready-made task (--task reviews).",
+        )
+    table = read(said["train"]) if "train" in said else screen.ask_source(read)
+    answers = screen.Answers(
+        out,
+        right=said.pop("label_field", ""),
+        test=said.pop("test", ""),
+        skip=said["skip_bad_rows"] or asking,  # whoever confirms sees them
+        model=said.pop("model", screen.last_model()),
+        organised=organised,
+        name=said.pop("name", _name(table.source)),
+    )
+    screen.show_table(table)
+    if not asking:
+        found = screen.plan(table, answers, _task_fields(said))
+        screen.show_plan(table, answers, found)
+        if not yes:
+            raise UserError(
+                Code.BAD_OPTION,
+                "nobody is here to confirm what is proposed",
+                "Add --yes to take it, or say otherwise: --label COLUMN, --set KEY=VALUE.",
+            )
+        _write_planned(answers, table, found, said)
+        return
+    while True:
+        answers = screen.confirm(table, answers, lambda: _task_fields(said), lambda pair: _set(pair, said))
+        try:
+            _write_planned(answers, table, screen.plan(table, answers, _task_fields(said)), dict(said))
+            return
+        except UserError as error:
+            warn(error)
+
+
+def _write_planned(answers: Answers, table: Table, found: Plan, said: dict[str, Any]) -> None:
+    """Write the manifest of what was planned, and remember its base model."""
+    from sfnode.cli import init_screen as screen
+    from sfnode.models.manifest_builder import TASK_FIELDS
+    from sfnode.tasks.row_files import malformed
+
+    if found.bad and not answers.skip:
+        raise malformed(str(found.bad), "Correct these rows, or leave them out: --skip-bad-rows.")
+    task = found.task.model_dump(include=set(TASK_FIELDS), exclude_defaults=True)
+    own: dict[str, Any] = {"train": table.source, "model": answers.model, "name": answers.name}
+    own |= {"test": answers.test} if answers.test else {}
+    given = task | own | said | {"skip_bad_rows": answers.skip}
+    _write(answers.out, answers.organised, given, found)
+    screen.remember_model(answers.model)
+
+
+def _task_fields(said: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the task that are as the user has said."""
+    from sfnode.models.manifest_builder import TASK_FIELDS
+
+    return {key: value for key, value in said.items() if key in TASK_FIELDS}
+
+
+def _set(pair: str, said: dict[str, Any]) -> None:
+    """Set an option by KEY=VALUE. Raises UserError or click.UsageError for one that cannot be."""
+    context = click.get_current_context()
+    keys = {one.key: one for one in init.params if isinstance(one, Option) and one.key}
+    key, value = require_key(pair, keys)
+    one = keys[key]
+    said[str(one.name)] = one.process_value(context, [value] if one.multiple else value)
+
+
+def _name(source: str) -> str:
+    """Return a name for a run with these data, of the characters that names have."""
+    stem = Path(source.rpartition(":")[2]).stem
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)
+    return name.strip("-")[:60] or "run"
+
+
+def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
+    """Write the manifest, its keys and its files, all or none of them, and say what comes next."""
+    given = dict(given)
+    bases, made_of = given.pop("bases", None), given.get("made_of")
+    keys_dir: Path = given.pop("keys_dir")
+    _check(given, organised, bases)
     with waiting("loading libraries"):
         from sfnode import preparing
         from sfnode.cli import init_output as output
@@ -307,39 +202,59 @@ def init(
 
     keys = RunKeys.generate() if organised else None
     keys_dir = keys_folder(keys_dir, out) if keys else keys_dir
-    passphrase = chosen(passphrase_file) if encrypt else None
+    passphrase = chosen(given.get("passphrase_file")) if given.get("encrypt") else None
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
-        said = _skip_bad_rows(given, out.parent, note) if skip_bad_rows else []
+        said = _take_rows(given, out.parent, note, plan)
         manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
-        means = preparing.Means(device, dtype, Path(scratch))
-        asked = preparing.wanted(manifest, given, made_of, calibrate, measure)
+        means = preparing.Means(given["device"], given["dtype"], Path(scratch))
+        asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
-        said += output.made_words(prepared, asked)
-        share = not manifest.organised.private if share_data is None else share_data
+        said += output.made_words(prepared, asked) if given.get("details") else []
+        share = given.get("share_data", not manifest.organised.private)
         manifest = _write_beside(out, prepared.manifest, Path(scratch), share, note, said)
         said += _write_keys(keys, manifest.run_id, keys_dir, passphrase, note) if keys else []
         note(out)
         write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    for line in [*said, *output.numbers_words(prepared, given), *output.notes(manifest, "epsilon" in given)]:
+    said += output.numbers_words(prepared, given, bool(given.get("details")))
+    for line in [*said, *output.notes(manifest, "epsilon" in given)]:
         echo(line)
     echo("What happens next:")
     start = command("sfnode", "join", "--run", out, *(organising_options(keys_dir) if keys else ()))
+    if manifest.data.train:
+        alone = command("sfnode", "swarm", "--run", out)
+        echo(f"  {alone}    trains it here alone, to see how well it goes")
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
 
 
-def _given(given: dict[str, Any], organised: bool, encrypt: bool) -> tuple[dict[str, Any], bool]:
-    """Return the options that are given, or the answers to questions where none is, and whether the run is
-    organised."""
-    given = {key: value for key, value in given.items() if value is not None}
-    if not given and sys.stdin.isatty():
-        given, organised = ask(organised)
-    if encrypt and not organised:
-        raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Leave out --open.")
+def _check(given: dict[str, Any], organised: bool, bases: Path | None) -> None:
+    """Raise UserError BAD_OPTION for options that contradict each other; price an open run."""
+    check_bases(bases, given.get("made_of"))
+    if given.get("encrypt") and not organised:
+        raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
     if not organised:
         given.setdefault("work_bits", OPEN_WORK_BITS)
-    return given, organised
+
+
+def _take_rows(
+    given: dict[str, Any], folder: Path, note: Callable[[Path], None], plan: Plan | None
+) -> list[str]:
+    """Write rows that are taken out of their file to files in a folder, which `given` then names: those that
+    fit, where others are left out, and those that are held out. Return what there is to say."""
+    from sfnode import preparing
+    from sfnode.tasks import dataset
+
+    said = []
+    if plan and (plan.bad or plan.held_out):
+        name, (kept, held) = _name(plan.bad.source), dataset.hold_out(plan.rows, plan.held_out)
+        for role, rows in (("train", kept), ("test", held)):
+            if rows:
+                given[role] = str(preparing.write_rows(rows, plan.task, folder, f"{name}-{role}", note))
+        said += [f"Left out: {plan.bad}."] if plan.bad else []
+        said += [f"Trains on {len(kept):,} rows, {given['train']}."]
+        said += [f"Is measured on {len(held):,} others, {given['test']}."] if held else []
+    return said + (_skip_bad_rows(given, folder, note) if given["skip_bad_rows"] else [])
 
 
 def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Callable[[Path], None]) -> list[str]:
@@ -401,7 +316,9 @@ def check_bases(file: Path | None, kind: str | None) -> None:
     """Raise UserError BAD_OPTION for a file with bases where others are to be made."""
     if file and kind:
         raise UserError(
-            Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
+            Code.BAD_OPTION,
+            "training.bases names a file, and training.basis makes another one",
+            "Give one of them.",
         )
 
 
@@ -423,7 +340,7 @@ def keys_folder(keys_dir: Path, out: Path) -> Path:
     if keys_dir.resolve() == out.resolve().parent:
         raise UserError(
             Code.BAD_OPTION,
-            f"--keys-dir: {keys_dir} is the folder of the manifest, which others get",
+            f"keys.dir: {keys_dir} is the folder of the manifest, which others get",
             "Name a folder that nobody but you reads.",
         )
     return keys_dir

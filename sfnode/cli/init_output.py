@@ -23,6 +23,9 @@ from sfnode.tasks import public_files
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
 
+WRONG = ("Warning: ", "Numbers were not tried out", "No scalars were measured", "Whether ")
+"""Beginnings of lines about numbers that everybody has to read."""
+
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
 
@@ -68,14 +71,15 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
     ]
 
 
-def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
-    """Return which numbers the manifest has, and why."""
+def numbers_words(prepared: Prepared, given: Mapping[str, Any], details: bool = True) -> list[str]:
+    """Return which numbers the manifest has, and why; without `details` what is wrong with them alone."""
     manifest, found = prepared.manifest, prepared.sample
     if found is None:
-        measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
+        measured = [_unmeasured(manifest.training, "init.measure=no"), UNCHECKED]
     else:
         measured = _measured(manifest.training, found, "scalar_limit" in given)
-    return [*_tried(prepared, given), *measured]
+    said = [*_tried(prepared, given), *measured]
+    return said if details else [line.strip() for line in said if line.strip().startswith(WRONG)]
 
 
 def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
@@ -160,17 +164,17 @@ def _warnings(training: Training, found: SlopeSample) -> list[str]:
     if (still := scalar_limit.still(found)) > MOST:
         warnings.append(
             f"Warning: {still:.0%} of them are 0, as the loss is the same at both points: give a larger "
-            "--epsilon or --batch-size."
+            "training.epsilon or training.batch_size."
         )
     elif zeros > MOST:
         warnings.append(
             f"Warning: {zeros:.0%} of them are 0, as scalar_delta {training.scalar_delta:g} is too coarse: "
-            f"give --scalar-delta {delta:.2g}."
+            f"give training.scalar_delta={delta:.2g}."
         )
     if clipped > MOST:
-        better = f"limit {limit}" if limit > training.scalar_limit else f"delta {delta:.2g}"
+        better = f"limit={limit}" if limit > training.scalar_limit else f"delta={delta:.2g}"
         warnings.append(
-            f"Warning: {clipped:.0%} of them are larger than scalar_limit: give --scalar-{better}."
+            f"Warning: {clipped:.0%} of them are larger than scalar_limit: give training.scalar_{better}."
         )
     return warnings
 
@@ -182,7 +186,7 @@ def _unmeasured(training: Training, reason: str) -> str:
         return f"{said}."
     return (
         f"{said}, the most that {training.scalar_bits} bits hold: one update may do many times what an "
-        "honest one does. A --scalar-limit of about 8 times the root mean square of the run's scalars "
+        "honest one does. A scalar_limit of about 8 times the root mean square of the run's scalars "
         "prevents that."
     )
 
@@ -195,8 +199,8 @@ def notes(manifest: Manifest, epsilon_given: bool) -> list[str]:
         notes.append(
             "The base model is a mixture of experts: its loss jumps where a token goes to another expert, so "
             f"that slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all "
-            "nodes compute in float32 (--dtype float32), make the run with --epsilon 1e-5; in bfloat16 that "
-            "would measure noise."
+            "nodes compute in float32 (--dtype float32), make the run with --set training.epsilon=1e-5; in "
+            "bfloat16 that would measure noise."
         )
     if manifest.model.listing and Path(manifest.model.source).is_dir():
         notes.append("The base model is on this machine: other nodes download it from nodes that have it.")

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 import sfnode
 from sfnode.cli import progress
 from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
+from sfnode.cli.ending import Ending
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
 from sfnode.cli.keys import Command
@@ -384,7 +385,11 @@ async def _live(settings: Settings, narration: Narration, passphrase: bytes | No
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, node.leave)
         _announce(node, narration)
+        ending = Ending(node)
+        watching = asyncio.create_task(ending.watch())
         await node.wait()
+        watching.cancel()
+        ending.farewell()
         return node.running.sequel
 
 

@@ -113,9 +113,7 @@ def _options(keys: Mapping[str, Option]) -> list[click.Parameter]:
 
     def check(_context: Any, _parameter: Any, pairs: Iterable[str]) -> None:
         for pair in pairs:
-            key, equals, _ = _split(pair)
-            if key not in keys or not equals:
-                raise _not_a_key(pair, key, keys)
+            require_key(pair, keys)
 
     def complete(context: click.Context, _parameter: Any, begun: str) -> list[CompletionItem]:
         key, equals, value = _split(begun)
@@ -152,6 +150,14 @@ def _options(keys: Mapping[str, Option]) -> list[click.Parameter]:
             help="Show the keys of --set, too, and every option's environment variable.",
         ),
     ]
+
+
+def require_key(pair: str, keys: Iterable[str]) -> tuple[str, str]:
+    """Return the key and the value of `KEY=VALUE`. Raises UserError BAD_OPTION if it is no such pair."""
+    key, equals, value = _split(pair)
+    if key not in keys or not equals:
+        raise _not_a_key(pair, key, keys)
+    return key, value
 
 
 def _not_a_key(pair: str, key: str, keys: Iterable[str]) -> UserError:

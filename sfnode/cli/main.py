@@ -59,7 +59,7 @@ COMMANDS = {
         "list": Lazy("list:list_", "List the runs on this machine.", "sfnode list"),
     },
     "Organise": {
-        "init": Lazy("init:init", "Make a run of your data.", "sfnode init"),
+        "init": Lazy("init:init", "Make a run of your data.", "sfnode init tickets.csv"),
         "organise": Lazy("organise:organise", "See and decide what counts in your run."),
     },
     "Result": {

@@ -174,10 +174,14 @@ def model_option(function: F) -> F:
     )(function)
 
 
-def device_option(function: F) -> F:
+def device_option(function: F, key: str = "") -> F:
     """Add --device to a command that computes on one: the first, where a file names several for nodes."""
     return setting(
-        "--device", metavar="NAME", callback=_first, help="Device that computes: cpu, cuda, cuda:1, mps."
+        "--device",
+        key=key,
+        metavar="NAME",
+        callback=_first,
+        help="Device that computes: cpu, cuda, cuda:1, mps.",
     )(function)
 
 
@@ -209,10 +213,11 @@ def _parse_devices(_context: Any, _parameter: Any, value: str) -> str:
         ) from error
 
 
-def dtype_option(function: F) -> F:
+def dtype_option(function: F, key: str = "") -> F:
     """Add --dtype for a model that is run."""
     return setting(
         "--dtype",
+        key=key,
         metavar="FORMAT",
         show_default=False,
         help="Numbers of the model: auto, float32, bfloat16, float16, int8 or nf4.",
@@ -259,6 +264,13 @@ def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> t
     if not port.isdecimal() or int(port) > 65_535 or (":" in host and not host.startswith("[")):
         raise click.BadParameter("give it as PORT or HOST:PORT, for example 9100 or 0.0.0.0:9100")
     return host.strip("[]") or LOCALHOST, int(port)
+
+
+def details_option(function: F) -> F:
+    """Add --details, for commands that otherwise say it in plain words."""
+    return option("--details", is_flag=True, help="Say it in the precise terms of docs/glossary.md, too.")(
+        function
+    )
 
 
 def json_option(function: F) -> F:

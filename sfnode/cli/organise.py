@@ -332,7 +332,8 @@ def budget(_: SyncClient, updates: int) -> Decision:
 def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     """Publish the bases in FILE for a coming subspace and those after it. Other nodes get them from yours.
 
-    Only in a run whose bases are published (`sfnode init --bases`), with as many targets of the same shape.
+    Only in a run whose bases are published (training.bases of `sfnode init`), with as many targets of the
+    same shape.
     """
     from sfnode.manifest import Manifest
     from sfnode.models import bases as files

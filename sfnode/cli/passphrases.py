@@ -8,17 +8,21 @@ from typing import TypeVar
 
 import click
 
-from sfnode.cli.options import option
+from sfnode.cli.options import F, option
 from sfnode.errors import Code, UserError
 
 T = TypeVar("T")
 
-passphrase_file_option = option(
-    "--passphrase-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Take the passphrase of keys from the first line of FILE.  [default: ask for it]",
-)
+
+def passphrase_file_option(function: F, key: str = "") -> F:
+    """Add --passphrase-file."""
+    return option(
+        "--passphrase-file",
+        key=key,
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Take the passphrase of keys from the first line of FILE.  [default: ask for it]",
+    )(function)
 
 
 def chosen(file: Path | None) -> bytes:

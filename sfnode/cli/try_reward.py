@@ -32,9 +32,7 @@ UPDATES = 16
 @click.argument("run", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUN.toml]")
 @option("--task", "preset", type=click.Choice(REWARDED), help="A ready-made task, in place of a manifest.")
 @option("--model", metavar="SOURCE", help="With --task: the base model, a folder or a Hugging Face id.")
-@option(
-    "--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init --train`."
-)
+@option("--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init`.")
 @option(
     "--prompts",
     type=click.IntRange(1, MOST_PROMPTS),

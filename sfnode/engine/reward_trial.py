@@ -153,7 +153,7 @@ def alike(found: RewardTrial) -> UserError:
         "form of an answer in the prompt, or take a better base model."
     )
     if found.reward <= 0:
-        cut = f", and {found.cut} of them were cut off: give --answer-tokens" if found.cut else ""
+        cut = f", and {found.cut} of them were cut off: raise answer_tokens" if found.cut else ""
         return UserError(
             Code.REWARDS_ALIKE, f"{said}: all {found.answers} answers have the reward 0{cut}", easier
         )
@@ -166,6 +166,6 @@ def alike(found: RewardTrial) -> UserError:
     return UserError(
         Code.REWARDS_ALIKE,
         f"{said}: at epsilon {found.epsilon:g} the same rewards come of both (mean {found.reward:.3f})",
-        f"Give a larger --epsilon ({4 * found.epsilon:g}), --temperature 0.7, or a larger --batch-size; or "
+        f"Give a larger epsilon ({4 * found.epsilon:g}), a temperature of 0.7, or a larger batch_size; or "
         "reward parts of an answer (a `sum` of verifiers, docs/rewards.md).",
     )

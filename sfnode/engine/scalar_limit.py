@@ -204,10 +204,10 @@ def check(training: Training, found: SlopeSample) -> None:
         return
     harmless = harmless_limit(training, found)
     limit = min(training.scalar_limit, suitable_limit(training, found) if found.spread else max(1, harmless))
-    advice = [f"--scalar-limit to {limit}"] if limit < training.scalar_limit else []
+    advice = [f"training.scalar_limit to {limit}"] if limit < training.scalar_limit else []
     if limit > harmless:
         rate = _in_two_digits(bound / training.scalar_delta / limit, math.floor)
-        advice.append(f"--learning-rate to {rate:g}")
+        advice.append(f"training.learning_rate to {rate:g}")
     raise UserError(
         Code.UPDATE_TOO_LARGE,
         f"one update could wreck the model: it may move every weight by {move:.2g} (learning rate "

@@ -19,12 +19,12 @@ from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import files, loader, vetting
 from sfnode.models.targets import DEFAULT, Selection
+from sfnode.printable import command
 from sfnode.tasks import (
     chat,
     dataset,
     presets,
     prompts,
-    proposals,
     reward_numbers,
     row_files,
     templates,
@@ -227,14 +227,18 @@ def _preset_name(given: dict[str, Any]) -> str:
     if "preset" in given and given.get("kind") not in (None, *LABELLED):
         raise UserError(
             Code.BAD_OPTION,
-            "--task names a ready-made task and --kind describes one of your own",
-            "Give one of the two; --template and the like may change a ready-made task, and of one with "
-            "labels --kind says whether they are answers in words or classes of a head.",
+            "--task names a ready-made task and task.kind describes one of your own",
+            "Give one of the two; task.template and the like may change a ready-made task, and of one with "
+            "labels task.kind says whether they are answers in words or classes of a head.",
         )
     if custom and "preset" not in given:
         return ""
     if "preset" not in given and given.get("train") and not given["train"].startswith("builtin:"):
-        raise proposals.task_needed(given["train"])
+        raise UserError(
+            Code.BAD_OPTION,
+            f"no task says what is to be learnt from {given['train']}",
+            f"Say it (docs/tasks.md), or let it be proposed: `{command('sfnode', 'init', given['train'])}`.",
+        )
     source = given.get("model") or presets.DEFAULT_MODEL
     named = str(given.get("preset", presets.of_model(source) or HUB_TASK))
     return named.removeprefix(files.BUILTIN)
@@ -402,10 +406,23 @@ def _is_local(source: str) -> bool:
     return bool(source) and not source.startswith(("hf:", "builtin:"))
 
 
+SECTIONS = {
+    "Task": "task",
+    "Data": "data",
+    "Training": "training",
+    "OpenSection": "open",
+    "OrganisedSection": "organised",
+}
+"""Sections of the manifest, which are the beginnings of keys, by their class."""
+
+
 def _bad_option(error: ValidationError) -> UserError:
     first = error.errors(include_url=False)[0]
-    flag = f"--{first['loc'][0]}".replace("_", "-") if first["loc"] else "the options together"
+    place = [SECTIONS[error.title]] if error.title in SECTIONS else []
+    key = ".".join([*place, *map(str, first["loc"][:1])])
     reason = first["msg"].removeprefix("Value error, ")
     return UserError(
-        Code.BAD_OPTION, f"{flag}: {reason}", "`sfnode init --help` says what each option may be."
+        Code.BAD_OPTION,
+        f"{key or 'the options together'}: {reason}",
+        "`sfnode init --help-all` says what each key may be.",
     )

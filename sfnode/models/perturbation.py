@@ -233,5 +233,5 @@ def _rows_of(perturbation: Perturbation, rows: int, name: str) -> Tensor:
         Code.MODEL_UNSUPPORTED,
         f"{name} sees {rows} rows where the batch has {len(sequences)} sequences and {len(tokens)} tokens, "
         "as in a mixture of experts, or with a table of relative positions",
-        "Choose other layers with `sfnode init --target-modules`.",
+        "Choose other layers: model.target_modules of `sfnode init`.",
     )

@@ -8,7 +8,7 @@ what a row means, and never runs code that comes with data.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
@@ -87,6 +87,13 @@ class Bad:
     first: list[str] = field(default_factory=list)
     """Places of the first of them, and what is wrong there."""
 
+    def note(self, place: str, wrong: str) -> None:
+        """Count a row, and what is wrong with it, if anything is."""
+        self.rows += 1
+        self.count += bool(wrong)
+        if wrong and len(self.first) < SHOWN:
+            self.first.append(f"{place}: {wrong}")
+
     def __bool__(self) -> bool:
         return self.count > 0
 
@@ -99,14 +106,16 @@ class Bad:
 
 def sifted(source: str, task: Task) -> tuple[list[Row], Bad]:
     """Return the rows of a source that fit a task, and which do not. Raises UserError as `load_rows`."""
+    return sift(source, read(source), task)
+
+
+def sift(source: str, placed: Iterable[Placed], task: Task) -> tuple[list[Row], Bad]:
+    """Return which of the rows of a source fit a task, and which do not."""
     rows, bad = [], Bad(source)
-    for place, row, wrong in _read(source):
-        bad.rows += 1
-        if wrong := wrong or prompts.problem(task, row) or "":
-            bad.count += 1
-            if len(bad.first) < SHOWN:
-                bad.first.append(f"{place}: {wrong}")
-        else:
+    for place, row, wrong in placed:
+        wrong = wrong or prompts.problem(task, row) or ""
+        bad.note(place, wrong)
+        if not wrong:
             rows.append(row)
     return rows, bad
 
@@ -120,7 +129,7 @@ def _tell(what: str) -> None:
 def rows_of(source: str, most: int) -> list[Row]:
     """Return the first rows of a source, `most` of them, whatever they mean. Raises UserError as `load_rows`
     does."""
-    found = list(islice(_read(source), most))
+    found = list(islice(read(source), most))
     if wrong := next((f"{one.place}: {one.wrong}" for one in found if one.wrong), None):
         raise malformed(wrong)
     return [one.row for one in found]
@@ -186,6 +195,13 @@ def _split(data: Data, task: Task, folder: Path | None) -> tuple[list[Row], list
     return training, [rows[index] for index in sorted(validating)]
 
 
+def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
+    """Return rows without `count` of them, and these: the same ones whoever asks."""
+    held = set(_smallest(b"sfnode held-out rows", len(rows), count))
+    kept = [row for index, row in enumerate(rows) if index not in held]
+    return kept, [rows[index] for index in sorted(held)]
+
+
 def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
     """Return part `index` of `of` (0-based): every of-th row, so that a file sorted by label splits
     evenly."""
@@ -214,8 +230,8 @@ def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
     return found
 
 
-def _read(source: str) -> Iterator[Placed]:
-    """Yield every row of a source with its place."""
+def read(source: str) -> Iterator[Placed]:
+    """Yield every row of a source with its place. Raises UserError as `load_rows`."""
     kind, _, rest = source.partition(":")
     if kind == "builtin":
         return _builtin(source, rest)

@@ -1,175 +1,314 @@
-"""Tasks that the columns of a file suggest, for a user who has named none.
+"""What the columns of a table suggest is to be learnt from it, for an owner who then says yes or no.
 
-Only proposes: a run never changes, so its owner says what it is about. What is proposed fits every row that
-was looked at, and what it leaves unread is said.
+The rules, in their order; all follow from the table alone:
+
+1. A column of conversations is a chat.
+2. What is right says a column whose name says so (RIGHT, in four languages), the last one of several: columns
+   A, B, ... or a list beside it are choices; few values that repeat are classes; a column for answers whose
+   values are all different is free answers.
+3. Without such a name it is the last column that few values share.
+4. Else there is only text to learn, of the longest column. But a column that was meant, as its name says, or
+   numbers that are a score, are refused with the reason: nobody wants them to be left unread.
+
+What is read are the columns with sentences, or the longest one. A class is learnt by a head, the faster way;
+a choice in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import product, takewhile
-from string import ascii_uppercase
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import takewhile
+from string import ascii_lowercase, ascii_uppercase
+from typing import NamedTuple
+from unicodedata import normalize
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import UserError
 from sfnode.manifest.task import Task
-from sfnode.printable import command
-from sfnode.tasks import prompts
-from sfnode.tasks.dataset import Row, rows_of
-from sfnode.tasks.presets import PRESETS
+from sfnode.tasks import prompts, templates
+from sfnode.tasks.columns import COUNTED, Column, Table
+from sfnode.tasks.row_files import malformed
 
-MOST_LABELS = 20
-"""Different values of a column that may be its rows' classes; in a column with more is something else."""
+ANSWERS = frozenset(
+    [
+        "answer",
+        "answers",
+        "antwort",
+        "completion",
+        "output",
+        "reply",
+        "reponse",
+        "respuesta",
+        "response",
+        "target",
+    ]
+)
+"""Names, or last words of names, of columns with answers, without accents."""
 
-SAMPLE = 1000
-"""Rows that are looked at."""
+RIGHT = ANSWERS | frozenset(
+    [
+        *("label", "labels", "class", "category", "topic", "sentiment", "intent", "gold", "truth", "correct"),
+        *("right", "rating", "klasse", "kategorie", "thema", "stimmung", "richtig", "bewertung", "classe"),
+        *("categorie", "etiquette", "sujet", "clase", "categoria", "etiqueta"),
+    ]
+)
+"""The same of columns that say what is right."""
 
-LABELS = ("label", "answer")
-"""Names of columns that are looked at first for what is right."""
+CHOICES = ("", "option", "choice", "answer", "wahl", "antwort", "choix", "opcion")
+"""What may precede the letter or the number of a column with a choice."""
 
-Columns = Mapping[str, Sequence[object]]
+MOST_CLASSES = 100
+"""Classes that a run can have: mini-batches are to show each."""
+
+MOST_GUESSED = 20
+"""Classes of a column of which nobody has said that it holds classes."""
+
+MOST_NUMBERS = 10
+"""Different numbers that may be classes, such as stars; more are a score."""
+
+LONGEST_CLASS = 48
+"""Characters of the name of a class, on average; longer values are texts."""
+
+SENTENCE = 3.0
+"""Words of a cell, on average, of a column that is read beside the longest one."""
+
+FITTING = 4 / 5
+"""Share of the rows that a proposed task fits at least."""
+
+MOST_OTHERS = 3
+"""Other columns that are named, of which the owner may have meant one."""
+
+NOTHING = "none"
+"""In place of the column that says what is right: there is none, and the texts themselves are learnt."""
 
 
-def task_needed(source: str) -> UserError:
-    """Return the error for training data without a task, with the columns and what would fit them.
+class Proposal(NamedTuple):
+    """A task for a table."""
 
-    Raises UserError as `dataset.load_rows` for a file that cannot be read.
+    task: Task
+    right: str
+    """The column that says what is right; NOTHING if none does."""
+    texts: tuple[str, ...]
+    """The columns that are read."""
+    others: tuple[str, ...]
+    """Columns that could say what is right as well."""
+
+
+def propose(table: Table, right: str = "", texts: Sequence[str] = (), way: str = "") -> Proposal:
+    """Return a task for a table in which a column says what is `right` and others are read, and where classes
+    are learnt by a "head" or in "words"; what is not given is guessed.
+
+    Raises UserError DATA_MALFORMED with the reason why a column cannot be what it is to be.
     """
-    if source.startswith("hf:"):
-        return _needed(source, "Say it: --task PRESET, or --kind and --template (docs/tasks.md).")
-    rows = rows_of(source, SAMPLE)
-    columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
-    names = ", ".join(columns) or "no columns"
-    parts = {*_lists(columns), *_options(columns)}
-    ready = [name for name, one in PRESETS.items() if _fits(one.task, rows, parts)]
-    said = f"Ready-made tasks that fit: {', '.join(ready)} (--task NAME). " if ready else ""
-    own = next((one for one in _tasks(columns) if _fits(one, rows) and _command(one).isprintable()), None)
-    example = f", for instance: {_command(own)}" if own else " with --kind and --template"
-    unread = _unread(own, columns) if own else ""
-    return _needed(
-        f"{source}, which has the columns {names}", f"{said}Describe one (docs/tasks.md){example}{unread}"
+    for name in (*texts, right):
+        if name not in ("", NOTHING, *table.columns):
+            raise malformed(f"{table.source} has no column {name!r}", f"It has {', '.join(table.columns)}.")
+    found = _task(table, right, texts, way) if right else _guess(table, texts, way)
+    others = [name for name in _candidates(table) if name != found.right and name not in found.texts]
+    others = [name for name in others if not _no_classes(table.columns[name])]
+    return found._replace(others=tuple(others[:MOST_OTHERS]))
+
+
+def _guess(table: Table, texts: Sequence[str], way: str) -> Proposal:
+    refused = None
+    for name in _candidates(table):
+        try:
+            return _task(table, name, texts, way)
+        except UserError as error:
+            refused = refused or error
+    for column in table.columns.values():
+        if not refused and _is_score(column):
+            refused = _refused(table, column, _no_classes(column))
+    if refused:
+        raise refused
+    return _task(table, NOTHING, texts, way)
+
+
+def _candidates(table: Table) -> Iterator[str]:
+    """Yield the columns that may say what is right, the likeliest first."""
+    columns = list(table.columns.values())
+    yield from (column.name for column in columns if column.holds == "messages")
+    last_first = [column for column in reversed(columns) if column.holds in ("texts", "numbers", "others")]
+    yield from (one.name for one in sorted(last_first, key=_rank) if _rank(one) < 2)
+    yield from (
+        one.name
+        for one in last_first
+        if _rank(one) == 2 and len(one.values) <= MOST_GUESSED and not _no_classes(one)
     )
 
 
-def _needed(what: str, fix: str) -> UserError:
-    return UserError(Code.BAD_OPTION, f"no task says what is to be learnt from {what}", fix)
+def _rank(column: Column) -> int:
+    """Return 0 for a column whose name says that it is right, 1 if only its last word does, else 2."""
+    words = _plain(column.name).split()
+    return 2 if not words or words[-1] not in RIGHT else int(len(words) > 1)
 
 
-def _fits(task: Task, rows: Sequence[Row], parts: Collection[str] = ()) -> bool:
-    """Return whether all rows fit a task, and it reads the columns `parts`: a task that leaves the answers to
-    choose from unread is another one than that of the file."""
+def _plain(name: str) -> str:
+    """Return the words of a name in small letters without accents: `Réponse_finale` is `reponse finale`."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", normalize("NFKD", name)).casefold()
+    return " ".join(re.findall(r"[a-z]+|[0-9]+", "".join(one for one in name if one.isascii() or one == " ")))
+
+
+def _task(table: Table, right: str, texts: Sequence[str], way: str) -> Proposal:
+    """Return the task in which a column says what is right. Raises UserError DATA_MALFORMED."""
+    if right == NOTHING:
+        texts = texts or _longest(table, ())
+        return Proposal(Task(kind="text", template=_lines(texts)), right, tuple(texts), ())
+    column = table.columns[right]
+    if column.holds == "messages":
+        return Proposal(Task(kind="chat", messages_field=right), right, (right,), ())
+    options = [name for name in _options(table.columns) if name != right]
+    texts = tuple(texts) or _texts(table, {right, *options})
+    task = _chosen(table, right, texts, options) or _free(column, texts)
+    if task is None and (reason := _no_classes(column)):
+        raise _refused(table, column, reason)
+    return Proposal(task or _classes(column, texts, way), right, texts, ())
+
+
+def _refused(table: Table, column: Column, reason: str) -> UserError:
+    return malformed(
+        f"the column {column.name!r} of {table.source} cannot say what is right: {reason}",
+        "Name another column (--label), or `none` to learn the texts themselves.",
+    )
+
+
+def _no_classes(column: Column) -> str:
+    """Return why a column cannot hold the classes of its rows; nothing if it can."""
+    count = len(column.values)
+    many = f"more than {COUNTED:,}" if count > COUNTED else str(count)
+    if column.holds not in ("texts", "numbers", "others"):
+        return f"it holds {column.holds}"
+    if column.holds == "numbers" and (count > MOST_NUMBERS or not column.whole):
+        return (
+            f"it holds {many} different numbers, and sfnode learns classes, not numbers (no regression). "
+            "Make a column with a few classes of them, such as low, middle and high"
+        )
+    if count < 2:
+        return f"it is the same in all rows: {next(iter(column.values), '')!r}"
+    if count > column.filled / 2 or sum(map(len, column.values)) > LONGEST_CLASS * count:
+        return f"{many} of its {column.filled:,} values are different, so they are no classes"
+    if count > MOST_CLASSES:
+        return f"it has {many} different values, and a run has {MOST_CLASSES} classes at most: join rare ones"
+    return ""
+
+
+def _is_score(column: Column) -> bool:
+    """Return whether numbers say how much of something there is: neither classes nor those of rows."""
+    counted = column.whole and max(column.values.values(), default=0) < 2
+    return column.holds == "numbers" and not counted and bool(_no_classes(column)) and len(column.values) > 1
+
+
+def _texts(table: Table, others: Collection[str]) -> tuple[str, ...]:
+    """Return the columns that are read: those with sentences, or the longest one."""
+    found = [one for one in _readable(table, others) if one.words >= SENTENCE and not _repeats(one)]
+    return tuple(one.name for one in found) or _longest(table, others)
+
+
+def _repeats(column: Column) -> bool:
+    return len(column.values) <= MOST_GUESSED and not _no_classes(column)
+
+
+def _longest(table: Table, others: Collection[str]) -> tuple[str, ...]:
+    found = _readable(table, others)
+    if not found:
+        raise malformed(
+            f"{table.source} has no column with texts to read: its columns are {', '.join(table.columns)}",
+            "Name a file that has one. Columns with braces in their names, and numbers alone, are not read.",
+        )
+    return (max(found, key=lambda one: one.length).name,)
+
+
+def _readable(table: Table, others: Collection[str]) -> list[Column]:
+    """Return the columns of texts that a template can name."""
+    columns = [one for name, one in table.columns.items() if name not in others and one.holds == "texts"]
+    return [one for one in columns if _is_name(one.name)]
+
+
+def _is_name(name: str) -> bool:
     try:
-        wrong = not rows or any(prompts.problem(task, row) for row in rows)
-        return not wrong and set(parts) <= set(prompts.fields(task))
+        return templates.fields(f"{{{name}}}") == (name,)
     except UserError:
-        return False  # no template can name such a column
+        return False
 
 
-def _lists(columns: Columns) -> list[str]:
-    return [name for name, values in columns.items() if isinstance(values[0], list)]
+def _options(names: Collection[str]) -> list[str]:
+    """Return the columns with the choices of a row: A, B, ... or such as `option_a`, `choice 1`."""
+    called = {"".join(_plain(name).split()): name for name in names}
+    for before in CHOICES:
+        for series in (ascii_lowercase, "123456789", "012345678") if before else (ascii_lowercase,):
+            found = [called[one] for one in takewhile(called.__contains__, (before + one for one in series))]
+            if len(found) > 1:
+                return found
+    return []
 
 
-def _options(columns: Columns) -> list[str]:
-    """Return the columns A, B, ... if there are two or more: answers of which one is right."""
-    found = list(takewhile(lambda name: name in columns, ascii_uppercase))
-    return found if len(found) > 1 else []
+def _chosen(table: Table, right: str, texts: Sequence[str], options: Sequence[str]) -> Task | None:
+    """Return the task of choosing among a row's columns or its list, where the column `right` says which."""
+    if options and (words := _lettered(table.columns[right].values, options)):
+        listed = "".join(f"\n{letter}. {{{name}}}" for letter, name in _letters(options))
+        template = f"{_lines(texts)}{listed}\nAnswer:"
+        return Task(kind="classification", template=template, label_field=right, verbalizer=words)
+    for column in table.columns.values():
+        if column.holds == "lists" and column.name != right:
+            task = Task(
+                kind="choice",
+                template=_lines(texts),
+                completion="{candidate}",
+                candidates_field=column.name,
+                label_field=right,
+            )
+            rows = [one.row for one in table.placed if not one.wrong][:COUNTED]
+            if sum(not prompts.problem(task, row) for row in rows) >= FITTING * len(rows):
+                return task
+    return None
 
 
-def _tasks(columns: Columns) -> Iterator[Task]:
-    """Yield what may be meant by these columns, the most particular first."""
-    whole = {name: values for name, values in columns.items() if name and not _has_gaps(values)}
-    lists, options = _lists(whole), _options(whole)
-    yield from (Task(kind="chat", messages_field=name) for name in lists)
-    texts = [name for name, values in whole.items() if name not in options and _are_texts(values)]
-    if not texts:
-        return
-    text = max(texts, key=lambda name: _mean_length(whole[name]))
-    others = {name: whole[name] for name in sorted(whole, key=_is_no_label) if name != text}
-    for candidates, name in product(lists, others):
-        if name != candidates:
-            yield _choice(text, candidates, name)
-    yield from _classes(text, others, options)
-    yield Task(kind="text", template=f"{{{text}}}")
+def _letters(options: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(ascii_uppercase, options, strict=False))
 
 
-def _choice(text: str, candidates: str, label: str) -> Task:
+def _lettered(labels: Collection[str], options: Sequence[str]) -> dict[str, str]:
+    """Return the letter for each label, if labels are letters of `options`, their names, or their numbers
+    from 0 or from 1; nothing if they are none, or may be numbers of either kind."""
+    letters = [letter for letter, _ in _letters(options)]
+    count = len(options)
+    namings = [letters, [one.lower() for one in letters], [prompts.label(name) for name in options]]
+    namings += [[str(place) for place in range(count)]] if "0" in labels else []
+    namings += [[str(place + 1) for place in range(count)]] if str(count) in labels else []
+    for naming in namings:
+        if labels and set(labels) <= set(naming):
+            return dict(zip(naming, letters, strict=True))
+    return {}
+
+
+def _free(column: Column, texts: Sequence[str]) -> Task | None:
+    """Return the task of writing an answer, for a column of answers that do not repeat."""
+    words = _plain(column.name).split()
+    if column.holds != "texts" or not words or words[-1] not in ANSWERS or not _is_name(column.name):
+        return None
+    if len(column.values) <= column.filled / 2:
+        return None
+    return Task(kind="completion", template=f"{_lines(texts)}\nAnswer:", completion=f"{{{column.name}}}")
+
+
+def _classes(column: Column, texts: Sequence[str], way: str) -> Task:
+    """Return the task of telling a row's class."""
+    names = {label: label for label in column.values}
+    if way == "words":
+        asked = column.name.replace("{", "{{").replace("}", "}}")
+        return Task(
+            kind="classification",
+            template=f"{_lines(texts)}\n{asked}:",
+            label_field=column.name,
+            verbalizer=names,
+        )
     return Task(
-        kind="choice",
-        template=f"{{{text}}}",
-        completion="{candidate}",
-        candidates_field=candidates,
-        label_field=label,
+        kind="sequence-classification",
+        template=_lines(texts),
+        label_field=column.name,
+        verbalizer=names,
     )
 
 
-def _classes(text: str, columns: Columns, options: Sequence[str]) -> Iterator[Task]:
-    """Yield the classifications by each column that may hold classes, the fewest first; where these name the
-    columns A, B, ... (`options`), which of them is right."""
-    found = {name: sorted({prompts.label(value) for value in values}) for name, values in columns.items()}
-    for name in sorted(found, key=lambda one: (_is_no_label(one), len(found[one]))):
-        labels = found[name]
-        if not 1 < len(labels) <= MOST_LABELS or any(mark in label for label in labels for mark in ",="):
-            continue
-        words = _lettered(labels, options)
-        listed = " ".join(f"{one}. {{{one}}}" for one in options)
-        template = f"{{{text}}} {listed} Answer:" if words else f"{{{text}}} It was"
-        words = words or {one: f"WORD{one}" if one.lstrip("-").isdigit() else one for one in labels}
-        yield Task(kind="classification", template=template, label_field=name, verbalizer=words)
-
-
-def _lettered(labels: Sequence[str], options: Sequence[str]) -> dict[str, str]:
-    """Return the letter for each label, if labels are those of `options` or number them from 0 or 1."""
-    if options and set(labels) <= set(options):
-        return {one: one for one in options}
-    numbered = [[str(first + place) for place in range(len(options))] for first in (0, 1)]
-    return dict(zip(labels, options, strict=True)) if options and list(labels) in numbered else {}
-
-
-def _is_no_label(name: str) -> bool:
-    return name.lower() not in LABELS
-
-
-def _has_gaps(values: Sequence[object]) -> bool:
-    return any(value is None or not str(value).strip() for value in values)
-
-
-def _mean_length(values: Sequence[object]) -> float:
-    return sum(len(str(value)) for value in values) / len(values)
-
-
-def _command(task: Task) -> str:
-    """Return the options that describe a task."""
-    described = ["--kind", task.kind]
-    if task.kind == "chat":
-        return command(*described, "--messages-field", task.messages_field)
-    described += ["--template", task.template]
-    if task.kind == "choice":
-        described += ["--completion", task.completion, "--candidates-field", task.candidates_field]
-    if task.kind in ("choice", "classification"):
-        described += ["--label-field", task.label_field]
-    if task.verbalizer:
-        described += ["--verbalizer", ",".join(f"{label}={word}" for label, word in task.verbalizer.items())]
-    return command(*described)
-
-
-def _unread(task: Task, columns: Columns) -> str:
-    """Return which columns a task does not read, and what would have to be done to learn from them."""
-    unread = {name: values for name, values in columns.items() if name and name not in prompts.fields(task)}
-    if not unread:
-        return ""
-    said = f". It reads nothing of {', '.join(unread)}"
-    if _lists(unread):
-        said += "; lists are candidates of a choice where a label is the right one's text or number from 0"
-    if task.kind == "text" and any(map(_are_numbers, unread.values())):
-        said += "; numbers are learnt where they are few classes, such as low and high"
-    return said
-
-
-def _are_texts(values: Sequence[object]) -> bool:
-    return isinstance(values[0], str) and not _are_numbers(values)
-
-
-def _are_numbers(values: Sequence[object]) -> bool:
-    try:
-        return all(isinstance(float(str(value)), float) for value in values)
-    except ValueError:
-        return False
+def _lines(texts: Sequence[str]) -> str:
+    return "\n".join(f"{{{name}}}" for name in texts)

@@ -114,6 +114,19 @@ BATCH = 4096
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """Beginnings of files that Windows calls Unicode text."""
 
+SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
+"""Ends of the names of files that a program has to export first; whatever they are called, most are archives
+that begin with ARCHIVE."""
+
+ARCHIVE = b"PK\x03\x04"
+
+EXPORT = "Export the table as CSV in UTF-8, and name that file."
+
+_UNDECODED = re.compile("[\udc80-\udcff]")
+"""What stands in a text for a byte that is not UTF-8: half of a surrogate pair, which UTF-8 has none of."""
+
+NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
+
 FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
 _QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"(?=[\t\r\n]|\Z)')
@@ -134,6 +147,10 @@ def read(source: str) -> Iterator[Placed]:
     """Yield every row of a file. Raises UserError DATA_NOT_FOUND, EXTRA_MISSING, DATA_MALFORMED."""
     path = Path(source).expanduser()
     reader = _READERS.get(path.suffix.lower())
+    if path.is_dir():
+        raise UserError(Code.DATA_NOT_FOUND, f"{source} is a folder, and data are in a file", FORMS)
+    if path.suffix.lower() in SPREADSHEETS:
+        raise UserError(Code.DATA_NOT_FOUND, f"{source} is a spreadsheet, which sfnode does not read", EXPORT)
     if reader is None:
         raise UserError(Code.DATA_NOT_FOUND, f"{source} is not a kind of data that sfnode reads", FORMS)
     if not path.is_file():
@@ -198,9 +215,11 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
     """Yield the rows below a header line; every value is a string."""
     csv.field_size_limit(MAX_DATA)  # of this process; the usual one is 128 KiB, and no format has one
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
-    line = 1
+    line, undecoded = 1, _UNDECODED.search(text) is not None
     try:
         header = next(reader, [])
+        if any(map(_UNDECODED.search, header)) or "\0" in "".join(header):
+            raise malformed(f"{path}, line 1: no names of columns in UTF-8", EXPORT)
         if len(set(header)) != len(header):
             raise malformed(f"{path}, line 1: a column name occurs twice")
         line = reader.line_num + 1
@@ -208,7 +227,9 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
             if values:
                 other = len(values) != len(header)
                 wrong = f"{len(values)} columns where the header has {len(header)}" if other else ""
-                row = {} if other else dict(zip(header, values, strict=True))
+                if undecoded and any(map(_UNDECODED.search, values)):
+                    wrong = NOT_UTF_8
+                row = {} if wrong else dict(zip(header, values, strict=True))
                 yield Placed(f"{path}, line {line}", row, wrong)
             line = reader.line_num + 1
     except csv.Error as error:
@@ -223,6 +244,8 @@ def _jsonl(path: Path) -> Iterator[Placed]:
 
 
 def _object(place: str, line: str) -> Placed:
+    if _UNDECODED.search(line):
+        return Placed(place, {}, NOT_UTF_8)
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -270,19 +293,18 @@ def _decoded(value: Any) -> Any:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a UTF-8 file without a byte order mark."""
+    """Return the text of a UTF-8 file without a byte order mark, with _UNDECODED for what is not UTF-8."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(
             Code.DATA_NOT_FOUND, f"cannot read {path}: {error.strerror}", "Check the permissions of the file."
         ) from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        what = "not UTF-8 but UTF-16" if data.startswith(UTF_16) else "not UTF-8"
-        raise malformed(f"{path}, line {line}: {what}", "Save the file as UTF-8.") from error
+    if data.startswith(ARCHIVE):
+        raise malformed(f"{path} is a spreadsheet or an archive, and no text", EXPORT)
+    if data.startswith(UTF_16):
+        raise malformed(f"{path}, line 1: not UTF-8 but UTF-16", EXPORT)
+    return data.decode("utf-8-sig", "surrogateescape")
 
 
 def first_line(error: Exception) -> str:

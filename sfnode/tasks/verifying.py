@@ -135,20 +135,20 @@ def load(source: str) -> dict[str, Any]:
     readers = {".toml": tomllib.loads, ".json": json.loads}
     if file.suffix.lower() not in readers:
         raise _unusable(
-            f"--verifier: there is no ready-made verifier {source!r}, and it is no .toml or .json file"
+            f"task.verifier: there is no ready-made verifier {source!r}, and it is no .toml or .json file"
         )
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise _unusable(f"--verifier: {source} has more than {MAX_BYTES:,} bytes")
+            raise _unusable(f"task.verifier: {source} has more than {MAX_BYTES:,} bytes")
         found = readers[file.suffix.lower()](file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _unusable(f"--verifier: cannot read {source}: {error.strerror}") from error
+        raise _unusable(f"task.verifier: cannot read {source}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # of either format, and of what is no UTF-8
-        raise _unusable(f"--verifier: {source} is not {file.suffix[1:].upper()}: {error}") from error
+        raise _unusable(f"task.verifier: {source} is not {file.suffix[1:].upper()}: {error}") from error
     try:
         specs.read(found)
     except ValueError as error:
-        raise _unusable(f"--verifier: {source}: {error}") from error
+        raise _unusable(f"task.verifier: {source}: {error}") from error
     return dict(found)
 
 

@@ -160,16 +160,16 @@ def make_files(folder: Path, megabytes: int) -> None:
 def run(case: str, home: Path, megabytes: int) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
     """Start a run that is organised here; yield its link, the organiser's folder, and the words with which
     newcomers' commands begin."""
-    options: tuple[object, ...] = ("--update-budget", BUDGET)
+    options: tuple[object, ...] = ("--task", "reviews", "--set", f"training.update_budget={BUDGET}")
     before: tuple[str, ...] = ()
     if case == "peers":
         files = home / "files"
         make_files(files, megabytes)
-        options += ("--model", files / "model", "--task", "reviews", "--no-calibrate", "--objective", "plain")
-        options += ("--train", files / "train.jsonl", "--test", files / "test.jsonl")
+        options += ("--model", files / "model", "--set", "init.calibrate=no", "--set", "task.loss=plain")
+        options += (files / "train.jsonl", "--test", files / "test.jsonl")
         hidden = f'mount -t tmpfs none {shlex.quote(str(files))} && exec "$@"'
         before = ("unshare", "-m", "sh", "-c", hidden, "sh")
-    words = [*SFNODE, "init", str(home / "run.toml"), *map(str, options)]
+    words = [*SFNODE, "init", "--out", str(home / "run.toml"), *map(str, options)]
     subprocess.run(words, check=True, env=os.environ | {"HOME": str(home)}, cwd=home, capture_output=True)
     folder = home / "organiser"
     organiser = Process(home, "join", "--run", home / "run.toml", "--organise", "--data-dir", folder)

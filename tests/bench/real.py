@@ -134,12 +134,11 @@ def of_run(name: str, of: Subject, model: Path, folder: Path) -> Iterator[Figure
         lines = (f"{row['sentence']}\t{row['label']}\n" for row in rows)
         (folder / file).write_text("sentence\tlabel\n" + "".join(lines))
     run, began = folder / "run.toml", time.monotonic()
-    words = ",".join(f"{label}={word.strip()}" for label, word in of.texts.verbalizer.items())
-    kind = ("--kind", "sequence-classification", "--template", "{sentence}", "--verbalizer", words)
-    files = ("--train", folder / "train.tsv", "--test", folder / "test.tsv", "--keys-dir", folder / "keys")
-    sfnode("init", run, "--name", name, "--model", model, *kind, *files)
+    files = (folder / "train.tsv", "--label", "label", "--test", folder / "test.tsv", "--out", run)
+    keys = ("--set", f"name={name}", "--set", f"keys.dir={folder / 'keys'}")
+    sfnode("init", *files, "--yes", "--model", model, *keys)
     made = time.monotonic()
-    ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--folder", folder / "swarm", "--json"))
+    ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--out", folder / "swarm", "--json"))
     assert ended["equal"], "digests differ"
     seconds = f"init {made - began:.0f} s, swarm {time.monotonic() - made:.0f} s"
     said = f"{ended['counted']:,} of {ended['updates']:,} count, {ended['bytes_per_update']:.1f} bytes each"

@@ -89,7 +89,7 @@ def shown(case: Case, text: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_who_starts_a_run_with_it_is_told_so(name: str, rows: str, tmp_path: Path, sfnode: Run) -> None:
     case = CASES[name]
-    ended = sfnode("init", "--model", case.make(tmp_path / "model"), "--task", "sst2", "--train", rows)
+    ended = sfnode("init", rows, "--model", case.make(tmp_path / "model"), "--task", "sst2")
     assert ended.status == 1
     assert f"SF{case.number:03d}" in ended.err
     shown(case, ended.err)

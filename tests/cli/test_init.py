@@ -1,11 +1,10 @@
-"""`sfnode init`: a manifest from nothing, from flags or from answers; read again, it is the same run."""
+"""`sfnode init` with options that say all: a manifest that, read again, is the same run."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode.cli.init_questions import INTRODUCTION, QUESTIONS
 from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
 from sfnode.engine import making_bases, reward_trial, scalar_limit, trial
 from sfnode.engine.scalar_limit import SLOPES
@@ -46,18 +44,18 @@ ROWS = {
     "chat": '{"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n',
 }
 FLAGS = {
-    "classification": ("--template", "{text} it was", "--verbalizer", "yes=good,no=bad"),
+    "classification": ("--set", "task.template={text} it was", "--set", "task.verbalizer=yes=good,no=bad"),
     "choice": (
-        *("--template", "{question} =", "--completion", "{candidate}"),
-        *("--candidates-field", "options", "--label-field", "answer"),
+        *("--set", "task.template={question} =", "--set", "task.completion={candidate}"),
+        *("--set", "task.candidates_field=options", "--label", "answer"),
     ),
-    "completion": ("--template", "{question} =", "--completion", "{answer}"),
-    "text": ("--template", "{text}"),
-    "sequence-classification": ("--template", "{text}", "--verbalizer", "yes=good,no=bad"),
-    "chat": ("--messages-field", "talk"),
+    "completion": ("--set", "task.template={question} =", "--set", "task.completion={answer}"),
+    "text": ("--set", "task.template={text}"),
+    "sequence-classification": ("--set", "task.template={text}", "--set", "task.verbalizer=yes=good,no=bad"),
+    "chat": ("--set", "task.messages_field=talk"),
     "reward": (
-        *("--template", "{question} it was", "--verifier", "length.toml"),
-        *("--answer-tokens", 4, "--stop", r" .\n"),
+        *("--set", "task.template={question} it was", "--set", "task.verifier=length.toml"),
+        *("--set", "task.answer_tokens=4", "--set", r"task.stop= .\n"),
     ),
 }
 CALIBRATE = {False: "false", True: "true"}
@@ -86,6 +84,7 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
     monkeypatch.setattr(reward_trial, "UPDATES", FEW)
     monkeypatch.setenv("SFNODE_CALIBRATE", "false")
+    monkeypatch.setenv("SFNODE_DETAILS", "true")
 
 
 @pytest.fixture
@@ -134,13 +133,11 @@ def but_for_prior(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": ()})})
 
 
-def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(
-    sfnode: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_built_in_run_needs_its_name_alone(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         scalar_limit, "SLOPES", SLOPES
     )  # all of them: a limit that is near that of the run stays
-    manifest = written(sfnode("init", "--open"))
+    manifest = written(sfnode("init", "--task", "reviews", "--open"))
     assert but_for_prior(manifest) == default_manifest()
     assert manifest.model.source == "builtin:tiny"
     assert manifest.data.train == "builtin:reviews:train"
@@ -170,10 +167,12 @@ def test_a_task_of_ones_own_is_described_by_flags(
 ) -> None:
     monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[kind == "reward"])
     data = data_file(kind)
-    flags = ("--kind", kind, *FLAGS[kind], "--train", data, "--test", data)
-    manifest = written(sfnode("init", "own.toml", "--name", "mine", "--model", model, *flags), "own.toml")
+    flags = ("--set", f"task.kind={kind}", *FLAGS[kind], data, "--test", data)
+    manifest = written(
+        sfnode("init", "--out", "own.toml", "--set", "name=mine", "--model", model, *flags), "own.toml"
+    )
     assert (manifest.name, manifest.task.kind) == ("mine", kind)
-    assert FLAGS[kind][1] in (manifest.task.template, manifest.task.messages_field)
+    assert FLAGS[kind][1].partition("=")[2] in (manifest.task.template, manifest.task.messages_field)
     assert manifest.data.train == manifest.data.test == data.name
     assert manifest.data.digests == dict.fromkeys(("train", "test"), public_files.digest_of(data))
 
@@ -181,17 +180,18 @@ def test_a_task_of_ones_own_is_described_by_flags(
 def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
     Path("verifier.toml").write_text('kind = "numeric"\ncolumn = "answer"\nwhich = "last"\n')
     Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n')
-    flags = ("--template", "{sum}", "--train", "rows.jsonl")
-    made = ("init", "--model", model, *flags, "--no-measure", "--verifier")
-    assert sfnode(*made, "verifier.toml").status == 0
+    flags = ("--set", "task.template={sum}", "rows.jsonl")
+    made = ("init", "--model", model, *flags, "--set", "init.measure=no", "--set")
+    assert sfnode(*made, "task.verifier=verifier.toml").status == 0
     found = Manifest.from_toml(Path("run.toml")).task
     assert (found.kind, found.verifier) == ("reward", {"kind": "numeric", "column": "answer"})
     assert (found.answer_tokens, found.max_tokens) == (32, 64)
     Path("verifier.toml").write_text('kind = "numeric"\n')
     assert (
-        "--verifier: verifier.toml: column: Field required" in sfnode(*made, "verifier.toml", "--force").err
+        "task.verifier: verifier.toml: column: Field required"
+        in sfnode(*made, "task.verifier=verifier.toml", "--force").err
     )
-    assert "cannot read nothing.toml" in sfnode(*made, "nothing.toml", "--force").err
+    assert "cannot read nothing.toml" in sfnode(*made, "task.verifier=nothing.toml", "--force").err
 
 
 def test_a_plug_in_is_named_by_the_digest_of_its_file(
@@ -201,8 +201,8 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
     source = "def longer(answer, row):\n    return min(len(answer) / 20, 1)\n"
     Path("mine.py").write_text(source)
     monkeypatch.setenv("SFNODE_CALIBRATE", "true")
-    flags = ("--template", "{question} it was", "--answer-tokens", 4, "--train", data_file("reward"))
-    manifest = written(sfnode("init", "--model", model, "--verifier", "mine:longer", *flags))
+    flags = ("--set", "task.template={question} it was", "--set", "task.answer_tokens=4", data_file("reward"))
+    manifest = written(sfnode("init", "--model", model, "--set", "task.verifier=mine:longer", *flags))
     digest = hashlib.sha256(source.encode()).hexdigest()
     assert manifest.task.verifier == {"kind": "plugin", "digest": digest, "function": "longer"}
     monkeypatch.setattr(plugins, "_allowed", {})
@@ -216,8 +216,16 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
 
 def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model: Path, sfnode: Run) -> None:
     Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n{"sum": "2+3="}\n')
-    flags = ("--template", "{sum}", "--verifier", "sums", "--answer-tokens", 4, "--train", "rows.jsonl")
-    ended = sfnode("init", "--model", model, "--kind", "reward", *flags)
+    flags = (
+        "--set",
+        "task.template={sum}",
+        "--set",
+        "task.verifier=sums",
+        "--set",
+        "task.answer_tokens=4",
+        "rows.jsonl",
+    )
+    ended = sfnode("init", "--model", model, "--set", "task.kind=reward", *flags)
     assert ended.status == 1
     assert "rows.jsonl, line 2: no 'answer'" in ended.err
 
@@ -227,7 +235,7 @@ def test_of_rewards_it_says_where_the_numbers_are_from(
 ) -> None:
     monkeypatch.delenv("SFNODE_CALIBRATE")
     data = data_file("reward")
-    made = ("init", "--model", model, *FLAGS["reward"], "--train", data)
+    made = ("init", "--model", model, *FLAGS["reward"], data)
     ended = sfnode(*made)
     training = written(ended).training
     assert "The model wrote 256 answers at the points of 8 updates in " in ended.out
@@ -235,45 +243,47 @@ def test_of_rewards_it_says_where_the_numbers_are_from(
     assert f"learning_rate is {training.learning_rate:g}: the recipe of evolution strategies" in ended.out
     assert "Measured 8 scalars: root mean square " in ended.out
     assert training.basis == "random"
-    refused = sfnode(*made, "--basis", "activations", "--force")
+    refused = sfnode(*made, "--set", "training.basis=activations", "--force")
     assert "rewards have no slopes" in refused.err
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--answer-tokens", 64), "fewer than the max_tokens of prompt and answer"),
-        (("--temperature", 0.001), "temperature is 0 or at least"),
+        (("--set", "task.answer_tokens=64"), "fewer than the max_tokens of prompt and answer"),
+        (("--set", "task.temperature=0.001"), "temperature is 0 or at least"),
         (("--task", "sst2"), "the task kind sequence-classification has no answers that are written"),
-        (("--stop", "x" * 65), "--stop: "),
+        (("--set", f"task.stop={'x' * 65}"), "task.stop: "),
     ],
 )
 def test_what_makes_no_answers_is_refused(
     flags: tuple[object, ...], says: str, model: Path, sfnode: Run
 ) -> None:
-    usual = () if "--task" in flags else ("--template", "{question}", "--train", data_file("reward"))
-    ended = sfnode("init", "--model", model, "--verifier", "gsm8k", *usual, *flags)
+    usual = () if "--task" in flags else ("--set", "task.template={question}", data_file("reward"))
+    ended = sfnode("init", "--model", model, "--set", "task.verifier=gsm8k", *usual, *flags)
     assert (ended.status, "sfnode: SF010: " in ended.err, says in ended.err) == (1, True, True)
 
 
 def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> None:
-    flags = ("--kind", "text", "--template", "{text}", "--test", data_file("text"))
+    flags = ("--set", "task.kind=text", "--set", "task.template={text}", "--test", data_file("text"))
     assert written(sfnode("init", "--model", model, *flags)).data.train == ""
 
 
 def test_a_folder_with_a_model_is_named_so_that_other_nodes_here_find_it(model: Path, sfnode: Run) -> None:
     data_file("classification")
-    flags = ("--kind", "classification", *FLAGS["classification"], "--train", "rows.tsv")
+    flags = ("--set", "task.kind=classification", *FLAGS["classification"], "rows.tsv")
     manifest = written(sfnode("init", "--model", model.name, *flags))
     assert manifest.model.source == str(model)
 
 
-@pytest.mark.parametrize("flag", ["--no-share-data", "--private"])
-def test_data_that_nodes_are_not_to_give_away_stay_at_their_path(model: Path, sfnode: Run, flag: str) -> None:
+@pytest.mark.parametrize("flags", [("--set", "data.share=no"), ("--private",)])
+def test_data_that_nodes_are_not_to_give_away_stay_at_their_path(
+    model: Path, sfnode: Run, flags: tuple[str, ...]
+) -> None:
     """A private run gives away nothing that its owner has not asked it to."""
     data = data_file("text")
-    flags = ("--kind", "text", "--template", "{text}", "--train", data, "--keys-dir", KEYS, flag)
-    ended = sfnode("init", "--model", model, *flags)
+    flags += ("--set", "task.kind=text", "--set", "task.template={text}", "--set", f"keys.dir={KEYS}")
+    ended = sfnode("init", data, "--model", model, *flags)
     found = Manifest.from_toml(Path("run.toml")).data
     assert (found.train, found.digests) == (str(data), {})
     assert "others need them at the same path" in ended.out
@@ -282,18 +292,28 @@ def test_data_that_nodes_are_not_to_give_away_stay_at_their_path(model: Path, sf
 
 def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
-    flags = ("--open", "--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.002, "--schedule", "cosine")
+    flags = (
+        "--open",
+        "--set",
+        "training.rank=4",
+        "--set",
+        "training.epsilon=0.01",
+        "--set",
+        "training.learning_rate=0.002",
+        "--set",
+        "training.schedule=cosine",
+    )
     more = (
-        "--batch-size",
-        3,
-        "--group",
-        5,
-        "--epoch-updates",
-        11,
-        "--train-limit",
-        99,
-        "--train-min-words",
-        2,
+        "--set",
+        "training.batch_size=3",
+        "--set",
+        "training.group=5",
+        "--set",
+        "training.epoch_updates=11",
+        "--set",
+        "data.train_limit=99",
+        "--set",
+        "data.train_min_words=2",
     )
     training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
     assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.002)
@@ -304,24 +324,38 @@ def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--epsilon", "1e-300"), "--epsilon: points nearer than 6e-08 are the same in float16"),
-        (("--epsilon", "1e300"), "--epsilon: Input should be less than or equal to 1"),
-        (("--scalar-delta", "5e-324"), "--scalar-delta: in units below 9.1e-13 every scalar is the largest"),
-        (("--scalar-delta", "1e300"), "and above 4.3e+09 every one is 0"),
-        (("--learning-rate", "1e-300", "--open"), "or no update moves a weight"),
+        (
+            ("--set", "training.epsilon=1e-300"),
+            "training.epsilon: points nearer than 6e-08 are the same in float16",
+        ),
+        (("--set", "training.epsilon=1e300"), "training.epsilon: Input should be less than or equal to 1"),
+        (
+            ("--set", "training.scalar_delta=5e-324"),
+            "training.scalar_delta: in units below 9.1e-13 every scalar is the largest",
+        ),
+        (("--set", "training.scalar_delta=1e300"), "and above 4.3e+09 every one is 0"),
+        (("--set", "training.learning_rate=1e-300", "--open"), "or no update moves a weight"),
     ],
 )
 def test_numbers_with_which_nothing_can_be_measured_are_refused_unmeasured(
     flags: tuple[str, ...], says: str, sfnode: Run
 ) -> None:
-    ended = sfnode("init", "--no-measure", *flags)
+    ended = sfnode("init", "--task", "reviews", "--set", "init.measure=no", *flags)
     assert (ended.status, "sfnode: SF010: " in ended.err, says in ended.err) == (1, True, True)
     assert not Path("run.toml").exists()
 
 
 def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scalar_limit, "SLOPES", SLOPES)
-    ended = sfnode("init", "--learning-rate", 5e-4, "--scalar-delta", 0.001)
+    ended = sfnode(
+        "init",
+        "--task",
+        "reviews",
+        "--set",
+        "training.learning_rate=5e-4",
+        "--set",
+        "training.scalar_delta=0.001",
+    )
     limit = written(ended).training.scalar_limit
     found = re.search(
         rf"Measured 19 scalars: root mean square (\S+)\. scalar_limit is {limit}, 8 ", ended.out
@@ -331,7 +365,9 @@ def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run, monkeypatch:
 
 
 def test_a_centred_run_has_the_base_models_prior_for_nodes_without_public_rows(sfnode: Run) -> None:
-    ended = sfnode("init", "--objective", "centred", "--train-limit", 40, "--open")
+    ended = sfnode(
+        "init", "--task", "reviews", "--set", "task.loss=centred", "--set", "data.train_limit=40", "--open"
+    )
     assert ended.status == 0, ended.err
     assert re.fullmatch(READING + MEASURING, ended.err)
     task = Manifest.from_toml(Path("run.toml")).task
@@ -341,14 +377,25 @@ def test_a_centred_run_has_the_base_models_prior_for_nodes_without_public_rows(s
 
 
 def test_without_classes_no_loss_can_be_centred(sfnode: Run) -> None:
-    ended = sfnode("init", "--kind", "text", "--template", "{text}", "--objective", "centred", "--open")
+    ended = sfnode(
+        "init",
+        "--set",
+        "task.kind=text",
+        "--set",
+        "task.template={text}",
+        "--set",
+        "task.loss=centred",
+        "--open",
+    )
     assert (ended.status, "no classes whose scores could be centred" in ended.err) == (1, True)
-    few = sfnode("init", "--objective", "centred", "--batch-size", 1, "--open")
+    few = sfnode(
+        "init", "--task", "reviews", "--set", "task.loss=centred", "--set", "training.batch_size=1", "--open"
+    )
     assert (few.status, "batch_size of 2" in few.err) == (1, True)
 
 
 def test_a_limit_that_is_given_counts(sfnode: Run) -> None:
-    ended = sfnode("init", "--scalar-limit", 300)
+    ended = sfnode("init", "--task", "reviews", "--set", "training.scalar_limit=300")
     assert written(ended).training.scalar_limit == 300
     assert "scalar_limit is 300, as asked." in ended.out
     assert "Warning" not in ended.out
@@ -357,16 +404,25 @@ def test_a_limit_that_is_given_counts(sfnode: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--scalar-delta", 8), "of them are 0, as scalar_delta 8 is too coarse: give --scalar-delta "),
-        (("--scalar-delta", 1e-6), "of them are larger than scalar_limit: give --scalar-delta "),
-        (("--scalar-limit", 2), "of them are larger than scalar_limit: give --scalar-limit "),
+        (
+            ("--set", "training.scalar_delta=8"),
+            "of them are 0, as scalar_delta 8 is too coarse: give training.scalar_delta=",
+        ),
+        (
+            ("--set", "training.scalar_delta=1e-6"),
+            "of them are larger than scalar_limit: give training.scalar_delta=",
+        ),
+        (
+            ("--set", "training.scalar_limit=2"),
+            "of them are larger than scalar_limit: give training.scalar_limit=",
+        ),
     ],
     ids=["delta too coarse", "delta too fine", "limit too low"],
 )
 def test_numbers_with_which_most_scalars_say_nothing_are_warned_of(
     flags: tuple[object, ...], says: str, sfnode: Run
 ) -> None:
-    assert says in sfnode("init", *flags).out
+    assert says in sfnode("init", "--task", "reviews", *flags).out
 
 
 @pytest.fixture
@@ -386,7 +442,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_numbers_that_suit_the_model_are_chosen_if_asked_and_said_why(sfnode: Run, tried: list[bool]) -> None:
-    ended = sfnode("init", "--calibrate")
+    ended = sfnode("init", "--task", "reviews", "--set", "init.calibrate=yes")
     assert ended.status == 0, ended.err
     training = Manifest.from_toml(Path("run.toml")).training
     assert (training.epsilon, training.scalar_delta, training.learning_rate) == (2e-3, 1 / 32, 3e-4)
@@ -403,7 +459,17 @@ def test_numbers_that_suit_the_model_are_chosen_if_asked_and_said_why(sfnode: Ru
 def test_numbers_that_are_given_count_and_one_that_is_far_off_is_warned_of(
     sfnode: Run, tried: list[bool]
 ) -> None:
-    ended = sfnode("init", "--calibrate", "--learning-rate", 1e-5, "--epsilon", 1e-3)
+    ended = sfnode(
+        "init",
+        "--task",
+        "reviews",
+        "--set",
+        "init.calibrate=yes",
+        "--set",
+        "training.learning_rate=1e-5",
+        "--set",
+        "training.epsilon=1e-3",
+    )
     assert ended.status == 0, ended.err
     training = Manifest.from_toml(Path("run.toml")).training
     assert (training.epsilon, training.epsilons, training.learning_rate) == (1e-3, {}, 1e-5)
@@ -417,31 +483,50 @@ def test_numbers_that_are_given_count_and_one_that_is_far_off_is_warned_of(
 
 def test_what_cannot_be_tried_out_stays_and_is_said(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "run", lambda *_, **__: "the run names no data")
-    ended = sfnode("init", "--calibrate")
+    ended = sfnode("init", "--task", "reviews", "--set", "init.calibrate=yes")
     assert (
         "Numbers were not tried out (the run names no data): they are the defaults, or as given." in ended.out
     )
 
 
 def test_numbers_with_which_one_update_wrecks_the_model_are_refused_with_better_ones(sfnode: Run) -> None:
-    ended = sfnode("init", "--learning-rate", 1e-3, "--scalar-limit", 32_767)
+    ended = sfnode(
+        "init",
+        "--task",
+        "reviews",
+        "--set",
+        "training.learning_rate=1e-3",
+        "--set",
+        "training.scalar_limit=32767",
+    )
     assert (ended.status, ended.out) == (1, "")
     assert "sfnode: SF017: " in ended.err
     assert not Path("run.toml").exists()
-    advice = re.search(r"Lower --scalar-limit to ([0-9]+)\.", ended.err)
+    advice = re.search(r"Lower training.scalar_limit to ([0-9]+)\.", ended.err)
     assert advice is not None
-    assert written(sfnode("init", "--learning-rate", 1e-3, "--scalar-limit", advice[1]))
+    assert written(
+        sfnode(
+            "init",
+            "--task",
+            "reviews",
+            "--set",
+            "training.learning_rate=1e-3",
+            "--set",
+            f"training.scalar_limit={advice[1]}",
+        )
+    )
 
 
 def test_a_big_model_need_not_be_loaded_and_one_is_told_what_that_means(
     sfnode: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "load", None)
-    ended = sfnode("init", "--no-measure", "--model", model, "--task", "reviews")
+    ended = sfnode("init", "--task", "reviews", "--set", "init.measure=no", "--model", model)
     assert ended.status == 0
     assert re.fullmatch(READING, ended.err)
     assert (
-        "No scalars were measured (--no-measure). scalar_limit is 32767, the most that 16 bits" in ended.out
+        "No scalars were measured (init.measure=no). scalar_limit is 32767, the most that 16 bits"
+        in ended.out
     )
     assert "Whether one update could wreck the model has not been checked either." in ended.out
 
@@ -454,41 +539,24 @@ def test_a_big_model_need_not_be_loaded_and_one_is_told_what_that_means(
 def test_without_data_only_the_largest_update_is_checked(
     flags: tuple[str, ...], reason: str, model: Path, sfnode: Run
 ) -> None:
-    flags = flags or ("--kind", "text", "--template", "{text}")
+    flags = flags or ("--set", "task.kind=text", "--set", "task.template={text}")
     ended = sfnode("init", "--model", model, *flags)
     assert f"No scalars were measured ({reason}" in ended.out
     assert written(ended).training.scalar_limit == 32_767
-    refused = sfnode("init", "--model", model, *flags, "--learning-rate", 1e-3, "--force")
+    refused = sfnode("init", "--model", model, *flags, "--set", "training.learning_rate=1e-3", "--force")
     assert "sfnode: SF017: " in refused.err
 
 
 def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
     same = ("--open", "--model", model, "--task", "rte")
-    first = written(sfnode("init", "a.toml", *same), "a.toml")
-    second = written(sfnode("init", "b.toml", *same), "b.toml")
+    first = written(sfnode("init", "--out", "a.toml", *same), "a.toml")
+    second = written(sfnode("init", "--out", "b.toml", *same), "b.toml")
     assert first.run_id == second.run_id
-
-
-def test_at_a_terminal_enter_alone_gives_the_built_in_run_with_an_organiser(
-    sfnode: Run, answers: Callable[..., None], home: Path
-) -> None:
-    answers("", "", "", "", "", "", "")
-    ended = sfnode("init")
-    assert "Base model" in ended.out
-    manifest = organised(ended, home / ".local/share/sfnode/keys")
-    assert but_for_prior(manifest).task == default_manifest().task
-    own = {"kind", "verifier", "answer_tokens", "stop"}
-    assert all(QUESTIONS[name] in ended.out for name in QUESTIONS.keys() - own)
-
-
-def test_explanations_fit_a_terminal() -> None:
-    lines = [line for text in (INTRODUCTION, *QUESTIONS.values()) for line in text.splitlines()]
-    assert max(map(len, lines)) <= 80
 
 
 def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Path, sfnode: Run) -> None:
     data = data_file("text")
-    ended = sfnode("init", "--model", model, "--kind", "text", "--template", "{text}", "--train", data)
+    ended = sfnode("init", "--model", model, "--set", "task.kind=text", "--set", "task.template={text}", data)
     assert "other nodes download it from nodes that have it" in ended.out
     assert "Its data are rows.jsonl: leave them beside run.toml, and as they are. " in ended.out
     assert f"Others get these {data.stat().st_size} B from your nodes" in ended.out
@@ -498,76 +566,42 @@ def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Pat
     assert default_manifest().model.listing == ""
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [
-        ("classification", ("{text} it was", "label", "yes=good,no=bad")),
-        ("choice", ("{question} =", "answer", "options", "{candidate}")),
-        ("completion", ("{question} =", "{answer}")),
-        ("text", ("{text}",)),
-        ("sequence-classification", ("{text}", "label", "yes=good,no=bad")),
-        ("chat", ("talk",)),
-        ("reward", ("{question} it was", "missing.toml", "length.toml", "4", r" .\n")),
-    ],
-)
-def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(
-    kind: str,
-    told: tuple[str, ...],
-    model: Path,
-    sfnode: Run,
-    answers: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SFNODE_MEASURE", "false")
-    data = data_file(kind)
-    answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open", "Tells sums.")
-    asked = sfnode("init", "asked.toml")
-    assert asked.status == 0, asked.err
-    answers()
-    flags = ("--open", "--kind", kind, *FLAGS[kind])
-    flags += ("--train", data, "--test", data, "--update-budget", 123, "--description", "Tells sums.")
-    assert sfnode("init", "given.toml", "--model", model, *flags).status == 0
-    assert Manifest.from_toml(Path("asked.toml")) == Manifest.from_toml(Path("given.toml"))
-
-
-def test_an_answer_that_makes_no_sense_is_asked_for_again(
-    model: Path, sfnode: Run, answers: Callable[..., None]
-) -> None:
-    data = str(data_file("classification"))
-    told = ("fly", "custom", "classification", "{text} it was", "label", "yes,no", "yes=good,no=bad")
-    answers(str(model), *told, data, data, "many", "123", "closed", "", "")
-    ended = sfnode("init")
-    assert ended.status == 0, ended.err
-    assert (ended.out + ended.err).count("Error: ") == 4
-
-
 def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
     Path("run.toml").write_text("precious")
-    ended = sfnode("init")
+    ended = sfnode("init", "--task", "reviews")
     assert ended.status == 1
     assert "sfnode: SF010: run.toml exists already" in ended.err
     assert Path("run.toml").read_text() == "precious"
-    assert sfnode("init", "--force", "--open", "--no-measure").status == 0
+    assert sfnode("init", "--task", "reviews", "--force", "--open", "--set", "init.measure=no").status == 0
     assert Manifest.from_toml(Path("run.toml")).model == default_manifest().model
 
 
 @pytest.mark.parametrize(
     ("flags", "number", "says"),
     [
-        (("--rank", "12"), 10, "--rank: rank must be a power of two"),
-        (("--group", "1"), 10, "--group: a group has two updates or more"),
-        (("--learning-rate", "-1"), 10, "--learning-rate: "),
-        (("--update-budget", "0"), 10, "--update-budget: "),
-        (("--name", "two words"), 10, "--name: "),
+        (
+            ("--task", "reviews", "--set", "training.rank=12"),
+            10,
+            "training.rank: rank must be a power of two",
+        ),
+        (
+            ("--task", "reviews", "--set", "training.group=1"),
+            10,
+            "training.group: a group has two updates or more",
+        ),
+        (("--task", "reviews", "--set", "training.learning_rate=-1"), 10, "training.learning_rate: "),
+        (("--task", "reviews", "--set", "training.update_budget=0"), 10, "training.update_budget: "),
+        (("--task", "reviews", "--set", "name=two words"), 10, "name: "),
         (("--task", "juggling"), 10, "'juggling'"),
-        (("--task", "sst2", "--kind", "text"), 10, "--task names a ready-made task"),
-        (("--template", "{text}"), 10, "--kind: "),
-        (("--kind", "classification", "--template", "{text}"), 10, "verbalizer"),
-        (("--kind", "completion", "--template", "{text}"), 10, "completion"),
-        (("--kind", "text", "--template", "{{text}}"), 11, "it names no field of a row"),
-        (("--model", "no/such/folder"), 20, "no/such/folder"),
-        (("--train", "nowhere.tsv"), 30, "there is no file nowhere.tsv"),
-        (("--train", "rows.xlsx"), 30, "rows.xlsx is not a kind of data"),
+        (("--task", "sst2", "--set", "task.kind=text"), 10, "--task names a ready-made task"),
+        (("--set", "task.template={text}"), 10, "nothing says what is to be learnt"),
+        ((), 10, "nothing says what is to be learnt"),
+        (("--set", "task.kind=classification", "--set", "task.template={text}"), 10, "verbalizer"),
+        (("--set", "task.kind=completion", "--set", "task.template={text}"), 10, "completion"),
+        (("--set", "task.kind=text", "--set", "task.template={{text}}"), 11, "it names no field of a row"),
+        (("--task", "reviews", "--model", "no/such/folder"), 20, "no/such/folder"),
+        (("nowhere.tsv",), 30, "there is no file nowhere.tsv"),
+        (("rows.txt",), 30, "rows.txt is not a kind of data"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -581,23 +615,8 @@ def test_what_cannot_be_is_refused_with_the_option_that_says_it(
     assert not Path("run.toml").exists()
 
 
-def test_training_data_without_a_task_are_not_taken_for_reviews(sfnode: Run) -> None:
-    """The task that is proposed is one that can be taken as it stands."""
-    Path("news.csv").write_text("title,topic\nRates rise,money\nLate goal wins,sport\nBanks merge,money\n")
-    refused = sfnode("init", "--train", "news.csv")
-    assert refused.status == 1
-    assert "SF010: no task says what is to be learnt from news.csv, which has the columns title, topic" in (
-        refused.err
-    )
-    assert not Path("run.toml").exists()
-    proposed = shlex.split(refused.err.partition("for instance: ")[2])
-    task = written(sfnode("init", "--open", "--train", "news.csv", *proposed)).task
-    assert (task.kind, task.template, task.label_field) == ("classification", "{title} It was", "topic")
-    assert task.verbalizer == {"money": "money", "sport": "sport"}
-
-
 def test_a_place_that_cannot_be_written_to_is_named(sfnode: Run) -> None:
-    ended = sfnode("init", "no/such/folder/run.toml")
+    ended = sfnode("init", "--task", "reviews", "--out", "no/such/folder/run.toml")
     assert ended.status == 1
     assert "sfnode: SF010: cannot write no/such/folder/run.toml" in ended.err
 
@@ -618,11 +637,14 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
 
 
 def test_runs_are_organised_unless_asked_otherwise(sfnode: Run, home: Path) -> None:
-    assert organised(sfnode("init"), home / ".local/share/sfnode/keys").training.schedule == "constant"
+    assert (
+        organised(sfnode("init", "--task", "reviews"), home / ".local/share/sfnode/keys").training.schedule
+        == "constant"
+    )
 
 
 def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_deputy(sfnode: Run) -> None:
-    manifest = organised(sfnode("init", "--organised", "--keys-dir", KEYS))
+    manifest = organised(sfnode("init", "--task", "reviews", "--organised", "--set", f"keys.dir={KEYS}"))
     said, run_id = manifest.organised, manifest.run_id
     assert said.votes == 1
     assert said.quota == 4 * manifest.training.epoch_updates
@@ -633,8 +655,18 @@ def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_d
 
 
 def test_what_an_organised_run_is_bounded_by_can_be_given(sfnode: Run) -> None:
-    flags = ("--quota", 77, "--subspace-epochs", 5, "--validation-limit", 9, "--private")
-    manifest = organised(sfnode("init", "--organised", "--keys-dir", KEYS, *flags))
+    flags = (
+        "--set",
+        "organised.quota=77",
+        "--set",
+        "organised.subspace_epochs=5",
+        "--set",
+        "data.validation_limit=9",
+        "--private",
+    )
+    manifest = organised(
+        sfnode("init", "--task", "reviews", "--organised", "--set", f"keys.dir={KEYS}", *flags)
+    )
     assert (manifest.organised.quota, manifest.organised.subspace_epochs) == (77, 5)
     assert manifest.organised.private
     assert manifest.data.validation_limit == 9
@@ -642,28 +674,41 @@ def test_what_an_organised_run_is_bounded_by_can_be_given(sfnode: Run) -> None:
 
 @pytest.mark.parametrize(("budget", "epochs"), [(1000, 1), (16_000, 1), (16_001, 2), (1_000_000, 63)])
 def test_a_long_run_has_no_more_subspaces_than_a_short_one(sfnode: Run, budget: int, epochs: int) -> None:
-    flags = ("--organised", "--keys-dir", KEYS, "--epoch-updates", 1000, "--update-budget", budget)
-    assert sfnode("init", *flags, "--no-measure").status == 0
+    flags = (
+        "--organised",
+        "--set",
+        f"keys.dir={KEYS}",
+        "--set",
+        "training.epoch_updates=1000",
+        "--set",
+        f"training.update_budget={budget}",
+    )
+    assert sfnode("init", "--task", "reviews", *flags, "--set", "init.measure=no").status == 0
     assert Manifest.from_toml(Path("run.toml")).organised.subspace_epochs == epochs
 
 
 def test_validation_rows_may_have_a_file_of_their_own(sfnode: Run) -> None:
     Path("judge.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
-    flags = ("--organised", "--keys-dir", KEYS, "--validation", "judge.tsv")
-    data = organised(sfnode("init", *flags)).data
+    flags = ("--organised", "--set", f"keys.dir={KEYS}", "--set", "data.validation=judge.tsv")
+    data = organised(sfnode("init", "--task", "reviews", *flags)).data
     assert (data.validation, data.validation_limit) == ("judge.tsv", 0)
 
 
 def test_an_open_run_asks_newcomers_for_work_and_may_limit_their_feeds(sfnode: Run) -> None:
     def made(*flags: object) -> Manifest:
-        assert sfnode("init", "--open", "--no-measure", "--force", *flags).status == 0
+        assert (
+            sfnode(
+                "init", "--task", "reviews", "--open", "--set", "init.measure=no", "--force", *flags
+            ).status
+            == 0
+        )
         return Manifest.from_toml(Path("run.toml"))
 
     asked = made().open
     assert (asked.quota, asked.work_bits) == (0, OPEN_WORK_BITS)
-    asked = made("--feed-quota", 50, "--work-bits", 3).open
+    asked = made("--set", "open.quota=50", "--set", "open.work_bits=3").open
     assert (asked.quota, asked.work_bits) == (50, 3)
-    parameters = made("--work-bits", 3).parameters()
+    parameters = made("--set", "open.work_bits=3").parameters()
     assert (parameters.longest_feed, parameters.work_bits) == (parameters.update_budget, 3)
 
 
@@ -672,7 +717,10 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
 ) -> None:
     typed = iter(["horse", "house", "horse", "horse"])
     monkeypatch.setattr("click.termui.hidden_prompt_func", lambda _: next(typed))
-    assert sfnode("init", "--keys-dir", KEYS, "--encrypt").status == 0
+    assert (
+        sfnode("init", "--task", "reviews", "--set", f"keys.dir={KEYS}", "--set", "keys.encrypt=yes").status
+        == 0
+    )
     manifest = Manifest.from_toml(Path("run.toml"))
     organiser = bytes.fromhex(manifest.organised.organiser)
     assert load_organiser_key(manifest.run_id, organiser, KEYS, b"horse").public == organiser
@@ -681,17 +729,40 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
 
 
 def test_the_command_that_organises_is_printed_as_it_is_to_be_typed(sfnode: Run, home: Path) -> None:
-    assert "  sfnode join --run run.toml --organise    starts" in sfnode("init", "--no-measure").out
-    ended = sfnode("init", "--no-measure", "a b;c.toml", "--keys-dir", "my keys")
+    assert (
+        "  sfnode join --run run.toml --organise    starts"
+        in sfnode("init", "--task", "reviews", "--set", "init.measure=no").out
+    )
+    ended = sfnode(
+        "init",
+        "--task",
+        "reviews",
+        "--set",
+        "init.measure=no",
+        "--out",
+        "a b;c.toml",
+        "--set",
+        "keys.dir=my keys",
+    )
     assert "  sfnode join --run 'a b;c.toml' --organise --keys-dir 'my keys'    starts" in ended.out
-    assert "--organise" not in sfnode("init", "--no-measure", "--force", "--open").out
+    assert (
+        "--organise"
+        not in sfnode("init", "--task", "reviews", "--set", "init.measure=no", "--force", "--open").out
+    )
 
 
 def test_a_fifth_of_few_rows_validates_and_none_where_training_rows_are_tested_on(sfnode: Run) -> None:
     Path("few.tsv").write_text("text\tlabel\n" + "fine\t1\npoor\t0\n" * 10)
-    task = ("--kind", "classification", "--template", "{text} it was", "--verbalizer", "0=bad,1=good")
-    assert organised(sfnode("init", *task, "--train", "few.tsv", "--keys-dir", KEYS)).data.withheld == 4
-    tested = ("--train", "few.tsv", "--test", "few.tsv", "--keys-dir", "others")
+    task = (
+        "--set",
+        "task.kind=classification",
+        "--set",
+        "task.template={text} it was",
+        "--set",
+        "task.verbalizer=0=bad,1=good",
+    )
+    assert organised(sfnode("init", *task, "few.tsv", "--set", f"keys.dir={KEYS}")).data.withheld == 4
+    tested = ("few.tsv", "--test", "few.tsv", "--set", "keys.dir=others")
     assert organised(sfnode("init", "--force", *task, *tested), Path("others")).data.withheld == 0
 
 
@@ -708,8 +779,15 @@ def test_bad_rows_are_an_error_unless_they_are_left_out_of_a_file_that_the_run_t
     name: str, sfnode: Run
 ) -> None:
     Path(name).write_text(SPOILT[name])
-    task = ("--kind", "classification", "--template", "{text} it was", "--verbalizer", "0=bad,1=good")
-    flags = ("init", "--open", *task, "--train", name, "--test", name, "--no-measure")
+    task = (
+        "--set",
+        "task.kind=classification",
+        "--set",
+        "task.template={text} it was",
+        "--set",
+        "task.verbalizer=0=bad,1=good",
+    )
+    flags = ("init", "--open", *task, name, "--test", name, "--set", "init.measure=no")
     refused = sfnode(*flags)
     assert refused.status == 1
     assert "SF031: 4 of the 6 rows of " in refused.err
@@ -727,38 +805,51 @@ def test_bad_rows_are_an_error_unless_they_are_left_out_of_a_file_that_the_run_t
 
 def test_there_is_no_other_file_where_all_rows_are_good(sfnode: Run) -> None:
     Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
-    flags = ("init", "--open", "--task", "reviews", "--train", "rows.tsv", "--no-measure", "--skip-bad-rows")
+    flags = ("init", "--open", "--task", "reviews", "rows.tsv", "--set", "init.measure=no", "--skip-bad-rows")
     assert "Left out" not in sfnode(*flags).out
     assert Manifest.from_toml(Path("run.toml")).data.train == "rows.tsv"
 
 
 def test_bytes_of_a_command_line_that_are_no_text_are_refused(sfnode: Run) -> None:
     Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
-    flags = ("init", "--open", "--task", "reviews", "--train", "rows.tsv", "--no-measure")
-    assert "a text has bytes that are not UTF-8" in sfnode(*flags, "--template", "{text} caf\udce9").err
+    flags = ("init", "--open", "--task", "reviews", "rows.tsv", "--set", "init.measure=no")
+    assert (
+        "a text has bytes that are not UTF-8" in sfnode(*flags, "--set", "task.template={text} caf\udce9").err
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "number", "says"),
     [
-        (("--organised", "--keys-dir", "."), 10, "--keys-dir: . is the folder of the manifest"),
-        (("--organised", "--keys-dir", "rows.txt"), 43, "rows.txt"),
-        (("--organised", "--quota", "0"), 10, "quota"),
-        (("--organised", "--quota", "2000000"), 10, "--quota: "),
-        (("--organised", "--schedule", "cosine"), 10, "schedule is constant"),
-        (("--quota", "5"), 10, "an open run has no organiser"),
-        (("--subspace-epochs", "2"), 10, "an open run has no organiser"),
-        (("--organised", "--work-bits", "3"), 10, "in an organised run the organiser admits"),
-        (("--encrypt",), 10, "--encrypt: "),
+        (("--organised", "--set", "keys.dir=."), 10, "keys.dir: . is the folder of the manifest"),
+        (("--organised", "--set", "keys.dir=rows.txt"), 43, "rows.txt"),
+        (("--organised", "--set", "organised.quota=0"), 10, "quota"),
+        (("--organised", "--set", "organised.quota=2000000"), 10, "organised.quota: "),
+        (("--organised", "--set", "training.schedule=cosine"), 10, "schedule is constant"),
+        (("--set", "organised.quota=5"), 10, "an open run has no organiser"),
+        (("--set", "organised.subspace_epochs=2"), 10, "an open run has no organiser"),
+        (("--organised", "--set", "open.work_bits=3"), 10, "in an organised run the organiser admits"),
         (
-            ("--organised", "--encrypt", "--passphrase-file", "none"),
+            (
+                "--set",
+                "keys.encrypt=yes",
+            ),
+            10,
+            "keys.encrypt: ",
+        ),
+        (
+            ("--organised", "--set", "keys.encrypt=yes", "--set", "keys.passphrase_file=none"),
             10,
             "--passphrase-file: cannot read none",
         ),
-        (("--organised", "--encrypt", "--passphrase-file", "rows.txt"), 10, "its first line is empty"),
-        (("--validation", "builtin:reviews:train"), 10, "neither trained nor tested on"),
         (
-            ("--task", "reviews", "--train", "rows.tsv", "--validation-limit", "2"),
+            ("--organised", "--set", "keys.encrypt=yes", "--set", "keys.passphrase_file=rows.txt"),
+            10,
+            "its first line is empty",
+        ),
+        (("--set", "data.validation=builtin:reviews:train"), 10, "neither trained nor tested on"),
+        (
+            ("rows.tsv", "--set", "data.validation_limit=2"),
             31,
             "all of them would be validation rows",
         ),
@@ -770,7 +861,7 @@ def test_a_run_that_cannot_be_organised_so_is_refused(
 ) -> None:
     Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
     Path("rows.txt").write_text("")
-    ended = sfnode("init", *(() if "--organised" in flags else ("--open",)), *flags)
+    ended = sfnode("init", "--task", "reviews", *(() if "--organised" in flags else ("--open",)), *flags)
     assert (ended.status, ended.out) == (1, "")
     assert f"sfnode: SF{number:03d}: " in ended.err
     assert says in ended.err
@@ -796,7 +887,16 @@ def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
 ) -> None:
     file = bases_file(tmp_path / "made").rename(tmp_path / "mine")
     (tmp_path / "runs").mkdir()
-    ended = sfnode("init", tmp_path / "runs" / "run.toml", "--open", "--bases", file)
+    ended = sfnode(
+        "init",
+        "--task",
+        "reviews",
+        "--out",
+        tmp_path / "runs" / "run.toml",
+        "--open",
+        "--set",
+        f"training.bases={file}",
+    )
     assert ended.status == 0, ended.err
     assert re.fullmatch(READING + MEASURING, ended.err)
     training = Manifest.from_toml(tmp_path / "runs" / "run.toml").training
@@ -808,7 +908,16 @@ def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
 
 
 def test_bases_for_another_rank_are_refused_and_nothing_is_written(sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("init", "--open", "--rank", "8", "--bases", bases_file(tmp_path / "made"))
+    ended = sfnode(
+        "init",
+        "--task",
+        "reviews",
+        "--open",
+        "--set",
+        "training.rank=8",
+        "--set",
+        f"training.bases={bases_file(tmp_path / 'made')}",
+    )
     assert ended.status == 1
     assert "SF082" in ended.err
     assert not Path("run.toml").exists()
@@ -816,22 +925,46 @@ def test_bases_for_another_rank_are_refused_and_nothing_is_written(sfnode: Run, 
 
 
 def test_bases_that_are_not_there_are_said_to_be_missing(sfnode: Run) -> None:
-    ended = sfnode("init", "--bases", "nowhere.bases")
+    ended = sfnode("init", "--task", "reviews", "--set", "training.bases=nowhere.bases")
     assert ended.status == 1
     assert "SF081" in ended.err
 
 
 @pytest.mark.parametrize(("basis", "rank"), [("gradients", 1), ("activations", 8)])
 def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: int) -> None:
-    ended = sfnode("init", "--open", "--no-measure", "--basis", basis)
+    ended = sfnode(
+        "init", "--task", "reviews", "--open", "--set", "init.measure=no", "--set", f"training.basis={basis}"
+    )
     assert ended.status == 0, ended.err
     training = Manifest.from_toml(Path("run.toml")).training
     assert (training.basis, training.rank) == ("published", rank)
     assert [file.name for file in Path().glob("*.bases")] == [f"{training.bases}.bases"]
     assert f"{rank} direction" in ended.out
-    refused = sfnode("init", "--force", "--basis", basis, "--bases", f"{training.bases}.bases")
+    refused = sfnode(
+        "init",
+        "--task",
+        "reviews",
+        "--force",
+        "--set",
+        f"training.basis={basis}",
+        "--set",
+        f"training.bases={training.bases}.bases",
+    )
     assert "Give one of them." in refused.err
-    assert sfnode("init", "--force", "--open", "--no-measure", "--basis", "random").status == 0
+    assert (
+        sfnode(
+            "init",
+            "--task",
+            "reviews",
+            "--force",
+            "--open",
+            "--set",
+            "init.measure=no",
+            "--set",
+            "training.basis=random",
+        ).status
+        == 0
+    )
     assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
 
 
@@ -839,14 +972,28 @@ def test_whoever_leaves_the_numbers_to_a_trial_gets_bases_of_activations(
     sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SFNODE_CALIBRATE")
-    words = ("--model", model, "--task", "reviews", "--kind", "classification")
-    ended = sfnode("init", *words, "--train", "builtin:reviews:train")
+    words = ("--model", model, "--task", "reviews", "--set", "task.kind=classification")
+    ended = sfnode("init", *words, "builtin:reviews:train")
     assert ended.status == 0, ended.err
     training = Manifest.from_toml(Path("run.toml")).training
     assert (training.basis, training.rank, tried) == ("published", 8, [False])
     assert "Made bases: 8 directions" in ended.out
-    numbers = ("--epsilon", 1e-3, "--learning-rate", 1e-5, "--scalar-delta", 1 / 64)
-    for options in (("--no-calibrate",), ("--basis", "random"), numbers):
+    numbers = (
+        "--set",
+        "training.epsilon=1e-3",
+        "--set",
+        "training.learning_rate=1e-5",
+        "--set",
+        f"training.scalar_delta={1 / 64}",
+    )
+    for options in (
+        (
+            "--set",
+            "init.calibrate=no",
+        ),
+        ("--set", "training.basis=random"),
+        numbers,
+    ):
         ended = sfnode("init", "--force", *words, *options)
         assert ended.status == 0, ended.err
         assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
@@ -856,11 +1003,12 @@ def test_where_no_bases_can_be_made_unasked_they_are_random_ones_and_it_says_why
     sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SFNODE_CALIBRATE")
-    ended = sfnode("init", "--model", model, "--kind", "text", "--template", "{text}")
+    ended = sfnode("init", "--model", model, "--set", "task.kind=text", "--set", "task.template={text}")
     assert ended.status == 0, ended.err
     assert "Bases are random ones, as none were made from activations: " in ended.out
-    assert sfnode("init", "--model", model, "--kind", "text", "--template", "{text}", "--force", "--basis",
-                  "activations").status == 1  # fmt: skip
+    again = sfnode("init", "--model", model, "--set", "task.kind=text", "--set", "task.template={text}",
+                   "--set", "training.basis=activations", "--force")  # fmt: skip
+    assert again.status == 1
 
 
 def test_bases_of_an_organised_run_are_made_without_its_validation_rows(
@@ -874,7 +1022,12 @@ def test_bases_of_an_organised_run_are_made_without_its_validation_rows(
 
     make = making_bases.make
     monkeypatch.setattr(making_bases, "make", made)
-    assert sfnode("init", "--no-measure", "--basis", "gradients").status == 0
+    assert (
+        sfnode(
+            "init", "--task", "reviews", "--set", "init.measure=no", "--set", "training.basis=gradients"
+        ).status
+        == 0
+    )
     run = Manifest.from_toml(Path("run.toml"))
     assert seen[0].data == run.data
     assert run.data.withheld
@@ -897,8 +1050,17 @@ def test_who_interrupts_it_finds_no_run_no_key_and_no_other_file(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(target, interrupted)
     before = sorted(tmp_path.rglob("*"))
-    flags = ("--task", "reviews", "--train", "rows.tsv", "--test", "rows.tsv", "--skip-bad-rows")
-    ended = sfnode("init", *flags, "--calibrate", "--basis", "activations", "--keys-dir", tmp_path / "keys")
+    flags = ("--task", "reviews", "rows.tsv", "--test", "rows.tsv", "--skip-bad-rows")
+    ended = sfnode(
+        "init",
+        *flags,
+        "--set",
+        "init.calibrate=yes",
+        "--set",
+        "training.basis=activations",
+        "--set",
+        f"keys.dir={tmp_path / 'keys'}",
+    )
     assert ended.status == 130
     left = [file for file in tmp_path.rglob("*") if file not in before and file != tmp_path / "keys"]
     assert left == []

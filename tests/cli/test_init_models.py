@@ -92,7 +92,15 @@ def conversations() -> Path:
 
 
 def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run) -> None:
-    flags = ("--model", model, "--kind", "chat", "--messages-field", "talk", "--train", conversations())
+    flags = (
+        "--model",
+        model,
+        "--set",
+        "task.kind=chat",
+        "--set",
+        "task.messages_field=talk",
+        conversations(),
+    )
     ended = sfnode("init", *flags)
     assert ended.status == 1
     assert "sfnode: SF022: the model's tokenizer has no chat template" in ended.err
@@ -103,7 +111,7 @@ def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run
 
 def test_a_chat_template_is_a_part_of_the_model(model: Path, sfnode: Run) -> None:
     """Two nodes that word conversations differently would train different models."""
-    flags = ("--model", model, "--kind", "chat", "--messages-field", "talk", "--force")
+    flags = ("--model", model, "--set", "task.kind=chat", "--set", "task.messages_field=talk", "--force")
     digests = []
     for text in ("{{ messages[0].content }}", "{{ messages[1].content }}"):
         (model / "chat_template.jinja").write_text(text)
@@ -112,16 +120,16 @@ def test_a_chat_template_is_a_part_of_the_model(model: Path, sfnode: Run) -> Non
 
 
 def test_a_metric_may_be_chosen_for_a_classification_only(model: Path, sfnode: Run) -> None:
-    chosen = manifest(sfnode("init", "--model", model, "--task", "sst2", "--metric", "f1"))
+    chosen = manifest(sfnode("init", "--model", model, "--task", "sst2", "--set", "task.metric=f1"))
     assert chosen.task.metric == "f1"
-    ended = sfnode("init", "--model", model, "--task", "record", "--metric", "f1", "--force")
+    ended = sfnode("init", "--model", model, "--task", "record", "--set", "task.metric=f1", "--force")
     assert ended.status == 1
     assert "cannot be measured by f1" in ended.err
 
 
-HEADED = ("--kind", "sequence-classification", "--template", "{text}")
-THREE = ("--verbalizer", "0=bad,1=middling,2=good", "--train", "builtin:reviews:train")
-WRITTEN = ("--kind", "text", "--template", "{text}", "--train", "builtin:reviews:train")
+HEADED = ("--set", "task.kind=sequence-classification", "--set", "task.template={text}")
+THREE = ("--set", "task.verbalizer=0=bad,1=middling,2=good", "builtin:reviews:train")
+WRITTEN = ("--set", "task.kind=text", "--set", "task.template={text}", "builtin:reviews:train")
 
 
 @pytest.mark.parametrize(
@@ -154,10 +162,22 @@ def test_of_a_mixture_of_experts_it_says_that_slopes_may_be_jumps(tmp_path: Path
     build.from_config(settings).save_pretrained(tmp_path / "mixtral")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(EMBEDDED / "tiny" / file, tmp_path / "mixtral")
-    given = ("init", "--open", "--model", tmp_path / "mixtral", "--task", "reviews", "--no-measure")
+    given = (
+        "init",
+        "--open",
+        "--model",
+        tmp_path / "mixtral",
+        "--task",
+        "reviews",
+        "--set",
+        "init.measure=no",
+    )
     ended = sfnode(*given)
     assert manifest(ended).training.epsilon == 1e-3
     assert "mixture of experts" in ended.out
-    assert "--epsilon 1e-5" in ended.out
-    assert "mixture" not in sfnode(*given, "--epsilon", "1e-5", "--force").out
-    assert "mixture" not in sfnode("init", "--open", "--no-measure", "--force").out
+    assert "training.epsilon=1e-5" in ended.out
+    assert "mixture" not in sfnode(*given, "--set", "training.epsilon=1e-5", "--force").out
+    assert (
+        "mixture"
+        not in sfnode("init", "--task", "reviews", "--open", "--set", "init.measure=no", "--force").out
+    )

@@ -85,7 +85,7 @@ def test_limits_are_shown_one_a_line() -> None:
     assert limit_lines(Limits()) == "no limits"
     shown = limit_lines(Limits(cpu=50, mains=True, not_while=("a", "b"), upload_rate=500_000))
     assert [line.split(maxsplit=1) for line in shown.splitlines()] == [
-        ["cpu", "50"],
+        ["cpu", "50 %"],
         ["mains", "yes"],
         ["not_while", "a, b"],
         ["upload_rate", "500 kB"],

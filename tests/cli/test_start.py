@@ -56,7 +56,7 @@ def test_the_version_is_the_packages(sfnode: Run) -> None:
         ("join", "--display-name", "a" * 33),
         ("join", "--team", "\x1b[31mred"),
         ("swarm", "--nodes", "0"),
-        ("init", "--verbalizer", "terrible,great"),
+        ("init", "--set", "task.verbalizer=terrible,great"),
         ("export",),
     ],
 )

@@ -22,7 +22,7 @@ def trained(sfnode: Run) -> Callable[..., list[str]]:
     """The targets of the run that these options describe."""
 
     def init(*options: object) -> list[str]:
-        ended = sfnode("init", "--force", "--no-measure", *options)
+        ended = sfnode("init", "--task", "reviews", "--force", "--set", "init.measure=no", *options)
         assert (ended.status, "SF" in ended.err) == (0, False)
         return list(Manifest.from_toml(Path("run.toml")).model.targets)
 
@@ -30,25 +30,29 @@ def trained(sfnode: Run) -> Callable[..., list[str]]:
 
 
 def test_without_options_all_linear_layers_are_trained(trained: Callable[..., list[str]]) -> None:
-    assert trained() == trained("--target-modules", "all-linear") == list(default_manifest().model.targets)
+    assert (
+        trained()
+        == trained("--set", "model.target_modules=all-linear")
+        == list(default_manifest().model.targets)
+    )
     assert len(trained()) == 3 * 6
 
 
 def test_patterns_choose_linear_layers(trained: Callable[..., list[str]]) -> None:
     expected = [f"{layer}.{name}" for layer in LAYERS for name in ("self_attn.q_proj:64x64", "fc1:256x64")]
-    assert trained("--target-modules", "fc1, q_proj") == expected
-    assert trained("--target-modules", r".*\.2\.fc[12]") == [
+    assert trained("--set", "model.target_modules=fc1, q_proj") == expected
+    assert trained("--set", r"model.target_modules=.*\.2\.fc[12]") == [
         f"{LAYERS[2]}.fc1:256x64",
         f"{LAYERS[2]}.fc2:64x256",
     ]
 
 
 def test_embeddings_biases_and_norms_are_trained_if_asked_for(trained: Callable[..., list[str]]) -> None:
-    assert trained("--train-embeddings") == ["model.decoder.embed_tokens:64x164", *trained()]
-    norms = trained("--train-norms", "--target-modules", "none")
+    assert trained("--set", "model.train_embeddings=yes") == ["model.decoder.embed_tokens:64x164", *trained()]
+    norms = trained("--set", "model.train_norms=yes", "--set", "model.target_modules=none")
     assert len(norms) == 2 + 3 * 4
     assert all("norm" in name and name.endswith(":64x1") for name in norms)
-    fc1 = trained("--train-biases", "--target-modules", "fc1")
+    fc1 = trained("--set", "model.train_biases=yes", "--set", "model.target_modules=fc1")
     assert [name for name in fc1 if "0.fc1" in name] == [
         f"{LAYERS[0]}.fc1:256x64",
         f"{LAYERS[0]}.fc1.bias:256x1",
@@ -59,7 +63,7 @@ def test_embeddings_biases_and_norms_are_trained_if_asked_for(trained: Callable[
 def test_what_is_trained_may_be_said_by_variable_or_file(
     trained: Callable[..., list[str]], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = trained("--target-modules", "q_proj,v_proj", "--train-norms")
+    expected = trained("--set", "model.target_modules=q_proj,v_proj", "--set", "model.train_norms=yes")
     file = home / ".config/sfnode/config.toml"
     file.parent.mkdir(parents=True)
     file.write_text('target-modules = "q_proj,v_proj"\ntrain-norms = true\n')
@@ -71,26 +75,29 @@ def test_what_is_trained_may_be_said_by_variable_or_file(
 
 
 def test_another_choice_is_another_run(sfnode: Run) -> None:
-    for file, option in (("a.toml", "--train-norms"), ("b.toml", "--train-biases")):
-        assert sfnode("init", file, option).status == 0
+    for file, option in (
+        ("a.toml", "model.train_norms=yes"),
+        ("b.toml", "model.train_biases=yes"),
+    ):
+        assert sfnode("init", "--task", "reviews", "--out", file, "--set", option).status == 0
     assert Manifest.from_toml(Path("a.toml")).run_id != Manifest.from_toml(Path("b.toml")).run_id
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--target-modules", "q_porj"), "no module 'q_porj'; close to it: q_proj"),
+        (("--set", "model.target_modules=q_porj"), "no module 'q_porj'; close to it: q_proj"),
         (
-            ("--target-modules", "self_attn_layer_norm"),
+            ("--set", "model.target_modules=self_attn_layer_norm"),
             "self_attn_layer_norm is a LayerNorm, no linear layer",
         ),
-        (("--target-modules", "none"), "nothing in it is chosen for training"),
+        (("--set", "model.target_modules=none"), "nothing in it is chosen for training"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_the_reason(
     options: tuple[str, ...], says: str, sfnode: Run
 ) -> None:
-    ended = sfnode("init", *options)
+    ended = sfnode("init", "--task", "reviews", *options)
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.splitlines()[-2].startswith("sfnode: SF022: ")
     assert says in ended.err
@@ -98,6 +105,6 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(
 
 
 def test_a_list_with_a_gap_in_it_is_a_slip(sfnode: Run) -> None:
-    ended = sfnode("init", "--target-modules", "q_proj,,v_proj")
+    ended = sfnode("init", "--task", "reviews", "--set", "model.target_modules=q_proj,,v_proj")
     assert ended.status == 2
-    assert "--target-modules" in ended.err
+    assert "model.target_modules" in ended.err

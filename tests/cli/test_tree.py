@@ -22,7 +22,7 @@ TREE = {
     "This machine": "doctor service peer-id completion lab",
 }
 
-MOST_LEAVES, MOST_OPTIONS = 32, 32
+MOST_LEAVES, MOST_OPTIONS = 32, {"join": 32, "init": 12}
 
 LINES, COLUMNS = 50, 100
 """Size of a help that somebody reads."""
@@ -60,17 +60,18 @@ def test_what_is_not_for_organisers_researchers_or_the_past_is_little() -> None:
     assert len(apart) <= MOST_LEAVES
 
 
-@pytest.mark.parametrize("command", ["", "join"])
+@pytest.mark.parametrize("command", ["", "join", "init"])
 def test_a_help_is_read_at_one_look(command: str, sfnode: Run) -> None:
     lines = sfnode(*command.split(), "--help").out.splitlines()
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= COLUMNS
 
 
-def test_join_has_few_options_besides_set() -> None:
-    command = cli.load("join")
+@pytest.mark.parametrize("name", MOST_OPTIONS)
+def test_there_are_few_options_besides_set(name: str) -> None:
+    command = cli.load(name)
     shown = [one for one in command.get_params(click.Context(command)) if isinstance(one, click.Option)]
-    assert len([one for one in shown if not one.hidden and one.name != "set"]) <= MOST_OPTIONS
+    assert len([one for one in shown if not one.hidden and one.name != "set"]) <= MOST_OPTIONS[name]
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)

@@ -24,8 +24,9 @@ def manifest(sfnode: Run) -> Path:
     Path("longer.toml").write_text(LONGER)
     rows = [{"q": f"{how} {what}"} for how in ("fine", "stale", "good") for what in ("food", "room", "staff")]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    flags = ("--template", "{q} it was", "--verifier", "longer.toml", "--answer-tokens", 6)
-    ended = sfnode("init", "--no-measure", *flags, "--train", "rows.jsonl", "--batch-size", 4)
+    keys = ("task.template={q} it was", "task.verifier=longer.toml", "task.answer_tokens=6")
+    keys += ("training.batch_size=4", "init.measure=no")
+    ended = sfnode("init", "rows.jsonl", *(word for key in keys for word in ("--set", key)))
     assert ended.status == 0, ended.err
     return Path("run.toml")
 
@@ -94,7 +95,8 @@ def test_what_makes_no_sense_is_an_error(
     arguments: tuple[str, ...], says: str, sfnode: Run, manifest: Path
 ) -> None:
     if arguments == ("reviews.toml",):
-        assert sfnode("init", "reviews.toml", "--no-measure").status == 0
+        keys = ("--set", "init.measure=no")
+        assert sfnode("init", "--task", "reviews", "--out", "reviews.toml", *keys).status == 0
     ended = sfnode("organise", "try-reward", *arguments)
     assert (ended.status, ended.out) == (1, "")
     assert f"sfnode: {says}" in ended.err or says in ended.err

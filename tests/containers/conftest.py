@@ -61,7 +61,7 @@ def swarm(images: Bases, scratch: Path) -> Iterator[Swarm]:
         swarm.compose("build", "relay", deadline=BUILD_DEADLINE)
     swarm.compose("--profile", "views", "down", "--volumes")  # left by a killed test
     try:
-        made = f"sfnode init /shared/run.toml --update-budget {BUDGET}"
+        made = f"sfnode init --task reviews --out /shared/run.toml --set training.update_budget={BUDGET}"
         swarm.compose("run", "--rm", "-T", "init", made)
         swarm.compose("up", "--detach", "--no-build", "--scale", f"trainer={TRAINERS}")
         yield swarm

@@ -101,7 +101,7 @@ def test_without_rows_there_is_nothing_to_measure(reward_run: Any) -> None:
     [
         ({"kind": "format", "begins": "####"}, 0.02, "have the reward 0, and", "easier prompts"),
         ({"kind": "length"}, 0.02, "have the reward 1", "harder prompts"),
-        (LONGER, 1e-6, "at epsilon 1e-06 the same", "larger --epsilon (4e-06)"),
+        (LONGER, 1e-6, "at epsilon 1e-06 the same", "larger epsilon (4e-06)"),
     ],
     ids=["nothing is right", "all is right", "too small a step"],
 )
@@ -117,4 +117,4 @@ def test_a_run_in_which_no_update_tells_anything_is_refused_with_advice(
 def test_answers_that_were_cut_off_may_be_why_none_is_right() -> None:
     nothing = RewardTrial(1e-3, SlopeSample(np.zeros(4), 0.1), 1.0, 1e-6, 4, 32, 320, 0, 0.0, 1.0)
     assert "cut off" not in alike(nothing).what
-    assert "30 of them were cut off: give --answer-tokens" in alike(nothing._replace(cut=30)).what
+    assert "30 of them were cut off: raise answer_tokens" in alike(nothing._replace(cut=30)).what

@@ -115,7 +115,7 @@ def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: SlopeSampl
     with pytest.raises(UserError, match=r"one update could wreck the model") as caught:
         scalar_limit.check(numbers, built_in)
     assert caught.value.code is Code.UPDATE_TOO_LARGE
-    assert caught.value.fix == f"Lower --scalar-limit to {limit}."
+    assert caught.value.fix == f"Lower training.scalar_limit to {limit}."
     with Trainer.load(run) as trained:
         learn(trained)
         learnt = trained.evaluate(200).value
@@ -155,9 +155,7 @@ def test_who_follows_the_advice_is_not_refused_again(rate: float, limit: int, sp
         scalar_limit.check(training, found)
     except UserError as error:
         words = error.fix.removeprefix("Lower ").removesuffix(".").split(" and ")
-        advice = {
-            flag.removeprefix("--").replace("-", "_"): number for flag, _, number in map(str.split, words)
-        }
+        advice = {key.removeprefix("training."): number for key, _, number in map(str.split, words)}
         better = Training.model_validate(training.model_dump() | advice)
         assert better.learning_rate <= rate
         assert better.scalar_limit <= limit

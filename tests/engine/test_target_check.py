@@ -99,7 +99,7 @@ def test_a_layer_that_is_no_function_of_one_row_is_refused_by_name(
         trainer(described)
     assert caught.value.code is Code.MODEL_UNSUPPORTED
     assert name in caught.value.what
-    assert "--target-modules" in caught.value.fix
+    assert "model.target_modules" in caught.value.fix
 
 
 def test_such_a_layer_is_no_trouble_where_it_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,8 @@ def test_a_member_follows_a_run_to_its_fork(tmp_path: Path) -> None:
             "--keys-dir",
             tmp_path / "keys",
         )
-        here(*forked, "--target-modules", "v_proj", "--basis", "random", "--no-measure")
+        keys = ("model.target_modules=v_proj", "training.basis=random", "init.measure=no")
+        here(*forked, *(word for key in keys for word in ("--set", key)))
         new = Manifest.from_toml(tmp_path / "new/run.toml")
         kept = (tmp_path / "new/model").rename(tmp_path / "kept")  # where nobody else finds it
         n = make("n", "--run", "new/run.toml", "--model", kept, *organises, *LOOPBACK, *SLOW).start()

@@ -60,7 +60,7 @@ def test_an_invitation_is_enough_although_a_peer_lies_and_the_node_is_killed(
     make: Make, model: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run.toml"
-    here("init", run, "--open", "--model", model, "--task", "reviews", "--train", "builtin:reviews:train")
+    here("init", "builtin:reviews:train", "--out", run, "--open", "--model", model, "--task", "reviews")
     kept = model.rename(tmp_path / "kept")
     first = serving(make, "first", kept, "--run", run)
     second = serving(make, "second", kept, "--peers", first.address())

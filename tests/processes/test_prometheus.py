@@ -38,9 +38,9 @@ def test_the_configuration_of_the_compose_file_is_valid(folder: Path) -> None:
 
 def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: Path) -> None:
     made = sfnode(
-        tmp_path, "init", "run.toml", "--model", "builtin:tiny", "--task", "reviews", "--no-calibrate",
-        "--objective", "plain", "--epoch-updates", 32, "--validation-limit", 16,
-        "--update-budget", 10**6,
+        tmp_path, "init", "--model", "builtin:tiny", "--task", "reviews", "--set", "init.calibrate=no",
+        "--set", "task.loss=plain", "--set", "training.epoch_updates=32", "--set", "data.validation_limit=16",
+        "--set", "training.update_budget=1000000",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
@@ -64,7 +64,7 @@ def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: P
         for target in targets():
             ask = prometheus.values if target.instant else prometheus.course
             until(f"{target.panel} has data", lambda ask=ask, target=target: ask(target.expression))
-        for _, expression in documented():
+        for expression in documented():
             prometheus.values(expression)  # raises for one that it does not understand
         for address in (first, second):
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:

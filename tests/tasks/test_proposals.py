@@ -1,102 +1,189 @@
-"""Training data without a task: the error says what the file has, and what could be learnt from it."""
+"""What a table suggests is to be learnt from it, by rules that anybody can follow: a table of cases."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from sfnode.cli.init import init
-from sfnode.errors import Code
-from sfnode.manifest.task import Task
-from sfnode.tasks import prompts
-from sfnode.tasks.proposals import MOST_LABELS, task_needed
+from sfnode.errors import Code, UserError
+from sfnode.tasks import dataset
+from sfnode.tasks.columns import Table, read
+from sfnode.tasks.proposals import FITTING, NOTHING, propose
 
-CHAT = {"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
+Rows = list[dict[str, Any]]
 
+BODIES = [f"My parcel number {n} has not arrived so far" for n in range(40)]
+"""Texts that are all different."""
 
-def write(rows: list[dict[str, object]], folder: Path) -> str:
-    file = folder / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    return str(file)
+CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "proposed"),
-    [
-        (
-            [{"sentence": "a fine film", "label": n} for n in (1, 0)],
-            "sentence, label",
-            "Ready-made tasks that fit: sst2 (--task NAME). Describe one (docs/tasks.md), for instance: "
-            "--kind classification "
-            "--template '{sentence} It was' --label-field label --verbalizer 0=WORD0,1=WORD1",
-        ),
-        (
-            [{"id": str(n), "kind": "ab"[n % 2], "body": "some text"} for n in range(MOST_LABELS + 1)],
-            "id, kind, body",
-            "--template '{body} It was' --label-field kind --verbalizer a=a,b=b. It reads nothing of id",
-        ),
-        (
-            [{"text": "a fine film", "flag": ["", "high"][n % 2], "rating": "xyz"[n % 3]} for n in range(6)],
-            "text, flag, rating",
-            "--label-field rating --verbalizer x=x,y=y,z=z. It reads nothing of flag",
-        ),
-        (
-            [{"text": "a fine film", "flag": ["", "high"][n % 2]} for n in range(6)],
-            "text, flag",
-            "--kind text --template '{text}'. It reads nothing of flag",
-        ),
-        (
-            [{"text": "a fine film", "score": str(n / 7)} for n in range(MOST_LABELS + 1)],
-            "text, score",
-            "--kind text --template '{text}'. It reads nothing of score; numbers are learnt where they are "
-            "few classes, such as low and high",
-        ),
-        (
-            [{"question": "What is 2+2?", "choices": ["3", "4"], "answer": right} for right in (1, 0)],
-            "question, choices, answer",
-            "which has the columns question, choices, answer. Describe one (docs/tasks.md), for instance: "
-            "--kind choice --template '{question}' --completion '{candidate}' --candidates-field choices "
-            "--label-field answer",
-        ),
-        (
-            [{"question": "What is 2+2?", "choices": ["3", "4"], "answer": right} for right in "AB"],
-            "question, choices, answer",
-            "--label-field answer --verbalizer A=A,B=B. It reads nothing of choices; lists are candidates of "
-            "a choice where a label is the right one's text or number from 0",
-        ),
+def table(rows: Rows) -> Table:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        file.write_text("\n".join(map(json.dumps, rows)))
+        return read(str(file))
+
+
+def rows(**columns: Any) -> Rows:
+    """Forty rows; the values of a column come by turns."""
+    return [{name: values[n % len(values)] for name, values in columns.items()} for n in range(40)]
+
+
+CASES: dict[str, tuple[Rows, str, str, str, tuple[str, ...]]] = {
+    "text and label": (
+        rows(text=BODIES, label=["1", "0"]),
+        *("sequence-classification", "label", "{text}", ("0", "1")),
+    ),
+    "numbers of classes": (
+        rows(text=BODIES, label=[1, 0]),
+        *("sequence-classification", "label", "{text}", ("0", "1")),
+    ),
+    "stars": (
+        rows(review=BODIES, rating=[1, 2, 3, 4, 5]),
+        *("sequence-classification", "rating", "{review}", tuple("12345")),
+    ),
+    "true or false": (
+        rows(text=BODIES, spam=[True, False]),
+        *("sequence-classification", "spam", "{text}", ("false", "true")),
+    ),
+    "words, and another column like a label": (
+        rows(id=list(range(40)), category=["b", "a"], text=BODIES, channel=["mail", "phone"]),
+        *("sequence-classification", "category", "{text}", ("a", "b")),
+    ),
+    "no name: the last one": (
+        rows(shop=["x", "y"], text=BODIES, mood=["sad", "glad"], when=BODIES),
+        *("sequence-classification", "mood", "{text}\n{when}", ("glad", "sad")),
+    ),
+    "German": (
+        rows(Betreff=BODIES, Nachricht=BODIES[::-1], Kategorie=["Technik", "Rechnung"], Kanal=["A", "B"]),
+        *("sequence-classification", "Kategorie", "{Betreff}\n{Nachricht}", ("Rechnung", "Technik")),
+    ),
+    "French": (
+        rows(texte=BODIES, Catégorie=["livré", "perdu"], ville=["Lyon", "Metz"]),
+        *("sequence-classification", "Catégorie", "{texte}", ("livré", "perdu")),
+    ),
+    "a name of several words": (
+        rows(ticketText=BODIES, ticket_category=["a", "b"], queue=["q", "r", "s"]),
+        *("sequence-classification", "ticket_category", "{ticketText}", ("a", "b")),
+    ),
+    "gaps": (
+        rows(text=BODIES, note=["", "seen"], label=["a", "b", "a", "b", "a", "b", "a", ""]),
+        *("sequence-classification", "label", "{text}", ("a", "b")),
+    ),
+    "subject and body": (
+        rows(subject=BODIES[::-1], body=BODIES, agent=["Ann", "Bob"], label=["a", "b"]),
+        *("sequence-classification", "label", "{subject}\n{body}", ("a", "b")),
+    ),
+    "a text of one word": (
+        rows(word=[f"w{n}" for n in range(40)], label=["a", "b"]),
+        *("sequence-classification", "label", "{word}", ("a", "b")),
+    ),
+    **{
+        f"choices, by {labels}": (
+            rows(question=BODIES, A=BODIES, B=BODIES[1:], C=BODIES[2:], answer=list(labels)),
+            *("classification", "answer", "{question}\nA. {A}\nB. {B}\nC. {C}\nAnswer:", tuple(naming)),
+        )
+        for labels, naming in (("ABC", "ABC"), ("ab", "abc"), ("012", "012"), ("123", "123"))
+    },
+    "choices with longer names": (
+        rows(question=BODIES, option_a=BODIES, option_b=BODIES[1:], correct=["option_a", "option_b"]),
+        *("classification", "correct", "{question}\nA. {option_a}\nB. {option_b}\nAnswer:"),
+        ("option_a", "option_b"),
+    ),
+    "choices in a list": (
+        rows(question=BODIES, choices=[["3", "4"]], answer=["3", "4"]),
+        *("choice", "answer", "{question}", ()),
+    ),
+    "free answers": (
+        rows(question=BODIES, answer=BODIES[::-1]),
+        *("completion", "answer", "{question}\nAnswer:", ()),
+    ),
+    "instructions": (
+        rows(instruction=BODIES, input=BODIES[5:], output=BODIES[::-1]),
+        *("completion", "output", "{instruction}\n{input}\nAnswer:", ()),
+    ),
+    "German answers": (
+        rows(Frage=BODIES, Antwort=BODIES[::-1], Punkte=list(range(7, 40))),
+        *("completion", "Antwort", "{Frage}\nAnswer:", ()),
+    ),
+    "chat": (rows(id=[1, 2], talk=[CHAT]), *("chat", "talk", "", ())),
+    "text alone": (rows(text=BODIES), *("text", NOTHING, "{text}", ())),
+    "text and numbers of rows": (rows(id=list(range(40)), text=BODIES), *("text", NOTHING, "{text}", ())),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_table_suggests_a_task(name: str) -> None:
+    given, kind, right, template, labels = CASES[name]
+    found = propose(table(given))
+    assert (found.task.kind, found.right, found.task.template) == (kind, right, template)
+    assert tuple(found.task.verbalizer) == labels
+
+
+def test_letters_stand_for_choices_whatever_the_labels_are_called() -> None:
+    given = rows(question=BODIES, A=BODIES, B=BODIES[1:], answer=["0", "1"])
+    assert propose(table(given)).task.verbalizer == {"0": "A", "1": "B"}
+
+
+def test_pairs_of_sentences_are_no_choices() -> None:
+    given = rows(sentence1=BODIES, sentence2=BODIES[1:], label=["0", "1"])
+    assert propose(table(given)).task.template == "{sentence1}\n{sentence2}"
+
+
+REFUSED: dict[str, tuple[Rows, str, str]] = {
+    "a score": (
+        rows(text=BODIES, score=[n / 7 for n in range(30)]),
         *(
-            (
-                [{"question": "Which?", "A": "3", "B": "a long answer", "answer": right} for right in labels],
-                "question, A, B, answer",
-                "which has the columns question, A, B, answer. Describe one (docs/tasks.md), for instance: "
-                "--kind classification --template '{question} A. {A} B. {B} Answer:' --label-field answer "
-                f"--verbalizer {labels[0]}=A,{labels[1]}=B",
-            )
-            for labels in ("AB", "01", "12")
+            "",
+            "'score' of {} cannot say what is right: it holds 30 different numbers, and sfnode learns ",
         ),
-        ([{"text": "once"}, {"text": "upon"}], "text", "--kind text --template '{text}'"),
-        ([{"$(id)'": "once"}], "$(id)'", """--kind text --template '{$(id)'"'"'}'"""),
-        ([CHAT], "talk", "--kind chat --messages-field talk"),
-        ([{"number": 1}], "number", "Describe one (docs/tasks.md) with --kind and --template"),
-    ],
-    ids=[
-        *("sst2", "classes", "gaps", "gaps alone", "scores", "choice", "choice by letters"),
-        *("letters", "numbers of letters", "numbers from 1", "text", "a command", "chat", "nothing"),
-    ],
-)
-def test_what_the_columns_suggest_is_proposed(
-    rows: list[dict[str, object]], columns: str, proposed: str, tmp_path: Path
-) -> None:
-    error = task_needed(write(rows, tmp_path))
-    assert error.code is Code.BAD_OPTION
-    assert error.what.endswith(f", which has the columns {columns}")
-    assert f"{error.what}. {error.fix}".endswith(proposed)
+    ),
+    "a score with commas": (
+        rows(text=BODIES, Note=["1,3", "2,7", "3,0"]),
+        *("", "it holds 3 different numbers, and sfnode learns classes, not numbers (no regression)"),
+    ),
+    "a score that is named": (
+        rows(text=BODIES, shop=["x", "y"], rating=list(range(11))),
+        *("rating", "it holds 11 different numbers"),
+    ),
+    "one class": (rows(text=BODIES, label=["ham"]), *("", "it is the same in all rows: 'ham'")),
+    "too many classes": (
+        [{"text": f"{BODIES[n % 40]} {n}", "label": f"c{n % 500}"} for n in range(2_000)],
+        *("", "it has 500 different values, and a run has 100 classes at most: join rare ones"),
+    ),
+    "classes that are texts": (
+        rows(text=BODIES, topic=BODIES[::-1]),
+        *("", "40 of its 40 values are different, so they are no classes"),
+    ),
+    "no such column": (rows(text=BODIES, label=["a", "b"]), *("labels", "has no column 'labels'")),
+    "numbers alone": (rows(a=[1, 2, 3], b=[0, 1]), *("", "has no column with texts to read")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_right_is_refused_with_the_reason(name: str) -> None:
+    given, right, says = REFUSED[name]
+    found = table(given)
+    with pytest.raises(UserError) as refused:
+        propose(found, right)
+    assert refused.value.code is Code.DATA_MALFORMED
+    assert says.format(found.source) in refused.value.what
+
+
+def test_an_owner_may_know_better() -> None:
+    given = table(rows(subject=BODIES[::-1], body=BODIES, category=["a", "b"], channel=["mail", "phone"]))
+    assert propose(given).others == ("channel",)
+    found = propose(given, "channel", ("body",), "words")
+    assert (found.task.kind, found.task.template) == ("classification", "{body}\nchannel:")
+    assert (found.task.label_field, found.others) == ("channel", ("category",))
+    assert propose(given, NOTHING).task.kind == "text"
 
 
 CELL = st.one_of(st.sampled_from(["", "high", "low", "a=b", "a,b", "A", "B", " "]), st.text(max_size=9))
@@ -109,20 +196,12 @@ TABLE = st.lists(
 
 
 @given(TABLE)
-@example([{"text": "a fine film", "label": label} for label in ("", "high")])
-@example([{"text": "a fine film", "label": label} for label in (0, 1)])
-def test_init_takes_every_proposal_as_it_is_and_every_row_fits_it(rows: list[dict[str, object]]) -> None:
-    with TemporaryDirectory() as folder:
-        error = task_needed(write(rows, Path(folder)))
-    _, found, options = error.fix.partition("for instance: ")
-    if not found:
+def test_whatever_a_table_holds_there_is_a_task_that_rows_fit_or_a_numbered_error(given: Rows) -> None:
+    found = table(given)
+    try:
+        task = propose(found).task
+    except UserError:
         return
-    words = shlex.split(options.partition(". It reads nothing of ")[0])
-    context = init.make_context("init", words)
-    given = {name: value for name, value in context.params.items() if value is not None}
-    task = Task(**{name: value for name, value in given.items() if name in Task.model_fields})
-    assert [prompts.problem(task, row) for row in rows] == [None] * len(rows)
-
-
-def test_data_on_the_hub_are_not_fetched_for_it() -> None:
-    assert task_needed("hf:nobody/set:train").what.endswith("learnt from hf:nobody/set:train")
+    fitting, bad = dataset.sift(found.source, found.placed, task)
+    assert len(fitting) + bad.count == len(given)
+    assert task.kind != "choice" or len(fitting) >= FITTING * len(given)

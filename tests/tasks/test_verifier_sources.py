@@ -47,12 +47,12 @@ def test_one_that_cannot_be_read_is_an_error_that_says_where(
     tmp_path: Path, name: str, text: str, says: str
 ) -> None:
     (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match="--verifier") as caught:
+    with pytest.raises(UserError, match=r"task\.verifier") as caught:
         load(str(tmp_path / name))
     assert (caught.value.code, says in caught.value.what) == (Code.BAD_OPTION, True)
 
 
 @pytest.mark.parametrize("source", ["gsm9k", "own.py", "missing.toml", ".", "/"])
 def test_one_that_is_not_there_is_an_error(source: str) -> None:
-    with pytest.raises(UserError, match="--verifier: "):
+    with pytest.raises(UserError, match=r"task\.verifier: "):
         load(source)

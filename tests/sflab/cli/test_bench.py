@@ -107,7 +107,8 @@ def test_a_config_is_enough_of_a_model_and_nothing_is_left_behind(
 
 
 def test_it_measures_a_run_with_its_own_data_and_numbers(sfnode: Run) -> None:
-    sfnode("init", "run.toml", "--task", "reviews", "--rank", 16, "--group", 3, "--no-measure")
+    keys = ("training.rank=16", "training.group=3", "init.measure=no")
+    sfnode("init", "--task", "reviews", *(word for key in keys for word in ("--set", key)))
     result = measured(
         sfnode("lab", "bench", "--json", "--run", "run.toml", "--batch", 4, "--queries", 2, *QUICK)
     )

@@ -1,0 +1,251 @@
+"""`sfnode init FILE`: what the file has, what could be learnt from it, and answers that are never lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfnode.cli import init_screen
+from sfnode.engine import scalar_limit
+from sfnode.manifest import Manifest
+from sfnode.models import files
+from tests.cli import tickets
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+Answers = Callable[..., None]
+TINY = ("--model", "builtin:tiny")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Measure little, and remember nothing of other tests."""
+    monkeypatch.setattr(scalar_limit, "SLOPES", 8)
+    monkeypatch.setenv("SFNODE_MEASURE", "false")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "100")
+    tickets.write(Path("tickets.csv"))
+
+
+@pytest.fixture
+def answers(answers: Answers) -> Answers:
+    """Sit at a terminal, type these lines, and leave rather than wait for ever."""
+    return lambda *lines: answers(*lines, "q", "q")
+
+
+def rows(file: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def run() -> Manifest:
+    return Manifest.from_toml(Path("run.toml"))
+
+
+def lines(said: str) -> dict[str, str]:
+    """The lines of the last screen, by what they are about."""
+    screen = said.rpartition("\n 1 ")[2].partition("\n\n")[0]
+    found = re.split(r"\n {0,1}\d+ ", screen)
+    return {line[:34].strip(): " ".join(line[34:].split()) for line in found}
+
+
+# -- the messy case ------------------------------------------------------------------------------------
+
+ASKED = {
+    "Which column says what is right?": "category, with 4 classes: Delivery 81, Billing 80, Login 71, Other "
+    "64. It might be agent, channel instead",
+    "Which columns are read?": "subject, body",
+    "What is learnt?": "a class for each text, by a head: the model stays as it is (fast)",
+    "Which rows measure it?": "59 of the 296 rows, on which nobody trains",
+    "4 rows do not fit": "they are left out: line 10: 'subject', 'body' are empty; line 52: 'category' is "
+    "empty; line 166: not UTF-8, in which the file has to be saved; ...",
+    "Which base model?": "builtin:tiny",
+    "Who says what counts?": "your node, by a key that is made now",
+    "Name of the run": "tickets",
+    "Which file is written?": "run.toml",
+}
+
+
+def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(sfnode: Run, answers: Answers) -> None:
+    answers("")
+    ended = sfnode("init", "tickets.csv", *TINY)
+    assert ended.status == 0, ended.err
+    shown = ended.out.splitlines()
+    assert shown[0] == "tickets.csv: 300 rows, 7 columns"
+    assert shown[2].split() == list(tickets.NAMES)
+    assert [line.split()[0] for line in shown[3:8]] == ["9000", "9001", "9002", "9003", "9004"]
+    assert max(map(len, shown[:8])) <= 100
+    assert lines(ended.out.partition("Enter: ")[0]) == ASKED
+    task, data = run().task, run().data
+    assert (task.kind, task.template, task.label_field) == (
+        *("sequence-classification", "{subject}\n{body}"),
+        "category",
+    )
+    assert task.verbalizer == {name: name for name in tickets.CLASSES}
+    trained, tested = rows(data.train), rows(data.test)
+    assert (len(trained), len(tested)) == (237, 59)
+    assert {tuple(row) for row in trained} == {("subject", "body", "category")}
+    assert "  sfnode swarm --run run.toml " in ended.out
+    assert "  sfnode join --run run.toml --organise " in ended.out
+    assert "  sfnode invite " in ended.out
+
+
+def test_without_a_terminal_yes_takes_it_but_bad_rows_are_refused(sfnode: Run) -> None:
+    asked = sfnode("init", "tickets.csv", *TINY)
+    assert (asked.status, "SF010: nobody is here to confirm" in asked.err) == (1, True)
+    assert lines(asked.out)["Which column says what is right?"] == ASKED["Which column says what is right?"]
+    refused = sfnode("init", "tickets.csv", "--yes", *TINY)
+    assert refused.status == 1
+    assert "SF031: 4 of the 300 rows of tickets.csv are bad" in refused.err
+    assert "tickets.csv, line 166: not UTF-8" in refused.err
+    assert "--skip-bad-rows" in refused.err
+    assert not Path("run.toml").exists()
+    assert sfnode("init", "tickets.csv", "--yes", "--skip-bad-rows", *TINY).status == 0
+    assert len(rows(run().data.train)) == 237
+
+
+def test_the_same_table_is_the_same_rows_whoever_reads_it(sfnode: Run) -> None:
+    names = []
+    for mark in ",;\t":
+        tickets.write(Path("tickets.csv"), delimiter=mark)
+        flags = ("--yes", "--skip-bad-rows", "--force", *TINY)
+        assert sfnode("init", "tickets.csv", *flags).status == 0
+        names.append((run().data.train, run().data.test))
+    assert len(set(names)) == 1
+
+
+# -- answers -------------------------------------------------------------------------------------------
+
+
+def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run, answers: Answers) -> None:
+    answers(
+        *("1", "id", "colour", "channel"),  # numbers that are a score, then a column that is not there
+        *("2", "body,agent"),
+        *("3", "by magic", "words"),
+        *("4", "200", "50"),
+        *("5", "perhaps", "yes"),
+        *("6", "./nowhere", "builtin:tiny"),
+        *("7", "nobody"),
+        *("8", "mine"),
+        *("9", "tickets.csv", "own.toml"),
+        *("fly=1", "training.rank=x", "training.rank=64", ""),
+    )
+    ended = sfnode("init", "tickets.csv", "--model", "facebook/opt-125m")
+    assert ended.status == 0, ended.err
+    for said in (
+        "'id' of tickets.csv cannot say what is right: it holds 299 different numbers",
+        "tickets.csv has no column 'colour'",
+        "'by magic' is not an answer",
+        "200 of 299 rows are too many to hold out",
+        "'perhaps' is not an answer",
+        "there is no folder ./nowhere",
+        "tickets.csv exists already",
+        "there is no key 'fly'",
+        "'--set training.rank'",
+    ):
+        assert said in ended.err
+    made = Manifest.from_toml(Path("own.toml"))
+    assert (made.name, made.model.source, made.admission) == ("mine", "builtin:tiny", "open")
+    assert (made.task.kind, made.task.label_field) == ("classification", "channel")
+    assert made.task.template == "{body}\n{agent}\nchannel:"
+    assert (made.training.rank, len(rows(made.data.test))) == (64, 50)
+
+
+def test_answers_outlive_an_error(sfnode: Run, answers: Answers) -> None:
+    answers("8", "kept", "training.rank=12", "", "training.rank=16", "description=Sorts tickets.", "")
+    ended = sfnode("init", "tickets.csv", *TINY)
+    assert ended.status == 0, ended.err
+    assert "SF010: training.rank: rank must be a power of two" in ended.err
+    assert (run().name, run().description, run().training.rank) == ("kept", "Sorts tickets.", 16)
+    assert sorted(file.name for file in Path().glob("tickets*")) == sorted(
+        ["tickets.csv", run().data.train, run().data.test]
+    )
+
+
+def test_a_file_that_cannot_be_read_is_asked_for_again(sfnode: Run, answers: Answers) -> None:
+    Path("empty.csv").touch()
+    answers("nowhere.csv", "empty.csv", "tickets.csv", "q")
+    ended = sfnode("init", *TINY)
+    assert (ended.status, "Nothing was written." in ended.out) == (0, True)
+    assert "there is no file nowhere.csv" in ended.err
+    assert "empty.csv has no rows" in ended.err
+    assert not Path("run.toml").exists()
+
+
+def test_other_data_may_measure_the_model(sfnode: Run, answers: Answers) -> None:
+    Path("good.csv").write_text("subject,body,category\nHelp,It is lost,Delivery\n")
+    answers("4", "nowhere.csv", "good.csv", "")
+    assert sfnode("init", "tickets.csv", *TINY).status == 0
+    assert run().data.test == "good.csv"
+    assert len(rows(run().data.train)) == 296
+
+
+def test_what_options_say_is_on_the_screen(sfnode: Run, answers: Answers) -> None:
+    answers("q")
+    ended = sfnode("init", "tickets.csv", "--label", "channel", "--open", "--test", "other.csv", *TINY)
+    shown = lines(ended.out.partition("Enter: ")[0])
+    assert shown["Which column says what is right?"].startswith("channel, with 3 classes")
+    assert shown["Who says what counts?"] == "nobody: an open run, among friends"
+    assert shown["Which rows measure it?"] == "other.csv"
+
+
+# -- the model that was used last ------------------------------------------------------------------------
+
+
+def test_the_model_that_was_used_last_is_proposed(sfnode: Run) -> None:
+    assert init_screen.last_model() == init_screen.RECOMMENDED
+    flags = ("--yes", "--skip-bad-rows")
+    assert sfnode("init", "tickets.csv", *flags, *TINY).status == 0
+    assert init_screen.last_model() == "builtin:tiny"
+    again = sfnode("init", "tickets.csv", *flags, "--force")
+    assert lines(again.out)["Which base model?"] == "builtin:tiny (used last)"
+    init_screen.remember_model("/a/folder/that/has/gone")
+    assert init_screen.last_model() == init_screen.RECOMMENDED
+
+
+def test_the_recommended_model_need_not_be_downloaded_where_it_is_in_the_cache() -> None:
+    folder = files.cache() / Path(init_screen.RECOMMENDED).name
+    folder.mkdir(parents=True)
+    (folder / files.SINGLE).touch()
+    assert init_screen.last_model() == str(folder)
+
+
+# -- files of all kinds ----------------------------------------------------------------------------------
+
+
+def test_too_few_rows_are_refused(sfnode: Run) -> None:
+    Path("few.csv").write_text("text,label\nfine,good\n")
+    ended = sfnode("init", "few.csv", "--yes", *TINY)
+    assert "SF031: few.csv has 1 rows to learn from, and 10 are the least" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("free.csv", "question,answer\n" + "".join(f"What is {n}+1?,{n + 1} it is\n" for n in range(20)),
+         "completion"),
+        ("story.csv", "text\n" + "".join(f"Once upon a time no. {n}\n" for n in range(20)), "text"),
+        ("quiz.csv", "question,A,B,answer\n" + "".join(f"{n} odd?,yes,no,{'BA'[n % 2]}\n" for n in range(20)),
+         "classification"),
+    ],
+)  # fmt: skip
+def test_choices_free_answers_and_bare_texts_become_runs(
+    name: str, text: str, kind: str, sfnode: Run
+) -> None:
+    Path(name).write_text(text)
+    ended = sfnode("init", name, "--yes", *TINY)
+    assert ended.status == 0, ended.err
+    assert run().task.kind == kind
+    assert len(rows(run().data.test)) == 4
+
+
+def test_names_and_cells_that_no_terminal_should_see_are_escaped(sfnode: Run) -> None:
+    cells = "".join(f"\x1b[31mnice day \u202e {n},{'ab'[n % 2]}\n" for n in range(20))
+    Path("bad.csv").write_text("te\x1bxt,label\n" + cells)
+    ended = sfnode("init", "bad.csv", *TINY)
+    assert "\x1b" not in ended.out + ended.err
+    assert "\u202e" not in ended.out + ended.err
+    assert "te\\u001bxt" in ended.out

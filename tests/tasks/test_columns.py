@@ -1,0 +1,98 @@
+"""A table is read with all that is wrong with it, or it is said why it is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.tasks.columns import Table, read
+
+ROWS = "Betreff;Text;Anzahl;Note\nBitte;Die Rechnung stimmt nicht;1;2,5\n;Wo bleibt mein Paket;2;3,5\n"
+
+
+def table(folder: Path, content: str | bytes, name: str = "rows.csv") -> Table:
+    file = folder / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return read(str(file))
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("begin", [b"", b"\xef\xbb\xbf"])
+def test_what_columns_hold_whatever_separates_them(mark: str, begin: bytes, tmp_path: Path) -> None:
+    text = ROWS.replace(",", "." if mark == "," else ",").replace(";", mark)
+    found = table(tmp_path, begin + text.encode())
+    assert {name: (one.holds, one.filled) for name, one in found.columns.items()} == {
+        "Betreff": ("texts", 1),
+        "Text": ("texts", 2),
+        "Anzahl": ("numbers", 2),
+        "Note": ("numbers", 2),
+    }
+    assert (found.columns["Text"].words, found.columns["Text"].length) == (4.0, 22.5)
+    assert (found.columns["Anzahl"].whole, found.columns["Note"].whole) == (True, False)
+
+
+def test_rows_that_are_none_keep_their_places(tmp_path: Path) -> None:
+    found = table(tmp_path, b'text,label\nfine,1\ncaf\xe9,0\n"two\nlines",1\nso\n')
+    wrong = [(one.place.rpartition(", ")[2], one.wrong) for one in found.placed if one.wrong]
+    assert wrong == [
+        ("line 3", "not UTF-8, in which the file has to be saved"),
+        ("line 6", "1 columns where the header has 2"),
+    ]
+    assert [one.row["text"] for one in found.placed if not one.wrong] == ["fine", "two\nlines"]
+
+
+def test_lines_of_json_may_differ_in_what_they_have(tmp_path: Path) -> None:
+    found = table(tmp_path, '{"a": "x", "b": [1]}\n{"a": true, "c": null}\nno\n', "rows.jsonl")
+    assert {name: one.holds for name, one in found.columns.items()} == {
+        "a": "others",
+        "b": "lists",
+        "c": "nothing",
+    }
+    assert [bool(one.wrong) for one in found.placed] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("rows.csv", b"", "has no rows"),
+        ("rows.csv", b"text,label\n", "has no rows"),
+        ("rows.jsonl", b"\n\n", "has no rows"),
+        ("rows.jsonl", b"[1, 2]\n", "line 1: not a JSON object"),
+        ("rows.csv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "line 1: no names of columns in UTF-8"),
+        ("rows.tsv", b"\0\0\0\0", "line 1: no names of columns in UTF-8"),
+        ("rows.csv", "text,größe\na,1\n".encode("cp1252"), "line 1: no names of columns in UTF-8"),
+        ("rows.csv", "text,label\na,1\n".encode("utf-16"), "line 1: not UTF-8 but UTF-16"),
+        ("rows.csv", b"PK\x03\x04\x14\0", "a spreadsheet or an archive"),
+        ("rows.csv", b'text,label\n"a,1\n', "line 2: unexpected end of data"),
+        ("rows.csv", b"a fine film,1\na poor one,0\n", "line 1: '1' is a value and not the name"),
+        ("rows.csv", b"good,fine\nbad,poor\ngood,ok\nbad,sad\ngood,so\n", "line 1: 'good' is a value"),
+        ("rows.csv", b"once upon a time there was a king who slept\nand then\n", "is a value"),
+        ("rows.csv", b"text,text\na,b\n", "a column name occurs twice"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_the_reason(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as refused:
+        table(tmp_path, content, name)
+    assert refused.value.code is Code.DATA_MALFORMED
+    assert says in refused.value.what
+
+
+@pytest.mark.parametrize("header", [",text,label", "0,1,2"])
+def test_names_as_pandas_writes_them_where_there_are_none_are_names(header: str, tmp_path: Path) -> None:
+    found = table(tmp_path, f"{header}\n7,fine,1\n8,poor,0\n").columns
+    assert list(found) == [name for name in header.split(",") if name]
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "ROWS.XLS", "rows.ods"])
+def test_a_spreadsheet_has_to_be_exported(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Export the table as CSV in UTF-8"):
+        table(tmp_path, b"PK\x03\x04", name)
+
+
+def test_a_folder_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder, and data are in a file"):
+        read(str(tmp_path))
