@@ -30,7 +30,7 @@ INIT = SMALL | {"SFNODE_MODEL": "builtin:tiny", "SFNODE_UPDATE_BUDGET": "100", "
 ELSEWHERE = {
     "init": INIT,
     "swarm": {"SFNODE_NODES": "2"},
-    "eval": {"SFNODE_LIMIT": "40"},
+    "eval": {"SFNODE_TEST_LIMIT": "40"},
     "doctor": {"SFNODE_DATA_DIR": "newcomer"},
     "hand-over": {"SFNODE_KEYS_DIR": "next"},
 }

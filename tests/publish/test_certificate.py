@@ -169,8 +169,8 @@ DRAWINGS = {
 @pytest.mark.parametrize("version", DRAWINGS)
 def test_the_bytes_that_are_drawn_never_change(version: Literal[2, 3]) -> None:
     said = Certificate(
-        version=version, run_id="11" * 32, run_name="reviews", member="22" * 32, name="Anneli", updates=15, measured=12,
-        worth=-2_000_001, first_epoch=0, last_epoch=2, seal=2, digest="33" * 32, decisions=17,
+        version=version, run_id="11" * 32, run_name="reviews", member="22" * 32, name="Anneli", updates=15,
+        measured=12, worth=-2_000_001, first_epoch=0, last_epoch=2, seal=2, digest="33" * 32, decisions=17,
         chain="44" * 32,
     )  # fmt: skip
     assert hashlib.sha256(said.drawing()).hexdigest() == DRAWINGS[version]
