@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -92,14 +93,16 @@ def check(words: list[str]) -> None:
         assert within is not None, words
         command = within
     own = rest[: rest.index("--")] if "--" in rest else rest  # what follows it is another program's
-    options = [word.partition("=")[0] for word in own if word.startswith("--")]
-    known = {
-        name
-        for parameter in command.get_params(context)
-        for name in (*parameter.opts, *parameter.secondary_opts)
-    }
-    known -= {name for one in command.params if getattr(one, "key", "") for name in one.opts}
-    assert set(options) <= known | {"--help", "--help-all"}, words
+    flags = {name for one in flagged(command) for name in (*one.opts, *one.secondary_opts)}
+    assert {word.partition("=")[0] for word in own if word.startswith("--")} <= flags, words
+    keys = {word.partition("=")[0] for before, word in pairwise(own) if before == "--set"}
+    assert keys <= set(getattr(command, "keys", ())), words
+
+
+def flagged(command: click.Command) -> list[click.Parameter]:
+    """What a command takes as flags, and not as keys of --set."""
+    found = command.get_params(click.Context(command))
+    return [one for one in found if not getattr(one, "key", "")]
 
 
 @cache
@@ -107,8 +110,7 @@ def known_flags() -> frozenset[str]:
     return frozenset(
         name
         for command in commands()
-        for one in command.get_params(click.Context(command))
-        if not getattr(one, "key", "")
+        for one in flagged(command)
         for name in (*one.opts, *one.secondary_opts)
     )
 

@@ -130,11 +130,13 @@ def test_a_node_says_once_that_the_run_is_complete_what_has_become_better_and_wh
     seen: Course,
 ) -> None:
     said = seen.nodes["steady"].output()
-    assert said.count(" is complete.\n") == 1
-    card = said[said.index("The run ") :] if "The run " in said else said
-    assert re.search(r"\n  Your work: [\d,]+ updates, [\d.]+ % of all, in ", card)
-    assert re.search(r"\n  ask the model +sfnode use --data-dir ", card)
+    assert said.count("The run reviews is complete.\n") == 1
     assert len(re.findall(r"INFO    complete  ", said)) <= 1
+    left = seen.nodes["counted"].output()
+    assert left.count("You have left the run reviews; it goes on without you.\n") == 1
+    for card in (said, left):
+        assert re.search(r"\n  Your work: [\d,]+ updates, [\d.]+ % of all, in ", card)
+        assert re.search(r"\n  ask the model +sfnode use --data-dir ", card)
 
 
 def test_a_node_survives_the_death_of_its_network_daemon(seen: Course, audits: dict[str, Any]) -> None:

@@ -144,7 +144,7 @@ def test_the_files_of_the_dashboard_have_no_other_words(file: Path) -> None:
 
 
 def test_a_published_page_and_a_directory_are_plain(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    assert sfnode("publish", tmp_path / "page", "--data-dir", folder).status == 0
+    assert sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder).status == 0
     check(Page.of(tmp_path / "page" / "index.html").words.replace("Bases were made anew", ""))
     page, unread = directory_page([str(tmp_path / "page" / "run.json")], "Runs", datetime.now(UTC))
     assert not unread
