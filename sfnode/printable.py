@@ -21,6 +21,9 @@ that nobody reads to its end."""
 
 INDENT = "\n    "
 
+SHORT_KEY = 8
+"""Hex digits of a key beside a name: two may have the same name."""
+
 
 def printable(text: str) -> str:
     """Return a text with everything but visible characters and line breaks escaped, as JSON escapes them.
@@ -41,9 +44,9 @@ def paragraph(text: str) -> str:
 
 
 def called(key: str, name: str | None) -> str:
-    """Return an origin by digits of its key and by the name that it gives itself, which proves nothing (SPEC
-    K1): `5e6f7a8b (Ada)`."""
-    return f"{key} ({name})" if name else key
+    """Return an origin by the name that it gives itself, which proves nothing (SPEC K1), and by the beginning
+    of its key, by which commands know it: `Ada (5e6f7a8b)`."""
+    return f"{name} ({key[:SHORT_KEY]})" if name else key
 
 
 def command(*words: object) -> str:
@@ -71,14 +74,15 @@ def part_of(part: int, whole: int) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Format a duration: `0:41`, `12:10`, `3 h 05`, `4 d 7 h`; `?` if it is unknown."""
+    """Format a duration, which nobody takes for a time of day: `41 s`, `3 min 05 s`, `12 min`, `2 h 05 min`,
+    `4 d 7 h`; `?` if it is unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}:{rest:02}"
+        return f"{rest} s" if not minutes else f"{minutes} min" + (f" {rest:02} s" if minutes < 10 else "")
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    return f"{hours} h {minutes:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def rate(number: float | None) -> str:

@@ -128,7 +128,7 @@ def in_words(found: Certificate) -> str:
     from sfnode.schema.metrics import NO_WORTH
 
     who = f"{found.name} ({found.member})" if found.name else found.member
-    figures = f"{count(found.updates)} updates of epochs {found.first_epoch} to {found.last_epoch}"
-    worth = f"worth {nats(found.worth)} nats by {count(found.measured)} that were measured"
+    figures = f"{count(found.updates)} updates of rounds {found.first_epoch} to {found.last_epoch}"
+    worth = f"and lowered the loss by {nats(found.worth)} ({count(found.measured)} were measured)"
     worth = worth if found.measured else f"their worth not measured ({NO_WORTH})"
-    return f"{who}: {figures} count in run {found.run_name} by the seal of epoch {found.seal}, {worth}"
+    return f"{who}: {figures} count in run {found.run_name} after round {found.seal}, {worth}"

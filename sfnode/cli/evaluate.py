@@ -11,6 +11,7 @@ from sfnode.cli.exit import warn
 from sfnode.cli.options import (
     as_of_now_option,
     data_dir_option,
+    details_option,
     device_option,
     dtype_option,
     json_option,
@@ -22,7 +23,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, probe_in_words
 from sfnode.errors import Code, UserError
-from sfnode.schema.metrics import figure, metric_of
+from sfnode.schema.metrics import better_by, figure, metric_of, moved_in_words
 
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
@@ -41,7 +42,8 @@ MOST_SAMPLES = 1000
 @device_option
 @dtype_option
 @option(
-    "--limit",
+    "--test-limit",
+    "limit",
     type=click.IntRange(0),
     default=0,
     metavar="COUNT",
@@ -69,6 +71,7 @@ MOST_SAMPLES = 1000
 )
 @verifier_option
 @as_of_now_option
+@details_option
 @json_option
 def evaluate(
     data_dir: Path,
@@ -81,6 +84,7 @@ def evaluate(
     samples: int | None,
     verifier: tuple[str, ...],
     as_of_now: bool,
+    details: bool,
     as_json: bool,
 ) -> None:
     """Measure the base model, and the trained model, on the run's test rows.
@@ -108,7 +112,7 @@ def evaluate(
     result = _measured(trained, limit, text)
     if pass_at:
         result = _sampled(result, trained.trainer, limit, pass_at, samples or pass_at)
-    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result, trained.moment)))
+    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result, trained.moment, details)))
 
 
 def _require_test(manifest: Manifest) -> None:
@@ -199,13 +203,17 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
         return None
 
 
-def _lines(result: EvalResult, moment: str) -> list[str]:
+def _lines(result: EvalResult, moment: str, details: bool) -> list[str]:
     before = result.before
+    compared = result.calibrated if result.calibrated and result.after.calibrated else before
+    by = better_by(before.metric, compared.value, result.after.value)
     name = metric_of(before.metric).name
     rows = {"before": before, "calibrated": result.calibrated, "after": result.after}
     return [
-        f"{name} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
+        f"{name} (95 % interval) on {before.count} test rows, {moment}",
         *(f"{when:10}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
-        f"{'drift':10}  {result.drift.in_words}",
+        *([f"{'':10}  {by}"] if by else ()),
+        f"{'change':10}  {moved_in_words(result.drift.distance)}",
+        *((f"{'drift':10}  {result.drift.in_words}", f"{'digest':10}  {result.digest}") if details else ()),
         *(probe_in_words(result.probe) if result.probe else ()),
     ]

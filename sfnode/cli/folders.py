@@ -23,6 +23,15 @@ def profile_folder(name: str) -> Path:
     return located(PROFILES) / name
 
 
+def place(folder: Path) -> tuple[str, ...]:
+    """Return the options that name a data folder; none for the default one."""
+    folder = folder.expanduser().resolve()
+    if folder == located(DATA_DIR).resolve():
+        return ()
+    named = folder.parent == located(PROFILES).resolve() and PROFILE.fullmatch(folder.name)
+    return ("--profile", folder.name) if named else ("--data-dir", str(folder))
+
+
 def known_folders() -> list[Path]:
     """Return the folders that exist: the default one, those of profiles, others in which nodes have run."""
     profiles = located(PROFILES)

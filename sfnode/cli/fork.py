@@ -223,7 +223,7 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
             raise _differs(f"the model in {base} is not the one with which the run began")
         if problem := files.difference(base, Path(scratch) / MODEL):
             raise _differs(f"its base model is not that of the seal of epoch {said.epoch}: {problem}")
-    return f"its base model is run {said.run_id[:16]} at the {trained.moment}, as it says"
+    return f"its base model is run {said.run_id[:16]} {trained.moment}, as it says"
 
 
 @contextmanager

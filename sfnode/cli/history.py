@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from sfnode.cli.export import check_form, format_options
 from sfnode.cli.options import (
     as_of_now_option,
     data_dir_option,
+    details_option,
     device_option,
     dtype_option,
     epoch_argument,
@@ -46,19 +48,24 @@ SHOWN = 4
 """Origins of an epoch that are shown: those that have brought most."""
 
 DIGITS = 8
-"""Hex digits of their keys."""
+"""Hex digits of their keys, where no name is known."""
+
+WHEN = 16
+"""Columns of a time of arrival."""
 
 
 @click.command("log")
 @option("--updates", is_flag=True, help="Print the updates that count instead, as JSON lines (docs/json.md).")
 @data_dir_option
 @as_of_now_option
+@details_option
 @json_option
-def log(updates: bool, data_dir: Path, as_of_now: bool, as_json: bool) -> None:
-    """Show what was decided in the run of a node's folder, and what became of each epoch, oldest first.
+def log(updates: bool, data_dir: Path, as_of_now: bool, details: bool, as_json: bool) -> None:
+    """Show what was decided in the run of a node's folder, and what became of each round, oldest first.
 
-    Of an open run, in which nobody decides, its epochs. Nothing is verified (see `sfnode verify`).
-    --as-of-now is for --updates, which are otherwise those that count by the last seal.
+    With the time at which each came to this node. Of an open run, in which nobody decides, its rounds.
+    Nothing is verified (see `sfnode verify`). --as-of-now is for --updates, which are otherwise those that
+    count by the last decision.
     """
     if as_of_now and not updates:
         raise UserError(
@@ -74,7 +81,7 @@ def log(updates: bool, data_dir: Path, as_of_now: bool, as_json: bool) -> None:
     if as_json:
         echo(found.model_dump_json(indent=2))
         return
-    echo("\n".join([*_begins(manifest), *_lines(found)]))
+    echo("\n".join([*_begins(manifest), *_lines(found, details)]))
 
 
 def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -> None:
@@ -105,42 +112,43 @@ def _begins(manifest: Manifest) -> Iterator[str]:
             if one.folder
             else ""
         )
-        yield f"{'':6}  {'begins':<10}  with {one}, core digest {one.seal.digest[:DIGITS]}{more}"
+        yield f"{'':{WHEN}}  begins with {one}, fingerprint {one.seal.digest[:DIGITS]}{more}"
 
 
-def _lines(found: HistoryResult) -> Iterator[str]:
+def _lines(found: HistoryResult, details: bool) -> Iterator[str]:
     for entry in found.entries:
-        yield from entry_lines(entry)
+        yield from entry_lines(entry, details)
     counts = f"{part_of(found.counted, found.budget)} updates count"
     if found.sealed is None:
         yield f"run {found.run_name} ({found.run_id[:16]}), open: {counts}"
     else:
         others = "others do not count" if found.complete else "are not judged yet"
-        seals = f"{found.sealed} seal{'' if found.sealed == 1 else 's'}, {counts}, {count(found.waiting)}"
+        seals = f"{found.sealed} round{'' if found.sealed == 1 else 's'}, {counts}, {count(found.waiting)}"
         complete = "complete, " if found.complete else ""
         yield f"run {found.run_name} ({found.run_id[:16]}): {complete}{seals} {others}"
 
 
-def entry_lines(entry: HistoryEntry) -> Iterator[str]:
-    """Yield what to print of a part of a history."""
-    number = "" if entry.position is None else str(entry.position)
-    yield f"{number:>6}  {entry.kind:<10}  {entry.text}{_figures(entry.epoch) if entry.epoch else ''}"
+def entry_lines(entry: HistoryEntry, details: bool = False) -> Iterator[str]:
+    """Yield what to print of a part of a history; with its number, kind and figures for `details`."""
+    when = "" if entry.arrived is None else f"{datetime.fromtimestamp(entry.arrived):%Y-%m-%d %H:%M}"
+    number = f"{'' if entry.position is None else entry.position:>6}  {entry.kind:<10}  " if details else ""
+    figures = "".join(f", {said}" for said in _figures(entry.epoch, details)) if entry.epoch else ""
+    yield f"{when:{WHEN}}  {number}{entry.text}{figures}"
     if entry.epoch and entry.epoch.origins:
-        yield f"{'':20}{_who(entry.epoch)}"
+        yield f"{'':{WHEN + len(number) + 4}}{_who(entry.epoch)}"
 
 
-def _figures(epoch: EpochEntry) -> str:
-    said = [] if epoch.factor is None else [f"factor {epoch.factor:.4g}"]
-    said.append(f"rate {epoch.rate:.3g}")
-    if epoch.digest:
-        said.append(f"digest {epoch.digest[:DIGITS]}")
+def _figures(epoch: EpochEntry, details: bool) -> Iterator[str]:
+    if details:
+        yield from [] if epoch.factor is None else [f"factor {epoch.factor:.4g}"]
+        yield f"rate {epoch.rate:.3g}"
+        yield from [f"digest {epoch.digest[:DIGITS]}"] if epoch.digest else []
     if one := epoch.evaluation:
-        said.append(f"{measured(one)}{beside(one)}")
-    return "; " + ", ".join(said)
+        yield f"{measured(one)}{beside(one) if details else ''}"
 
 
 def _who(epoch: EpochEntry) -> str:
-    shown = [f"{called(one.origin[:DIGITS], one.name)} {count(one.updates)}" for one in epoch.origins[:SHOWN]]
+    shown = [f"{one.name or one.origin[:DIGITS]} {count(one.updates)}" for one in epoch.origins[:SHOWN]]
     others = epoch.origins[SHOWN:]
     if others:
         shown.append(f"{len(others)} others {count(sum(one.updates for one in others))}")
@@ -190,8 +198,8 @@ def checkout(
     if as_json:
         echo(state.model_dump_json(indent=2))
     else:
-        echo(f"seal         of epoch {epoch}: {state.updates} updates count")
-        echo(f"named digest {state.named_digest}\ncore digest  {state.core_digest}")
+        echo(f"up to round {epoch} {state.updates:,} updates count")
+        echo(f"fingerprint  {state.core_digest}\nnamed digest {state.named_digest}")
 
 
 # `sfnode history diff`: what has changed between two seals of a run.

@@ -17,6 +17,7 @@ from sfnode.cli.options import (
     option,
 )
 from sfnode.cli.output import echo
+from sfnode.dashboard.formatting import REACHES
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
 from sfnode.schema import unchecked
@@ -27,14 +28,6 @@ if TYPE_CHECKING:
 
 QR_BORDER = 2
 """Width of the margin in modules; the standard asks for four, but telephones read codes with two."""
-
-NOTES = {
-    "internet": "",
-    "network": "It holds addresses of your own network only: others can join from there, not over the "
-    "internet.\nFor others outside, forward a port and name it with `join --announce-maddrs`, or "
-    "join with --auto-relay.",
-    "machine": "It holds addresses of this machine only: nobody can join from another one.",
-}
 
 
 def parse_url(_context: Any, _parameter: Any, value: str) -> str:
@@ -96,7 +89,7 @@ def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | 
     echo(command("sfnode", "join", link))
     if found is None:
         echo("This node does not run: the link holds addresses of peers that it has met.", err=True)
-    if note := NOTES[reach]:
+    if note := REACHES[reach]:
         echo(note, err=True)
 
 

@@ -11,6 +11,7 @@ import click
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.options import (
     data_dir_option,
+    details_option,
     device_option,
     dtype_option,
     json_option,
@@ -19,7 +20,7 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import count, nats
+from sfnode.dashboard.formatting import count, nats, percent
 from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import NO_WORTH
 
@@ -30,25 +31,29 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 DIGITS = 16
-"""Hex digits of the keys that are shown."""
+"""Hex digits of the keys that --details shows."""
+
+WHO = 28
+"""Columns of a name and the beginning of a key."""
 
 
 @click.command
 @option(
     "--recompute",
     is_flag=True,
-    help="First check every signature and every seal of the log, as `sfnode verify` does.",
+    help="First check every signature and every count of the log, as `sfnode verify` does.",
 )
 @option(
     "--remeasure",
     type=click.IntRange(1),
-    metavar="EPOCHS",
-    help="Measure the last so many epochs anew, on the run's validation rows, and compare.",
+    metavar="ROUNDS",
+    help="Measure the last so many rounds anew, on the run's validation rows, and compare.",
 )
 @data_dir_option
 @model_option
 @device_option
 @dtype_option
+@details_option
 @json_option
 def leaderboard(
     recompute: bool,
@@ -57,13 +62,15 @@ def leaderboard(
     model: Path | None,
     device: str,
     dtype: str,
+    details: bool,
     as_json: bool,
 ) -> None:
     """Show what each member of an organised run has brought, by what it was worth.
 
     Computed from the manifest and the log of a node's folder alone, running or not: everybody who has the
-    same decisions sees the same digits. Worth is in nats by which updates that count have lowered the loss on
-    the organiser's validation rows, as it has signed (docs/organising.md)."""
+    same decisions sees the same digits. The gain of a member is its part in what all have gained: by how much
+    its updates that count have lowered the loss on the organiser's validation rows, as signed
+    (docs/organising.md); --details has it in nats."""
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.node.startup import settled
         from sfnode.organising.reporting.run_history import RunHistory
@@ -89,7 +96,7 @@ def leaderboard(
         found = _result(manifest, history, verified=recompute)
         if remeasure:
             found = _remeasured(found, manifest, update_log, data_dir, remeasure, model, device, dtype)
-    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found)))
+    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found, details)))
 
 
 def _result(manifest: Manifest, history: RunHistory, *, verified: bool) -> LeaderboardResult:
@@ -126,7 +133,7 @@ def _remeasured(
     layout, entries = Layout(data_dir), update_log.control()
     with base_model(manifest, layout, model, device, dtype) as trainer:
         trainer.use_bases(counting_of(manifest.parameters(), entries).bases)
-        with waiting(f"measuring {epochs} epochs anew"):
+        with waiting(f"measuring {epochs} rounds anew"):
             compared = remeasuring.remeasure(
                 manifest, update_log, entries, epochs, trainer, lambda one: echo(_compared(one), err=True)
             )
@@ -135,27 +142,33 @@ def _remeasured(
 
 def _compared(one: Remeasured) -> str:
     word = "agrees" if one.agrees else "DIFFERS"
-    figures = f"{nats(one.said)} nats signed, {nats(one.found)} measured here"
-    return f"epoch {one.epoch}: {figures} on {one.rows} rows, off by {one.off:.2%}: {word}"
+    figures = f"{nats(one.said)} signed, {nats(one.found)} measured here"
+    return f"round {one.epoch}: loss lowered by {figures} on {one.rows} rows: {word}"
 
 
-def _lines(found: LeaderboardResult) -> Iterator[str]:
-    has_worths = any(one.measured for one in found.members)
-    figures = f"  {'measured':>10}  {'worth, nats':>15}" if has_worths else ""
-    yield f"{'rank':>6}  {'origin':<{DIGITS}}  {'count':>10}{figures}"
-    yield from (_line(one, has_worths) for one in found.members)
-    counts = f"{found.sealed} seals, {count(found.counted)} updates count"
-    worth = f", worth {nats(found.worth)} nats" if has_worths else ""
+def _lines(found: LeaderboardResult, details: bool) -> Iterator[str]:
+    whole = sum(abs(one.worth) for one in found.members)
+    worths = f"  {'measured':>10}  {'worth, nats':>15}  {'key':<{DIGITS}}" if details else ""
+    gain = f"  {'gain':>8}" if whole else ""
+    yield f"{'rank':>6}  {'who':<{WHO}}  {'count':>10}{gain}{worths}".rstrip()
+    yield from (_line(one, whole, details) for one in found.members)
+    counts = f"{found.sealed} rounds, {count(found.counted)} updates count"
+    worth = f", worth {nats(found.worth)} nats" if details and whole else ""
     checked = ", log verified" if found.verified else ""
     yield f"run {found.run_name} ({found.run_id[:16]}): {counts}{worth}{checked}"
     if found.tolerance is not None:
         agreeing = sum(one.agrees for one in found.epochs)
-        of = f"{agreeing} of {len(found.epochs)} epochs that were measured anew"
+        of = f"{agreeing} of {len(found.epochs)} rounds that were measured anew"
         yield f"{of} agree within {found.tolerance:.0%}"
 
 
-def _line(one: Ranked, has_worths: bool) -> str:
-    figures = f"  {count(one.measured):>10}  {nats(one.worth):>15}" if has_worths else ""
+def _line(one: Ranked, whole: int, details: bool) -> str:
+    from rich.cells import set_cell_size
+
+    from sfnode.dashboard.frame import named
+
+    who = set_cell_size(named(one.name, one.origin, WHO), WHO)
+    gain = f"  {percent(one.worth / whole):>8}" if whole else ""
+    worths = f"  {count(one.measured):>10}  {nats(one.worth):>15}  {one.origin[:DIGITS]}" if details else ""
     revoked = "  revoked" if one.revoked else ""
-    name = f"  {one.name}" if one.name else ""
-    return f"{one.rank:>6}  {one.origin[:DIGITS]}  {count(one.counted):>10}{figures}{name}{revoked}"
+    return f"{one.rank:>6}  {who}  {count(one.counted):>10}{gain}{worths}{revoked}"

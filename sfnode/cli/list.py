@@ -16,7 +16,7 @@ from sfnode.cli.output import echo
 from sfnode.errors import UserError
 from sfnode.store.data_folder import Layout, holder
 
-HEADS = ("folder", "run", "run id", "state", "own updates")
+HEADS = ("folder", "run", "run id", "state", "your updates")
 
 
 @click.command("list")

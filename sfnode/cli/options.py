@@ -266,6 +266,13 @@ def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> t
     return host.strip("[]") or LOCALHOST, int(port)
 
 
+def details_option(function: F) -> F:
+    """Add --details, for commands that otherwise say it in plain words."""
+    return option("--details", is_flag=True, help="Say it in the precise terms of docs/glossary.md, too.")(
+        function
+    )
+
+
 def json_option(function: F) -> F:
     """Add --json."""
     return option(

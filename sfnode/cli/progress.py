@@ -31,6 +31,7 @@ from rich.progress import (
 from rich.text import Text
 
 from sfnode.cli.output import echo
+from sfnode.dashboard.formatting import download_in_words
 from sfnode.logging import BEGINS, begins, log
 from sfnode.printable import size_text
 from sfnode.schema.node_state import NodeState
@@ -42,14 +43,8 @@ if TYPE_CHECKING:
 FOLLOW_INTERVAL = 0.25
 """Seconds between two looks at a node that is starting."""
 
-SILENCE = 1.5
-"""Seconds after which something is said again: whoever waits two wonders whether anything happens at all."""
-
-PATIENCE = 60.0
-"""Seconds of one thing after which the line that a node logs every ten is enough."""
-
 LINES = 10.0
-"""Seconds after which another line says how far it is, where nobody looks on."""
+"""Seconds of silence after which another line says how far something is, where nobody looks on."""
 
 TELLING = 0.05
 """Share of the work that has to be done before its speed tells more than what was expected."""
@@ -199,15 +194,15 @@ class Narration:
             log.info("%s, %.1f s after the start", last, self._clock() - self._begun)
 
     def beat(self) -> None:
-        """Break a silence that has lasted for SILENCE, in the first minute of whatever it is."""
+        """Break a silence that has lasted for LINES."""
         now = self._clock()
-        if not (self._beats and self._what) or now - self._said < SILENCE or now - self._since > PATIENCE:
+        if not (self._beats and self._what) or now - self._said < LINES:
             return
         far = f" {self._far}" if self._far else ""
         log.info("%s:%s %.0f s", self._what, f"{far}," if far else "", now - self._since)
 
     def _beat(self) -> None:
-        while not self._ended.wait(SILENCE / 8):
+        while not self._ended.wait(LINES / 8):
             self.beat()
 
     def _done(self) -> None:
@@ -258,7 +253,7 @@ def doing(now: Status) -> tuple[str, str]:
     match now.state:
         case NodeState.STARTING if now.fetch:
             return (
-                f"{now.fetch.what} from peers",
+                f"{download_in_words(now.fetch)} from peers",
                 f"{size_text(now.fetch.done)} of {size_text(now.fetch.total)}",
             )
         case NodeState.STARTING:

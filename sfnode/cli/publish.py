@@ -33,7 +33,7 @@ LOCAL = {
     "machine": "The page's link has addresses of this machine only: nobody can join from another one.",
 }
 
-NO_MANIFEST = "run.toml is not published: this manifest names folders of a machine (docs/publish.md)."
+NO_MANIFEST = "run.toml is not published: this manifest names folders of a machine (docs/organising.md)."
 
 NOWHERE = "The page has no link: this node does not run and has met nobody. Start it, or give --public-link."
 
@@ -167,7 +167,7 @@ def _publish(
         told = ask(manifest, update_log, data_dir, link=link, contacts_url=contacts, samples=samples)
         published = site.publish(manifest, update_log, told, utc_now())
     run = published.run
-    seal = f"seal of epoch {run.seal.epoch}" if run.seal else "no seal yet" if run.organised else "open run"
+    seal = f"round {run.seal.epoch}" if run.seal else "no round yet" if run.organised else "open run"
     figures = f"{size_text(published.page_bytes)}, {seal}, {count(run.updates)} updates"
     echo(f"wrote {folder / 'index.html'} ({figures})")
     warnings = [f"--hide {key}: nothing of such a key counts (yet)" for key in published.unmatched]

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.options import data_dir_option, json_option, option
+from sfnode.cli.options import data_dir_option, details_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.owner import limit_lines
-from sfnode.dashboard.formatting import evidence_in_words, health_in_words, limits_in_words, nats
+from sfnode.dashboard.formatting import (
+    count,
+    download_in_words,
+    evidence_in_words,
+    health_in_words,
+    limits_in_words,
+    nats,
+    percent,
+)
 from sfnode.printable import pace, part_of, size_text, span
-from sfnode.schema.metrics import drift_in_words, trained_by
+from sfnode.schema.metrics import drift_in_words, moved_in_words, trained_by
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
     from sfnode.schema.organising import ValidatorStatus
     from sfnode.schema.status import RunStatus, Status
-    from sfnode.schema.views import FeedStatus
 
 
 @click.command
 @data_dir_option
 @option("--feeds", "with_feeds", is_flag=True, help="Also list what every feed has contributed.")
+@details_option
 @json_option
-def status(data_dir: Path, with_feeds: bool, as_json: bool) -> None:
+def status(data_dir: Path, with_feeds: bool, details: bool, as_json: bool) -> None:
     """Show what the node that runs in this folder is doing."""
     node = running_node(data_dir)
     answer, feeds = node.status(), node.every_feed() if with_feeds else []
@@ -38,38 +45,59 @@ def status(data_dir: Path, with_feeds: bool, as_json: bool) -> None:
     else:
         for alarm in answer.alarms:
             echo(f"{alarm.code}: {alarm.what}\n  {alarm.fix}", colour="red")
-        echo("\n".join(_lines(answer, feeds)))
+        lines = _lines(answer) + (_detail_lines(answer) if details else [])
+        echo("\n".join(lines + [f"feed     {one.origin}/{one.incarnation} {one.updates}" for one in feeds]))
 
 
-def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
+def _lines(s: Status) -> list[str]:
     trained = trained_by(s.task)
     told = "" if s.loss is None else f", {trained.name} {trained.of(s.loss):.3f}"
     agreeing = sum(link.agrees for link in s.links)
     lines = [
         f"run      {s.run_name} ({s.run_id[:16]})",
-        f"state    {s.state} as {s.role}, up {s.uptime / 60:.1f} min",
+        f"state    {s.state.replace('-', ' ')} as {s.role}, for {span(s.uptime)}",
         _updates(s),
-        f"own      {s.own_updates} since start, {pace(s.updates_per_second)}{told}",
-        *([f"busy     {s.doing.what}, {span(s.doing.seconds)}"] if s.doing else []),
+        *([f"yours    {_own(s)}, {pace(s.updates_per_second)}{told}"] if s.origin else []),
+        *([f"busy     {s.doing.what}, for {span(s.doing.seconds)}"] if s.doing else []),
         *_device_lines(s),
-        f"links    {len(s.links)} ({agreeing} with the same digest)",
-        f"digest   {s.digest}",
-        f"traffic  {s.bytes_sent / 1000:.1f} kB out, {s.bytes_received / 1000:.1f} kB in",
+        f"links    {len(s.links)} ({agreeing} with the same model)",
+        f"traffic  {size_text(s.bytes_sent)} out, {size_text(s.bytes_received)} in",
     ]
     lines += _run_lines(s.organised) if s.organised else []
-    lines += [f"drift    {drift_in_words(s.drift.distance, s.drift.kl)}"] if s.drift else []
+    lines += [f"change   {moved_in_words(s.drift.distance)}"] if s.drift else []
     lines += [_validator_line(s.validator)] if s.validator else []
     if s.wait:
         lines.append(f"waits    {s.wait.text}")
     if s.fetch:
         done, total = size_text(s.fetch.done), size_text(s.fetch.total)
-        what = "bases   " if s.fetch.what == "bases" else "model   "
-        lines.append(f"{what} {done} of {total} downloaded from {s.fetch.peers} peers")
+        lines.append(f"getting  {download_in_words(s.fetch)}: {done} of {total}, from {s.fetch.peers} peers")
     lines += [f"paused   {why}" for why in s.pauses]
     if limits_in_words(s.limits):
         lines += [f"limit    {line}" for line in limit_lines(s.limits).splitlines()]
-    lines += [f"address  {address}" for address in s.addresses]
-    return lines + [f"feed     {feed.origin}/{feed.incarnation} {feed.updates}" for feed in feeds]
+    return lines + [f"address  {address}" for address in s.addresses]
+
+
+def _detail_lines(s: Status) -> list[str]:
+    """Say the same in precise terms."""
+    lines = [f"digest   {s.digest}"]
+    lines += [f"origin   {s.origin}, incarnation {s.incarnation}"] if s.origin else []
+    lines += [f"drift    {drift_in_words(s.drift.distance, s.drift.kl)}"] if s.drift else []
+    run = s.organised
+    if run is None:
+        return lines
+    lines.append(f"sealed   {run.sealed} epochs; epoch {s.epoch} is open")
+    lines += [f"quota    {run.room} of {run.quota} are left in it"] if run.member is not None else []
+    if run.evidence:
+        counts = "left out of seals" if run.evidence.skipped else "no doubt of it"
+        about = f"{nats(run.evidence.worth)} nats by {run.evidence.updates} measured updates"
+        lines.append(f"worth    {about}, {counts} ({evidence_in_words(run.evidence)})")
+    return lines
+
+
+def _own(s: Status) -> str:
+    """Say what this node has made."""
+    part = percent(s.contributed / max(s.known, s.contributed, 1))
+    return f"{count(s.contributed)} updates ({part} of all), {count(s.own_updates)} since start"
 
 
 def _device_lines(s: Status) -> list[str]:
@@ -86,9 +114,10 @@ def _device_lines(s: Status) -> list[str]:
 def _updates(s: Status) -> str:
     left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
     if s.organised is None:
-        return f"updates  {part_of(s.known, s.update_budget)}, epoch {s.epoch + 1} of {s.epochs}{left}"
+        at = min(s.epoch + 1, s.epochs)
+        return f"updates  {part_of(s.known, s.update_budget)}, round {at} of {s.epochs}{left}"
     counted = f"{part_of(s.organised.counted, s.update_budget)} count"
-    return f"updates  {counted}, {s.known} are here, epoch {s.epoch} is open{left}"
+    return f"updates  {counted}, {count(s.known)} are here, round {s.epoch} is open{left}"
 
 
 def _validator_line(validator: ValidatorStatus) -> str:
@@ -96,7 +125,7 @@ def _validator_line(validator: ValidatorStatus) -> str:
     if not validator.willing:
         return "checks   named a validator, and declines (node.validator=no)"
     problem = f"; the last one could not be: {validator.problem}" if validator.problem else ""
-    return f"checks   named a validator: {validator.measured} epochs measured since start{problem}"
+    return f"checks   named a validator: {validator.measured} rounds measured since start{problem}"
 
 
 def _run_lines(run: RunStatus) -> list[str]:
@@ -104,16 +133,14 @@ def _run_lines(run: RunStatus) -> list[str]:
     last = "" if run.seconds_since_seal is None else f", the last one {span(run.seconds_since_seal)} ago"
     here = "" if run.organiser is None else f"; organised here ({run.organiser})"
     lines = [
-        f"sealed   {run.sealed} epochs{last}{here}",
-        f"health   {health_in_words(run.health)}",
+        f"rounds   {run.sealed} count{last}{here}",
+        f"model    {health_in_words(run.health)}",
     ]
     if run.member is not None:
-        left = f"{run.room} of {run.quota} updates left in this epoch"
+        left = f"{run.room} of {run.quota} updates left in this round"
         lines.append(f"member   number {run.member} of {run.members}, {left}")
-    if run.evidence:
-        counts = "left out of seals" if run.evidence.skipped else "no doubt of it"
-        about = f"{nats(run.evidence.worth)} nats by {run.evidence.updates} measured updates"
-        lines.append(f"worth    {about}, {counts} ({evidence_in_words(run.evidence)})")
+    if run.evidence and run.evidence.skipped:
+        lines.append("doubt    your latest work does not count for now (`sfnode status --details`)")
     if run.announced:
         lines.append(f"said     {run.announced}")
     if run.behind:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from sfnode.cli.ending import card, changed, commands, complete
 from sfnode.cli.options import (
     device_option,
     dtype_option,
@@ -22,16 +23,17 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import run as run_loop
-from sfnode.dashboard.formatting import beside, count, probe_in_words
+from sfnode.dashboard.formatting import beside, count, percent, probe_in_words
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.printable import pace, part_of, span
+from sfnode.printable import pace, span
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.metrics import figure, measured, metric_of, trained_by
+from sfnode.schema.metrics import measured, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
+from sfnode.schema.views import Samples
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
 
 
@@ -64,7 +66,7 @@ from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
     help="Give every node its own part of the training rows, or all rows to all.",
 )
 @out_option(
-    "FOLDER", "Keep the nodes' folders here.  [default: a temporary one, removed at the end]", required=False
+    "FOLDER", "Keep the nodes' folders here.  [default: a new one, which is named at the end]", required=False
 )
 @device_option
 @dtype_option
@@ -86,7 +88,7 @@ def swarm(
 
     Without options: four nodes train a model that comes with sfnode on synthetic reviews; with `--task sums`
     another one, by rewards, on sums. Exit status 1 when a node fails or when the nodes do not end with the
-    same digest. Ctrl-C ends all of them. Nobody's key is used: for an organised run the swarm makes keys of
+    same model. Ctrl-C ends all of them. Nobody's key is used: for an organised run the swarm makes keys of
     its own, so that the run has another id.
     """
     if run and not organised:
@@ -112,7 +114,7 @@ def swarm(
     if not result.equal:
         raise UserError(
             Code.DIGESTS_DIFFER,
-            "the nodes ended with different digests",
+            "the nodes ended with different models",
             f"This is a bug in sfnode: please report it, with the nodes' folders in {local.folder}",
         )
 
@@ -125,37 +127,33 @@ def _built_in(preset: str | None, organised: bool) -> Manifest:
     return build(chosen | (RunKeys.generate().options() if organised else {}))
 
 
-# Formats a local swarm for 80 columns: live progress, and the closing table.
+# Formats a local swarm for 80 columns: live progress, and what is said at its end.
 
 
 MOST = 0.75
 """Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
 ends does not, and what a defence skips."""
 
-SHORT_DIGEST = 12
-"""Hex digits of a digest that tell nodes apart at a glance."""
+MADE_UP = "The data are made up by a program: this shows how training works, not what a model can learn."
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
-    """Format the updates of the slowest node, the rate of all nodes, the time left at this rate, the mean
-    loss or reward, and what the first node, which organises, does beside updates."""
+    """Format how far the slowest node is, the rate of all nodes, the time left at this rate, the mean loss or
+    reward, and what the first node, which organises, does beside updates."""
     there = [status for status in statuses if status]
     if len(there) < len(statuses):
         return f"{len(there)} of {len(statuses)} nodes are up"
-    budget = there[0].update_budget
-    known = min(status.known for status in there)
+    used, budget = min(status.known for status in there), there[0].update_budget
+    used, budget = (organised.counted, organised.budget) if organised else (used, budget)
     rate = sum(status.updates_per_second for status in there)
     losses = [status.loss for status in there if status.loss is not None]
     trained = trained_by(there[0].task)
-    told = f", {trained.name} {trained.of(sum(losses) / len(losses)):.3f}" if losses else ""
-    used, budget = (organised.counted, organised.budget) if organised else (known, budget)
-    told = f", {pace(rate)}" + (f", {span((budget - used) / rate)} left" if rate else "") + told
+    told = [f"{percent(min(1.0, used / budget))} done", pace(rate)]
+    told += [f"{span(max(0, budget - used) / rate)} left"] if rate else []
+    told += [f"{trained.name} {trained.of(sum(losses) / len(losses)):.3f}"] if losses else []
     if doing := there[0].doing:
-        told += f"; {'organiser' if organised else 'node 1'}: {doing.what}, {span(doing.seconds)}"
-    if organised is None:
-        return f"{part_of(known, budget)} updates{told}"
-    counted = f"{part_of(organised.counted, organised.budget)} count in {organised.sealed} epochs"
-    return f"{count(known)} updates, {counted}{told}"
+        told[-1] += f"; {'organiser' if organised else 'node 1'}: {doing.what}, {span(doing.seconds)}"
+    return ", ".join(told)
 
 
 def progress_table(
@@ -166,9 +164,8 @@ def progress_table(
     table.add_column("node", justify="right")
     table.add_column("state")
     trained = next((trained_by(status.task).name for status in statuses if status), "")
-    for column in ("known", "own", "speed", trained, "links"):
+    for column in ("updates made", "speed", trained, "links"):
         table.add_column(column, justify="right")
-    table.add_column("digest")
     for number, status in enumerate(statuses, 1):
         table.add_row(str(number), *(_cells(status) if status else (NodeState.STARTING,)))
     return table
@@ -177,34 +174,15 @@ def progress_table(
 def _cells(status: Status) -> list[str]:
     return [
         status.state,
-        str(status.known),
-        str(status.own_updates),
+        count(status.contributed),
         pace(status.updates_per_second),
         "" if status.loss is None else f"{trained_by(status.task).of(status.loss):.3f}",
         str(len(status.links)),
-        status.digest[:SHORT_DIGEST],
     ]
 
 
-def closing_table(result: SwarmResult) -> Table:
-    """Return a table of what each node did, and of its digests."""
-    table = Table()
-    table.add_column("node", justify="right")
-    table.add_column("own updates", justify="right")
-    table.add_column("digest")
-    table.add_column("core digest")
-    for node in result.nodes:
-        table.add_row(
-            str(node.node),
-            str(node.own_updates),
-            node.digest[:SHORT_DIGEST],
-            (node.core_digest or "")[:SHORT_DIGEST],
-        )
-    return table
-
-
 def measurement_line(when: str, found: Evaluation) -> str:
-    """Format an evaluation: `base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows`."""
+    """Format an evaluation: `base model: accuracy 52.6 % (49.3-55.9 %), loss 0.687 on 872 held-out rows`."""
     what = f"{measured(found)}{beside(found, 3)}"
     return f"{when}: {what} on {found.count} held-out rows"
 
@@ -219,27 +197,19 @@ def _what_does_not_count(result: SwarmResult) -> list[str]:
     return [f"ATTENTION: {count(made - counted)} of {count(made)} updates do not count{early}: {why}"]
 
 
-def verdict(result: SwarmResult) -> list[str]:
-    """Format the last lines: what training changed, what it cost, and whether the nodes agree."""
-    lines = []
-    if result.before and result.after:
-        before, after, calibrated = result.before, result.after, result.calibrated
-        trained = metric_of(after.metric).trained
-        lines.append(f"{measured(before)} -> {figure(after)} on {after.count} held-out rows")
-        lines.append(f"{trained.name} {trained.of(before.loss):.3f} -> {trained.of(after.loss):.3f}")
-        if calibrated:
-            what = f"{measured(calibrated)}{beside(calibrated, 3)}"
-            lines.append(f"the base model, calibrated without training: {what}")
-        lines += probe_in_words(result.probe) if result.probe else []
-    lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
-    if result.counted is not None:
-        lines[-1] += f"; {result.counted} count, in {result.sealed} sealed epochs"
-    if result.bytes_per_update:
-        lines[-1] += f", {result.bytes_per_update:.1f} bytes per update on the wire"
-    lines += _what_does_not_count(result)
-    if result.equal:
-        return [*lines, f"OK: all digests are equal ({result.nodes[0].digest[:16]})"]
-    return [*lines, "FAILED: the digests differ"]
+def closing(result: SwarmResult, manifest: Manifest, samples: Samples, next_: Sequence[str]) -> str:
+    """Format the end: what training changed, whose work it was, whether the nodes agree, what comes next."""
+    made = sum(node.own_updates for node in result.nodes)
+    parts = ", ".join(percent(node.own_updates / max(made, 1)) for node in result.nodes)
+    nodes = f"{len(result.nodes)} nodes" if len(result.nodes) > 1 else "One node"
+    work = [f"{nodes} did it in {span(result.seconds)}: {parts} of the work."]
+    work += probe_in_words(result.probe) if result.probe else []
+    work += _what_does_not_count(result)
+    alike = "OK: the nodes have the same model, to the last bit."
+    work += [alike if result.equal else "FAILED: the nodes have different models."]
+    work += [MADE_UP] if manifest.data.train.startswith("builtin:") else []
+    change = changed(result.after, result.calibrated, result.before)
+    return card(complete(result.run_name), change, samples, work, next_)
 
 
 # Prints a local swarm on a console: start, progress, comparison.
@@ -247,7 +217,7 @@ def verdict(result: SwarmResult) -> list[str]:
 # Knows neither how nodes are started nor how tables are drawn.
 
 
-PLAIN_INTERVAL = 5.0
+PLAIN_INTERVAL = 10.0
 """Seconds between lines of progress where there is no terminal."""
 
 
@@ -263,10 +233,11 @@ async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmRe
             async for progress in local:
                 printer.show(progress)
         console.print("measuring the model, and comparing the nodes")
-        result = await local.compare()
-    console.print(closing_table(result))
-    for line in verdict(result):
-        console.print(line, markup=False)
+        result, samples = await local.compare(), await local.samples()
+        local.keep = True
+    where = local.nodes[0].folder
+    said = closing(result, local.manifest, samples, commands(local.manifest, where))
+    console.print(f"{said}\n  Their folders are kept in {where.parent}.", markup=False, soft_wrap=True)
     return result
 
 

@@ -44,8 +44,8 @@ class TrainedModel(NamedTuple):
     @property
     def moment(self) -> str:
         """The state in words."""
-        seal = "" if self.seal is None else f"seal of epoch {self.seal}, "
-        return f"{seal}{self.updates} updates"
+        after = "" if self.seal is None else f"after round {self.seal}, "
+        return f"{after}{self.updates} updates"
 
 
 def load(
@@ -128,7 +128,7 @@ def write(trained: TrainedModel, out: Path, form: str, rank: int | None = None) 
     with waiting("writing the model"):
         fit = trained.trainer.export(out, "lora" if form == "lora" else "hf", trained.about, rank)
     shown = f"; {fit.in_words}" if fit else ""
-    return f"wrote {out} ({trained.moment}, digest {trained.digest}{shown})"
+    return f"wrote {out} ({trained.moment}, fingerprint {trained.digest}{shown})"
 
 
 def best_epoch(data_dir: Path) -> int:
@@ -144,8 +144,8 @@ def best_epoch(data_dir: Path) -> int:
     if best is None:
         raise UserError(
             Code.BAD_OPTION,
-            "no seal of this run was evaluated, or all that were are taken back: nothing says which is best",
-            "Export the last one; `sfnode log` lists the seals.",
+            "no round of this run was evaluated, or all that were are taken back: nothing says which is best",
+            "Export the last one; `sfnode log` lists the rounds.",
         )
     return best.epoch
 

@@ -9,7 +9,7 @@ import click
 
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.exit import warn
-from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, option
+from sfnode.cli.options import as_of_now_option, data_dir_option, details_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.printable import command
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
     help="Recompute, too, that the base model is the state of another run that the manifest names, from a "
     "data folder or an archive of that run.",
 )
+@details_option
 @json_option
 def verify(
-    data_dir: Path, as_of_now: bool, from_checkpoint: bool, parent: Path | None, as_json: bool
+    data_dir: Path, as_of_now: bool, from_checkpoint: bool, parent: Path | None, details: bool, as_json: bool
 ) -> None:
-    """Replay the log of a node's folder from genesis, check every signature, and print the digests.
+    """Add up the log of a node's folder anew, check every signature, and print the model's fingerprint.
 
-    Of an organised run they are those of the last seal.
+    Equal fingerprints mean equal models, to the bit. Of an organised run it is that of what counts by the
+    organiser's last decision.
     """
     from sfnode.store.data_folder import Layout
     from sfnode.store.verification import state_to_begin_with, verify_log
@@ -59,18 +61,22 @@ def verify(
     if as_json:
         echo(result.model_dump_json(indent=2))
         return
-    echo(f"{result.signatures} signatures and {result.updates} updates of {result.feeds} feeds verified")
+    echo(
+        f"{result.signatures:,} signatures and {result.updates:,} updates of {result.feeds:,} nodes verified"
+    )
     if result.checkpoint is not None:
-        echo(f"what came before is as the checkpoint of epoch {result.checkpoint} says, which is signed")
+        echo(f"what came before is as the organiser has signed it after round {result.checkpoint}")
     if result.seals:
         echo(_seals_in_words(result.seals))
     for said in filter(None, (bases, origin)):
         echo(said)
-    if result.seals and result.seals.named_digest and not as_of_now:
-        echo(f"seal         of epoch {result.seals.epoch}: {result.seals.updates} updates count")
-        echo(f"named digest {result.seals.named_digest}\ncore digest  {result.core_digest}")
-    else:
-        echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
+    sealed = result.seals if result.seals and result.seals.named_digest and not as_of_now else None
+    if sealed:
+        echo(f"up to round {sealed.epoch} {sealed.updates:,} updates count")
+    echo(f"fingerprint  {result.core_digest if sealed else result.digest}")
+    if details:
+        named = f"named digest {sealed.named_digest}" if sealed else f"digest       {result.digest}"
+        echo(f"{named}\ncore digest  {result.core_digest}")
 
 
 def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
@@ -103,12 +109,12 @@ def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
     here = {digest: file for digest, file in named.items() if file.is_file()}
     for digest, file in here.items():
         bases.read(file, targets, manifest.training.rank, digest)
-    return f"{len(here)} of {len(named)} published bases are here, each as named" if named else ""
+    return f"{len(here)} of {len(named)} published directions are here, each as named" if named else ""
 
 
 def _seals_in_words(seals: SealsResult) -> str:
     """Say what was checked of the organiser's decisions."""
-    checked = f"{seals.decisions} decisions and {seals.checked} of {seals.sealed} seals verified"
+    checked = f"{seals.decisions} decisions verified, and {seals.checked} of {seals.sealed} rounds added up"
     return f"{checked}; {seals.behind} updates that are named are not here yet" if seals.behind else checked
 
 

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from sfnode.printable import size_text
-from sfnode.schema.metrics import figure, measured, metric_of
+from sfnode.schema.metrics import figure, measured, metric_of, value_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import Evaluation, ProbeEvaluation
     from sfnode.schema.organising import EvidenceStatus, HealthStatus
+    from sfnode.schema.status import FetchStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
 """Limits in bytes, or in bytes per second."""
+
+REACHES = {
+    "internet": "",
+    "network": "It holds addresses of your own network only: others can join from there, not over the "
+    "internet.\nFor others outside, forward a port and name it with `join --announce-maddrs`, or "
+    "join with --auto-relay.",
+    "machine": "It holds addresses of this machine only: nobody can join from another one.",
+}
+"""Notes on an invitation, by the networks from which its addresses can be reached (`Reach`)."""
+
+UNITS = {"cpu": " %", "gpu": " %", "watts": " W", "celsius": " °C", "idle": " min", "mb_per_day": " MB"}
+"""Units of other limits."""
 
 BLANK = "⠀"
 """The braille character without dots."""
@@ -53,8 +67,8 @@ def nats(worth: int) -> str:
 
 
 def evidence_in_words(one: EvidenceStatus) -> str:
-    """Format what is known of a member's work: `evidence 1.24, agreement 0.95`, and if it has been too large
-    of late `, an outlier in 12 % of its latest epochs`."""
+    """Format what is known of a member's work, precisely: `evidence 1.24, agreement 0.95`, and if it has been
+    too large of late `, an outlier in 12 % of its latest epochs`."""
     said = f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}"
     percent = round(100 * one.outlier_share)
     return f"{said}, an outlier in {percent} % of its latest epochs" if percent else said
@@ -70,10 +84,10 @@ def delay(seconds: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Format 0.5 as `50 %` and 0.0123 as `1.2 %`; only zero is `0 %`."""
-    if 0 < share < 0.0005:
+    """Format 0.5 as `50 %`, 0.0123 as `1.2 %` and -0.03 as `-3.0 %`; only zero is `0 %`."""
+    if 0 < abs(share) < 0.0005:
         return "< 0.1 %"
-    return f"{100 * share:.{0 if share >= 0.0995 or not share else 1}f} %"
+    return f"{100 * share:.{0 if abs(share) >= 0.0995 or not share else 1}f} %"
 
 
 def short(name: str, width: int = 12) -> str:
@@ -83,7 +97,7 @@ def short(name: str, width: int = 12) -> str:
 
 def beside(found: Evaluation, digits: int = 4) -> str:
     """Format what is told beside a value, after a comma: `, loss 0.6870`; of a reward run `, mean reward
-    0.3130, pass@8 0.700 (0.650-0.746)`."""
+    0.3130, pass@8 70.0 % (65.0-74.6 %)`."""
     trained = metric_of(found.metric).trained
     told = f", {trained.name} {trained.of(found.loss):.{digits}f}"
     return told + "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
@@ -95,7 +109,7 @@ def probe_in_words(probe: ProbeEvaluation) -> list[str]:
     said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
     if not probe.better:
         return [said]
-    lead = f"{probe.lead:.3f} nats a row (standard error {probe.error:.3f})"
+    lead = f"{probe.lead:.3f} in loss a row (standard error {probe.error:.3f})"
     fork = "`sfnode history fork` goes on from here, with more updates or with the body of the model"
     return [said, f"THE PROBE IS BETTER by {lead}: {fork}"]
 
@@ -104,13 +118,34 @@ def health_in_words(health: HealthStatus) -> str:
     """Say how a run's model does, beside the base model and its best."""
     if health.latest is None:
         return "nothing was evaluated yet"
-    base, calibrated = health.base, health.calibrated
-    beside = [f"base {base.value:.3f}"] if base and not base.calibrated else []
-    beside += [f"calibrated base {calibrated.value:.3f}"] if calibrated else []
-    if health.best and health.best.epoch != health.latest.epoch:
-        beside.append(f"best {health.best.value:.3f} of epoch {health.best.epoch}")
-    told = ", ".join([measured(health.latest), *beside, f"after epoch {health.latest.epoch}"])
+    latest, base, calibrated = health.latest, health.base, health.calibrated
+    beside = [f"base model {_value(base)}"] if base and not base.calibrated else []
+    beside += [f"calibrated base model {_value(calibrated)}"] if calibrated else []
+    if health.best and health.best.epoch != latest.epoch:
+        beside.append(f"best {_value(health.best)} after round {health.best.epoch}")
+    told = ", ".join([f"{measured(latest)} after round {latest.epoch}", *beside])
     return f"{HEALTH_WORDS[RunHealth(health.verdict)]}: {told}"
+
+
+def _value(found: Evaluation) -> str:
+    return value_in_words(found.metric, found.value)
+
+
+def download_in_words(fetch: FetchStatus) -> str:
+    """Say what is being downloaded, in words: the JSON has those of the protocol."""
+    return "directions of training" if fetch.what == "bases" else fetch.what
+
+
+def qr_svg(link: str) -> str:
+    """Draw a link as a QR code, an SVG without sizes; segno escapes nothing but writes numbers only."""
+    import segno
+
+    drawing = BytesIO()
+    code = segno.make(link, error="l", boost_error=False, micro=False)
+    code.save(
+        drawing, kind="svg", xmldecl=False, nl=False, omitsize=True, border=2, svgclass=None, lineclass=None
+    )
+    return drawing.getvalue().decode()
 
 
 def limits_in_words(limits: object) -> dict[str, str]:
@@ -123,7 +158,8 @@ def _limit(name: str, value: Any) -> str:
         return ", ".join(value)
     if name in SIZES:
         return size_text(value)
-    return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    told = "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    return told + UNITS.get(name, "")
 
 
 def bar(share: float, width: int) -> str:

@@ -21,17 +21,16 @@ from sfnode.dashboard.formatting import (
     count,
     delay,
     limits_in_words,
-    nats,
     percent,
     printable,
     short,
     smooth,
     spark,
 )
-from sfnode.dashboard.quality import Quality, quality
+from sfnode.dashboard.quality import Point, Quality, Reference, quality
 from sfnode.dashboard.snapshot import Mood, Now, agreement, alarms, contributed, doing, together
 from sfnode.printable import pace, part_of, size_text, span
-from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
+from sfnode.schema.metrics import metric_of, moved_in_words, trained_by, value_in_words
 
 if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
@@ -118,7 +117,7 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
 def _drift(now: Now) -> list[Text]:
     """Return the drift of the model that was evaluated last; nothing if none was."""
     found = now.status.drift
-    return [Text(f"Drift from the base: {drift_in_words(found.distance, found.kl)}", "dim")] if found else []
+    return [Text(f"{moved_in_words(found.distance)}.".capitalize(), "dim")] if found else []
 
 
 def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:
@@ -194,11 +193,11 @@ def _bars(now: Now, width: int) -> list[Text]:
     number = (
         p.epoch if now.status.organised else p.epoch + 1
     )  # of an organised run its label, as in decisions
-    epoch = f"{number} of {p.epochs}, {part_of(p.epoch_known, p.epoch_updates)}"
+    epoch = f"{number} of {max(number, p.epochs)}, {part_of(p.epoch_known, p.epoch_updates)}"
     wide = max(10, width - 62)
     return [
         _progress("run", p.known / p.update_budget, run, p.seconds_left, wide),
-        _progress("epoch", p.epoch_known / max(p.epoch_updates, 1), epoch, p.epoch_seconds_left, wide),
+        _progress("round", p.epoch_known / max(p.epoch_updates, 1), epoch, p.epoch_seconds_left, wide),
     ]
 
 
@@ -224,10 +223,12 @@ def _charts(shown: Shown, found: Quality, width: int, height: int) -> list[Text]
     if width >= WIDE:
         results = [point.value for point in found.points]
         metric = metric_of(found.metric).name if found.metric else "results"
-        name = f"{metric}  {_number(found.now.value if found.now else None)}"
+        name = f"{metric}  {_value(found, found.now)}"
         of = f"{found.across} {found.points[0].x} to {found.points[-1].x}" if results else ""
-        base = f", {found.compared[0].name} {found.compared[0].value:.3f}" if found.compared else ""
-        charts.insert(0, _Chart(name, results, f"{_ends(results)} {of}{base}".strip(), "magenta"))
+        base = f", {found.compared[0].name} {_value(found, found.compared[0])}" if found.compared else ""
+        ends = [value_in_words(found.metric or "", end(results)) for end in (min, max) if results]
+        foot = f"{' to '.join(ends)} {of}{base}" if results else "nothing yet"
+        charts.insert(0, _Chart(name, results, foot, "magenta"))
     wide = (width - 3 * (len(charts) - 1)) // len(charts)
     drawn = [braille(chart.values, wide, height) for chart in charts]
     lines = [_row([set_cell_size(chart.head, wide) for chart in charts], "bold")]
@@ -257,15 +258,18 @@ def _ends(values: Sequence[float | None]) -> str:
     return f"{_number(min(there))} to {_number(max(there))}" if there else "nothing yet"
 
 
+def _value(found: Quality, one: Point | Reference | None) -> str:
+    return "?" if one is None else value_in_words(found.metric or "", one.value)
+
+
 def _number(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:,.0f}"
 
 
 def _state(now: Now) -> Text:
-    """Draw digest, agreement and lag."""
+    """Draw agreement and lag."""
     words = together(now)
-    line = Text().append("digest  ", "bold").append(now.status.digest[:12])
-    line.append("  neighbours  ", "bold").append(words.text, STYLES[words.mood])
+    line = Text().append("neighbours  ", "bold").append(words.text, STYLES[words.mood])
     if now.near:
         line.append("  largest lag  ", "bold").append(count(max(node.lag for node in now.near)))
     line.append(f"  lacking {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
@@ -278,7 +282,8 @@ def _machine(now: Now) -> list[Text]:
     found = now.status.machine
     if found is None:
         return [Text()]
-    told = [f"{found.cpu:.1f} of {found.cores:g} cores", f"{size_text(found.memory)} of memory"]
+    share = min(1.0, found.cpu / max(found.cores, 1e-9))
+    told = [f"{percent(share)} of the processor", f"{size_text(found.memory)} of memory"]
     for gpu in found.gpus:
         busy = "" if gpu.busy is None else f" {percent(gpu.busy)} busy,"
         name = gpu.name if len(found.gpus) == 1 else f"{gpu.device} {gpu.name}"
@@ -328,7 +333,7 @@ def _beside(left: Sequence[Text], right: Sequence[Text], half: int) -> list[Text
 def _foot(shown: Shown) -> Text:
     s = shown.now.status
     others = sum(node.kind == "known" for node in shown.now.swarm.nodes)
-    keys = ["q quit", "o origins" if shown.origins is None or not shown.only_origins else "o neighbours"]
+    keys = ["q quit", "o contributors" if shown.origins is None or not shown.only_origins else "o neighbours"]
     keys += [] if s.role == "relay" else ["e evaluate"]
     if shown.note:
         return Text("  ".join(keys), "dim").append(f"   {shown.note}", "not dim yellow")
@@ -348,9 +353,6 @@ KEY_DIGITS = 8
 
 ORIGIN_ROWS = 50
 """Origins asked for at a time: as many as a tall terminal has lines for."""
-
-WORTH_DIGITS = 9
-"""Characters of a worth that are shown: sign, point and six digits behind it."""
 
 ROOMY = 100
 """Columns from which on bytes stand beside names; below, names need the room."""
@@ -404,21 +406,21 @@ def peers(now: Now, width: int, room: int) -> list[Text]:
 
 def origins(page: Origins, width: int, room: int) -> list[Text]:
     """Draw the origins with the greatest worth, or most updates, counted in the log."""
-    worth = [Column("worth", 11, True)] if any(one.worth is not None for one in page.origins) else []
+    gain = [Column("gain", 8, True)] if any(one.gain_share is not None for one in page.origins) else []
     columns = _columns(
         width,
         Column("rank", 6, True),
-        Column("origin", FLEXIBLE),
+        Column("who", FLEXIBLE),
         Column("updates", 10, True),
         Column("share", 7, True),
-        *worth,
+        *gain,
         Column("team", 14),
     )
 
     def line(origin: Origin) -> Text:
         words = named(origin.name, origin.origin, columns[1].width)
         cells = [count(origin.rank), words, count(origin.updates), percent(origin.share)]
-        cells += ["" if origin.worth is None else nats(origin.worth)[:WORTH_DIGITS]] * len(worth)
+        cells += ["" if origin.gain_share is None else percent(origin.gain_share)] * len(gain)
         cells.append(origin.team or "")
         return Text(_cells(columns, cells), "bold" if origin.own else "")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sfnode.dashboard.formatting import count
 from sfnode.dashboard.snapshot import Mood, Words, base_of
-from sfnode.schema.metrics import LOSS, figure, measure_of, measured, metric_of
+from sfnode.schema.metrics import LOSS, better_by, figure, measure_of, measured, metric_of, value_in_words
 from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sfnode.schema.status import Status
 
 BEFORE = "before training"
+
 
 UNJUDGED = "Not measured: nobody judges an open run"
 """Verdict on the model of an open run of which no figure is known."""
@@ -59,8 +60,10 @@ class Quality:
     """None while nothing was measured."""
     name: str
     """The metric for people; empty while nothing was measured."""
+    is_share: bool
+    """Whether values are told in per cent."""
     across: str
-    """`epoch` or `updates`."""
+    """`round` or `updates`."""
     compared: list[Reference]
     """The base model as it is compared, first; then, where that is another one, as it is."""
     now: Point | None
@@ -84,20 +87,21 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
     compared += [
         _reference("uncalibrated" if base and base.calibrated else "calibrated", m) for m in plain[-1:]
     ]
-    rises = latest is not None and best is not None and best.epoch == latest.epoch and not _ended(s)
+    rises = not _ended(s) and _rises(latest, [*compared[:1], *points])
     words = verdict(RunHealth(health.verdict), latest, base, rises=rises)
     if latest is None:
-        early = "no epoch is sealed yet" if not s.organised.sealed else "nothing was evaluated so far"
+        early = "no round counts yet" if not s.organised.sealed else "nothing was evaluated so far"
         words = words._replace(text=f"{words.text}: {early}.")
     else:
         other_best = best if best and best.epoch != latest.epoch else None
-        where = f"epoch {other_best.epoch}" if other_best else ""
+        where = f"round {other_best.epoch}" if other_best else ""
         words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
     return Quality(
         headline=words,
         metric=latest.metric if latest else None,
         name=metric_of(latest.metric).name if latest else "",
-        across="epoch",
+        is_share=latest is not None and metric_of(latest.metric).is_share,
+        across="round",
         compared=compared,
         now=_point(latest, latest.epoch) if latest else None,
         best=_point(best, best.epoch) if best else None,
@@ -116,6 +120,7 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
             headline=words,
             metric=None,
             name="",
+            is_share=False,
             across="updates",
             compared=[],
             now=None,
@@ -127,7 +132,9 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     better = min if metric_of(latest.metric).lower_is_better else max
     best = better(alike, key=lambda m: m.value)
     base = base_of(measurements, calibrated=latest.calibrated) or base_of(measurements)
-    rises = best.known == latest.known and not _ended(s)
+    points = [_point(m, m.known) for m in sorted(alike, key=lambda m: m.known)]
+    compared = [_reference(BEFORE, base)] if base else []
+    rises = not _ended(s) and _rises(latest, [*compared, *points])
     words = verdict(_compared(latest, base), latest, base, rises=rises)
     other_best = best if best.known != latest.known else None
     where = f"{count(best.known)} updates"
@@ -136,11 +143,12 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
         headline=words,
         metric=latest.metric,
         name=metric_of(latest.metric).name,
+        is_share=metric_of(latest.metric).is_share,
         across="updates",
-        compared=[_reference(BEFORE, base)] if base else [],
+        compared=compared,
         now=_point(latest, latest.known),
         best=_point(best, best.known),
-        points=[_point(m, m.known) for m in sorted(alike, key=lambda m: m.known)],
+        points=points,
         beside=beside(latest, base),
     )
 
@@ -161,25 +169,45 @@ def verdict(
 ) -> Words:
     """Return the words that say whether a model gets better, the same wherever they are shown.
 
-    `rises`: no other result was as good as the latest, and more are to come.
+    `rises`: the last results show a gain, and more are to come.
     """
     if latest is None:
         return Words("Too early to tell")
     match health:
         case RunHealth.BETTER:
             still = ", and still getting better" if rises else ""
-            return Words(f"Better than the base model{still}", Mood.GOOD)
+            return Words(f"{_by(latest, base)}{still}", Mood.GOOD)
         case RunHealth.NO_BETTER:
-            return Words("Not certainly better than the base model", Mood.WARN)
+            return Words(f"Not certainly better than {BEFORE}", Mood.WARN)
         case RunHealth.UNKNOWN:
             return Words("Not compared with the base model yet")
     match _compared(latest, base):
         case RunHealth.BETTER:
-            return Words("Better than the base model, but below its best", Mood.WARN)
+            return Words(f"{_by(latest, base)}, but below its best", Mood.WARN)
         case RunHealth.WORSE:
-            return Words("Worse than the base model", Mood.BAD)
+            return Words(_by(latest, base, "worse"), Mood.BAD)
         case _:
             return Words("Worse than it was", Mood.BAD)
+
+
+def still_rises(metric: str, course: Sequence[float], noise: float) -> bool:
+    """Return whether the results of a model, the base model's first, still get better: whether the gain of
+    the last third of them exceeds the noise, such as half of the 95 % interval of one."""
+    if len(course) < 2:
+        return False
+    gain = course[-1] - course[min(len(course) - 2, 2 * (len(course) - 1) // 3)]
+    return (-gain if metric_of(metric).lower_is_better else gain) > noise
+
+
+def _rises(latest: Evaluation | None, course: Sequence[Point | Reference]) -> bool:
+    values = [one.value for one in course]
+    return latest is not None and still_rises(latest.metric, values, (latest.high - latest.low) / 2)
+
+
+def _by(latest: Evaluation, base: Evaluation | None, word: str = "better") -> str:
+    """Return `Better by 3.1 %`; where the number says nothing `Better than before training`."""
+    by = better_by(latest.metric, base.value, latest.value) if base else ""
+    return (by if by.startswith(word) else f"{word} than {BEFORE}").capitalize()
 
 
 def _ended(s: Status) -> bool:
@@ -201,12 +229,12 @@ def _sentence(
 ) -> str:
     parts = [f"{measured(latest)} now"]
     parts += [f"{figure(base)} {BEFORE}"] if base else []
-    parts += [f"{best.value:.3f} at best ({where})"] if best else []
+    parts += [f"{value_in_words(best.metric, best.value)} at best ({where})"] if best else []
     return f"{lead}: {', '.join(parts)}."
 
 
 def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
-    """Say what is trained, where people understand it: rewards, but no nats."""
+    """Say what is trained, where people understand it: rewards, but no losses."""
     trained = metric_of(latest.metric).trained if latest else LOSS
     if latest is None or not trained.rises:
         return ""

@@ -26,7 +26,7 @@ from sfnode.control.access import Handler, is_from_elsewhere, is_known, known_na
 from sfnode.control.client import Client
 from sfnode.control.routes import PauseRequest, get, invalid, post
 from sfnode.control.routes import error as refusal
-from sfnode.dashboard.formatting import limits_in_words
+from sfnode.dashboard.formatting import REACHES, limits_in_words, qr_svg
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import (
     Now,
@@ -40,8 +40,11 @@ from sfnode.dashboard.snapshot import (
     together,
 )
 from sfnode.errors import NO_ANSWER, Code, UserError
+from sfnode.printable import command
 from sfnode.schema.base import Answer
-from sfnode.schema.metrics import METRICS, Trained, drift_in_words, task_of, trained_by
+from sfnode.schema.metrics import Trained, measured, moved_in_words, task_of, trained_by
+from sfnode.schema.node_state import NodeState
+from sfnode.schema.results import InviteResult
 from sfnode.schema.status import Status
 from sfnode.schema.views import (
     About,
@@ -169,7 +172,7 @@ class NowAnswer(Answer):
     """Limits in force, formatted for people."""
     trained: Trained
     """Word and unit of losses."""
-    drift: str
+    moved: str
     """Distance of the model that was evaluated last from its base, in words; empty before that."""
 
     @classmethod
@@ -183,7 +186,7 @@ class NowAnswer(Answer):
             agreement={node.peer: agreement(node, now.known) for node in now.near},
             limits=limits_in_words(now.status.limits),
             trained=trained_by(now.status.task),
-            drift=drift_in_words(drift.distance, drift.kl) if drift else "",
+            moved=f"{moved_in_words(drift.distance)}.".capitalize() if drift else "",
         )
 
 
@@ -203,9 +206,19 @@ class QualityAnswer(Answer):
 
 
 class TimelineAnswer(Timeline):
-    """The last decisions, and what metrics are called."""
+    """The last decisions, and results in words."""
 
-    names: dict[str, str]
+    measured: dict[int, str]
+    """Results by the positions of their decisions."""
+
+
+class InvitationAnswer(Answer):
+    """The command with which others join."""
+
+    command: str
+    """Empty if there is no address to invite to, or nothing to join any more."""
+    note: str
+    """The network from which it works, if not from everywhere."""
 
 
 class OwnAnswer(Answer):
@@ -229,7 +242,9 @@ async def serving(
     listener = _bind(host, port)
     bound = int(listener.getsockname()[1])
     application = web.Application(middlewares=[guard(host, bound, token), _errors_as_json])
-    application.add_routes([*_pages(), *_answers(client, control), *_orders(client, control)])
+    application.add_routes(
+        [*_pages(), *_answers(client, control), *_invitation(client), *_orders(client, control)]
+    )
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
     await runner.setup()
     try:
@@ -293,8 +308,12 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
 
     async def timeline() -> TimelineAnswer:
         found = await client.timeline()
-        names = {name: metric.name for name, metric in METRICS.items()}
-        return TimelineAnswer(total=found.total, entries=found.entries, names=names)
+        words = {
+            one.position: measured(one.evaluation)
+            for one in found.entries
+            if one.evaluation and one.position is not None
+        }
+        return TimelineAnswer(total=found.total, entries=found.entries, measured=words)
 
     async def evaluate() -> Curves:
         await measure(client)
@@ -313,6 +332,33 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
         post("/api/generate", lambda wanted: client.generate(**wanted.model_dump()), GenerateRequest),
         post("/api/evaluate", evaluate),
     ]
+
+
+def _invitation(client: Client) -> list[web.RouteDef]:
+    """Return the routes of the link with which others join."""
+
+    async def link() -> InviteResult | None:
+        status = await client.status()
+        if status.state == NodeState.COMPLETE:
+            return None
+        try:
+            return await client.invitation()
+        except UserError as error:
+            if error.code != Code.NO_ADDRESS:
+                raise
+            return None
+
+    async def invitation() -> InvitationAnswer:
+        found = await link()
+        if found is None:
+            return InvitationAnswer(command="", note="")
+        return InvitationAnswer(command=command("sfnode", "join", found.link), note=REACHES[found.reach])
+
+    async def code(_: web.Request) -> web.Response:
+        found = await link()
+        return web.Response(body=qr_svg(found.link if found else ""), content_type="image/svg+xml")
+
+    return [get("/api/invitation", invitation), web.get("/api/invitation.svg", code)]
 
 
 def _orders(client: Client, control: bool) -> list[web.RouteDef]:

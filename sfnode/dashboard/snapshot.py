@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.dashboard.formatting import count, nats, percent
+from sfnode.dashboard.formatting import count, percent
 from sfnode.errors import UserError
 from sfnode.printable import pace, span
 from sfnode.schema.node_state import NodeState
@@ -106,10 +106,10 @@ def contributed(s: Status, own: OwnStanding | None) -> Words:
         return Words("This relay passes on the updates of others and makes none.")
     if own is None or own.rank is None:
         return Words("You have contributed no update yet.")
-    made = f"You: {count(own.updates)} updates ({percent(own.share)} of all)"
-    counted = "" if own.counted is None else f", {count(own.counted)} of them sealed"
-    worth = "" if own.worth is None else f", worth {nats(own.worth)[:9]} nats"
-    return Words(f"{made}{counted}{worth}, rank {count(own.rank)} of {count(own.of)}.", Mood.GOOD)
+    made = f"Your work: {count(own.updates)} updates ({percent(own.share)} of all)"
+    counted = "" if own.counted is None else f", {count(own.counted)} of them count"
+    gain = "" if own.gain_share is None else f", {percent(own.gain_share)} of what the model has gained"
+    return Words(f"{made}{counted}{gain}, rank {count(own.rank)} of {count(own.of)}.", Mood.GOOD)
 
 
 def doing(now: Now) -> Words:
@@ -164,7 +164,7 @@ def _room(s: Status) -> str:
     run = s.organised
     if run is None or run.room is None or run.quota is None:
         return ""
-    return f"; {count(run.room)} of {count(run.quota)} are left for it in this epoch"
+    return f"; {count(run.room)} of {count(run.quota)} are left for it in this round"
 
 
 def _busy(s: Status) -> str:
@@ -175,12 +175,12 @@ def _busy(s: Status) -> str:
 def agreement(node: SwarmNode, known: int) -> Words:
     """Compare a neighbour's state with ours, which has `known` updates."""
     if node.agrees:
-        return Words("same digest", Mood.GOOD)
+        return Words("same model", Mood.GOOD)
     if node.known < known:
         return Words(f"{count(known - node.known)} behind")
     if node.known > known:
         return Words(f"{count(node.known - known)} ahead")
-    return Words("digest differs", Mood.BAD) if (node.differs_for or 0) > PATIENCE else Words("under way")
+    return Words("another model", Mood.BAD) if (node.differs_for or 0) > PATIENCE else Words("under way")
 
 
 def together(now: Now) -> Words:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sfnode.engine import using
 from sfnode.engine.destination import new_folder, no_adapter
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainable_model import TrainableModel
@@ -138,6 +139,7 @@ def export_model(model: TrainableModel, out: Path, about: Provenance | None = No
         for name in TOKENIZER_FILES:
             if (model.loaded.folder / name).is_file():
                 shutil.copyfile(model.loaded.folder / name, folder / name)
+        (folder / using.ABOUT).write_text(using.about(model), encoding="utf-8")
         weights = {file.name: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
         _write_card(folder, model_card(model, about, weights=weights))
 

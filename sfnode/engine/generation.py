@@ -126,12 +126,14 @@ def generate(
     return [answers[number] for number in range(len(rows))]
 
 
-def complete(loaded: LoadedModel, prompts: Sequence[str], tokens: int) -> list[str]:
-    """Return the likeliest continuation of each text in at most `tokens` tokens. Raises as `generate`."""
+def complete(
+    loaded: LoadedModel, prompts: Sequence[str], tokens: int, stop: tuple[str, ...] = ()
+) -> list[str]:
+    """Return the likeliest continuation of each text in at most `tokens` tokens, up to one of the texts
+    `stop`. Raises as `generate`."""
     _check_writes(loaded)
-    found = generate(
-        loaded, [AnswerRequest(prompt_ids(loaded, prompt, tokens)) for prompt in prompts], AnswerPlan(tokens)
-    )
+    asked = [AnswerRequest(prompt_ids(loaded, prompt, tokens)) for prompt in prompts]
+    found = generate(loaded, asked, AnswerPlan(tokens, stop=stop))
     return [answer.text for answer in found or []]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from sfnode.engine.drift import drift
 from sfnode.engine.evaluation import named_prior
+from sfnode.engine.ten_lines import ten_lines
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest import is_on_hub, public_name
 from sfnode.manifest.task import Task
@@ -23,6 +24,16 @@ from sfnode.schema.history import Contributor, Provenance
 from sfnode.schema.metrics import NO_WORTH, metric_of, trained_by
 from sfnode.tasks.calibration import CALIBRATION_ROWS
 from sfnode.tasks.mini_batches import CENTRED
+
+USE = """\
+## How to use it
+
+With sfnode: `sfnode use --from FOLDER "a text of yours"`, or a table by `--file in.csv --out out.csv`. With
+transformers alone, from within the folder (texts of more than {most} tokens are cut in training):
+
+```python
+{lines}```
+"""
 
 PLAIN = """\
 The loss was plain: scores are compared as they are.
@@ -96,6 +107,8 @@ def model_card(
         parts.append(PLAIN if task.loss != CENTRED else _calibration(model))
     if not task.has_slopes:
         parts.append(_rewarded(task))
+    if not adapter:
+        parts.append(USE.format(lines=ten_lines(model), most=task.max_tokens))
     parts.append(f"Drift from the base model: {drift(model).in_words}.\n")
     parts += _about(model, about, weights or {}) if about else ()
     return "\n".join([*parts, _training(model)])

@@ -40,6 +40,19 @@ class Answered(NamedTuple):
     """1 if the answer is right, else 0; in a reward run its reward."""
 
 
+class Choice(NamedTuple):
+    """The candidates for the answer to a row, and what a model makes of them."""
+
+    names: tuple[str, ...]
+    shares: tuple[float, ...]
+    """Probabilities, which add up to 1."""
+
+    @property
+    def best(self) -> str:
+        """The likeliest one."""
+        return max(zip(self.shares, self.names, strict=True), key=lambda one: one[0])[1]
+
+
 def answer(
     loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
 ) -> list[Answered]:
@@ -55,19 +68,30 @@ def answer(
     return [shown(beginning, right, said) for (beginning, _, right), said in zip(asked, written, strict=True)]
 
 
+def choices(
+    loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
+) -> list[Choice]:
+    """Return what a model makes of each row's candidates, scores less the `prior`. Raises as `answer`."""
+    encoded = encode(task, loaded.tokenizer, rows, every_candidate=True)
+    shares = encoded.scores(forward(encoded).log_probs, prior).double().softmax(1).tolist()  # (B, K)
+    found = []
+    for row, parts in zip(rows, shares, strict=True):
+        text = render_row(task, row)
+        names = text.answers if isinstance(text, Prompt) else tuple(task.verbalizer.values())
+        found.append(Choice(names, tuple(parts[: len(names)])))  # others may have more candidates
+    return found
+
+
 def _chosen(
     loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
 ) -> list[Answered]:
-    encoded = encode(task, loaded.tokenizer, rows, every_candidate=True)
-    best = encoded.scores(forward(encoded).log_probs, prior).argmax(1).tolist()  # (B,)
     found = []
-    for row, place in zip(rows, best, strict=True):
+    for row, choice in zip(rows, choices(loaded, task, rows, forward, prior), strict=True):
         text = render_row(task, row)
         if isinstance(text, LabelledTexts):
-            names = tuple(task.verbalizer.values())
-            found.append(shown("\n".join(text.texts), names[text.right], names[place]))
+            found.append(shown("\n".join(text.texts), choice.names[text.right], choice.best))
         elif isinstance(text, Prompt):
-            found.append(shown(text.prompt, text.answers[text.right[0]], text.answers[place]))
+            found.append(shown(text.prompt, text.answers[text.right[0]], choice.best))
     return found
 
 

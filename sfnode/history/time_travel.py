@@ -63,7 +63,8 @@ def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
         return _history(manifest, None, counted, 0, counted >= budget, budget, entries)
     kept, counting = kept_control(update_log), machine.organised.counting
     successions = (message for message in kept.authority if isinstance(message, Succession))
-    entries = RunHistory(machine.run, machine.cards.names()).follow(kept.entries).entries(successions)
+    decided = RunHistory(machine.run, machine.cards.names()).follow(kept.entries)
+    entries = decided.entries(successions, update_log.arrivals())
     open_updates = sum(
         counting.closed_updates(epoch) for epoch in range(counting.sealed, counting.open_epoch)
     )
@@ -116,7 +117,7 @@ def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list
             evaluation=None,
             origins=parts(by_origin, names),
         )
-        text = f"epoch {epoch} has {updates} updates"
+        text = f"round {epoch} has {updates:,} updates"
         found.append(HistoryEntry(position=None, term=None, kind="epoch", text=text, epoch=entry))
     return found
 

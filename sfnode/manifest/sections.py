@@ -127,7 +127,7 @@ class Parent(Section):
     """Core digest of what counted when it was sealed."""
 
     def __str__(self) -> str:
-        return f"run {self.run_id[:16]} at the seal of epoch {self.epoch}"
+        return f"run {self.run_id[:16]} after round {self.epoch}"
 
 
 class Model(Section):

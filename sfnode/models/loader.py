@@ -148,17 +148,27 @@ def load(
     wanted = manifest.model
     folder = resolve(wanted.source, wanted.revision, override)
     check_digest(folder, wanted.digest)
-    labels = classes(manifest.task)
-    tokenizer = tokenizer_of(folder)
-    _examine(folder, labels)
-    model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
-    check_tokens(folder, model, tokenizer)
+    model, tokenizer = _read_folder(folder, classes(manifest.task))
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
     if loaded.kept and folder.parent != files.EMBEDDED and not manifest.organised.private:
         name = f"{wanted.digest[:32]}-{loaded.dtype}-{dtype}-{loaded.kept.cut.name}".replace("torch.", "")
         loaded.kept.folder = StateFolder(files.cache() / "states" / name)
     return loaded
+
+
+def load_to_use(folder: Path, task: Task, device: torch.device, dtype: str) -> LoadedModel:
+    """Load the model in a folder with nothing of it to be trained; `dtype` and errors as for `load`."""
+    return make_trainable(*_read_folder(folder, classes(task)), (), folder, device, dtype)
+
+
+def _read_folder(folder: Path, labels: int) -> tuple[PretrainedModel, Any]:
+    """Return the model and the tokenizer in a folder, with the weights as they are stored."""
+    tokenizer = tokenizer_of(folder)
+    _examine(folder, labels)
+    model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
+    check_tokens(folder, model, tokenizer)
+    return model, tokenizer
 
 
 def tokenizer_of(folder: Path) -> Any:

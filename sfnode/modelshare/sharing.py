@@ -418,7 +418,7 @@ def _remove(path: Path) -> None:
 def _another_model(found: str, wanted: str) -> UserError:
     return UserError(
         Code.MODEL_DIGEST,
-        f"the files that the manifest lists are not the base model that it names: their digest is "
+        f"the files that the manifest lists are not the base model that it names: their fingerprint is "
         f"{found[:16]}..., the run started from {wanted[:16]}...",
         "The manifest contradicts itself: tell the person who started the run, or get the model and name its "
         "folder with --model.",

@@ -143,7 +143,7 @@ class NodeCheckpoints:
         if self._organised.outdated and not self._may_replace():
             return
         if not self._counting.checkpoints:
-            log.warning("the organiser has signed no checkpoint that can be used: beginning with all updates")
+            log.warning("the organiser has signed no state that can be used: beginning with all updates")
             await self._begin_with(CheckpointKept(None, ()))
             return
         newest = self._counting.checkpoints[-1]
@@ -153,7 +153,7 @@ class NodeCheckpoints:
         state = await self._fetch(newest)
         if state is not None and newest in self._counting.checkpoints:
             await self._keep(state)
-            log.info("beginning with the checkpoint of epoch %d", newest.epoch)
+            log.info("beginning where the run was after round %d", newest.epoch)
             await self._begin_with(CheckpointKept(newest, tuple(state.bases.values())))
 
     async def _is_here(self, newest: Checkpoint) -> bool:
@@ -190,7 +190,7 @@ class NodeCheckpoints:
             listing(wanted.feeds, wanted.cores),
             self._folder,
             node.sharing.givers,
-            what=f"checkpoint of epoch {wanted.epoch}",
+            what=f"state of round {wanted.epoch}",
         )
 
         def is_right(data: bytes) -> bool:
@@ -225,7 +225,10 @@ class NodeCheckpoints:
         bases = tuple(state.bases.values())
         here = all(node.machine.frontier.next(base.feed) >= base.step for base in bases)
         if stated in self._counting.checkpoints and here:
-            log.info("letting go of what comes before the checkpoint of epoch %d", stated.epoch)
+            log.info(
+                "letting go of what comes before round %d, of which the organiser has signed the state",
+                stated.epoch,
+            )
             node.driver.post(CheckpointKept(stated, bases))
 
     # -- what the owner has to know ----------------------------------------------------------------
@@ -248,8 +251,8 @@ class NodeCheckpoints:
         if self.differs:
             return UserError(
                 Code.CHECKPOINT_DIFFERS,
-                f"the organiser's checkpoint of epoch {self.differs.epoch} is not what this node's log has, "
-                "though every signature is sound",
+                f"the state after round {self.differs.epoch} that the organiser has signed is not what this "
+                "node's log has, though every signature is sound",
                 "Do not trust the run's results: show this message to other participants, who can check with "
                 "`sfnode verify`.",
             )

@@ -49,7 +49,7 @@ class Exports:
         if organised is None:
             raise UserError(
                 Code.RUN_IS_OPEN,
-                "--export-every: an open run has no seals",
+                "--export-every: an open run has no decisions",
                 "Leave it out; `sfnode export` writes the model at any time.",
             )
         self._node = node
@@ -93,8 +93,8 @@ class Exports:
                 about = provenance.of_seal(run, entries, names, checkout, engine.core.digest().hex())
                 engine.export(out, self._form, about)
 
-            await node.model.ask(export, lambda: checkout.counted, f"exporting epoch {checkout.epoch}")
-            log.info("exported the model of epoch %d to %s", checkout.epoch, out)
+            await node.model.ask(export, lambda: checkout.counted, f"exporting round {checkout.epoch}")
+            log.info("exported the model of round %d to %s", checkout.epoch, out)
             await in_thread(lambda: _sweep(self._folder))
         self._due = self._after(checkout.epoch + 1)
 

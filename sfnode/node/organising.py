@@ -214,7 +214,7 @@ class Organising:
             state = await self._state_of(epoch)
             stated = state.decision(self._node.manifest.run_id) if state else None
         except UserError as error:
-            log.warning("no checkpoint of epoch %d is signed: %s", epoch, error.what)
+            log.warning("where the run is after round %d is not signed: %s", epoch, error.what)
         self._tell(Summarised(stated))
 
     async def _make_bases(self, epoch: int) -> None:
@@ -223,12 +223,12 @@ class Organising:
         try:
             with disk_faults(folder):
                 named = partial(self._organised.named, epoch)
-                what = f"making bases at the weights of epoch {epoch}"
+                what = f"finding new directions of training after round {epoch}"
                 _, made = await self._node.model.ask(lambda engine: engine.make_bases(folder), named, what)
             digest = bytes.fromhex(made)
-            log.info("made bases at the weights of epoch %d: %s", epoch, made[:16])
+            log.info("found new directions of training after round %d: %s", epoch, made[:16])
         except UserError as error:
-            log.warning("no new bases are published: %s", error.what)
+            log.warning("no new directions of training are published: %s", error.what)
         self._tell(BasesMade(digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
@@ -253,18 +253,18 @@ class Organising:
                 self._has_base, forwards = True, base.count + (calibrated.count if calibrated else 0)
             if asked.sized:
                 before = partial(self._organised.named, epoch - 1)
-                what = f"finding the rate of epoch {epoch}"
+                what = f"finding the rate of round {epoch}"
                 _, rate = await ask(lambda engine: engine.suitable_rate(epoch), before, what)
             if asked.rows and rate is None:
                 found, result, taken = await self._search(asked, wanted)
                 forwards += taken
             elif asked.scored:
                 named = partial(self._organised.named, epoch, asked.skipped, asked.recounted)
-                what = f"measuring epoch {epoch}"
+                what = f"measuring round {epoch}"
                 _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named, what)
             forwards += result.count if result else 0
         except UserError as error:
-            log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
+            log.warning("round %d counts without an evaluation: %s", epoch, error.what)
         if asked.origins:
             shares, taken = await self._shares(asked, wanted)
             forwards += taken
@@ -278,7 +278,7 @@ class Organising:
                 self._node, asked.epoch, asked.skipped, MeasuredRows(asked.origins, asked.epoch), wanted
             )
         except UserError as error:
-            log.warning("what nodes brought in epoch %d is not known: %s", asked.epoch, error.what)
+            log.warning("what nodes brought in round %d is not known: %s", asked.epoch, error.what)
             return {}, 0
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
@@ -323,12 +323,14 @@ class Organising:
 
         closed = partial(self._organised.named, asked.epoch, asked.skipped, asked.recounted)
         _, after = await ask(lambda engine: engine.cores(), partial(named, closed))
-        what = f"searching the factor of epoch {asked.epoch}"
+        what = f"searching how far round {asked.epoch} goes"
         _, (result, taken) = await ask(look, partial(named, before), what)
         if not counts_alike(*begun):
             return None, None, taken
         found = search.found
-        log.info("epoch %d: factor %g by a line search on %d rows", asked.epoch, found.factor, found.rows)
+        log.info(
+            "round %d: goes %g times as far, by a search on %d rows", asked.epoch, found.factor, found.rows
+        )
         return found, result, taken
 
 

@@ -19,6 +19,7 @@ from sfnode.node.startup import in_thread
 from sfnode.organising.reporting.reports import Reports
 from sfnode.printable import pace, part_of, span
 from sfnode.schema.metrics import trained_by
+from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import AlarmStatus, Status
 from sfprotocol.decisions import FACTOR_ONE
 
@@ -146,11 +147,13 @@ REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_
 
 async def log_progress(status: Callable[[], Status]) -> None:
     """Tell the log now and then what `status` says, until cancelled."""
-    alarms = frozenset[str]()
+    alarms, complete = frozenset[str](), False
     while True:
         await asyncio.sleep(REPORT_INTERVAL)
-        s = status()
-        alarms = _log_alarms(s.alarms, alarms)
+        s, was = status(), complete
+        alarms, complete = _log_alarms(s.alarms, alarms), s.state is NodeState.COMPLETE
+        if was and complete:
+            continue
         trained = trained_by(s.task)
         loss = "" if s.loss is None else f"  {trained.name} {trained.of(s.loss):.3f}"
         done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
@@ -158,9 +161,9 @@ async def log_progress(status: Callable[[], Status]) -> None:
         left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
         doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
         log.info(
-            "%s  %s updates%s%s  own %s at %s%s  links %d  digest %s%s",
+            "%s  %s updates%s%s  own %s at %s%s  links %d%s",
             s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,
-            len(s.links), s.digest[:12], doing,
+            len(s.links), doing,
             extra=s.model_dump(include=REPORTED),
         )  # fmt: skip
 

@@ -48,8 +48,10 @@ class Sampling:
         self._node = node
         self._file = node.data_dir.samples
         self._kept = Samples(rows=[], moments=[])
-        self._taken: int | None = 0 if node.machine.organised else None
-        """Epoch at which the last ones were taken. Until the first seal the model is the base model."""
+        self._taken: tuple[int, bool] | None = (0, False) if node.machine.organised else None
+        """State of the run of which the last ones were taken. Until the first seal the model is the base
+        model."""
+        self._rest_until = 0.0
         self._unwritten = False
         """Whether the file could not be written the last time."""
 
@@ -70,21 +72,30 @@ class Sampling:
                     _, engine = await self._node.model.ask(lambda engine: engine)
                     await in_daemon_thread(engine.read_test_rows, "samples")  # which may download them
                     has_read = True
-                await asyncio.sleep(COST * await self._take())
+                took = await self._take()
+                self._rest_until = self._node.clock() + COST * took
         except UserError as error:
             log.info("no samples of the model's answers are recorded: %s", error.what)
 
-    def _epoch(self) -> int:
-        organised = self._node.machine.organised
-        return organised.counting.sealed if organised else self._node.machine.epoch
+    @property
+    def current(self) -> bool:
+        """Whether the last ones are of the model as it is, or none can be taken."""
+        return self._taken == self._state() or not self._node.model.loaded
+
+    def _state(self) -> tuple[int, bool]:
+        """Return what is sealed, or in an open run the epoch, and whether the run is complete."""
+        machine = self._node.machine
+        epoch = machine.organised.counting.sealed if machine.organised else machine.epoch
+        return epoch, machine.complete
 
     def _due(self) -> bool:
         node = self._node
-        return node.model.loaded and not node.limiter.paused and self._epoch() != self._taken
+        rested = node.machine.complete or node.clock() >= self._rest_until  # the last ones are not put off
+        return rested and node.model.loaded and not node.limiter.paused and self._state() != self._taken
 
     async def _take(self) -> float:
         """Record answers; return the seconds that the engine took for those of the later model."""
-        rows, self._taken = self._node.settings.samples, self._epoch()
+        rows, state = self._node.settings.samples, self._state()
         known = [(row.text, row.right) for row in self._kept.rows]
 
         def answers(engine: Engine) -> tuple[list[SampleRow], Sequence[Answered], float]:
@@ -113,7 +124,7 @@ class Sampling:
             moments = [*moments, answered]
         if len(moments) > MAX_MOMENTS:
             moments = moments[1::2]
-        self._kept = Samples(rows=shown, moments=moments)
+        self._kept, self._taken = Samples(rows=shown, moments=moments), state
         await self._write()
         return took
 

@@ -441,7 +441,7 @@ def own_feed(
 def tell_of_new_feed(update_log: UpdateLog, last: Feed | None, why: str) -> None:
     """Log that another feed takes the place of `last`, which nobody need know who has never said anything."""
     said = last is not None and update_log.stop(last) > 0
-    log.log(WARNING if said else DEBUG, "%s; continuing under a new incarnation", why)
+    log.log(WARNING if said else DEBUG, "%s; its work goes on as that of a new node, with the same key", why)
 
 
 def continue_as(update_log: UpdateLog, feed: Feed) -> None:

@@ -176,10 +176,9 @@ def _wait(node: RunningNode) -> WaitStatus | None:
     if lonely := _lonely(node):
         return lonely
     if lacking := node.bases.lacking() if node.bases else []:
-        subspaces = ", ".join(str(one.subspace) for one in lacking)
-        return WaitStatus(
-            reason=Wait.BASES, text=f"the published bases of subspace {subspaces} are not here yet"
-        )
+        numbers = ", ".join(str(one.subspace) for one in lacking)
+        text = f"the published directions of training, {numbers}, are not here yet"
+        return WaitStatus(reason=Wait.BASES, text=text)
     if node.reports is None:
         return None
     asked = None if node.asked_at is None else node.clock() - node.asked_at

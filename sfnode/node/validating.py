@@ -71,7 +71,7 @@ async def measured(
         return dict(zip(found, shares, strict=True)), taken
 
     _, cores = await node.model.ask(lambda engine: engine.cores(), closed)
-    what = f"measuring what members have brought in epoch {epoch}"
+    what = f"measuring what members have brought in round {epoch}"
     _, found = await node.model.ask(look, sealed, what)
     return found
 
@@ -192,5 +192,5 @@ class Validating:
     def _give_up(self, epoch: int, problem: str) -> None:
         """Leave an epoch to others; say once why."""
         if problem != self._problem:
-            log.warning("epoch %d is not measured here: %s", epoch, problem)
+            log.warning("round %d is not measured here: %s", epoch, problem)
         self._done, self._problem = epoch, problem

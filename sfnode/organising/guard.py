@@ -105,7 +105,7 @@ class SealResult(NamedTuple):
     @property
     def unit(self) -> str:
         """The unit of losses, after a space."""
-        return "" if self.jumps else " nats"
+        return "" if self.jumps else " in loss"
 
 
 class Rise(NamedTuple):
@@ -294,7 +294,7 @@ class Guard:
         ends = ends or len(self.returns) >= MOST_RETURNS
         first = best.epoch + 1 if best else 0
         void: list[Decision] = [Void(first, self._sealed - 1, ())] if first < self._sealed else []
-        to = f"at the seal of epoch {best.epoch}" if best else "at the base model"
+        to = f"at the model of round {best.epoch}" if best else "at the base model"
         if ends:
             tried = f", after {len(self.returns)} returns at lower rates" if self.returns else ""
             text = f"The guard ends the run {to}, as it no longer improves: {what}{tried}."

@@ -6,26 +6,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import segno
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import sfnode
-from sfnode.dashboard.formatting import count, percent
-from sfnode.dashboard.quality import UNJUDGED, beside, verdict
+from sfnode.dashboard.formatting import count, percent, qr_svg
+from sfnode.dashboard.quality import UNJUDGED, beside, still_rises, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command, size_text, span
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, PageMember, teams, thinned
 from sfnode.publish.run_file import NAME, CurvePoint, RunFile
-from sfnode.schema.metrics import metric_of
-from sfprotocol.worths import WORTH_ONE
+from sfnode.schema.metrics import better_by, metric_of, value_in_words
 
 # The curve of a run as numbers for an SVG: drawn on the server side, so that a page needs no script.
 #
@@ -90,13 +88,6 @@ class Chart(NamedTuple):
     """Height of the base model."""
 
 
-def figure(metric: str, value: float) -> str:
-    """Return a value for people: `86.4 %`, `12.3`."""
-    if not math.isfinite(value):
-        return "infinite"
-    return f"{100 * value:.1f} %" if metric_of(metric).is_share else f"{value:.3g}"
-
-
 def chart(points: Sequence[CurvePoint], base: float | None, metric: str, box: Box) -> Chart | None:
     """Draw the curve over sealed epochs; None if there is no finite value."""
     shown = thinned([one for one in points if math.isfinite(one.value)], box.points)
@@ -131,7 +122,7 @@ def chart(points: Sequence[CurvePoint], base: float | None, metric: str, box: Bo
         dots=dots,
         across=[Label(y(value), _tick(metric, value, steps[1] - steps[0])) for value in steps],
         below=[Label(x(epoch), f"{epoch:,}") for epoch in dict.fromkeys(ends)],
-        base=Label(y(base), figure(metric, base)) if beside and base is not None else None,
+        base=Label(y(base), value_in_words(metric, base)) if beside and base is not None else None,
     )
 
 
@@ -140,8 +131,8 @@ def _finite(value: float, instead: float) -> float:
 
 
 def _title(metric: str, one: CurvePoint) -> str:
-    values = [figure(metric, value) for value in (one.value, one.low, one.high)]
-    return f"epoch {one.epoch}: {values[0]} (95 % interval {values[1]} to {values[2]})"
+    values = [value_in_words(metric, value) for value in (one.value, one.low, one.high)]
+    return f"round {one.epoch}: {values[0]} (95 % interval {values[1]} to {values[2]})"
 
 
 def _tick(metric: str, value: float, step: float) -> str:
@@ -174,9 +165,6 @@ TEAMS = 50
 
 SHORT = 40
 """Characters of an answer that fits a table."""
-
-DIGITS = 3
-"""Significant digits of the greatest worth."""
 
 
 class PageSample(NamedTuple):
@@ -216,7 +204,7 @@ def environment() -> Environment:
         "count": count,
         "bytes": size_text,
         "percent": percent,
-        "figure": lambda value, metric: figure(metric, value),
+        "figure": lambda value, metric: value_in_words(metric, value),
         "metric_name": metric_name,
     }
     return made
@@ -238,14 +226,14 @@ def run_page(
 ) -> str:
     """Return the page of a run; `has_manifest` says that its manifest is beside it."""
     quality = run.quality
-    metric = quality.latest.metric if quality and quality.latest else ""
+    metric = _metric(run)
     base = quality.base.value if quality and quality.base else None
     drawn = {name: chart(run.curve, base, metric, box) for name, box in (("wide", WIDE), ("narrow", NARROW))}
     return render(
         "run.html",
         run=run,
         has_worths=any(one.worth is not None for one in facts.members),
-        worth=_worth_format(one.worth or 0 for one in facts.members),
+        all_worths=max(1, sum(abs(one.worth or 0) for one in facts.members)),
         title=run.title,
         summary=summary(run),
         url=run.url,
@@ -256,7 +244,7 @@ def run_page(
         label=_label(run),
         **drawn,
         join=f"{run.url}{NAME}" if run.url else run.link,
-        qr=_qr(run.link) if run.link else "",
+        qr=Markup(qr_svg(run.link)) if run.link else "",
         download=size_text(run.sizes.model) if run.sizes.model is not None else "",
         left=_left(run),
         members=facts.members,
@@ -281,8 +269,16 @@ def verdict_of(run: RunFile) -> Words:
     found = run.quality
     if found is None:
         return Words(UNJUDGED)
-    rises = found.best == found.latest and not run.complete
+    base = [found.base.value] if found.base else []
+    last = run.curve[-1:]
+    noise = max((one.high - one.low for one in last), default=0.0) / 2
+    course = [*base, *(one.value for one in run.curve)]
+    rises = not run.complete and bool(last) and still_rises(_metric(run), course, noise)
     return verdict(found.verdict, found.latest, found.base, rises=rises)
+
+
+def _metric(run: RunFile) -> str:
+    return run.quality.latest.metric if run.quality and run.quality.latest else ""
 
 
 def summary(run: RunFile) -> str:
@@ -290,23 +286,19 @@ def summary(run: RunFile) -> str:
     told = [run.description.split("\n")[0]] if run.description else []
     if run.quality and run.quality.latest:
         latest, base = run.quality.latest, run.quality.base
-        against = f" ({figure(base.metric, base.value)} before)" if base else ""
-        told.append(
-            f"{metric_name(latest.metric)} {figure(latest.metric, latest.value)}{against}".capitalize()
-        )
+        against = f" ({value_in_words(base.metric, base.value)} before)" if base else ""
+        value = value_in_words(latest.metric, latest.value)
+        told.append(f"{metric_name(latest.metric)} {value}{against}".capitalize())
     told.append(f"{count(run.members)} members, {count(run.updates)} updates")
     return ". ".join(part.rstrip(".") for part in told) + "."
 
 
 def gain(run: RunFile) -> str:
-    """Return the difference to the base model in words: `+35.2 points over the`."""
-    if not (run.quality and run.quality.latest and run.quality.base):
+    """Return by how much the model is better than the base model, such as `better by 35.2 %`; or nothing."""
+    found = run.quality
+    if not (found and found.latest and found.base):
         return ""
-    latest, base = run.quality.latest, run.quality.base
-    if not metric_of(latest.metric).is_share or not math.isfinite(latest.value - base.value):
-        return "after"
-    points = 100 * (latest.value - base.value)
-    return f"{points:+.1f} points over the" if points >= 0 else f"{points:.1f} points under the"
+    return better_by(found.latest.metric, found.base.value, found.latest.value)
 
 
 def moment(at: datetime) -> str:
@@ -315,7 +307,7 @@ def moment(at: datetime) -> str:
 
 
 def _label(run: RunFile) -> str:
-    return f"{summary(run)} The curve has {len(run.curve)} sealed epochs."
+    return f"{summary(run)} The curve has {len(run.curve)} rounds."
 
 
 def _left(run: RunFile) -> str:
@@ -326,23 +318,6 @@ def _left(run: RunFile) -> str:
 
 def _by_updates(one: PageMember) -> tuple[int, int, str]:
     return -one.updates, -(one.worth or 0), one.key
-
-
-def _worth_format(worths: Iterable[int]) -> Callable[[int], str]:
-    """Return what formats worths with as many decimals as the greatest has significant digits."""
-    greatest = max((abs(worth) for worth in worths), default=0) / WORTH_ONE
-    decimals = min(9, max(0, DIGITS - 1 - math.floor(math.log10(greatest)))) if greatest else 1
-
-    def form(worth: int) -> str:
-        return f"{worth / WORTH_ONE:+.{decimals}f}".replace("-", "−")
-
-    return form
-
-
-def _qr(link: str) -> Markup:
-    """Return a QR code as an SVG without sizes; segno escapes nothing but writes numbers only."""
-    code = segno.make(link, error="l", boost_error=False, micro=False)
-    return Markup(code.svg_inline(svgclass=None, lineclass=None, omitsize=True, border=2))
 
 
 def render(template: str, **values: Any) -> str:

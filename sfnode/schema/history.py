@@ -37,17 +37,25 @@ class EpochEntry(Answer):
     """Those of whom something counts, the most updates first."""
 
 
-class HistoryEntry(Answer):
-    """A decision, or an epoch of an open run."""
+class Decided(Answer):
+    """A decision, or an epoch of an open run, as every view tells of it."""
 
     position: int | None
     """Number of the decision in the control feed, from 0; None in an open run."""
-    term: int | None
-    """Number of successions before it; None in an open run."""
     kind: str
     """Name of the decision in lower case; `seal` and `epoch` have an `epoch`."""
     text: str
     """Its content in words."""
+    arrived: int | None = None
+    """Time at which it came to this node, in seconds since 1970; None in an open run, and where an earlier
+    version has not noted it."""
+
+
+class HistoryEntry(Decided):
+    """The same with all that became of it."""
+
+    term: int | None
+    """Number of successions before it; None in an open run."""
     epoch: EpochEntry | None = None
 
 

@@ -75,37 +75,70 @@ def measure_of(found: Evaluation) -> tuple[str, bool]:
     return found.metric, found.calibrated
 
 
+def value_in_words(metric: str, value: float) -> str:
+    """Return a value for people: `52.6 %`, `12.3`."""
+    if not math.isfinite(value):
+        return "infinite"
+    return f"{100 * value:.1f} %" if metric_of(metric).is_share else f"{value:.3g}"
+
+
 def figure(found: Evaluation | PassAt) -> str:
-    """Return a value with its 95 % confidence interval, such as `0.526 (0.493-0.559)`."""
-    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
+    """Return a value with its 95 % confidence interval, such as `52.6 % (49.3-55.9 %)`."""
+    metric = getattr(found, "metric", PASS_AT_1)
+    low, high = value_in_words(metric, found.low), value_in_words(metric, found.high)
+    return f"{value_in_words(metric, found.value)} ({low.removesuffix(' %')}-{high})"
 
 
 def measured(found: Evaluation) -> str:
-    """Return a result in words, such as `accuracy 0.526 (0.493-0.559)`."""
+    """Return a result in words, such as `accuracy 52.6 % (49.3-55.9 %)`."""
     return f"{metric_of(found.metric).name} {figure(found)}"
 
 
+TENTH = 0.0005
+"""Share from which on a number with one digit behind the point says `0.1 %`."""
+
+
+def better_by(metric: str, before: float, after: float) -> str:
+    """Return by how much one result is better than another, or worse, such as `better by 3.1 %`: of shares
+    it is the difference, of other values the part of the first by which they differ; empty where that is no
+    number, none worth telling, or more than all there was."""
+    kind = metric_of(metric)
+    gain = after - before if kind.is_share else (after - before) / (abs(before) or math.nan)
+    gain = -gain if kind.lower_is_better else gain
+    if not TENTH <= abs(gain) <= 1:
+        return ""
+    return f"{'worse' if gain < 0 else 'better'} by {100 * abs(gain):.1f} %"
+
+
 def model_in_words(found: EpochEvaluation) -> str:
-    """Return the model that a published result is about, such as `epoch 7` or `the calibrated base model`."""
+    """Return the model that a published result is about, such as `round 7` or `the calibrated base model`."""
     if found.base:
         return "the calibrated base model" if found.calibrated else "the base model"
-    return f"epoch {found.epoch}"
+    return f"round {found.epoch}"
 
 
 def result_in_words(found: EpochEvaluation) -> str:
-    """Return a published result in words, such as `accuracy 0.526 (0.493-0.559) of epoch 7`."""
+    """Return a published result in words, such as `accuracy 52.6 % (49.3-55.9 %) of round 7`."""
     return f"{measured(found)} of {model_in_words(found)}"
 
 
 def drift_in_words(distance: float, kl: float | None) -> str:
-    """Return the drift of a model from its base, of which some have no KL; a head begins at zero."""
+    """Return the drift of a model from its base in precise terms; some have no KL, a head begins at zero."""
     if math.isinf(distance):
-        return "what is trained was zero at first"
+        return moved_in_words(distance)
     moved = f"weights moved by {distance:.3g} of the base's norm"
     return moved if kl is None else f"{moved}, KL on neutral text {kl:.3g} nats a token"
 
 
-NO_WORTH = "rewards have no worth in nats"
+def moved_in_words(distance: float) -> str:
+    """Return the same for people: `the weights have moved by 12 %`."""
+    if math.isinf(distance):
+        return "what is trained was zero at first"
+    far = f"{100 * distance:.2g} %" if distance <= 1 else "more than they were"
+    return f"the weights have moved by {far}"
+
+
+NO_WORTH = "what single updates are worth is not measured where a program scores answers"
 """The reason why nothing says what updates of a reward run were worth."""
 
 

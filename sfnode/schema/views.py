@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.history import Decided
 from sfnode.schema.organising import EpochEvaluation
 
 MAX_PAGE = 1000
@@ -143,6 +144,8 @@ class Origin(Answer):
     worth: int | None = None
     """Nats of validation loss that these have taken off by the organiser's figures, in units of 10^-9; None
     as long as nobody's were measured (as in an open run, and one of rewards), and of who is no member."""
+    gain_share: float | None = None
+    """Part that this has in all members' worths, each taken without its sign: -1 to 1; None as `worth`."""
     own: bool
     """Whether it is this node."""
     name: str | None
@@ -298,6 +301,8 @@ class OwnStanding(Answer):
     """Its updates that count by the seals so far; None in an open run."""
     worth: int | None
     """The same as of an `Origin`."""
+    gain_share: float | None = None
+    """The same as of an `Origin`."""
 
 
 class SampleRow(Answer):
@@ -332,15 +337,9 @@ class Samples(Answer):
     """Oldest first."""
 
 
-class TimelineEntry(Answer):
-    """A decision, with what became of it."""
+class TimelineEntry(Decided):
+    """A decision, with what became of it; what is None below is so unless it is a `seal`."""
 
-    position: int
-    """Number of the decision in the control feed, from 0."""
-    kind: str
-    """Name of the decision in lower case; what is None below is so unless it is a `seal`."""
-    text: str
-    """Its content in words."""
     epoch: int | None
     counted: int | None
     """Updates of the epoch that count now."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 from sfnode.organising.reporting.run_history import RunHistory
-from sfnode.schema.history import HistoryEntry, Ranked
+from sfnode.schema.history import Decided, HistoryEntry, Ranked
 from sfnode.schema.views import (
     History,
     HistoryPoint,
@@ -64,6 +64,8 @@ class LogIndex:
         """Members by origin; none in an open run."""
         self._has_worths = False
         """Whether the worth of anybody's updates was measured: never in an open run, and one of rewards."""
+        self._all_worths = 0
+        """Sum of all members' worths, without their signs."""
         self._ranked: list[Contribution] = []
         """All origins, the greatest worth first, then most updates."""
         self._find_names = names
@@ -105,6 +107,7 @@ class LogIndex:
             share=updates / max(1, self._contributions.updates),
             counted=member.counted if member else None,
             worth=member.worth if member and self._has_worths else None,
+            gain_share=self._gain(member),
         )
 
     def history(self, points: int) -> History:
@@ -121,7 +124,8 @@ class LogIndex:
             return Timeline(total=0, entries=[])
         if self._timeline_of != decided.read:
             authority = kept_control(self._log).authority
-            entries = decided.entries(one for one in authority if isinstance(one, Succession))
+            successions = (one for one in authority if isinstance(one, Succession))
+            entries = decided.entries(successions, self._log.arrivals())
             self._timeline, self._timeline_of = list(map(timeline_entry, entries)), decided.read
         return Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
 
@@ -142,10 +146,17 @@ class LogIndex:
         if decided := self._follow():
             self._members = {bytes.fromhex(one.origin): one for one in decided.members()}
             self._has_worths = any(one.measured for one in self._members.values())
+            self._all_worths = sum(abs(one.worth) for one in self._members.values())
         self._ranked = sorted(self._contributions.ranked, key=lambda one: -self._worth(one.origin))
         self._teams = _teams(self._contributions, self._names)
         now = time.monotonic()
         self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
+
+    def _gain(self, member: Ranked | None) -> float | None:
+        """Return a member's part of what all have brought, `Origin.gain_share`."""
+        if member is None or not self._has_worths:
+            return None
+        return member.worth / max(1, self._all_worths)
 
     def _worth(self, origin: bytes) -> int:
         return self._members[origin].worth if origin in self._members else 0
@@ -161,6 +172,7 @@ class LogIndex:
             own=one.origin == own,
             counted=member.counted if member else None,
             worth=member.worth if member and self._has_worths else None,
+            gain_share=self._gain(member),
             name=names.name or None,
             team=names.team or None,
         )
@@ -178,9 +190,7 @@ def timeline_entry(entry: HistoryEntry) -> TimelineEntry:
     """Return a decision as the timeline has it."""
     epoch = entry.epoch
     return TimelineEntry(
-        position=entry.position or 0,
-        kind=entry.kind,
-        text=entry.text,
+        **{name: getattr(entry, name) for name in Decided.model_fields},
         epoch=epoch.epoch if epoch else None,
         counted=epoch.counted if epoch else None,
         origins=len(epoch.origins) if epoch else None,

@@ -43,11 +43,11 @@ def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
     if epoch is not None and not lacking:
         return None
     if not sealed:
-        what = "no epoch is sealed yet, so nothing counts"
+        what = "no round counts yet"
     elif epoch is None:
-        what = f"the log lacks {lacking} updates of its {sealed} seals, and has none of them as a whole"
+        what = f"the log lacks {lacking} updates of its {sealed} rounds, and has none of them as a whole"
     else:
-        what = f"the log lacks {lacking} updates of seals after that of epoch {epoch}, which is taken here"
+        what = f"the log lacks {lacking} updates of rounds after {epoch}, which is taken here"
     fix = "Let the node run until it has caught up; --as-of-now takes what is here."
     return UserError(Code.UPDATES_LACKING, what, fix)
 
@@ -72,16 +72,16 @@ def at_seal(
     if run.organised is None:
         raise UserError(
             Code.RUN_IS_OPEN,
-            "an open run has no seals: nothing says which of its states is that of an epoch",
-            "`sfnode log` shows its epochs, and `sfnode export` writes the model with all updates.",
+            "an open run has no decisions: nothing says which of its states is that of a round",
+            "`sfnode log` shows its rounds, and `sfnode export` writes the model with all updates.",
         )
     latest = counting_of(run, entries)
     if not 0 <= epoch < latest.sealed:
-        has = f"its last seal is of epoch {latest.sealed - 1}" if latest.sealed else "no epoch is sealed yet"
+        has = f"the last one is {latest.sealed - 1}" if latest.sealed else "none does yet"
         raise UserError(
             Code.BAD_OPTION,
-            f"epoch {epoch} of this run is not sealed: {has}",
-            "`sfnode log` lists the seals.",
+            f"round {epoch} of this run does not count yet: {has}",
+            "`sfnode log` lists the rounds.",
         )
     found = _checkout(counting_of(run, entries[: seal_of(run, entries, epoch) + 1]), latest, held)
     stops = (
@@ -91,7 +91,7 @@ def at_seal(
     if lacking:
         raise UserError(
             Code.UPDATES_LACKING,
-            f"the log lacks {lacking} updates of the seal of epoch {epoch}",
+            f"the log lacks {lacking} updates that count by round {epoch}",
             "Let the node run until it has caught up.",
         )
     return found

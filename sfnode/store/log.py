@@ -310,6 +310,12 @@ class UpdateLog:
         gone = {feed for feed, cut in cuts.items() if not cut.proof}
         return sorted(state.tail for state in states if state.tail.next and state.tail.feed not in gone)
 
+    def arrivals(self) -> list[int | None]:
+        """Return the times at which the decisions came here, in order, in seconds since 1970; fewer, or None,
+        where an earlier version has not noted them."""
+        with self._reading, disk_faults(self.path):
+            return tables.arrivals(self._reader)
+
     def control(self) -> list[Entry]:
         """Return the decisions of the control feed, in order."""
         with self._reading, disk_faults(self.path):

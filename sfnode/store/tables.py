@@ -29,11 +29,11 @@ from sfprotocol.messages import Entry, Feed
 APPLICATION_ID = int.from_bytes(b"sfup", "big")
 """Marks the file as ours in its SQLite header."""
 
-VERSION = 5
+VERSION = 6
 """Version of the tables below. A log with a higher one was written by a newer sfnode."""
 
-SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL, SINCE_BASES = 2, 3, 4, 5
-"""The first versions with the tables of cuts, of cards, of the control feed, and of bases."""
+SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL, SINCE_BASES, SINCE_ARRIVALS = 2, 3, 4, 5, 6
+"""The first versions with the tables of cuts, of cards, of the control feed, of bases, and with times."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
@@ -55,12 +55,16 @@ _BASE = """CREATE TABLE base (
         labelled INTEGER NOT NULL)"""
 """Steps at which the rows of feeds begin, where a checkpoint stands for what comes before (SPEC O14)."""
 
+_ARRIVED = "ALTER TABLE control ADD COLUMN arrived INTEGER"
+"""Time at which a decision was written here, in seconds since 1970: for people, nothing follows from it."""
+
 _ADDED = (
     (SINCE_CUTS, _CUT),
     (SINCE_CARDS, _CARD),
     (SINCE_CONTROL, _CONTROL),
     (SINCE_CONTROL, _AUTHORITY),
     (SINCE_BASES, _BASE),
+    (SINCE_ARRIVALS, _ARRIVED),
 )
 
 _TABLES = (
@@ -75,6 +79,8 @@ _TABLES = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {VERSION}",
 )
+
+_NOW = "CAST(strftime('%s', 'now') AS INTEGER)"
 
 _WAIT_S = 5.0
 """Seconds; longer than any recovery of a WAL that a killed process left, which is all we ever wait for."""
@@ -227,6 +233,12 @@ def control(db: sqlite3.Connection, first: int = 0) -> list[Entry]:
     return [Entry(*row) for row in _rows(db, SINCE_CONTROL, query)]
 
 
+def arrivals(db: sqlite3.Connection) -> list[int | None]:
+    """Return when the decisions came, in order; None for those that an earlier version has written."""
+    query = "SELECT arrived FROM control ORDER BY position"
+    return [arrived for (arrived,) in _rows(db, SINCE_ARRIVALS, query)]
+
+
 def authority(db: sqlite3.Connection) -> list[bytes]:
     """Return the encoded Successions and ControlForks, in the order in which they came."""
     return [frame for (frame,) in _rows(db, SINCE_CONTROL, "SELECT frame FROM authority ORDER BY id")]
@@ -254,7 +266,7 @@ def keep_control(db: sqlite3.Connection, control: Sequence[KeepControl], authori
     for first, entries in ((kept.first, kept.entries) for kept in control):
         db.execute("DELETE FROM control WHERE position >= ?", (first,))
         rows = [(position, *entry) for position, entry in enumerate(entries, first)]
-        db.executemany("INSERT INTO control VALUES (?, ?, ?, ?)", rows)
+        db.executemany(f"INSERT INTO control VALUES (?, ?, ?, ?, {_NOW})", rows)
     db.executemany("INSERT OR IGNORE INTO authority (frame) VALUES (?)", [(frame,) for frame in authority])
 
 

@@ -28,6 +28,7 @@ from sfnode.schema.node_state import NodeState
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.schema.status import CoreStatus, Status
+from sfnode.schema.views import Samples
 from sfnode.store.run_keys import RunKeys, organiser_key
 from sfnode.swarm.node_process import START_POLL, NodeProcess
 from sfnode.tasks import public_files
@@ -129,7 +130,7 @@ class LocalSwarm:
         self._measuring: asyncio.Task[_Base] | None = None
         self._started = self._first_update = self._complete_since = 0.0
         """Monotonic times; 0 before it has happened."""
-        self._keep = False
+        self.keep = False
         """Whether `stop` leaves the temporary folder."""
 
     # -- starting and stopping ---------------------------------------------------------------------
@@ -163,7 +164,7 @@ class LocalSwarm:
             self._measuring.cancel()
             await asyncio.gather(self._measuring, return_exceptions=True)
         await asyncio.gather(*(node.stop() for node in self.nodes))
-        if self._scratch and not self._keep:
+        if self._scratch and not self.keep:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
@@ -185,7 +186,7 @@ class LocalSwarm:
         try:
             yield
         except UserError:
-            self._keep = True
+            self.keep = True
             raise
 
     async def _invite(self, organiser: NodeProcess) -> str:
@@ -307,7 +308,7 @@ class LocalSwarm:
         if progress.agree:
             return True
         given_up = time.monotonic() - self._complete_since > AGREE_DEADLINE
-        self._keep = self._keep or given_up
+        self.keep = self.keep or given_up
         return given_up
 
     # -- comparing ---------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ class LocalSwarm:
         pairs = zip(statuses, digests, strict=True)
         sent = sum(status.updates_sent for status in statuses)
         equal = len({(digest.digest, digest.core_digest) for digest in digests}) == 1
-        self._keep = self._keep or not equal
+        self.keep = self.keep or not equal
         return SwarmResult(
             version=sfnode.__version__,
             run_id=self.manifest.run_id.hex(),
@@ -344,6 +345,11 @@ class LocalSwarm:
             seconds=round(seconds, 1),
             seconds_in_all=round(time.monotonic() - self._started, 1),
         )
+
+    async def samples(self) -> Samples:
+        """Return how the base model and later ones answer some test rows. Raises as `compare`."""
+        with self._keeping():
+            return await self.nodes[0].ask(self.nodes[0].client.samples())
 
     async def _evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False

@@ -16,8 +16,8 @@ import torch
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import PRIOR_ONE, Task
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, unlabelled
-from sfnode.tasks.prompts import Row
+from sfnode.tasks.encoding import Forward, Prior, batches, evaluate
+from sfnode.tasks.prompts import Row, unanswered
 
 CALIBRATION_ROWS = 512
 """Unlabelled rows that a prior is measured on: its standard error is then below 0.1 nats where scores vary by
@@ -53,7 +53,7 @@ def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, bat
         )
     scores = [
         encoded.scores(forward(encoded).log_probs).double().cpu()
-        for encoded in batches(task, tokenizer, unlabelled(task, rows), batch_size)
+        for encoded in batches(task, tokenizer, [unanswered(task, row) for row in rows], batch_size)
     ]
     mean: Prior = torch.cat(scores).mean(0).numpy()
     return mean

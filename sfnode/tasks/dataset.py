@@ -87,6 +87,13 @@ class Bad:
     first: list[str] = field(default_factory=list)
     """Places of the first of them, and what is wrong there."""
 
+    def note(self, place: str, wrong: str) -> None:
+        """Count a row, and what is wrong with it, if anything is."""
+        self.rows += 1
+        self.count += bool(wrong)
+        if wrong and len(self.first) < SHOWN:
+            self.first.append(f"{place}: {wrong}")
+
     def __bool__(self) -> bool:
         return self.count > 0
 
@@ -106,12 +113,9 @@ def sift(source: str, placed: Iterable[Placed], task: Task) -> tuple[list[Row], 
     """Return which of the rows of a source fit a task, and which do not."""
     rows, bad = [], Bad(source)
     for place, row, wrong in placed:
-        bad.rows += 1
-        if wrong := wrong or prompts.problem(task, row) or "":
-            bad.count += 1
-            if len(bad.first) < SHOWN:
-                bad.first.append(f"{place}: {wrong}")
-        else:
+        wrong = wrong or prompts.problem(task, row) or ""
+        bad.note(place, wrong)
+        if not wrong:
             rows.append(row)
     return rows, bad
 

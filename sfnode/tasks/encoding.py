@@ -158,12 +158,6 @@ def encode(
     return _collate(examples, tokenizer.pad_token_id or 0, task.labelled, centred, len(references))
 
 
-def unlabelled(task: Task, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of a labelled task without what their labels say: all have the same one."""
-    any_label = {task.label_field: next(iter(task.verbalizer))}
-    return [{**row, **any_label} for row in rows]
-
-
 def evaluate(
     task: Task,
     tokenizer: Any,

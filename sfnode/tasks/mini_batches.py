@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.tasks import prompts
-from sfnode.tasks.encoding import Encoded, encode, unlabelled
-from sfnode.tasks.prompts import Row
+from sfnode.tasks.encoding import Encoded, encode
+from sfnode.tasks.prompts import Row, unanswered
 from sfprotocol.seeds import balanced_rows, batch_rows, derive_key
 
 CENTRED = "centred"
@@ -46,7 +46,7 @@ class Shard:
         self._rows, self._batch_size, self._secret = rows, batch_size, secret
         self._classes = _by_class(task, rows) if task.loss == CENTRED else []
         alone = sum(len(one) > 0 for one in self._classes) == 1
-        self._public = unlabelled(task, public()) if alone else []
+        self._public = [unanswered(task, row) for row in public()] if alone else []
         if alone and not self._public:
             raise UserError(
                 Code.DATA_NEEDED,

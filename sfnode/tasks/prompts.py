@@ -18,6 +18,10 @@ ASSISTANT = "assistant"
 """The role whose messages a model learns to write, as chat templates name it."""
 
 
+STAND_IN = {"role": ASSISTANT, "content": "…"}
+"""An answer in the place of the one that a model is to write."""
+
+
 class Prompt(NamedTuple):
     """A row with a prompt."""
 
@@ -124,6 +128,27 @@ def example(task: Task) -> dict[str, Any]:
     if task.kind == "reward":
         row |= dict.fromkeys(verifying.columns(task), verifying.EXAMPLE)
     return row
+
+
+def questions(task: Task) -> tuple[str, ...]:
+    """Return the fields that a row must have for a model to answer it; of a conversation its messages."""
+    if task.kind == "chat":
+        return (task.messages_field,)
+    candidates = (*_answered(task), task.candidates_field) if task.kind == "choice" else ()
+    return tuple(dict.fromkeys((*_worded(task), *candidates)))
+
+
+def unanswered(task: Task, row: Row) -> Row:
+    """Return a row with something in the place of the right answer, whatever that is, or is not there."""
+    if task.labelled:
+        return {**row, task.label_field: next(iter(task.verbalizer))}
+    if task.kind == "choice":
+        return {**row, task.label_field: 0}
+    said = row.get(task.messages_field)
+    if task.kind != "chat" or not isinstance(said, list):
+        return row
+    answered = bool(said) and isinstance(said[-1], dict) and said[-1].get("role") == ASSISTANT
+    return {**row, task.messages_field: [*(said[:-1] if answered else said), STAND_IN]}
 
 
 def length(words: RowText) -> int:

@@ -138,7 +138,7 @@ def of_run(name: str, of: Subject, model: Path, folder: Path) -> Iterator[Figure
     keys = ("--set", f"name={name}", "--set", f"keys.dir={folder / 'keys'}")
     sfnode("init", *files, "--yes", "--model", model, *keys)
     made = time.monotonic()
-    ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--folder", folder / "swarm", "--json"))
+    ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--out", folder / "swarm", "--json"))
     assert ended["equal"], "digests differ"
     seconds = f"init {made - began:.0f} s, swarm {time.monotonic() - made:.0f} s"
     said = f"{ended['counted']:,} of {ended['updates']:,} count, {ended['bytes_per_update']:.1f} bytes each"

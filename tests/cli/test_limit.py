@@ -72,6 +72,7 @@ def test_join_and_limit_take_limits_in_one_notation(
     assert Limits().changed(_changes(WRITTEN)) == meant
     config('limit = ["cpu=50", "mains=yes"]\n')
     assert received("join")["limits"] == Limits(cpu=50, mains=True)
+    assert received("eval")["limit"] == 0, "the file's limits are nothing to other commands"
     monkeypatch.setenv("SFNODE_LIMIT", "cpu=20,threads=2 watts=none")
     assert received("join")["limits"] == Limits(cpu=20, threads=2)
 
@@ -84,7 +85,7 @@ def test_limits_are_shown_one_a_line() -> None:
     assert limit_lines(Limits()) == "no limits"
     shown = limit_lines(Limits(cpu=50, mains=True, not_while=("a", "b"), upload_rate=500_000))
     assert [line.split(maxsplit=1) for line in shown.splitlines()] == [
-        ["cpu", "50"],
+        ["cpu", "50 %"],
         ["mains", "yes"],
         ["not_while", "a, b"],
         ["upload_rate", "500 kB"],

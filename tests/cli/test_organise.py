@@ -56,7 +56,7 @@ def test_status_shows_what_an_owner_has_to_know(node: OrganisedNode, organise: R
     assert "organiser   here, organising; term 0, 4 decisions" in said.out
     assert "members     1, 0 invitations, 0 newcomers wait" in said.out
     assert (
-        "health      WORSE: accuracy 60.000 (55.000-65.000), best 80.000 of epoch 0, after epoch 1"
+        "health      WORSE: accuracy 6000.0 % (5500.0-6500.0 %) after round 1, best 8000.0 % after round 0"
         in said.out
     )
     assert "announced   on Monday" in said.out

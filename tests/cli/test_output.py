@@ -61,12 +61,12 @@ def test_status_says_first_what_is_wrong_with_the_run_and_then_how_it_stands(
         lines = sfnode("status", "--data-dir", tmp_path / "node").out.splitlines()
         found = json.loads(sfnode("status", "--data-dir", tmp_path / "node", "--json").out)
     assert lines[:2] == ["SF070: the run gets worse: so much", "  Do this first. Then that."]
-    assert "sealed   13 epochs, the last one 0:42 ago" in lines
+    assert "rounds   13 count, the last one 42 s ago" in lines
     assert (
-        "health   WORSE: accuracy 0.848 (0.828-0.868), base 0.500, best 1.000 of epoch 3, after epoch 12"
-        in lines
+        "model    WORSE: accuracy 84.8 % (82.8-86.8 %) after round 12, base model 50.0 %, best 100.0 % after "
+        "round 3" in lines
     )
-    assert "member   number 3 of 5, 100 of 512 updates left in this epoch" in lines
+    assert "member   number 3 of 5, 100 of 512 updates left in this round" in lines
     assert "behind   7 updates that the organiser has named are not here yet" in lines
     assert found["organised"]["health"]["verdict"] == "worse"
 
@@ -74,10 +74,13 @@ def test_status_says_first_what_is_wrong_with_the_run_and_then_how_it_stands(
 def test_status_and_top_of_a_reward_run_speak_of_answers_rewards_and_drift(
     sfnode: Run, tmp_path: Path
 ) -> None:
-    seen = STATUS.model_copy(update=rewarded())
+    seen = STATUS.model_copy(update=rewarded() | {"origin": "ab" * 32})
     with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": seen.model_dump_json()}):
         said = sfnode("status", "--data-dir", tmp_path / "node").out
     assert ", mean reward 0.940\n" in said
-    assert "health   better: right answers (pass@1) 0.850 (0.830-0.870), base 0.300, after epoch 7" in said
-    assert "drift    weights moved by 0.177 of the base's norm, KL on neutral text 0.003 nats a token" in said
+    assert (
+        "model    better: right answers (pass@1) 85.0 % (83.0-87.0 %) after round 7, base model 30.0 %"
+        in said
+    )
+    assert "change   the weights have moved by 18 %" in said
     assert "loss" not in said

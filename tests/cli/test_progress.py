@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sfnode.cli import progress
-from sfnode.cli.progress import PATIENCE, SILENCE, Narration, left_text, waiting
+from sfnode.cli.progress import LINES, Narration, left_text, waiting
 from sfnode.logging import begins, log
 
 SCRIPT = """
@@ -159,23 +159,21 @@ def narration(now: list[float], caplog: pytest.LogCaptureFixture) -> Iterator[Na
     caplog.handler.removeFilter(made.heard)
 
 
-def test_silence_is_broken_until_the_next_line_and_for_a_minute_at_most(
+def test_silence_is_broken_every_ten_seconds_and_no_sooner(
     narration: Narration, now: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     begins("asking %s for the run", "/ip4/203.0.113.7/tcp/1/p2p/QmA")
-    for _ in range(20):
-        now[0] += SILENCE / 4
+    for _ in range(12):
+        now[0] += LINES / 4
         narration.beat()
     narration.begin("catching up")
     narration.advance("4,000 of 12,000 updates")
-    now[0] += SILENCE
-    narration.beat()
-    now[0] += PATIENCE
+    now[0] += LINES
     narration.beat()
     asked = "asking /ip4/203.0.113.7/tcp/1/p2p/QmA for the run"
     assert caplog.messages == [
-        *(asked, *(f"{asked}: {SILENCE * n:.0f} s" for n in range(1, 6))),
-        *("catching up", f"catching up: 4,000 of 12,000 updates, {SILENCE:.0f} s"),
+        *(asked, *(f"{asked}: {LINES * n:.0f} s" for n in range(1, 4))),
+        *("catching up", f"catching up: 4,000 of 12,000 updates, {LINES:.0f} s"),
     ]
 
 
@@ -183,14 +181,14 @@ def test_other_lines_of_the_log_break_the_silence_too_and_after_the_end_there_is
     narration: Narration, now: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     begins("loading the model")
-    now[0] += SILENCE / 2
+    now[0] += LINES / 2
     log.info("model loaded")
-    now[0] += SILENCE / 2
+    now[0] += LINES / 2
     narration.beat()
     narration.end("training")
-    now[0] += SILENCE
+    now[0] += LINES
     narration.beat()
-    last = f"training, {SILENCE:.1f} s after the start"
+    last = f"training, {LINES:.1f} s after the start"
     assert caplog.messages == ["loading the model", "model loaded", last]
 
 
@@ -201,7 +199,7 @@ def test_programs_that_read_the_log_get_what_begins_and_nothing_in_between(
     narration = Narration(terminal=True, plain=False, clock=lambda: now[0])
     caplog.handler.addFilter(narration.heard)
     begins("loading the model")
-    now[0] += SILENCE
+    now[0] += LINES
     narration.beat()
     narration.rest()
     caplog.handler.removeFilter(narration.heard)

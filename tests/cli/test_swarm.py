@@ -11,13 +11,15 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from sfnode.cli.swarm import closing_table, measurement_line, progress_line, progress_table, verdict
+from sfnode.cli.swarm import MADE_UP, closing, measurement_line, progress_line, progress_table
+from sfnode.manifest import Manifest
+from sfnode.manifest.sections import Data
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.swarm import local_swarm
 from tests.cli.helpers import Ended
 from tests.swarm.conftest import script as script
-from tests.swarm.helpers import MANIFEST, PROBE, Script, evaluation, organised_status, status
+from tests.swarm.helpers import MANIFEST, NONE, PROBE, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL
 
 Run = Callable[..., Ended]
@@ -45,74 +47,85 @@ def drawn(table: Table) -> list[str]:
     return screen.getvalue().splitlines()
 
 
+def said_at_the_end(result: SwarmResult, run: Manifest = MANIFEST) -> list[str]:
+    """The card of a swarm, line by line."""
+    return [line.strip() for line in closing(result, run, NONE, ["sfnode use"]).splitlines() if line]
+
+
 def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
     slow = status(updates_per_second=0.99)
     lines = drawn(progress_table("a-rather-long-name", [status(), slow, None]))
     assert max(map(len, lines)) <= 80
     assert any("59/min" in line for line in lines)
     row = next(line for line in lines if "catching-up" in line)
-    for text in ("123456", "34567", "123/s", "12.346", "0123456789ab"):
+    for text in ("34,567", "123/s", "12.346"):
         assert text in row
     assert any("starting" in line for line in lines)
 
 
 def test_progress_of_an_organised_run_tells_what_counts() -> None:
     line = progress_line([status(known=48, loss=1.0)], organised_status())
-    assert line == "48 updates, 40 of 50 count in 3 epochs, 123/s, 0:00 left, loss 1.000"
+    assert line == "80 % done, 123/s, 0 s left, loss 1.000"
+
+
+def test_no_run_is_more_than_done() -> None:
+    over = organised_status().model_copy(update={"counted": 51})
+    assert progress_line([status(known=60, loss=None)], over) == "100 % done, 123/s, 0 s left"
 
 
 def test_less_than_one_update_a_second_is_told_by_the_minute_with_the_time_that_is_left() -> None:
     """A real model's run said `0/s` for half an hour."""
     slow = status(known=48, loss=1.0, updates_per_second=0.05)
     line = progress_line([slow, slow], organised_status())
-    assert line == "48 updates, 40 of 50 count in 3 epochs, 6/min, 1:40 left, loss 1.000"
+    assert line == "80 % done, 6/min, 1 min 40 s left, loss 1.000"
 
 
 def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
-    line = progress_line([status(known=10, loss=1.0), status(known=12, loss=2.0), status(loss=None)])
-    assert line == "10 of 200,000 updates, 370/s, 9:00 left, loss 1.500"
+    line = progress_line([status(known=10_000, loss=1.0), status(known=12, loss=2.0), status(loss=None)])
+    assert line.startswith("< 0.1 % done, 370/s, 9 min")
+    assert line.endswith(" left, loss 1.500")
 
 
 def test_progress_says_what_the_organisers_model_does_beside_updates() -> None:
-    busy = status(doing={"what": "measuring epoch 3", "seconds": 72.4})
+    busy = status(doing={"what": "measuring round 3", "seconds": 72.4})
     assert progress_line([busy, status()], organised_status()).endswith(
-        "; organiser: measuring epoch 3, 1:12"
+        "; organiser: measuring round 3, 1 min 12 s"
     )
-    assert progress_line([busy, status()]).endswith("; node 1: measuring epoch 3, 1:12")
+    assert progress_line([busy, status()]).endswith("; node 1: measuring round 3, 1 min 12 s")
     lines = drawn(progress_table("a-rather-long-name", [busy, status()], organised_status()))
-    assert "measuring epoch 3, 1:12" in " ".join(lines[:3])
+    assert "measuring round 3, 1 min 12 s" in " ".join(lines[:3])
 
 
 def test_while_nodes_start_it_says_how_many_are_up() -> None:
     assert progress_line([status(), None, None]) == "1 of 3 nodes are up"
 
 
-def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
-    said = result("d", "d")
-    assert verdict(said) == [
-        "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
-        "loss 0.500 -> 0.250",
-        "the base model, calibrated without training: accuracy 0.600 (0.500-0.800), loss 0.400",
-        "100 updates in 2.5 s, 12.3 bytes per update on the wire",
-        "OK: all digests are equal (d)",
+def test_the_end_is_a_card_with_what_was_learnt_whose_work_it_was_and_what_comes_next() -> None:
+    assert said_at_the_end(result("d", "d")) == [
+        "The run run is complete.",
+        "before  60 % right",
+        "now     75 % right on 9 rows that nobody trained on, which may be chance",
+        "2 nodes did it in 2 s: 50 %, 50 % of the work.",
+        "OK: the nodes have the same model, to the last bit.",
+        "What comes next:",
+        "sfnode use",
     ]
-    organised = verdict(said.model_copy(update={"counted": 98, "sealed": 3}))
-    assert any(line.startswith("100 updates in 2.5 s; 98 count, in 3 sealed epochs, ") for line in organised)
-    rows = [line.split() for line in drawn(closing_table(said))]
-    assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
+    made_up = MANIFEST.model_copy(update={"data": Data(train="builtin:reviews:train")})
+    assert MADE_UP in said_at_the_end(result("d", "d"), made_up)
 
 
 def test_a_linear_probe_stands_beside_a_head_and_says_so_where_it_is_better() -> None:
     said = result("d", "d").model_copy(update={"probe": PROBE})
-    line = "a linear probe on 1,024 training rows: accuracy 0.834 (0.806-0.858), loss 0.448"
-    better = "THE PROBE IS BETTER by 0.039 nats a row (standard error 0.012): `sfnode history fork` goes on"
-    place = verdict(said).index(line)
-    assert verdict(said)[place + 1].startswith(better)
+    lines = said_at_the_end(said)
+    (place,) = (
+        n for n, line in enumerate(lines) if line.startswith("a linear probe on 1,024 training rows:")
+    )
+    assert lines[place + 1].startswith("THE PROBE IS BETTER by 0.039 in loss a row (standard error 0.012): ")
     alike = PROBE.model_copy(update={"lead": 0.023})
-    assert not any("BETTER" in told for told in verdict(said.model_copy(update={"probe": alike})))
+    assert not any("BETTER" in told for told in said_at_the_end(said.model_copy(update={"probe": alike})))
 
 
-GUARD = "The guard ends the run at the seal of epoch 3, as it no longer improves: [loss] 2.1, not 0.6."
+GUARD = "The guard ends the run at the model of round 3, as it no longer improves: [loss] 2.1, not 0.6."
 
 
 def test_a_run_that_was_ended_early_or_of_which_much_was_taken_back_says_so_and_why() -> None:
@@ -120,14 +133,14 @@ def test_a_run_that_was_ended_early_or_of_which_much_was_taken_back_says_so_and_
         update={"updates": 3430, "counted": 618, "sealed": 12, "update_budget": 4096, "announced": GUARD}
     )
     said = f"ATTENTION: 2,812 of 3,430 updates do not count (of a budget of 4,096): {GUARD}"
-    assert verdict(ended)[-2:] == [said, verdict(ended)[-1]]
+    assert said in said_at_the_end(ended)
     went_on = ended.model_copy(update={"update_budget": 600, "announced": None})
-    assert (
-        "ATTENTION: 2,812 of 3,430 updates do not count: the organiser has announced no reason"
-        in (verdict(went_on)[-2])
+    assert any(
+        "ATTENTION: 2,812 of 3,430 updates do not count: the organiser has announced no reason" in line
+        for line in said_at_the_end(went_on)
     )
     usual = ended.model_copy(update={"updates": 640, "update_budget": 600})
-    assert not any("do not count" in line for line in verdict(usual)), "some are under way when a run ends"
+    assert not any("do not count" in line for line in said_at_the_end(usual)), "some are under way at the end"
 
 
 def test_of_a_reward_run_it_tells_right_answers_and_the_mean_reward() -> None:
@@ -137,21 +150,19 @@ def test_of_a_reward_run_it_tells_right_answers_and_the_mean_reward() -> None:
     before, after = (
         one.model_copy(update={"metric": "pass_at_1"}) for one in (said.before, said.after) if one
     )
-    assert verdict(said.model_copy(update={"before": before, "after": after, "calibrated": None}))[:2] == [
-        "right answers (pass@1) 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
-        "mean reward 0.500 -> 0.750",
-    ]
+    rewarded = said.model_copy(update={"before": before, "after": after, "calibrated": None})
+    assert "before  50 % right answers (pass@1)" in said_at_the_end(rewarded)
 
 
 def test_a_measurement_is_said_with_its_95_percent_interval() -> None:
     measured = Evaluation(metric="accuracy", value=0.526, low=0.493, high=0.559, loss=0.687, count=872)
-    expected = "base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows"
+    expected = "base model: accuracy 52.6 % (49.3-55.9 %), loss 0.687 on 872 held-out rows"
     assert measurement_line("base model", measured) == expected
 
 
-def test_a_run_without_test_data_has_no_accuracy_to_show() -> None:
+def test_a_run_without_test_data_has_no_figures_to_show() -> None:
     said = result("d", "d").model_copy(update={"before": None, "calibrated": None, "after": None})
-    assert verdict(said)[0].startswith("100 updates")
+    assert said_at_the_end(said)[1].startswith("2 nodes did it")
 
 
 @pytest.mark.parametrize(("digests", "cores"), UNEQUAL)
@@ -166,7 +177,7 @@ def test_digests_or_cores_that_differ_are_a_failure(
     monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.0)
     script.digests, script.cores = digests, cores
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
-    ended = sfnode("swarm", "--run", "run.toml", "--folder", "kept", "--nodes", "2", "--json")
+    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2", "--json")
     assert ended.status == 1
     differing = SwarmResult.model_validate(json.loads(ended.out))
     assert [(node.digest, node.core_digest) for node in differing.nodes] == list(
@@ -174,22 +185,22 @@ def test_digests_or_cores_that_differ_are_a_failure(
     )
     assert "sfnode: SF062: " in ended.err
     assert "kept" in ended.err
-    assert "FAILED: the digests differ" in ended.err
-    assert verdict(differing)[-1] == "FAILED: the digests differ"
+    assert "FAILED: the nodes have different models." in ended.err
 
 
 def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
-    ended = sfnode("swarm", "--run", "run.toml", "--folder", "kept", "--nodes", "2")
+    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2")
     assert ended.status == 0
     told = ended.out
     for text in (
         "starting 2 nodes of run a-name",
-        "base model: accuracy 0.500 (0.400-0.700)",
+        "base model: accuracy 50.0 % (40.0-70.0 %)",
         "0 of 2 nodes are up",
         "measuring the model, and comparing the nodes",
-        "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
-        "OK: all digests are equal (d)",
+        "now     75 % right on 9 rows that nobody trained on",
+        "OK: the nodes have the same model, to the last bit.",
+        f"sfnode verify --data-dir {tmp_path / 'kept' / 'node-1'}",
     ):
         assert text in told
     assert told.count("base model:") == 1
@@ -198,7 +209,7 @@ def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: R
 def test_a_folder_that_cannot_be_made_is_named(sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
     (tmp_path / "file").write_text("")
-    ended = sfnode("swarm", "--run", "run.toml", "--folder", "file/nodes")
+    ended = sfnode("swarm", "--run", "run.toml", "--out", "file/nodes")
     assert ended.status == 1
     assert ended.err.startswith("sfnode: SF010: cannot write to file/nodes")
 

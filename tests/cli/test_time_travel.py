@@ -81,14 +81,16 @@ def test_log_shows_decisions_seals_and_who_brought_what(sfnode: Run, folder: Pat
     ended = sfnode("log", "--data-dir", folder)
     assert (ended.status, ended.err) == (0, "")
     lines = ended.out.splitlines()
-    assert lines[0] == f"     0  admit       admits {A[:16]} with a quota of 1000 updates"
-    assert lines[1] == f"     1  admit       admits {B[:16]} (Ada) with a quota of 1000 updates"
-    seal = next(line for line in lines if "seal" in line)
-    assert "9 of 9 updates of epoch 0 count; factor 1, rate " in seal
-    assert seal.endswith("accuracy 0.600 (0.550-0.650), loss 0.9000")
-    assert lines[lines.index(seal) + 1].split() == [A[:8], "6,", B[:8], "(Ada)", "3"]
+    times = [line[:16] for line in lines[:2]]
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", time) for time in times)
+    assert lines[0][16:] == f"  admits {A[:16]} for 1,000 updates a round"
+    assert lines[1][16:] == f"  admits Ada ({B[:8]}) for 1,000 updates a round"
+    seal = next(line for line in lines if "updates of round" in line)
+    assert "9 of 9 updates of round 0 count, accuracy " in seal
+    assert seal.endswith("accuracy 60.0 % (55.0-65.0 %)")
+    assert lines[lines.index(seal) + 1].split() == [A[:8], "6,", "Ada", "3"]
     assert lines[-1].startswith(f"run {RUN.name} (")
-    assert lines[-1].endswith("4 seals, 36 of 1,000 updates count, 2 are not judged yet")
+    assert lines[-1].endswith("4 rounds, 36 of 1,000 updates count, 2 are not judged yet")
 
 
 def test_log_as_data(parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
@@ -111,7 +113,7 @@ def test_log_of_an_open_run_shows_its_epochs(sfnode: Run, tmp_path: Path) -> Non
     with Folder(tmp_path / "open", default_manifest(), "a") as made:
         made.make(5)
     ended = sfnode("log", "--data-dir", tmp_path / "open")
-    assert ended.out.splitlines()[0].split()[:5] == ["epoch", "epoch", "0", "has", "5"]
+    assert ended.out.splitlines()[0].split()[:4] == ["round", "0", "has", "5"]
     assert ended.out.splitlines()[-1].endswith("open: 5 of 3,000 updates count")
 
 
@@ -131,7 +133,7 @@ def test_a_complete_run_says_of_nothing_that_it_waits(sfnode: Run, tmp_path: Pat
         made.make(3)
         made.decide(Budget(4))
     ended = sfnode("log", "--data-dir", tmp_path / "done").out.splitlines()[-1]
-    assert ended.endswith(": complete, 1 seal, 4 and 2 more updates count, 3 others do not count")
+    assert ended.endswith(": complete, 1 round, 4 and 2 more updates count, 3 others do not count")
 
 
 def test_as_of_now_is_for_updates(sfnode: Run, folder: Path) -> None:
@@ -156,7 +158,7 @@ def test_checkout_has_the_state_of_any_seal(
     assert last.seals
     assert states[-1].named_digest == last.seals.named_digest
     said = sfnode("history", "checkout", 1, "--data-dir", folder).out
-    assert said.startswith("seal         of epoch 1: 18 updates count\nnamed digest ")
+    assert said.startswith("up to round 1 18 updates count\nfingerprint  ")
 
 
 def test_json_stands_alone_where_a_model_is_written_too(sfnode: Run, folder: Path, tmp_path: Path) -> None:
@@ -171,13 +173,13 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
     for epoch in (0, 3):
         ended = sfnode("history", "checkout", epoch, "--out", tmp_path / f"{epoch}", "--data-dir", folder)
         assert ended.status == 0, ended.err
-        assert f"seal of epoch {epoch}, " in ended.out
+        assert f"after round {epoch}, " in ended.out
     assert sfnode("export", "--out", tmp_path / "last", "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "3", tmp_path / "last") is None
     assert sfnode("export", "--out", tmp_path / "first", "--seal", 0, "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "0", tmp_path / "first") is None
     best = sfnode("export", "--out", tmp_path / "best", "--seal", "best", "--data-dir", folder)
-    assert "seal of epoch 0, " in best.out, "the one that was evaluated"
+    assert "after round 0, " in best.out, "the one that was evaluated"
     told = files.difference(tmp_path / "0", tmp_path / "last")
     assert told
     assert "has other values" in told
@@ -188,8 +190,8 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
 ) -> None:
     assert sfnode("export", "--out", "out", "--data-dir", folder).status == 0
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "| this one, of epoch 3 | accuracy | 0.600 | 0.550 to 0.650 | 1.9000 |" in card
-    assert "| the best, of epoch " in card
+    assert "| this one, of round 3 | accuracy | 0.600 | 0.550 to 0.650 | 1.9000 |" in card
+    assert "| the best, of round " in card
     assert f"| `{A}` |  | 24 |" in card
     assert f"| `{B}` | Ada | 12 |" in card
     digest = re.search(r"the seal of epoch 3 of the run, 36 updates, core digest `(\w+)`", card)
@@ -229,7 +231,7 @@ def test_an_export_is_uploaded_once_it_is_complete(
 def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     ended = sfnode("history", "checkout", 4, "--data-dir", folder)
     assert (ended.status, ended.out) == (1, "")
-    assert "SF010: epoch 4 of this run is not sealed: its last seal is of epoch 3" in ended.err
+    assert "SF010: round 4 of this run does not count yet: the last one is 3" in ended.err
     joined(tmp_path / "open", default_manifest())
     for command in (
         ("history", "checkout", 0),
@@ -242,7 +244,7 @@ def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_
     ):
         ended = sfnode(*command, "--data-dir", tmp_path / "open")
         assert (ended.status, ended.out) == (1, ""), command
-        assert "SF018: an open run has no seals" in ended.err
+        assert "SF018: an open run has no decisions" in ended.err
     assert not (tmp_path / "new").exists()
 
 
@@ -255,9 +257,9 @@ def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[...
     assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
     assert [entry.kind for entry in found.entries] == ["seal", "worth", "seal"]
     said = sfnode("history", "diff", 1, 3, "--data-dir", folder).out
-    assert f"  {B[:16]} (Ada)  +6\n" in said
+    assert f"  Ada ({B[:8]})  +6\n" in said
     assert f"weights: changed by {found.norm:.4g} in all\n" in said
-    assert "epoch 3: accuracy 0.600 (0.550-0.650), loss 1.9000" in said
+    assert "epoch 3: accuracy 60.0 % (55.0-65.0 %), loss 1.9000" in said
 
 
 def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder: Path) -> None:
@@ -266,7 +268,7 @@ def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder:
     assert ended.status == 0, ended.err
     lines = ended.out.splitlines()
     assert lines[0].startswith(f"epoch {HARM} has raised the loss from ")
-    assert lines[1].startswith(f"  without the 3 updates of {B} (Ada): ")
+    assert lines[1].startswith(f"  without the 3 updates of Ada ({B[:8]}): ")
     assert lines[-2:] == [
         f"  sfnode organise revoke {B[:16]}",
         f"  sfnode organise void {HARM} --member {B[:16]}",
@@ -285,10 +287,16 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
     ended = sfnode("leaderboard", "--data-dir", folder)
     assert (ended.status, ended.err) == (0, "")
     assert [line.split() for line in ended.out.splitlines()[1:3]] == [
-        ["1", A[:16], "24", "18", "+6.000000003"],
-        ["2", B[:16], "12", "9", "-0.000000003", "Ada"],
+        ["1", A[:8], "24", "100", "%"],
+        ["2", "Ada", B[:8], "12", "<", "0.1", "%"],
     ]
-    assert ended.out.splitlines()[-1].endswith("4 seals, 36 updates count, worth +6.000000000 nats")
+    details = sfnode("leaderboard", "--details", "--data-dir", folder).out.splitlines()
+    assert [line.split()[-3:] for line in details[1:3]] == [
+        ["18", "+6.000000003", A[:16]],
+        ["9", "-0.000000003", B[:16]],
+    ]
+    assert details[-1].endswith("36 updates count, worth +6.000000000 nats")
+    assert ended.out.splitlines()[-1].endswith("4 rounds, 36 updates count")
     files_of_it = tmp_path / "copy"
     files_of_it.mkdir()
     for name in ("run.toml", "updates.sqlite"):
@@ -296,7 +304,7 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
             shutil.copy(file, files_of_it / file.name)
     again = sfnode("leaderboard", "--recompute", "--data-dir", files_of_it)
     assert again.out.splitlines()[:-1] == ended.out.splitlines()[:-1]
-    assert again.out.splitlines()[-1].endswith("nats, log verified")
+    assert again.out.splitlines()[-1].endswith("count, log verified")
 
 
 def test_figures_that_nobody_else_measures_are_told_apart(sfnode: Run, folder: Path) -> None:
@@ -334,7 +342,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
         assert begun.evaluate_base(32, calibrated=True) == at_seal
     joined(tmp_path / "node", fork)
     told = sfnode("verify", "--data-dir", tmp_path / "node").out
-    assert f"forked from run {RUN.run_id.hex()[:16]} at the seal of epoch 1, not checked" in told
+    assert f"forked from run {RUN.run_id.hex()[:16]} after round 1, not checked" in told
     seal = ParentSeal(run_id=RUN.run_id.hex(), epoch=1, digest=state["core_digest"])
     assert (
         HistoryResult.model_validate_json(sfnode("log", "--data-dir", tmp_path / "node", "--json").out).parent
@@ -344,7 +352,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     for parent in (folder, tmp_path / "old.sfnode"):
         checked = sfnode("verify", "--parent", parent, "--data-dir", tmp_path / "node")
         assert checked.status == 0, checked.err
-        assert f"its base model is run {RUN.run_id.hex()[:16]} at the seal of epoch 1" in checked.out
+        assert f"its base model is run {RUN.run_id.hex()[:16]} after round 1" in checked.out
 
 
 def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:
@@ -390,13 +398,13 @@ def test_runs_that_come_from_each_other_are_told_as_one_story(
         model = RUN.model.model_copy(update={"parent": before})
         runs.append(RUN.model_copy(update={"name": name, "model": model}))
         joined(tmp_path / name, runs[-1])
-    first, second = (f"run {run.run_id.hex()[:16]} at the seal of epoch 1" for run in runs[:2])
+    first, second = (f"run {run.run_id.hex()[:16]} after round 1" for run in runs[:2])
     third = ("--data-dir", tmp_path / "third")
-    assert f"begins      with {second}, core digest abababab" in sfnode("log", *third).out.splitlines()[0]
+    assert f"begins with {second}, fingerprint abababab" in sfnode("log", *third).out.splitlines()[0]
     for known in (folder, tmp_path / "second"):
         note(known)
     lines = sfnode("log", *third).out.splitlines()
-    assert f"with {first} ({RUN.name}), core digest abababab; `sfnode log --data-dir {folder}`" in lines[0]
+    assert f"with {first} ({RUN.name}), fingerprint abababab; `sfnode log --data-dir {folder}`" in lines[0]
     assert f"with {second} (second)" in lines[1]
     told = sfnode("verify", *third).out
     assert f"forked from {second} (second), not checked" in told

@@ -162,13 +162,13 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
     assert kept == digest
     here = ("--data-dir", tmp_path / "node")
     verified = sfnode("verify", *here).out
-    assert "1 of 1 published bases are here, each as named" in verified
+    assert "1 of 1 published directions are here, each as named" in verified
     assert sfnode("export", "--out", tmp_path / "model", *here).status == 0
     bases.path_in(made.layout.bases, digest).unlink()
     ended = sfnode("export", "--out", tmp_path / "again", *here)
     assert (ended.status, "SF081" in ended.err) == (1, True)
     assert not (tmp_path / "again").exists()
-    assert "0 of 1 published bases are here" in sfnode("verify", *here).out
+    assert "0 of 1 published directions are here" in sfnode("verify", *here).out
 
 
 def test_refusals_load_no_torch(folder: Path) -> None:

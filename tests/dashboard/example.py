@@ -12,6 +12,7 @@ from typing import Any
 from sfnode.limits import Limits
 from sfnode.schema.node_state import NodeState, RunHealth
 from sfnode.schema.organising import EpochEvaluation, HealthStatus
+from sfnode.schema.results import InviteResult
 from sfnode.schema.status import GpuStatus, MachineStatus, RunStatus, Status
 from sfnode.schema.views import (
     About,
@@ -36,6 +37,7 @@ from sfnode.schema.views import (
 from tests.schema.helpers import rewarded, status
 
 EPOCHS = 40
+LINK = "sfnode:" + "AZMBq7xLpKf3_TwY0hVc" * 8
 OWN, OTHER = "1a2b3c4d" * 8, "5e6f7a8b" * 8
 HOSTILE = "<b>=cmd|'/C calc'</b>"
 DESCRIPTION = "Teaches a small model to tell whether somebody liked a film, in twelve languages."
@@ -137,7 +139,7 @@ class ExampleNode:
             return Origin(
                 rank=rank, origin=key, updates=31_415 // rank, share=0.3 / rank, feeds=1, first_step=0,
                 last_step=9, first_epoch=0, last_epoch=39, cut=False, counted=30_000 // rank,
-                worth=41_250_000 // rank, own=own, name=name, team="Rhine & Main",
+                worth=41_250_000 // rank, gain_share=0.6 / rank, own=own, name=name, team="Rhine & Main",
             )  # fmt: skip
 
         found = [origin(1, OTHER, HOSTILE), origin(2, OWN, "Ada's desktop", own=True)]
@@ -162,7 +164,9 @@ class ExampleNode:
         )  # fmt: skip
 
     async def standing(self) -> OwnStanding:
-        return OwnStanding(rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000)
+        return OwnStanding(
+            rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000, gain_share=0.3
+        )
 
     async def samples(self) -> Samples:
         rows = [
@@ -188,19 +192,30 @@ class ExampleNode:
     async def timeline(self) -> Timeline:
         def entry(position: int, kind: str, text: str, **fields: Any) -> TimelineEntry:
             blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
-            return TimelineEntry.model_validate(
-                {"position": position, "kind": kind, "text": text} | blank | fields
-            )
+            said = {
+                "position": position,
+                "kind": kind,
+                "text": text,
+                "arrived": 1_790_000_000 + 600 * position,
+            }
+            return TimelineEntry.model_validate(said | blank | fields)
 
         seals = [
             entry(
-                2 * n + 2, "seal", f"31250 of 32000 updates of epoch {n} count",
+                2 * n + 2, "seal", f"31,250 of 32,000 updates of round {n} count",
                 epoch=n, counted=31_250, origins=40, evaluation=SEALED[n],
             )
             for n in reversed(range(EPOCHS))
         ]  # fmt: skip
         said = entry(81, "announce", f"announces: thank you all, {HOSTILE}")
-        return Timeline(total=83, entries=[said, *seals, entry(1, "admit", "admits 5e6f7a8b with a quota")])
+        return Timeline(
+            total=83, entries=[said, *seals, entry(1, "admit", "admits Ada for 4,096 updates a round")]
+        )
+
+    async def invitation(self) -> InviteResult:
+        return InviteResult(
+            link=LINK, run_id="ab" * 32, run_name="films", protocol=7, addresses=[], reach="network"
+        )
 
     async def pause(self, seconds: float | None = None) -> None:
         self.told.append(("pause", seconds))
@@ -235,7 +250,7 @@ class RewardedNode(ExampleNode):
 
     async def origins(self, **_: Any) -> Origins:
         page = await super().origins()
-        bare = [one.model_copy(update={"worth": None}) for one in page.origins]
+        bare = [one.model_copy(update={"worth": None, "gain_share": None}) for one in page.origins]
         return page.model_copy(update={"origins": bare})
 
     async def about(self) -> About:
@@ -243,13 +258,13 @@ class RewardedNode(ExampleNode):
         return about.model_copy(update={"task": "reward", "answers": [], "template": "{a}+{b}="})
 
     async def standing(self) -> OwnStanding:
-        return (await super().standing()).model_copy(update={"worth": None})
+        return (await super().standing()).model_copy(update={"worth": None, "gain_share": None})
 
     async def timeline(self) -> Timeline:
         told = (await self.status()).organised
         assert told is not None
         blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
-        seal = {"position": 3, "kind": "seal", "text": "epoch 7", "evaluation": told.health.latest}
+        seal = {"position": 3, "kind": "seal", "text": "round 7", "evaluation": told.health.latest}
         return Timeline(total=1, entries=[TimelineEntry.model_validate(blank | seal)])
 
     async def samples(self) -> Samples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfnode.dashboard.quality import quality
+from sfnode.dashboard.quality import quality, still_rises
 from sfnode.dashboard.snapshot import Mood, contributed
 from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.node_state import RunHealth
@@ -41,37 +41,35 @@ def health(verdict: RunHealth, latest: EpochEvaluation | None, **fields: object)
     [
         (
             health(RunHealth.BETTER, result(0.8, 7), best=result(0.9, 5)),
-            "Better than the base model: accuracy 0.800 (0.780-0.820) now, 0.500 (0.480-0.520) before "
-            "training, 0.900 at best (epoch 5).",
+            "Better by 30.0 %: accuracy 80.0 % (78.0-82.0 %) now, 50.0 % (48.0-52.0 %) before training, "
+            "90.0 % at best (round 5).",
             Mood.GOOD,
         ),
         (
             health(RunHealth.BETTER, result(0.8, 7)),
-            "Better than the base model, and still getting better: accuracy 0.800 (0.780-0.820) now, 0.500 "
-            "(0.480-0.520) before training.",
+            "Better by 30.0 %: accuracy 80.0 % (78.0-82.0 %) now, 50.0 % (48.0-52.0 %) before training.",
             Mood.GOOD,
         ),
         (
             health(RunHealth.NO_BETTER, result(0.51, 7)),
-            "Not certainly better than the base model: accuracy 0.510 (0.490-0.530) now, 0.500 (0.480-0.520) "
-            "before training.",
+            "Not certainly better than before training: accuracy 51.0 % (49.0-53.0 %) now, 50.0 % "
+            "(48.0-52.0 %) before training.",
             Mood.WARN,
         ),
         (
             health(RunHealth.WORSE, result(0.4, 7), worse_than=[result(0.5, base=True)]),
-            "Worse than the base model: accuracy 0.400 (0.380-0.420) now, 0.500 (0.480-0.520) before "
-            "training.",
+            "Worse by 10.0 %: accuracy 40.0 % (38.0-42.0 %) now, 50.0 % (48.0-52.0 %) before training.",
             Mood.BAD,
         ),
         (
             health(RunHealth.WORSE, result(0.7, 7), best=result(0.9, 5), worse_than=[result(0.9, 5)]),
-            "Better than the base model, but below its best: accuracy 0.700 (0.680-0.720) now, 0.500 "
-            "(0.480-0.520) before training, 0.900 at best (epoch 5).",
+            "Better by 20.0 %, but below its best: accuracy 70.0 % (68.0-72.0 %) now, 50.0 % (48.0-52.0 %) "
+            "before training, 90.0 % at best (round 5).",
             Mood.WARN,
         ),
         (
             health(RunHealth.UNKNOWN, result(0.8, 7), base=None),
-            "Not compared with the base model yet: accuracy 0.800 (0.780-0.820) now.",
+            "Not compared with the base model yet: accuracy 80.0 % (78.0-82.0 %) now.",
             Mood.NEUTRAL,
         ),
         (
@@ -88,19 +86,19 @@ def test_an_organised_run_is_judged_by_its_seals(found: HealthStatus, sentence: 
 def test_a_reward_run_is_judged_by_right_answers_and_has_its_mean_reward_beside() -> None:
     found = quality(status(**rewarded()), [])
     assert found.headline.text == (
-        "Better than the base model, and still getting better: right answers (pass@1) 0.850 (0.830-0.870) "
-        "now, 0.300 (0.280-0.320) before training."
+        "Better by 55.0 %: right answers (pass@1) 85.0 % (83.0-87.0 %) now, 30.0 % (28.0-32.0 %) before "
+        "training."
     )
     assert (found.name, found.beside) == (
         "right answers (pass@1)",
         "Mean reward 0.950 now, 0.400 before training.",
     )
-    assert quality(status(**organised()), []).beside == "", "nobody understands nats"
+    assert quality(status(**organised()), []).beside == "", "nobody understands losses"
 
 
 def test_before_the_first_seal_it_is_too_early_to_tell() -> None:
     early = organised(health=health(RunHealth.UNKNOWN, None), sealed=0)
-    assert quality(status(**early), []).headline.text == "Too early to tell: no epoch is sealed yet."
+    assert quality(status(**early), []).headline.text == "Too early to tell: no round counts yet."
 
 
 def test_the_curve_has_each_epoch_once_and_begins_with_what_it_is_compared_with() -> None:
@@ -117,7 +115,25 @@ def test_the_curve_has_each_epoch_once_and_begins_with_what_it_is_compared_with(
     assert [(one.name, one.value) for one in seen.compared] == [
         ("before training", 0.6), ("uncalibrated", 0.5)
     ]  # fmt: skip
-    assert (seen.across, seen.now and seen.now.x) == ("epoch", 2)
+    assert (seen.across, seen.now and seen.now.x) == ("round", 2)
+
+
+@pytest.mark.parametrize(
+    ("course", "noise", "rises"),
+    [
+        ([0.5], 0.02, False),
+        ([0.5, 0.6], 0.02, True),
+        ([0.5, 0.51], 0.02, False),
+        ([0.5, 0.7, 0.8, 0.89, 0.9, 0.9, 0.9], 0.02, False),  # it was getting better, and is flat now
+        ([0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8], 0.02, True),
+        ([0.5, 0.9, 0.7], 0.02, False),
+    ],
+)
+def test_it_still_gets_better_only_if_the_gain_of_the_last_third_exceeds_its_noise(
+    course: list[float], noise: float, rises: bool
+) -> None:
+    assert still_rises("accuracy", course, noise) is rises
+    assert still_rises("perplexity", [-value for value in course], noise) is rises
 
 
 def test_an_open_run_is_judged_by_what_was_measured_here() -> None:
@@ -125,22 +141,21 @@ def test_an_open_run_is_judged_by_what_was_measured_here() -> None:
     assert nothing.headline.text.startswith("Not measured: ")
     fell = [measured("perplexity", 20.0, 0, base=True), measured("perplexity", 12.0, 900)]
     seen = quality(status(), fell)
-    assert seen.headline.text.startswith(
-        "Better than the base model, and still getting better: perplexity 12.000 "
-    )
+    assert seen.headline.text.startswith("Better by 40.0 %, and still getting better: perplexity 12 ")
     assert (seen.across, seen.points[-1].x) == ("updates", 900)
     rose = [*fell, measured("perplexity", 25.0, 1800)]
     worse = quality(status(), rose)
-    assert worse.headline.text.startswith("Worse than the base model: perplexity 25.000 ")
-    assert worse.headline.text.endswith("12.000 at best (900 updates).")
+    assert worse.headline.text.startswith("Worse by 25.0 %: perplexity 25 ")
+    assert worse.headline.text.endswith("12 at best (900 updates).")
     near = [measured("accuracy", 0.5, 0, base=True), measured("accuracy", 0.52, 9)]
-    assert quality(status(), near).headline.text.startswith("Not certainly better than the base model: ")
+    assert quality(status(), near).headline.text.startswith("Not certainly better than before training: ")
 
 
 def test_what_a_node_has_done_is_told_in_one_sentence() -> None:
-    own = OwnStanding(rank=2, of=14, updates=12_345, share=0.31, counted=12_000, worth=41_250_000)
+    own = OwnStanding(rank=2, of=14, updates=12_345, share=0.31, counted=12_000, worth=1, gain_share=0.041)
     assert contributed(status(origin="ab"), own).text == (
-        "You: 12,345 updates (31 % of all), 12,000 of them sealed, worth +0.041250 nats, rank 2 of 14."
+        "Your work: 12,345 updates (31 % of all), 12,000 of them count, 4.1 % of what the model has gained, "
+        "rank 2 of 14."
     )
     assert contributed(status(origin="ab"), None).text == "You have contributed no update yet."
     assert contributed(status(), None).text.startswith("This relay passes on ")

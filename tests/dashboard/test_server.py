@@ -285,10 +285,10 @@ async def test_an_organised_run_is_told_with_its_alarms_and_its_curve(tmp_path: 
     now = Now(status(role="trainer", **organised()), progress, alone)
     answer = NowAnswer.of(now)
     assert answer.alarms == [("SF070: the run gets worse: so much. Do this first. Then that.", Mood.BAD)]
-    assert (answer.trained.name, answer.drift) == ("loss", "")
+    assert (answer.trained.name, answer.moved) == ("loss", "")
     rewards = NowAnswer.of(now._replace(status=status(role="trainer", **rewarded())))
     assert rewards.trained == ("mean reward", True)
-    assert rewards.drift.startswith("weights moved by 0.177")
+    assert rewards.moved == "The weights have moved by 18 %."
     node.api.status = lambda: now.status
     close = await serve(node.api, tmp_path / "control.sock")
     async with serving(Client(tmp_path / "control.sock"), "127.0.0.1", 0, TOKEN) as url:
@@ -296,5 +296,5 @@ async def test_an_organised_run_is_told_with_its_alarms_and_its_curve(tmp_path: 
     await close()
     told = json.loads(text)["quality"]
     assert (code, [(one["x"], one["value"]) for one in told["points"]]) == (200, [(0, 0.9), (1, 0.3)])
-    assert told["headline"][0].startswith("Better than the base model, but below its best: ")
+    assert told["headline"][0].startswith("Better by 34.8 %, but below its best: ")
     assert told["headline"][1] == "warn"

@@ -74,16 +74,15 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
     assert len(lines) == 24
     known, mine = seen.now.status.known, seen.now.status.contributed
     assert " ".join(lines[1:3]).startswith(
-        f"Better than the base model: accuracy {known:.3f} ({known - 1:.3f}-{known + 1:.3f}) now, 0.000 "
-        "(0.000-0.100) before training."
+        f"Better than before training: accuracy {known}00.0 % ({known - 1}00.0-{known + 1}00.0 %) now, 0.0 "
+        "% (0.0-10.0 %) before training."
     )
     assert any(line.startswith(f"The run is complete; {mine:,} updates (") for line in lines[2:4])
     assert f"{part_of(known, 120)} updates" in text
     assert "done" in text
-    assert seen.now.status.digest[:12] in text
     assert "neighbours  2 in step" in text
     assert "loss  1.000" in text
-    assert sum("same digest" in line for line in lines) == 2
+    assert sum("same model" in line for line in lines) == 2
     assert "q quit" in lines[-1]
 
 
@@ -109,7 +108,7 @@ def it_counts_the_neighbours_for_whom_there_is_no_line(seen: Shown) -> None:
     many = with_neighbours(seen, *(neighbour.model_copy(update={"peer": f"p{n}"}) for n in range(30)))
     lines = [line.plain for line in frame(many, 80, 24)]
     assert len(lines) == 24
-    shown = sum("same digest" in line for line in lines)
+    shown = sum("same model" in line for line in lines)
     assert f"and {30 - shown} more" in lines
     assert shown >= 3
 
@@ -148,11 +147,11 @@ def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
         it_fits(worse, width, height)
     drawn = "\n".join(line.plain for line in frame(worse, 80, 24))
     said = (
-        "Better than the base model, but below its best: accuracy 0.848 (0.828-0.868) now, 0.500 "
-        "(0.480-0.520) before training, 1.000 at best (epoch 3)."
+        "Better by 34.8 %, but below its best: accuracy 84.8 % (82.8-86.8 %) now, 50.0 % (48.0-52.0 %) "
+        "before training, 100.0 % at best (round 3)."
     )
     assert said in " ".join(drawn.split())
-    assert "100 of 512 are left for it in this epoch" in " ".join(drawn.split())
+    assert "100 of 512 are left for it in this round" in " ".join(drawn.split())
     two = with_status(worse, alarms=2 * worse.now.status.alarms)
     assert frame(two, 80, 24)[1].plain.startswith("(1 of 2: see sfnode status) SF070")
 
@@ -168,8 +167,10 @@ def it_tells_all_limits_or_that_there_are_more(seen: Shown) -> None:
         cpu=50, memory=4_000_000_000, hours="22:00-07:00", idle=10, mains=True, upload_rate=500_000
     )
     told = {width: _limits_in(frame(with_status(seen, limits=limits), width, 24)) for width in (40, 80)}
-    assert told[80] == "cpu 50, memory 4.0 GB, hours 22:00-07:00, idle 10, mains yes, upload_rate 500 kB"
-    assert told[40].startswith("cpu 50, memory 4.0 GB, hours")
+    assert (
+        told[80] == "cpu 50 %, memory 4.0 GB, hours 22:00-07:00, idle 10 min, mains yes, upload_rate 500 kB"
+    )
+    assert told[40].startswith("cpu 50 %, memory 4.0 GB")
     assert told[40].endswith("…")
 
 
@@ -200,7 +201,7 @@ def it_draws_numbers_that_are_none(seen: Shown) -> None:
     }
     measured = [NodeEvaluation(**odd, seconds=s, known=9, base=False, digest="d") for s in (1.0, 2.0)]
     curves = seen.curves.model_copy(update={"measurements": [*seen.curves.measurements, *measured]})
-    assert "perplexity inf (1.000-inf) now" in "\n".join(
+    assert "perplexity infinite (1-infinite) now" in "\n".join(
         line.plain for line in frame(seen._replace(curves=curves), 80, 24)
     )
 
@@ -214,7 +215,7 @@ def it_names_several_devices(seen: Shown) -> None:
     machine = MachineStatus(device="cuda:0,cuda:1", cpu=1.0, cores=8.0, memory=1, memory_total=2, gpus=[gpu])
     lines = [line.plain for line in frame(with_status(seen, devices=[one, other], machine=machine), 80, 40)]
     assert "devices  cuda:0: 1,234 updates  cuda:1: 56 updates failed" in lines
-    assert any(line.startswith("machine 1.0 of 8 cores") and "H100" in line for line in lines)
+    assert any(line.startswith("machine 12 % of the processor") and "H100" in line for line in lines)
     lines = [line.plain for line in frame(with_status(seen, devices=[one], machine=machine), 80, 40)]
     assert not any(line.startswith("devices") for line in lines)
 
@@ -223,18 +224,18 @@ def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
     own = OwnStanding(rank=1, of=2, updates=99, share=0.5, counted=None, worth=None)
     lines = [line.plain for line in frame(seen._replace(origins=page, own=own), 160, 45)]
     (heads,) = [line for line in lines if line.startswith("peer ")]
-    assert "rank  origin" in heads
+    assert "rank  who" in heads
     (charts,) = [line for line in lines if line.startswith("accuracy")]
     assert charts.index("loss") < charts.index("updates ")
-    assert "You: 99 updates (50 % of all), rank 1 of 2." in lines
-    assert any(line.startswith("Drift from the base: weights moved by ") for line in lines)
+    assert "Your work: 99 updates (50 % of all), rank 1 of 2." in lines
+    assert any(line.startswith("The weights have moved by ") for line in lines)
     alone = seen._replace(origins=page, only_origins=True)
     assert not any(line.plain.startswith("peer ") for line in frame(alone, 160, 45))
 
 
 def it_tells_rewards_of_a_reward_run(seen: Shown) -> None:
     lines = [line.plain for line in frame(with_status(seen, **rewarded()), 160, 45)]
-    (charts,) = [line for line in lines if line.startswith("right answers (pass@1)  0.850")]
+    (charts,) = [line for line in lines if line.startswith("right answers (pass@1)  85.0 %")]
     assert "mean reward  0.940" in charts
     assert "Mean reward 0.950 now, 0.400 before training." in lines
     assert not any(word in line for line in lines for word in ("loss", "accuracy", "worth"))
@@ -301,11 +302,11 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
             differs_for=differs_for,
         )
 
-    assert agreement(node(7, True, None), 9) == ("same digest", Mood.GOOD)
+    assert agreement(node(7, True, None), 9) == ("same model", Mood.GOOD)
     assert agreement(node(7, False, 99.0), 9) == ("2 behind", Mood.NEUTRAL)
     assert agreement(node(9, False, 99.0), 7) == ("2 ahead", Mood.NEUTRAL)
     assert agreement(node(7, False, 3.0), 7) == ("under way", Mood.NEUTRAL)
-    assert agreement(node(7, False, 99.0), 7) == ("digest differs", Mood.BAD)
+    assert agreement(node(7, False, 99.0), 7) == ("another model", Mood.BAD)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +319,10 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
         (size_text(1234), "1.2 kB"),
         (size_text(999_600), "1.0 MB"),
         (size_text(5e15), "5000 TB"),
-        (printable.span(41), "0:41"),
-        (printable.span(3 * 3600 + 300), "3 h 05"),
+        (printable.span(41), "41 s"),
+        (printable.span(185), "3 min 05 s"),
+        (printable.span(730), "12 min"),
+        (printable.span(3 * 3600 + 300), "3 h 05 min"),
         (printable.span(100 * 3600), "4 d 4 h"),
         (printable.span(None), "?"),
         (formatting.delay(0.0004), "0.4 ms"),
@@ -332,6 +335,7 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
         (formatting.percent(0.0123), "1.2 %"),
         (formatting.percent(1e-9), "< 0.1 %"),
         (formatting.percent(0.0), "0 %"),
+        (formatting.percent(-0.031), "-3.1 %"),
         (formatting.printable("a\x1b[31m\u202eb\u2067"), "a\ufffd[31m\ufffdb\ufffd"),
         (formatting.spark([0, 1, 2], 9), "▁▅█"),
         (formatting.spark([0, math.inf, math.nan, 2], 9), "▁█"),

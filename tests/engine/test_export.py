@@ -179,7 +179,7 @@ def test_the_card_says_where_the_model_comes_from_and_how_to_compute_it_anew(tmp
         "| this one, of epoch 7 | accuracy | 0.610 | 0.580 to 0.640 | 0.5000 | 256 |",
         rf"| `{'cd' * 32}` | A\|b \<i\> | 50 |",
         f"| `{'ef' * 32}` |  | 10 |",
-        "sfnode verify\nsfnode checkout 7\n",
+        "sfnode verify\nsfnode history checkout 7\n",
         "sfnode export --out check --seal 7 --dtype float32\n",
         f"{digest}  check/model.safetensors",
     ):

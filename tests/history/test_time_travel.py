@@ -119,7 +119,7 @@ def test_an_epoch_without_a_seal_has_no_state(folder: Folder, wanted: int) -> No
     epoch(folder, 3, 4)
     folder.make(2)
     folder.close()
-    with pytest.raises(UserError, match="its last seal is of epoch 1") as refused:
+    with pytest.raises(UserError, match="the last one is 1") as refused:
         past(folder).result(wanted)
     assert refused.value.code is Code.BAD_OPTION
 
@@ -141,7 +141,7 @@ def test_the_history_of_an_open_run_has_its_epochs(tmp_path: Path) -> None:
         found = history(run, made.log)
     assert (found.sealed, found.counted, found.waiting) == (None, 53, 0)
     (only,) = found.entries
-    assert (only.kind, only.text, only.position) == ("epoch", "epoch 0 has 53 updates", None)
+    assert (only.kind, only.text, only.position) == ("epoch", "round 0 has 53 updates", None)
     assert only.epoch
     assert [(one.origin, one.updates) for one in only.epoch.origins] == [(B, 50), (A, 3)]
     assert (only.epoch.rate, only.epoch.digest) == (1e-3, None)

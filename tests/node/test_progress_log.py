@@ -44,10 +44,7 @@ async def test_a_line_says_how_far_the_run_is_to_people_and_to_programs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (line,) = await told(caplog, [[]])
-    assert line == (
-        "catching-up  123,456 of 200,000 updates  own 34,567 at 123/s  loss 12.346  links 0  "
-        "digest 0123456789ab"
-    )
+    assert line == "catching-up  123,456 of 200,000 updates  own 34,567 at 123/s  loss 12.346  links 0"
     assert vars(caplog.records[0])["update_budget"] == 200_000
 
 
@@ -63,10 +60,22 @@ async def test_the_line_of_an_organised_run_holds_what_counts_against_the_budget
 async def test_it_says_how_much_time_is_left_and_what_the_model_does_beside_updates(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    doing = {"what": "searching the factor of epoch 3", "seconds": 72.4}
+    doing = {"what": "looking how far to go in round 3", "seconds": 72.4}
     (line,) = await told(caplog, [[]], updates_per_second=0.1, seconds_left=3720.0, doing=doing)
-    assert " of 200,000 updates, 1 h 02 left  own 34,567 at 6/min  " in line
-    assert line.endswith("  searching the factor of epoch 3, 1:12")
+    assert " of 200,000 updates, 1 h 02 min left  own 34,567 at 6/min  " in line
+    assert line.endswith("  looking how far to go in round 3, 1 min 12 s")
+
+
+async def test_that_a_run_is_complete_is_told_once_and_alarms_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A complete run said so every ten seconds for ever."""
+    lines = await told(caplog, [[], [], [FALLING], [FALLING], []], state="complete")
+    assert [line.partition("  ")[0].partition(":")[0] for line in lines] == [
+        "complete",
+        "SF070",
+        "SF070 is over",
+    ]
 
 
 async def test_an_alarm_is_told_once_and_again_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

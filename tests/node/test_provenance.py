@@ -43,9 +43,9 @@ def test_figures_of_a_seal_are_those_of_the_log_beside_both_of_the_base_model() 
     checkout = at_seal(ORGANISED, entries, lambda _: NEVER, 0)
     found = provenance.of_seal(ORGANISED, entries, {}, checkout, "ab")
     assert [(one.of, one.result.value) for one in found.evaluations] == [
-        ("this one, of epoch 0, calibrated", 0.7),
-        ("the best, of epoch 1, calibrated", 0.9),
-        ("the last that was measured, of epoch 2, calibrated", 0.8),
+        ("this one, of round 0, calibrated", 0.7),
+        ("the best, of round 1, calibrated", 0.9),
+        ("the last that was measured, of round 2, calibrated", 0.8),
         ("the base model", 0.4),
         ("the calibrated base model", 0.6),
     ]

@@ -133,8 +133,8 @@ def test_a_collapse_is_taken_back_from_the_best_seal_on() -> None:
     void, said = run.epoch(0.8)
     assert void == Void(4, 4, ())
     assert isinstance(said, Announce)
-    assert "of epoch 4 (loss 0." in said.text
-    assert "goes on at the seal of epoch 3" in said.text
+    assert "of round 4 (loss 0." in said.text
+    assert "goes on at the model of round 3" in said.text
 
 
 def test_a_smaller_rise_is_taken_back_once_a_second_evaluation_confirms_it() -> None:
@@ -209,7 +209,7 @@ def test_a_run_that_no_longer_improves_goes_on_at_lower_rates_and_then_ends_at_i
     assert run.rate <= 1 / LOWER**IN_VAIN
     assert isinstance(run.said[-1], Finish)
     assert isinstance(said := run.said[-2], Announce)
-    assert "ends the run at the seal of epoch" in said.text
+    assert "ends the run at the model of round" in said.text
     assert "it no longer improves" in said.text
 
 
@@ -376,7 +376,7 @@ def test_an_organiser_takes_back_what_did_harm_and_says_so() -> None:
     assert len(seals) == 5
     assert bench.counting.counted == 200
     assert bench.counting.rate(bench.counting.open_epoch) == BENCH_RATE // LOWER
-    assert "goes on at the seal of epoch 1" in bench.of(Announce)[0].text
+    assert "goes on at the model of round 1" in bench.of(Announce)[0].text
     assert bench.asked == [0, 1, 2], "what is worth nothing is not evaluated"
 
 

@@ -30,7 +30,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfprotocol import seeds, signing, wire_codec
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
-from tests.dashboard.example import DESCRIPTION, HOSTILE, ExampleNode, RewardedNode
+from tests.dashboard.example import DESCRIPTION, HOSTILE, LINK, ExampleNode, RewardedNode
 from tests.processes.helpers import LOOPBACK, PATIENCE, SFNODE, Node, environment, here, nodes, sfnode
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -98,7 +98,6 @@ def test_top_draws_one_frame_for_a_terminal_of_80_columns_and_24_lines(
     assert lines[1].startswith("Not measured: ")
     assert lines[2].startswith("Relaying: ")
     assert "0 of 1,000,000 updates" in "\n".join(lines[3:6])
-    assert status.digest[:12] in shown.stdout
     gone = sfnode(home, "top", "--once", "--data-dir", a.folder)
     assert gone.returncode == 3
     assert "SF060" in gone.stderr
@@ -309,13 +308,13 @@ SCREENS = {
     "phone-dark": {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "is_mobile": True},
 }
 
-READY = """document.getElementById('own').textContent.startsWith('You:')
+READY = """document.getElementById('own').textContent.startsWith('Your work:')
     && document.querySelectorAll('#quality-chart circle').length === 40
     && document.querySelectorAll('#samples tr').length === 2
     && document.querySelectorAll('#timeline li').length > 0
     && document.querySelectorAll('#history-chart path').length === 2"""
 
-REWARDS_READY = """document.getElementById('own').textContent.startsWith('You:')
+REWARDS_READY = """document.getElementById('own').textContent.startsWith('Your work:')
     && document.getElementById('loss-now').textContent !== '–'
     && document.getElementById('beside').textContent
     && document.querySelectorAll('#samples tr').length === 2
@@ -358,12 +357,16 @@ async def test_the_first_screen_says_at_a_glance_whether_it_gets_better_what_it_
             if name != "desktop":
                 await context.close()
                 continue
-            assert await page.inner_text("#headline") == (
-                "Better than the base model, and still getting better: accuracy 0.896 (0.866-0.926) now, "
-                "0.610 (0.580-0.640) before training."
+            assert (await page.inner_text("#headline")).replace("\u00a0", " ") == (
+                "Better by 28.6 %: accuracy 89.6 % (86.6-92.6 %) now, 61.0 % (58.0-64.0 %) before training."
             )
             assert await page.inner_text("#description") == DESCRIPTION
             assert await page.inner_text("#pauses") == "Paused: battery."
+            assert await page.inner_text("#example") == (
+                "“The plot is thin but the actors carry it. It was” terrible → great"
+            )
+            assert await page.inner_text("#invite-command") == f"sfnode join {LINK}"
+            assert await page.evaluate("document.getElementById('invite-code').naturalWidth") > 0
             assert "43 % busy" in await page.inner_text("#gpu")
             assert HOSTILE in await page.inner_text("#peers")
             assert HOSTILE in await page.inner_text("#timeline")
@@ -382,13 +385,13 @@ async def test_a_reward_run_is_told_by_right_answers_and_rewards(program: str, a
         await page.goto(url)
         await eventually(page, REWARDS_READY)
         await page.screenshot(path=artefacts / "dashboard-rewards.png", full_page=True)
-        assert (await page.inner_text("#headline")).startswith("Better than the base model")
+        assert (await page.inner_text("#headline")).startswith("Better by 55.0")
         assert (await page.inner_text(".besides")).startswith(
-            "Mean reward 0.950 now, 0.400 before training. Drift from the base: weights moved by 0.177"
+            "Mean reward 0.950 now, 0.400 before training. The weights have moved by 18 %."
         )
         assert await page.inner_text("#loss-title") == "Training mean reward"
         assert await page.inner_text("#loss-now") == "0.940"
-        assert "right answers (pass@1) 0.850" in await page.inner_text("#timeline")
+        assert "right answers (pass@1) 85.0 %" in await page.inner_text("#timeline")
         assert "1 of 2 right, 0 before training" in await page.inner_text("#samples-text")
         before, now = (await page.locator("#samples tr:first-child td").all_inner_texts())[2:]
         assert ("94 reward 0.10" in before, "✓ 104" in now) == (True, True)
@@ -413,7 +416,7 @@ def there_are_the_data_and_pictures_of_charts(folder: Path) -> None:
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
     rows = (folder / "quality.csv").read_text().splitlines()
     assert rows[:3] == [
-        "epoch,value,low,high",
+        "round,value,low,high",
         "before training,0.61,0.58,0.64",
         "uncalibrated,0.52,0.49,0.55",
     ]
@@ -488,7 +491,7 @@ async def it_takes_names_for_text_and_sums_up_teams(page: Any, client: Client) -
     assert (
         await page.evaluate("getComputedStyle(document.querySelector('#teams td')).unicodeBidi") == "isolate"
     )
-    assert await page.evaluate("document.images.length") == 0
+    assert await page.evaluate("[...document.images].map((image) => image.id)") == ["invite-code"]
 
 
 async def it_says_what_is_wrong_and_goes_on_when_it_is_right_again(page: Any) -> None:
@@ -512,7 +515,7 @@ async def it_tells_the_log(page: Any, client: Client) -> None:
     progress, origins = await client.progress(), await client.origins(limit=1)
     assert origins.total == ORIGINS
     assert f"{progress.known:,} of 1,000,000 updates" in await page.inner_text("#run-text")
-    assert "1 to 25 of 1,000 origins" in await page.inner_text("#page")
+    assert "1 to 25 of 1,000 contributors" in await page.inner_text("#page")
     assert await page.inner_text("#state") == "idle"
     assert await page.get_attribute("#leaders tr:first-child .named", "title") == origins.origins[0].origin
     assert (await page.inner_text("#doing")).startswith("Relaying: ")
@@ -538,9 +541,9 @@ async def it_moves_over_the_history(page: Any) -> None:
     await page.focus("#scrub")
     await page.keyboard.press("Home")
     first = await page.inner_text("#history-text")
-    assert first.startswith("By the end of epoch 1:")
+    assert first.startswith("By the end of round 1:")
     await page.keyboard.press("ArrowRight")
-    assert (await page.inner_text("#history-text")).startswith("By the end of epoch 2:")
+    assert (await page.inner_text("#history-text")).startswith("By the end of round 2:")
 
 
 async def it_can_be_used_without_a_mouse_and_changes_its_colours(page: Any) -> None:

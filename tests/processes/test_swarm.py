@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
@@ -15,6 +17,7 @@ from sfnode.schema.results import SwarmResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.run_keys import RunKeys
 from tests.processes.helpers import Command, printed_json, sfnode, until
+from tests.publish.test_words import check
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -31,7 +34,7 @@ class RunningSwarm:
 
     def __init__(self, home: Path, name: str, nodes: int) -> None:
         self.folder = home / name
-        self._command = Command(home, "swarm", "--nodes", nodes, "--run", "long.toml", "--folder", name)
+        self._command = Command(home, "swarm", "--nodes", nodes, "--run", "long.toml", "--out", name)
         self.process = self._command.process
         until(f"{name} is up", lambda: self._lock(nodes).exists() and self._socket(nodes).exists())
         self.family = psutil.Process(self.process.pid).children(recursive=True)
@@ -79,7 +82,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def twins(home: Path) -> list[subprocess.CompletedProcess[str]]:
     """Two swarms of the same organised run at once, in an environment with options for other commands."""
     misleading = {"SFNODE_ROLE": "relay", "SFNODE_STEPS": "1", "SFNODE_PEERS": "/ip4/192.0.2.1/tcp/1/p2p/QmA"}
-    command = ["swarm", "--nodes", "2", "--run", "left/run.toml", "--json", "--folder"]
+    command = ["swarm", "--nodes", "2", "--run", "left/run.toml", "--json", "--out"]
     running = [Command(home, *command, name, **misleading) for name in TWINS]
     return [one.ended() for one in running]
 
@@ -113,8 +116,22 @@ def test_progress_and_verdict_are_separate_from_the_json(
     said = twins[0].stderr
     assert "starting 2 nodes of run reviews" in said
     assert "base model: accuracy" in said
-    assert "OK: all digests are equal" in said
-    assert max(map(len, said.splitlines())) <= 80
+    assert "OK: the nodes have the same model, to the last bit." in said
+    assert "The data are made up" in said
+    check(said)
+    assert max(len(line) for line in said.splitlines() if "  sfnode " not in line) <= 100
+
+
+def test_the_commands_that_come_next_work_as_they_are_printed(
+    home: Path, twins: list[subprocess.CompletedProcess[str]]
+) -> None:
+    lines = re.findall(r"  (sfnode .*)", twins[0].stderr)
+    said = [sfnode(home, *shlex.split(line)[1:]).stdout for line in lines]
+    assert [line.split()[1] for line in lines] == ["use", "export", "verify"]
+    assert re.fullmatch(r"( *\d+\.\d %  (good|bad)\n){2}", said[0])
+    assert said[1].startswith("wrote model ")
+    assert (home / "model" / "README.md").exists()
+    assert " updates of " in said[2]
 
 
 def test_the_folders_are_kept_where_the_user_wants_them(
@@ -145,7 +162,7 @@ def test_a_node_that_dies_ends_the_swarm_with_its_name_and_the_reason(home: Path
 
 
 def test_a_node_that_fails_late_ends_the_swarm_with_the_nodes_own_message(home: Path) -> None:
-    ended = sfnode(home, "swarm", "--nodes", 1, "--run", "bad.toml", "--folder", "bad")
+    ended = sfnode(home, "swarm", "--nodes", 1, "--run", "bad.toml", "--out", "bad")
     assert ended.returncode == 1
     assert "sfnode: SF061: node 1 ended with status 1" in ended.stderr
     assert "sfnode: SF031: " in ended.stderr

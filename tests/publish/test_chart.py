@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sfnode.publish.page import NARROW, WIDE, chart, figure
+from sfnode.publish.page import NARROW, WIDE, chart
 from sfnode.publish.run_file import CurvePoint
 
 
@@ -48,12 +48,4 @@ def test_a_long_curve_is_thinned_and_shows_its_last_point() -> None:
     assert found is not None
     assert len(found.dots) == WIDE.points
     assert [dot.drawn for dot in found.dots].count(True) == 1
-    assert found.dots[-1].title.startswith("epoch 4999: 100.0 %")
-
-
-@pytest.mark.parametrize(
-    ("metric", "value", "text"),
-    [("accuracy", 0.8745, "87.5 %"), ("perplexity", 12.345, "12.3"), ("perplexity", math.inf, "infinite")],
-)
-def test_figures_are_for_people(metric: str, value: float, text: str) -> None:
-    assert figure(metric, value) == text
+    assert found.dots[-1].title.startswith("round 4999: 100.0 %")

@@ -81,7 +81,13 @@ def test_runs_stand_there_with_their_figures_and_how_to_join(
         tmp_path, "2.json", run_id="cd" * 32, title="Another", url="https://example.org/another/"
     )
     found, ended = directory(first, second)
-    for words in ("Film reviews", "Reads reviews.", "80.0 %", "+30.0 points over the 50.0 %", "7 members"):
+    for words in (
+        "Film reviews",
+        "Reads reviews.",
+        "80.0 %",
+        "better by 30.0 % than 50.0 % before training",
+        "7 members",
+    ):
         assert words in found.words
     assert f"sfnode join {SAID['link']}" in found.words
     assert "sfnode join https://example.org/another/run.json" in found.words

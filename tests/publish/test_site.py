@@ -17,9 +17,9 @@ from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.peers import contacts
 from sfnode.publish import site as sites
-from sfnode.publish.page import figure
 from sfnode.publish.run_file import RunFile
 from sfnode.publish.site import remove_partial, write
+from sfnode.schema.metrics import value_in_words
 from sfnode.schema.results import InviteResult
 from sfnode.schema.views import Progress, SampleMoment, SampleRow, Samples
 from sfprotocol import invitation
@@ -71,8 +71,8 @@ def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnod
     assert said.quality is not None
     assert said.quality.base is not None
     assert [point.epoch for point in said.curve] == list(range(EPOCHS))
-    assert "Better than the base model, and still getting better" in words
-    assert figure("accuracy", accuracy(EPOCHS - 1, EPOCHS)) in words
+    assert "Better by " in words
+    assert value_in_words("accuracy", accuracy(EPOCHS - 1, EPOCHS)) in words
     assert "base model 51.2 %" in words
     checkout = json.loads(sfnode("history", "checkout", EPOCHS - 1, "--data-dir", folder, "--json").out)
     assert said.seal is not None
@@ -86,7 +86,7 @@ def test_members_stand_in_both_orders_and_teams_by_what_they_call_themselves(
     published: Callable[..., Path],
 ) -> None:
     words = Page.of(published() / "index.html").words
-    by_worth, by_number = words.split("By what it was worth")[1].split("By number of updates")
+    by_worth, by_number = words.split("By what it has gained")[1].split("By number of updates")
     assert re.findall("Anneli|Zoë", by_worth) == ["Anneli", "Zoë"]
     assert re.findall(r" (\d{2})\b", by_number)[:4] == ["21", "18", "15", "15"]
     assert re.search(r"Owls\s*2", words)
@@ -126,7 +126,7 @@ def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Pat
     assert (found.link, found.updates_per_hour) == (said.link, 1800.0)
     words = Page.of(tmp_path / "page" / "index.html").words
     assert "1,800" in words
-    assert re.search(r"After epoch 2\s*Right\s+<b>a fine film</b> bad good good", words)
+    assert re.search(r"After round 2\s*Right\s+<b>a fine film</b> bad good good", words)
 
 
 def test_a_node_that_has_met_nobody_has_no_link_and_says_so(
@@ -160,7 +160,7 @@ def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
     found = run_file(tmp_path / "page")
     assert (found.seal, found.quality, found.members) == (None, None, 1)
     verified = sfnode("verify", "--data-dir", tmp_path / "open").out
-    assert f"digest       {found.digest}" in verified
+    assert f"fingerprint  {found.digest}" in verified
 
 
 # -- what is not -----------------------------------------------------------------------------------------
@@ -178,14 +178,14 @@ def test_a_reward_run_is_told_by_right_answers_before_and_after_and_has_no_worth
         Page.of(tmp_path / "page" / "index.html").words,
         (tmp_path / "page" / "index.html").read_text(),
     )
-    assert "right answers (pass@1) after epoch 2" in words
+    assert "right answers (pass@1) after round 2" in words
     assert re.search(r"Mean reward 0\.\d{3} now, 0\.312 before training\.", words)
     assert "3+9= 2 reward 0.10 12 12" in words
     assert page.count('class="good"') >= 2, "the headline, and the answer that is right"
     assert not re.search("worth|nats|loss|accuracy", words, re.IGNORECASE)
     assert "By number of updates" in words
     board = sfnode("leaderboard", "--data-dir", tmp_path / "node").out
-    assert board.splitlines()[0].split() == ["rank", "origin", "count"]
+    assert board.splitlines()[0].split() == ["rank", "who", "count"]
     assert "worth" not in board
 
 
@@ -370,7 +370,7 @@ def test_the_last_export_is_offered_with_its_sums(published: Callable[..., Path]
     assert offered == [
         f"model/epoch-000010/{name}" for name in ("README.md", "model.safetensors", "SHA256SUMS")
     ]
-    assert "Download the model of epoch 10" in page.words
+    assert "Download the model of round 10" in page.words
     sums = dict(reversed(line.split("  ")) for line in (site / offered[-1]).read_text().splitlines())
     assert sums["model.safetensors"] == hashlib.sha256(bytes(110)).hexdigest()
 
@@ -382,7 +382,7 @@ def test_an_export_is_copied_once_and_goes_when_there_is_a_later_one(
     os.utime(sums, (1, 1))
     site = published("--export", exports)
     assert sums.stat().st_mtime == 1
-    assert Page.of(published() / "index.html").words.count("Download the model of epoch 10") == 1
+    assert Page.of(published() / "index.html").words.count("Download the model of round 10") == 1
     (exports / "epoch-000010").rename(exports / "epoch-000015")
     published("--export", exports)
     assert [path.name for path in (site / "model").iterdir()] == ["epoch-000015"]

@@ -11,10 +11,13 @@ from sfnode.schema.metrics import (
     METRICS,
     PASS_AT_1,
     REWARD,
+    better_by,
     drift_in_words,
     metric_of,
+    moved_in_words,
     task_of,
     trained_by,
+    value_in_words,
 )
 
 
@@ -34,6 +37,39 @@ def test_a_metric_that_nobody_knows_has_its_own_name() -> None:
 def test_a_kind_of_task_reads_as_words() -> None:
     assert task_of("sequence-classification").name == "sequence classification"
     assert task_of("reward").name == "answers that the model writes and a program scores"
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "text"),
+    [("accuracy", 0.8745, "87.5 %"), ("perplexity", 12.345, "12.3"), ("perplexity", math.inf, "infinite")],
+)
+def test_figures_are_for_people(metric: str, value: float, text: str) -> None:
+    assert value_in_words(metric, value) == text
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "text"),
+    [
+        ("accuracy", 0.61, 0.896, "better by 28.6 %"),
+        ("accuracy", 0.5, 0.469, "worse by 3.1 %"),
+        ("perplexity", 20.0, 17.0, "better by 15.0 %"),
+        ("perplexity", 20.0, 22.0, "worse by 10.0 %"),
+        ("accuracy", 0.5, 0.5002, ""),
+        ("perplexity", 10.0, 40.2, ""),
+        ("perplexity", math.inf, 40.2, ""),
+        ("perplexity", 10.0, math.inf, ""),
+    ],
+)
+def test_how_much_better_a_result_is_never_exceeds_100_percent(
+    metric: str, before: float, after: float, text: str
+) -> None:
+    assert better_by(metric, before, after) == text
+
+
+def test_how_far_weights_have_moved_is_told_in_percent_up_to_100() -> None:
+    assert moved_in_words(0.1234) == "the weights have moved by 12 %"
+    assert moved_in_words(1.7) == "the weights have moved by more than they were"
+    assert moved_in_words(math.inf) == "what is trained was zero at first"
 
 
 @pytest.mark.parametrize(

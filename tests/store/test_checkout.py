@@ -75,7 +75,7 @@ def test_who_lacks_an_update_speaks_of_the_last_seal_before_it(made: Logged) -> 
     told = warning(behind.epoch, behind.sealed, behind.lacking)
     assert told
     assert told.code is Code.UPDATES_LACKING
-    assert "lacks 7 updates of seals after that of epoch 1" in told.what
+    assert "lacks 7 updates of rounds after 1" in told.what
     assert "--as-of-now" in told.fix
 
 
@@ -84,13 +84,13 @@ def test_who_has_no_seal_as_a_whole_speaks_of_none(made: Logged) -> None:
     assert (fresh.epoch, fresh.counted) == (None, {})
     told = warning(fresh.epoch, fresh.sealed, fresh.lacking)
     assert told
-    assert "no epoch is sealed yet" in told.what
+    assert "no round counts yet" in told.what
     train(made, 2)
     nothing = seen(made, a=2 * EACH)
     assert (nothing.epoch, nothing.updates, nothing.counted) == (None, 0, {})
     told = warning(nothing.epoch, nothing.sealed, nothing.lacking)
     assert told
-    assert "lacks 10 updates of its 2 seals" in told.what
+    assert "lacks 10 updates of its 2 rounds" in told.what
 
 
 def test_what_was_taken_back_since_does_not_count(made: Logged) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -494,6 +495,24 @@ def test_a_log_of_the_version_before_cuts_is_read_and_upgraded(path: Path) -> No
         card = CardRecord(author.feed, b"card")
         log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")], [card])
         assert (log.updates(), log.cards()) == (1, [card])
+
+
+def test_decisions_have_the_time_at_which_they_came_but_for_those_of_an_earlier_version(path: Path) -> None:
+    first, second = (Entry(0, bytes([n]), bytes(64)) for n in range(2))
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([], control=[KeepControl(0, (first,))])
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("ALTER TABLE control DROP COLUMN arrived; PRAGMA user_version = 5")
+    with UpdateLog.open(path, RUN_ID, read_only=True) as log:
+        assert (log.control(), log.arrivals()) == ([first], [])
+    began = int(time.time())
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([], control=[KeepControl(1, (second,))])
+        assert log.control() == [first, second]
+        unknown, arrived = log.arrivals()
+    assert unknown is None
+    assert arrived is not None
+    assert began <= arrived <= time.time()
 
 
 def test_the_newest_card_of_each_feed_is_kept(path: Path) -> None:

@@ -14,6 +14,7 @@ from sfnode.manifest.task import Task
 from sfnode.schema.evaluation import NodeEvaluation, ProbeEvaluation
 from sfnode.schema.organising import DecisionResult, OrganiserStatus
 from sfnode.schema.status import CoreStatus, Status
+from sfnode.schema.views import Samples
 from sfnode.store.run_keys import RunKeys
 from sfprotocol import decisions
 from sfprotocol.decisions import Invite
@@ -24,6 +25,9 @@ MANIFEST = Manifest(
     task=Task(kind="text", template="{text}"),
     data=Data(test="nowhere"),
 )
+
+NONE = Samples(rows=[], moments=[])
+"""No samples."""
 
 FIRST_ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/QmFirst"
 
@@ -143,6 +147,9 @@ class ScriptedProcess:
     async def evaluate(self, *, base: bool, calibrated: bool, probe: bool) -> NodeEvaluation:
         found = evaluation(0.6 if calibrated else 0.5 if base else 0.75)
         return found.model_copy(update={"probe": PROBE if probe else None})
+
+    async def samples(self) -> Samples:
+        return NONE
 
     async def digest(self) -> CoreStatus:
         number = self.number - 1

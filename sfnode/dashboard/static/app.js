@@ -6,6 +6,7 @@ import { byId, make, say, tell } from "./dom.js";
 import { offer } from "./downloads.js";
 import { count, number, pace, partOf, short, size, span } from "./format.js";
 import { showSwarm } from "./graph.js";
+import { listenInvitation, showInvitation } from "./invitation.js";
 import { listenHistory, redraw as redrawHistory, showHistory } from "./history.js";
 import { listenLeaders, showLeaders } from "./leaders.js";
 import { allowControl, drawMachine, listenMachine, showMachine } from "./machine.js";
@@ -26,10 +27,10 @@ async function showNow() {
   const [name, rises] = now.trained;
   trained = { name, rises };
   tell("trained", trained.name);
-  tell("drift", now.drift ? `Drift from the base: ${now.drift}.` : "");
+  tell("moved", now.moved);
   document.title = `${now.alarms.length ? "(!) " : ""}${status.run_name} – sfnode`;
   tell("run-name", `${status.run_name} (${status.run_id.slice(0, 8)}), ${status.role}`);
-  tell("state", status.state);
+  tell("state", status.state.replaceAll("-", " "));
   byId("state").className = `pill ${now.alarms.length ? "bad" : now.doing[1]}`;
   showAlarms(now.alarms);
   tell("up", `up ${span(status.uptime)}`);
@@ -39,8 +40,8 @@ async function showNow() {
   showSwarm(swarm, now.agreement);
   say("together", now.together);
   if (status.role === "relay") showRelay();
-  tell("foot", `sfnode ${status.version} · node ${short(status.peer)} · log ${size(status.log_bytes)} · state digest ${status.digest.slice(0, 12)}`);
-  byId("foot").title = `${status.peer}, digest ${status.digest}`;
+  tell("foot", `sfnode ${status.version} · node ${short(status.peer)} · log ${size(status.log_bytes)} · fingerprint ${status.digest.slice(0, 12)}`);
+  byId("foot").title = `${status.peer}, fingerprint ${status.digest}`;
 }
 
 /** What somebody has to see to, above everything else; screen readers hear it once. */
@@ -81,14 +82,14 @@ function showProgress(status, progress) {
   byId("run-bar").value = Math.min(1, progress.known / progress.update_budget);
   tell("run-text", `${partOf(progress.known, progress.update_budget)} updates, ${left(progress.seconds_left)}`);
   const full = progress.epoch_known >= progress.epoch_updates;
-  byId("epoch-bar").value = full ? 1 : progress.epoch_known / progress.epoch_updates;
+  byId("round-bar").value = full ? 1 : progress.epoch_known / progress.epoch_updates;
   const epoch = `${progress.epoch + (status.organised ? 0 : 1)} of ${progress.epochs}: ${partOf(progress.epoch_known, progress.epoch_updates)}`;
-  tell("epoch-text", full && status.organised && seconds(progress) ? `${epoch}, to be closed` : `${epoch}, ${left(progress.epoch_seconds_left)}`);
+  tell("round-text", full && status.organised && seconds(progress) ? `${epoch}, to be closed` : `${epoch}, ${left(progress.epoch_seconds_left)}`);
   tell("own-rate", pace(status.updates_per_second));
   tell("swarm-rate", pace(progress.updates_per_second));
   tell("loss-now", status.role === "relay" ? "none" : number(told(status.loss)));
   const run = status.organised;
-  if (run) tell("sealed-text", `${count(run.sealed)} epochs are sealed; ${count(run.counted)} updates count${run.behind ? `; ${count(run.behind)} of those named are not here yet` : ""}.`);
+  if (run) tell("counted-text", `${count(run.sealed)} rounds count, with ${count(run.counted)} updates${run.behind ? `; ${count(run.behind)} of them are not here yet` : ""}.`);
 }
 
 const told = (loss) => (trained.rises && loss !== null ? 1 - loss : loss);
@@ -165,6 +166,7 @@ function showTroubles() {
 const leaders = watched("contributions", showLeaders), now = watched("state", showNow);
 listenLeaders(leaders);
 listenHistory();
+listenInvitation();
 listenMachine(now);
 listenPrompt();
 listenSamples();
@@ -173,6 +175,7 @@ byId("measure").addEventListener("click", measure);
 repeat(now, 2);
 repeat(watched("quality of the model", showQuality), 5);
 repeat(watched("description", showAbout), 30);
+repeat(watched("invitation", showInvitation), 30);
 repeat(watched("contribution of this node", showOwn), 10);
 repeat(watched("curves", showCurves), 3);
 repeat(watched("samples", showSamples), 10);

@@ -5,7 +5,7 @@ import { ago, onAxis } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 22;
-const LETTER = 7; // pixels of a digit on an axis
+const LETTER = 7, LINE = 13; // pixels of a digit on an axis, and of a line of text
 const TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
 export function draw(tag, attributes, text = "") {
@@ -28,11 +28,11 @@ export function curves(svg, series, { fromZero = false, log = false, across = nu
 
 /** Measurements with their 95 % intervals, [{x, value, low, high}, ...], above what they are compared with:
  *  the lines [{name, value, low, high}, ...], the first of which stands for the model before training. */
-export function measurements(svg, measured, { compared = [], across = wholes, nameOfX = "epoch", log = false } = {}) {
+export function measurements(svg, measured, { compared = [], across = wholes, nameOfX = "round", log = false, words = String, percent = false } = {}) {
   const shown = compared.filter((one) => Number.isFinite(one?.value));
   const ys = [...shown, ...measured].flatMap((m) => [m.low, m.high, m.value]);
-  const { x, y, lines, width } = frame(svg, [0, Math.max(1, ...measured.map((m) => m.x))], limits(ys, { log }), across, log);
-  shown.forEach((one, place) => lines.push(...reference(one, place, y, width)));
+  const { x, y, lines, width } = frame(svg, [0, Math.max(1, ...measured.map((m) => m.x))], limits(ys, { log }), across, log, percent);
+  lines.push(...references(shown, y, width, words));
   const there = measured.filter((m) => Number.isFinite(m.low) && Number.isFinite(m.high));
   const back = there.toReversed().map((m) => [m.x, m.low]);
   if (there.length > 1) lines.push(draw("path", { class: "band f0", d: `${path([...there.map((m) => [m.x, m.high]), ...back], x, y)}Z` }));
@@ -41,7 +41,7 @@ export function measurements(svg, measured, { compared = [], across = wholes, na
   const radius = measured.length > 60 ? 2 : 3.5;
   for (const m of measured.filter((one) => Number.isFinite(one.value))) {
     const point = draw("circle", { class: "f0", cx: x(m.x), cy: y(m.value), r: radius });
-    point.append(draw("title", {}, `${nameOfX} ${m.x}: ${[m.value, m.low, m.high].map((one) => (Number.isFinite(one) ? one.toFixed(3) : one)).join(", ")}`));
+    point.append(draw("title", {}, `${nameOfX} ${m.x}: ${words(m.value)} (${words(m.low)} to ${words(m.high)})`));
     lines.push(point);
   }
   svg.replaceChildren(...lines);
@@ -49,14 +49,23 @@ export function measurements(svg, measured, { compared = [], across = wholes, na
   return { x, table: [[nameOfX, "value", "low", "high"], ...rows] };
 }
 
-/** A line across, with its interval as a band and its name at the left end. */
-function reference(one, place, y, width) {
-  const found = [draw("line", { class: `before b${place}`, x1: LEFT, x2: width - RIGHT, y1: y(one.value), y2: y(one.value) })];
-  if (place === 0 && Number.isFinite(one.low) && Number.isFinite(one.high)) {
-    found.unshift(draw("rect", { class: "band rest", x: LEFT, y: y(one.high), width: width - LEFT - RIGHT, height: Math.max(1, y(one.low) - y(one.high)) }));
+/** Lines across, with their names at the right end, none upon another; the first one has its interval as a band. */
+function references(shown, y, width, words) {
+  const lines = [], names = [];
+  shown.forEach((one, place) => {
+    if (place === 0 && Number.isFinite(one.low) && Number.isFinite(one.high)) {
+      lines.push(draw("rect", { class: "band rest", x: LEFT, y: y(one.high), width: width - LEFT - RIGHT, height: Math.max(1, y(one.low) - y(one.high)) }));
+    }
+    lines.push(draw("line", { class: `before b${place}`, x1: LEFT, x2: width - RIGHT, y1: y(one.value), y2: y(one.value) }));
+    names.push({ at: y(one.value) - 5, text: `${one.name} ${words(one.value)}` });
+  });
+  let free = Infinity; // the height that is free below the name above; the lowest names keep their places
+  for (const name of names.toSorted((a, b) => b.at - a.at)) {
+    const at = Math.max(TOP, Math.min(name.at, free));
+    lines.push(draw("text", { class: "of-line", x: width - RIGHT - 4, y: at, "text-anchor": "end" }, name.text));
+    free = at - LINE;
   }
-  found.push(draw("text", { class: "of-line", x: width - RIGHT - 4, y: y(one.value) - 5, "text-anchor": "end" }, `${one.name} ${one.value.toFixed(3)}`));
-  return found;
+  return lines;
 }
 
 /** Areas on top of each other, the first one below: [{name, values, className}, ...]; `mark` is a line that
@@ -81,21 +90,26 @@ export function areas(svg, xs, layers, { across = wholes, nameOfX = "x" } = {}) 
 // -- axes ----------------------------------------------------------------------------------------------------
 
 /** The frame of a chart: its size, and where x and y lie in it. `across` gives the ticks of x. */
-function frame(svg, [x0, x1], [y0, y1], across, log = false) {
+function frame(svg, [x0, x1], [y0, y1], across, log = false, percent = false) {
   const width = svg.clientWidth || 300, height = svg.clientHeight || 150;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const scale = log ? Math.log10 : (value) => value, [low, high] = [scale(y0), scale(y1)];
   const x = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (width - LEFT - RIGHT);
   const y = (value) => height - BOTTOM - ((scale(value) - low) / (high - low || 1)) * (height - TOP - BOTTOM);
   const lines = [];
-  for (const [value, words] of (log ? powers : numbers)(y0, y1, Math.max(3, Math.round(height / 45)))) {
+  const many = Math.max(3, Math.round(height / 45));
+  const ticks = percent ? numbers(100 * y0, 100 * y1, many).map(([value, words]) => [value / 100, `${words} %`]) : (log ? powers : numbers)(y0, y1, many);
+  for (const [value, words] of ticks) {
     lines.push(draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
     lines.push(draw("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, words));
   }
+  let taken = -Infinity; // where the label before ends
   for (const [value, words] of across(x0, x1, Math.max(2, Math.round((width - LEFT) / 110)))) {
     const half = (words.length * LETTER) / 2, at = Math.min(Math.max(x(value), LEFT + half - 12), width - half);
     lines.push(draw("line", { class: "grid", x1: x(value), x2: x(value), y1: height - BOTTOM, y2: height - BOTTOM + 4 }));
+    if (at - half < taken + LETTER) continue;
     lines.push(draw("text", { x: at, y: height - 5, "text-anchor": "middle" }, words));
+    taken = at + half;
   }
   return { x, y, lines, width, height };
 }
@@ -107,7 +121,7 @@ export function numbers(low, high, many, least = 0) {
   return multiples(low, high, step).map((value) => [value, onAxis(value, step)]);
 }
 
-/** The same for what is counted: epochs, updates. */
+/** The same for what is counted: rounds, updates. */
 export const wholes = (low, high, many) => numbers(low, high, many, 1);
 
 /** Powers of ten between two numbers, and where these are few twice and five times as much. */

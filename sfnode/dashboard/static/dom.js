@@ -10,7 +10,7 @@ export function tell(id, text) {
 
 /** The same for words with a mood: good, warn, bad or neutral. */
 export function say(id, [text, mood]) {
-  tell(id, text);
+  tell(id, text.replaceAll(" %", "\u00a0%")); // a number and its sign stay on one line
   for (const one of ["good", "warn", "bad"]) byId(id).classList.toggle(one, one === mood);
 }
 

@@ -13,12 +13,14 @@ export function size(bytes) {
   return `${bytes.toFixed(1)} TB`;
 }
 
+/** A duration, which nobody takes for a time of day: 41 s, 3 min 05 s, 12 min, 2 h 05 min, 4 d 7 h. */
 export function span(seconds) {
   if (seconds === null || !Number.isFinite(seconds)) return "unknown";
-  const minutes = Math.floor(Math.round(seconds) / 60);
-  if (minutes < 60) return `${minutes}:${String(Math.round(seconds) % 60).padStart(2, "0")}`;
+  const two = (part) => String(part).padStart(2, "0");
+  const minutes = Math.floor(Math.round(seconds) / 60), rest = Math.round(seconds) % 60;
+  if (minutes < 60) return !minutes ? `${rest} s` : minutes < 10 ? `${minutes} min ${two(rest)} s` : `${minutes} min`;
   const hours = Math.floor(minutes / 60);
-  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  return hours < 48 ? `${hours} h ${two(minutes % 60)} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
 export function delay(seconds) {
@@ -34,8 +36,9 @@ export function pace(number) {
 }
 
 export function percent(share) {
-  if (share > 0 && share < 0.0005) return "< 0.1 %";
-  return `${(100 * share).toFixed(share >= 0.0995 || !share ? 0 : 1)} %`;
+  const size = Math.abs(share);
+  if (share && size < 0.0005) return "< 0.1 %";
+  return `${(100 * share).toFixed(size >= 0.0995 || !share ? 0 : 1)} %`;
 }
 
 /** Three digits of anything: 0.123, 12.3, 1.23k. */
@@ -43,9 +46,6 @@ export function number(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "–";
   return Math.abs(value) < 999.5 ? value.toPrecision(3) : thousands(value, (scaled) => String(Number(scaled.toPrecision(3))));
 }
-
-/** A worth in nats, from units of 10^-9. */
-export const nats = (worth) => (worth / 1e9).toFixed(Math.abs(worth) < 1e7 ? 6 : 4);
 
 /** A round number on an axis whose ticks are `step` apart: 0.25, 12, 1.5k, 3M. */
 export function onAxis(value, step) {

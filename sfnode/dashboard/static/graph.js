@@ -1,11 +1,11 @@
-// The swarm as this node sees it: itself in the middle, neighbours around it, then who else is in the roster.
+// The swarm as this node sees it: itself in the middle, neighbours around it, then whom else it has heard of.
 
 import { draw } from "./chart.js";
 import { byId, named, row, tell } from "./dom.js";
 import { count, delay, key, short, size } from "./format.js";
 
-const MOST_DRAWN = 120; // of those in the roster only
-const MOST_LABELLED = 10; // neighbours; the labels of more would overlap
+const MOST_DRAWN = 120; // of those that are only heard of
+const LETTER = 6.5, LINE = 12; // pixels of a letter and of a line of a label
 const LETTERS = 16; // of a name in the graph
 const GOLDEN = 2.399963; // radians; the outer dots then never stand in rows
 
@@ -14,7 +14,7 @@ export function showSwarm(swarm, agreement) {
   const self = swarm.nodes[0];
   const near = swarm.nodes.filter((node) => node.kind === "neighbour");
   const far = swarm.nodes.filter((node) => node.kind === "known");
-  tell("swarm-text", `${count(near.length)} neighbours, ${count(far.length)} more in the roster`);
+  tell("swarm-text", `${count(near.length)} neighbours, ${count(far.length)} more heard of`);
   drawGraph(byId("graph"), self, near, far.slice(0, MOST_DRAWN), agreement);
   byId("peers").replaceChildren(...(near.length ? near.map((node) => peer(node, agreement)) : [nobody()]));
 }
@@ -50,7 +50,7 @@ function drawGraph(svg, self, near, far, agreement) {
   far.forEach((node, place) => {
     const angle = place * GOLDEN, out = 0.44 + 0.05 * ((place % 5) / 5);
     const at = { x: middle.x + Math.cos(angle) * width * out, y: middle.y + Math.sin(angle) * height * out };
-    dots.push(dot(node, at, 4, "from the roster"));
+    dots.push(dot(node, at, 4, "heard of"));
   });
   near.forEach((node, place) => {
     const angle = (place / near.length) * 2 * Math.PI - Math.PI / 2;
@@ -58,11 +58,11 @@ function drawGraph(svg, self, near, far, agreement) {
     const [words, mood] = agreement[node.peer];
     edges.push(draw("line", { class: `edge ${mood}`, x1: middle.x, y1: middle.y, x2: at.x, y2: at.y }));
     dots.push(dot(node, at, 8, words));
-    if (near.length <= MOST_LABELLED) labels.push(...label(node, at, at.y < middle.y - 1));
+    labels.push(label(node, at, at.y < middle.y - 1));
   });
   dots.push(dot(self, middle, 11, "this node"));
-  labels.push(text("this node", middle, 24), text(shortened(self.name ?? ""), middle, 36));
-  svg.replaceChildren(...edges, ...dots, ...labels);
+  labels.unshift({ at: middle, lines: ["this node", shortened(self.name ?? "")], below: 24 });
+  svg.replaceChildren(...edges, ...dots, ...apart(labels, width));
   svg.setAttribute("aria-label", `This node with ${near.length} neighbours; ${far.length} more are known`);
 }
 
@@ -73,7 +73,21 @@ function dot(node, at, radius, words) {
 }
 
 function label(node, at, above) {
-  return [text(shortened(node.name ?? short(node.peer)), at, above ? -25 : 21), text(node.latency === null ? "" : delay(node.latency), at, above ? -13 : 33)];
+  const lines = [shortened(node.name ?? short(node.peer)), node.latency === null ? "" : delay(node.latency)];
+  return { at, lines, below: above ? -25 : 21 };
+}
+
+/** The labels that fit beside those before them: one that would lie upon another is left out. */
+function apart(labels, width) {
+  const taken = [];
+  return labels.flatMap(({ at, lines, below }) => {
+    const half = (LETTER * Math.max(...lines.map((line) => line.length))) / 2, y = at.y + below;
+    const x = Math.min(Math.max(at.x, half), width - half);
+    const box = { left: x - half, right: x + half, top: y - LINE, bottom: y + LINE };
+    if (taken.some((one) => box.left < one.right && one.left < box.right && box.top < one.bottom && one.top < box.bottom)) return [];
+    taken.push(box);
+    return lines.map((line, place) => draw("text", { x, y: y + place * LINE, "text-anchor": "middle" }, line));
+  });
 }
 
 function shortened(name) {
@@ -81,4 +95,3 @@ function shortened(name) {
   return letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : name;
 }
 
-const text = (words, at, below) => draw("text", { x: at.x, y: at.y + below, "text-anchor": "middle" }, words);

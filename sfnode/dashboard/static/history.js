@@ -1,4 +1,4 @@
-// The course of the run: who had contributed how much by each epoch, and a slider that moves over it.
+// The course of the run: who had contributed how much by each round, and a slider that moves over it.
 
 import { ask } from "./api.js";
 import { areas } from "./chart.js";
@@ -25,7 +25,7 @@ export function redraw() {
   const layers = history.leaders.map((leader, place) => ({ name: leader.name ?? leader.origin, values: leader.known, className: `f${place}` }));
   layers.push({ name: "others", values: history.others, className: "rest" });
   const xs = history.points.map((point) => point.last_epoch + 1);
-  chart = areas(byId("history-chart"), xs, layers, { nameOfX: "epoch" });
+  chart = areas(byId("history-chart"), xs, layers, { nameOfX: "round" });
   offer(byId("history-chart"), chart.table);
   move();
 }
@@ -36,9 +36,9 @@ function move() {
   const across = chart.x(point.last_epoch + 1);
   chart.mark.setAttribute("x1", across);
   chart.mark.setAttribute("x2", across);
-  const epochs = point.first_epoch === point.last_epoch
-    ? `epoch ${point.last_epoch + 1}` : `epochs ${point.first_epoch + 1} to ${point.last_epoch + 1}`;
-  const words = `By the end of ${epochs}: ${count(point.known)} updates; ${count(point.updates)} of them new, from ${count(point.origins)} origins.`;
+  const rounds = point.first_epoch === point.last_epoch
+    ? `round ${point.last_epoch + 1}` : `rounds ${point.first_epoch + 1} to ${point.last_epoch + 1}`;
+  const words = `By the end of ${rounds}: ${count(point.known)} updates; ${count(point.updates)} of them new, from ${count(point.origins)} contributors.`;
   tell("history-text", words);
   byId("scrub").setAttribute("aria-valuetext", words);
   const lines = history.leaders.map((leader, rank) => item(named(leader.name, key(leader.origin), leader.origin), leader.known[place], point.known, rank));

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { byId, make, named, row, tell } from "./dom.js";
-import { count, key, nats, percent } from "./format.js";
+import { count, key, percent } from "./format.js";
 
 const PAGE = 25;
 const view = { offset: 0, find: "", total: 0 };
@@ -17,8 +17,8 @@ export async function showLeaders() {
   view.total = page.total;
   byId("leaders").replaceChildren(...page.origins.map(origin));
   const last = view.offset + page.origins.length;
-  byId("boards").classList.toggle("with-worths", page.origins.some((one) => one.worth !== null));
-  tell("page", page.origins.length ? `${count(view.offset + 1)} to ${count(last)} of ${count(page.total)} origins` : "no origin");
+  byId("boards").classList.toggle("with-worths", page.origins.some((one) => one.gain_share !== null));
+  tell("page", page.origins.length ? `${count(view.offset + 1)} to ${count(last)} of ${count(page.total)} contributors` : "nobody");
   byId("earlier").disabled = view.offset === 0;
   byId("later").disabled = last >= page.total;
   byId("boards").classList.toggle("with-teams", page.teams.length > 0);
@@ -36,9 +36,9 @@ function origin(one) {
     [count(one.updates), "number"],
     [percent(one.share), "number extra"],
     bar(one.share),
-    [one.worth === null ? "" : nats(one.worth), "number worth"],
+    [one.gain_share === null ? "" : percent(one.gain_share), "number worth"],
     [one.team ?? "", "extra isolated"],
-    [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra epochs"],
+    [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra rounds"],
   ]);
   if (one.own) line.className = "own";
   return line;

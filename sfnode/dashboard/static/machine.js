@@ -15,7 +15,7 @@ function usage(gpu) {
 
 export function showMachine(status, limits) {
   const machine = status.machine, gpus = machine?.gpus ?? [], devices = status.devices;
-  tell("cpu", machine ? `${machine.cpu.toFixed(1)} of ${Number(machine.cores.toFixed(1))} cores` : "–");
+  tell("cpu", machine ? `${percent(Math.min(1, machine.cpu / machine.cores))} of ${Number(machine.cores.toFixed(1))} processors` : "–");
   tell("memory", machine ? `${size(machine.memory)} of ${size(machine.memory_total)}` : "–");
   byId("gpu-tile").hidden = byId("gpu-key").hidden = !gpus.length;
   tell("gpu-name", gpus.length === 1 ? gpus[0].name : "GPUs");
@@ -24,7 +24,7 @@ export function showMachine(status, limits) {
   tell("devices", devices.map((one) => `${one.name}: ${count(one.updates)}${one.problem ? " (failed)" : ""}`).join(", "));
   tell("traffic", `${size(status.bytes_sent)}, ${size(status.bytes_received)}`);
   const run = status.organised;
-  tell("quota", !run ? "no limit" : run.quota === null ? "not admitted" : `${count(run.room)} of ${count(run.quota)}`);
+  tell("left", !run ? "no limit" : run.quota === null ? "not admitted" : `${count(run.room)} of ${count(run.quota)}`);
   tell("pauses", status.pauses.length ? `Paused: ${status.pauses.join("; ")}.` : "");
   const set = Object.entries(limits).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
   tell("limits", set.length ? `Limits: ${set.join(", ")}` : "No limits are set.");
@@ -37,7 +37,7 @@ const limitFields = () => byId("control").querySelectorAll("input");
 
 export function drawMachine(seen) {
   const points = (column) => seen.seconds.map((second, place) => [second - seen.now, column[place]]);
-  const series = [{ name: "cores", points: points(seen.cpu) }];
+  const series = [{ name: "processors", points: points(seen.cpu) }];
   if (seen.gpu.some((share) => share !== null)) series.push({ name: "gpu share", points: points(seen.gpu) });
   const drawn = curves(byId("machine-chart"), series, { fromZero: true, across: times, nameOfX: "seconds" });
   offer(byId("machine-chart"), [[...drawn.table[0], "memory bytes"], ...drawn.table.slice(1).map((row, place) => [...row, seen.memory[place] ?? ""])]);

@@ -22,18 +22,22 @@ export function redraw() {
   figure("before", before, "");
   figure("now", seen.now, where(seen.now));
   figure("best", seen.best, where(seen.best));
-  byId("measure-row").hidden = seen.across === "epoch";
-  if (seen.now) tell("quality-legend", `${seen.name} ${seen.across === "epoch" ? "of sealed epochs" : "as measured by this node"}, with 95 % intervals, on ${count(seen.now.count)} rows`);
+  byId("measure-row").hidden = seen.across === "round";
+  if (seen.now) tell("quality-legend", `${seen.name} ${seen.across === "round" ? "of rounds that count" : "as measured by this node"}, with 95 % intervals, on ${count(seen.now.count)} rows`);
   const log = LOWER.includes(seen.metric) && wide(seen.points.map((one) => one.value));
-  const drawn = measurements(byId("quality-chart"), seen.points, { compared: seen.compared, nameOfX: seen.across, log });
+  const drawn = measurements(byId("quality-chart"), seen.points, { compared: seen.compared, nameOfX: seen.across, log, words: digits, percent: seen.is_share });
   offer(byId("quality-chart"), drawn.table);
 }
 
-const where = (point) => (point ? (seen.across === "epoch" ? `, epoch ${point.x}` : `, ${count(point.x)} updates`) : "");
+const where = (point) => (point ? (seen.across === "round" ? `, round ${point.x}` : `, ${count(point.x)} updates`) : "");
 
-const digits = (value) => (Number.isFinite(value) ? value.toFixed(3) : "∞"); // a perplexity may have no bound
+/** A result for people; a perplexity may have no bound. */
+function digits(value) {
+  if (!Number.isFinite(value)) return "∞";
+  return seen.is_share ? `${(100 * value).toFixed(1)} %` : value.toPrecision(3);
+}
 
 function figure(id, found, place) {
   tell(`${id}-value`, found ? digits(found.value) : "–");
-  tell(`${id}-range`, found ? `${digits(found.low)} to ${digits(found.high)}${place}` : "not known yet");
+  tell(`${id}-range`, found ? `${digits(found.low).replace(" %", "")} to ${digits(found.high)}${place}` : "not known yet");
 }

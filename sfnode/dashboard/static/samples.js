@@ -22,13 +22,22 @@ function redraw() {
   byId("samples-time").hidden = !moments.length;
   byId("samples-when").hidden = moments.length < 2;
   if (!rows.length) return;
+  showExample(rows, moments.at(-1));
   byId("samples").replaceChildren(...rows.map((row, place) => line(row, moment, place)));
   const right = (scores) => scores.filter((score) => score === 1).length;
   if (!moment) return;
-  const words = `After epoch ${moment.epoch ?? "–"}, ${count(moment.known)} updates: ${right(moment.scores)} of ${rows.length} right, ${right(rows.map((row) => row.base_score))} before training.`;
+  const words = `After round ${moment.epoch ?? "–"}, ${count(moment.known)} updates: ${right(moment.scores)} of ${rows.length} right, ${right(rows.map((row) => row.base_score))} before training.`;
   tell("samples-text", words);
   byId("samples-when").setAttribute("aria-valuetext", words);
-  tell("samples-note", `The same ${rows.length} test rows after every seal, which nobody trains on.`);
+  tell("samples-note", `The same ${rows.length} test rows after every round, which nobody trains on.`);
+}
+
+/** One row that is answered better now than before, where everybody sees it first. */
+function showExample(rows, moment) {
+  const place = moment ? rows.findIndex((row, at) => moment.scores[at] > row.base_score) : -1, row = rows[place];
+  if (!row) return byId("example").replaceChildren();
+  const before = make("s", row.base || "(nothing)"), now = make("b", moment.answers[place] || "(nothing)", "good");
+  byId("example").replaceChildren(make("bdi", `“${row.text}”`, "quiet"), " ", before, " → ", now);
 }
 
 function line(row, moment, place) {

@@ -130,8 +130,8 @@ class PublishedBases:
         """Remember why a file could not be had. Raises the error if the fault is on this machine."""
         if error.code == Code.MODEL_NOT_FOUND:
             error = files.missing(
-                f"no peer sends the published bases {one.digest.hex()[:16]}... ({size_text(self.size)}) of "
-                f"subspace {one.subspace}, in which this node computes nothing without them"
+                f"no peer sends the directions of training number {one.subspace}, "
+                f"{one.digest.hex()[:16]}... ({size_text(self.size)}), without which nothing is computed here"
             )
         elif error.code != Code.BASES_UNUSABLE:
             raise error
@@ -164,7 +164,7 @@ class PublishedBases:
                 "bases",
                 one.digest,
                 files.path_in(self._folder, digest),
-                what=f"bases of subspace {one.subspace}",
+                what=f"directions of training {one.subspace}",
                 named=hash_bases,
                 checked=self._checked,
                 check=partial(files.read, targets=self._targets, rank=self._rank, digest=digest),

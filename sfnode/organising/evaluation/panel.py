@@ -334,6 +334,6 @@ def _accusation(epoch: int, member: int, feed: int, said: Iterable[Part], own: I
         next(part.score / SCORE_ONE for part in parts if part.feed == feed) for parts in (said, own)
     )
     return (
-        f"member {member} measures no more as a validator: of epoch {epoch} it gave the work of member "
+        f"member {member} measures no more as a validator: of round {epoch} it gave the work of member "
         f"{feed // INCARNATIONS} a score of {theirs:+.1f}; measured again by the organiser it is {ours:+.1f}"
     )

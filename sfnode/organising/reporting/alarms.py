@@ -91,7 +91,7 @@ def _no_better(verdict: HealthVerdict, counting: Counting, here: bool) -> UserEr
     best, base = (f"{trained.of(one.loss):.4f}" for one in (verdict.best, verdict.base))
     what = (
         f"no gain can be seen: {part_of(counting.counted, counting.budget)} updates count, and the best of "
-        f"all seals, {result_in_words(verdict.best)}, is within what chance makes of "
+        f"all rounds, {result_in_words(verdict.best)}, is within what chance makes of "
         f"{result_in_words(verdict.base)}; {trained.name} {best} beside {base}"
     )
     fix = (
@@ -104,7 +104,7 @@ def _no_better(verdict: HealthVerdict, counting: Counting, here: bool) -> UserEr
 def _frozen(here: bool) -> UserError:
     what = (
         "the run is frozen: the organiser's key has signed two sequences of decisions. Training goes on "
-        "within quotas, and none of it counts before the deputies have named another key"
+        "within limits, and none of it counts before the deputies have named another key"
     )
     fix = (
         "Stop every other node with this key, and pass the run on: `sfnode organise hand-over`."
@@ -116,10 +116,14 @@ def _frozen(here: bool) -> UserError:
 
 def _silent(silence: Silence, here: bool) -> UserError:
     seal = silence.since_seal
-    last = "no seal has come since this node started" if seal is None else f"the last seal came {_ago(seal)}"
+    last = (
+        "nothing was counted since this node started"
+        if seal is None
+        else f"work was counted last {_minutes(seal)} ago"
+    )
     what = (
         f"the organiser is silent: updates have waited for {_minutes(silence.seconds)} without a decision, "
-        f"and {last}. Training goes on within quotas, and counts when the organiser is back"
+        f"and {last}. Training goes on within limits, and counts when the organiser is back"
     )
     fix = (
         "`sfnode organise status` tells whether the organiser here signs; it names only what peers hold, too."
@@ -132,10 +136,10 @@ def _silent(silence: Silence, here: bool) -> UserError:
 def _skipped(own: EvidenceStatus) -> UserError:
     return UserError(
         Code.WORK_SKIPPED,
-        f"seals skip this node's work at present: its {own.updates} updates that were measured change "
-        f"the loss on the validation rows by {-own.worth / WORTH_ONE:+.6f} nats, the evidence that they "
-        f"help is {own.evidence:.2f}, where 0 is asked for, or {own.bound:.2f} when the run ends; they were "
-        f"far too large in {100 * own.outlier_share:.0f} % of its latest epochs, where a third is the most",
+        f"this node's work does not count at present: its {own.updates} updates that were measured change "
+        f"the loss on the validation rows by {-own.worth / WORTH_ONE:+.6f}, too little to be sure that they "
+        f"help ({own.evidence:.2f}, where 0 is asked for, or {own.bound:.2f} when the run ends); they were "
+        f"far too large in {100 * own.outlier_share:.0f} % of its latest rounds, where a third is the most",
         "That is no accusation. Let it go on: what was skipped counts after all once later work "
         "speaks for it. If it stays so, see that its rows and labels (--data) are right, and its --dtype.",
     )
@@ -147,10 +151,6 @@ def _unsupported() -> UserError:
         "a decision of the organiser is of a later version of sfnode, so what counts is not known here",
         "Upgrade sfnode and start the node again; it keeps all that it has.",
     )
-
-
-def _ago(seconds: float) -> str:
-    return f"{_minutes(seconds)} ago"
 
 
 def _minutes(seconds: float) -> str:

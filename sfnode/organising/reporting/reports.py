@@ -19,7 +19,7 @@ from sfnode.organising.owner_decisions import link_in
 from sfnode.organising.reporting.alarms import Silence, alarms
 from sfnode.organising.reporting.run_history import Results
 from sfnode.printable import command, part_of
-from sfnode.schema.metrics import model_in_words, result_in_words
+from sfnode.schema.metrics import model_in_words, result_in_words, value_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, Wait
 from sfnode.schema.organising import (
     Change,
@@ -189,15 +189,13 @@ class Reports:
                 text = "decisions are lacking here that its own updates follow from; peers are asked for them"
                 return WaitStatus(reason=Wait.DECISIONS, text=text)
             case Membership.BEGINNING:
-                text = "it waits for the checkpoint with which it is to begin"
+                text = "it waits for the state of the run with which it is to begin"
                 return WaitStatus(reason=Wait.HISTORY, text=text)
             case Membership.OUTDATED:
-                text = (
-                    "the checkpoint with which it begins does not count any more, and a later one has to come"
-                )
+                text = "the state with which it begins does not count any more, and a later one has to come"
                 return WaitStatus(reason=Wait.HISTORY, text=text)
             case Membership.ENOUGH:
-                text = "what is closed reaches the budget: the run is complete with the seals to come"
+                text = "what is closed reaches the budget: the run is complete once that is judged"
                 return WaitStatus(reason=Wait.SEALS, text=text)
             case Membership.MEMBER:
                 return None if self._organised.room(own) else self._no_room(own)
@@ -390,10 +388,10 @@ class Reports:
         found = None if number is None else self._evidence(number // INCARNATIONS)
         if found is None or found.harmful_since is None:
             return ""
-        worth = f"{found.worth / WORTH_ONE:+.6f} nats by {found.updates} updates that were measured"
+        loss = f"{-found.worth / WORTH_ONE:+.6f} by {found.updates} updates that were measured"
         return (
-            ": its work has evidently raised the loss on the validation rows since epoch "
-            f"{found.harmful_since} ({worth}), which befalls one honest node in "
+            ": its work has evidently raised the loss on the validation rows since round "
+            f"{found.harmful_since} ({loss}), which befalls one honest node in "
             f"{1 / FALSE_REVOCATIONS:,.0f} by accident. If its rows, labels and --dtype are right, tell the "
             "run's owner, who may admit another key"
         )
@@ -403,13 +401,13 @@ class Reports:
         assert number is not None  # who stands as a member has feeds
         quota = self._organised.quota(number // INCARNATIONS)
         if not quota:
-            made = f"it is new and the places of newcomers in epoch {epoch} are taken"
+            made = f"it is new and the places of newcomers in round {epoch} are taken"
         elif not self.counting.goes_on_with(number):
-            made = "another feed of its key goes on in its place, or this one has yet to be named"
+            made = "another node with its key goes on in its place, or this one has yet to be named"
         elif self._organised.labelled(own) >= quota:
-            made = f"it has made the {quota} updates that it may make in epoch {epoch}"
+            made = f"it has made the {quota} updates that it may make in round {epoch}"
         else:
-            made = f"members have made all the updates that are of use in epoch {epoch}"
+            made = f"members have made all the updates that are of use in round {epoch}"
         until = "the deputies have handed over" if self._feed.frozen else "the organiser closes it"
         return WaitStatus(reason=Wait.QUOTA, text=f"{made}; it goes on when {until}")
 
@@ -417,19 +415,20 @@ class Reports:
         counting = self.counting
         lines = []
         lines += [
-            f"bases {said.digest.hex()[:16]} are published for subspace {said.subspace}"
+            f"new directions of training, {said.digest.hex()[:16]}, are published"
             for said in decisions
             if isinstance(said, Bases) and said in counting.bases
         ]
         if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
             count = f"{part_of(counting.counted, counting.budget)} updates count"
-            lines.append(f"epoch {seals[-1]} is sealed: {count}")
+            lines.append(f"round {seals[-1]} counts: {count}")
         lines += [f"announced: {said.text}" for said in decisions if isinstance(said, Announce)]
         self._look()
         verdict = self._verdict
         if verdict.latest and verdict.latest in health.evaluations(decisions):
-            beside = [f"{model_in_words(one)} {one.value:.3f}" for one in (verdict.base,) if one]
-            beside += [f"best {one.value:.3f}" for one in (verdict.best,) if one]
+            others = [(model_in_words(one), one) for one in (verdict.base,) if one]
+            others += [("best", one) for one in (verdict.best,) if one]
+            beside = [f"{name} {value_in_words(one.metric, one.value)}" for name, one in others]
             words = HEALTH_WORDS[verdict.health]
             lines.append(", ".join([f"{words}: {result_in_words(verdict.latest)}", *beside]))
         return lines

@@ -8,7 +8,7 @@ that origins give themselves. What the log has is for others to know.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -173,8 +173,11 @@ class RunHistory(Results):
         evaluations = {one.epoch: one for one in self.evaluations if not one.base}
         return [self._epoch(one.seal, evaluations.get(one.seal.epoch)) for one in self.seals]
 
-    def entries(self, successions: Iterable[Succession] = ()) -> list[HistoryEntry]:
-        """Return what was decided, in order: an epoch's close and evaluations stand with its seal."""
+    def entries(
+        self, successions: Iterable[Succession] = (), arrivals: Sequence[int | None] = ()
+    ) -> list[HistoryEntry]:
+        """Return what was decided, in order: an epoch's close and evaluations stand with its seal. `arrivals`
+        are the times at which decisions came here, the first ones or all."""
         keys = {succession.term: succession.key for succession in successions}
         epochs, found = self.epochs(), list[HistoryEntry]()
         for position, term, kind, text, epoch in self._lines:
@@ -182,14 +185,19 @@ class RunHistory(Results):
                 continue
             sealed = epochs[epoch] if kind == "seal" and epoch is not None else None
             said = self._sealed(sealed) if sealed else text or _succeeded(keys.get(term))
-            found.append(HistoryEntry(position=position, term=term, kind=kind, text=said, epoch=sealed))
+            arrived = arrivals[position] if position < len(arrivals) else None
+            found.append(
+                HistoryEntry(
+                    position=position, term=term, kind=kind, text=said, arrived=arrived, epoch=sealed
+                )
+            )
         return found
 
     def _sealed(self, epoch: EpochEntry) -> str:
         recounted = self.seals[epoch.epoch].seal.recounted
         again = sum(self.counting.counts(*recount) for recount in recounted)
-        text = f"{epoch.counted} of {epoch.named} updates of epoch {epoch.epoch} count"
-        return text + (f", and {again} of others that had been skipped" if again else "")
+        text = f"{epoch.counted:,} of {epoch.named:,} updates of round {epoch.epoch} count"
+        return text + (f", and {again:,} of earlier ones that had been skipped" if again else "")
 
     def _epoch(self, seal: Seal, evaluation: EpochEvaluation | None) -> EpochEntry:
         counts, counting = Counter[bytes](), self.counting
@@ -231,13 +239,13 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
     match decision:
         case Close(epoch=epoch, moves=moves):
             updates = sum(move.steps for move in moves)
-            return f"closes epoch {epoch}, of {updates} updates; it is not sealed yet"
+            return f"closes round {epoch}, of {updates:,} updates, which are not judged yet"
         case Budget(updates=updates):
-            return f"changes the budget to {updates} updates"
+            return f"changes the budget to {updates:,} updates"
         case Finish():
             return "ends the run"
         case Bases(subspace=subspace, digest=digest):
-            return f"takes the bases {digest.hex()[:DIGITS]} from subspace {subspace} on"
+            return f"publishes new directions of training, {digest.hex()[:DIGITS]}, number {subspace}"
         case Announce(text=text):
             return f"announces: {text}"
         case Evaluated():
@@ -246,12 +254,12 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
             loss = f"{trained.name} {trained.of(result.loss):.4f}"
             return f"tells of {model_in_words(result)}: {measured(result)}, {loss}"
         case Checkpoint(epoch=epoch, cores=cores):
-            return f"states the checkpoint of epoch {epoch}, core digest {cores.hex()[:DIGITS]}"
+            return f"states where the run is after round {epoch}, fingerprint {cores.hex()[:DIGITS]}"
         case Worth(epoch=epoch, rows=rows, parts=parts):
-            worth = sum(part.worth for part in parts) / WORTH_ONE
-            return f"tells what {len(parts)} feeds brought in epoch {epoch}: {worth:+.6f} nats on {rows} rows"
+            change = -sum(part.worth for part in parts) / WORTH_ONE
+            return f"measures the work of {len(parts)} in round {epoch}: loss {change:+.6f} on {rows:,} rows"
         case Oversized(epoch=epoch, feeds=feeds):
-            return f"tells that {len(feeds)} feeds have too large scalars in epoch {epoch} to count at once"
+            return f"finds the work of {len(feeds)} in round {epoch} too large to count at once"
         case Unknown(kind=kind):
             return f"a decision of kind {kind}, which this version of sfnode does not know"
         case _:
@@ -261,30 +269,31 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
 def _about_members(decision: Decision, counting: Counting, names: Called) -> str:
     def member(number: int) -> str:
         if number >= len(counting.members):
-            return f"member {number} (nobody)"
-        origin = counting.members[number].origin
-        told = filter(None, (origin.hex()[:DIGITS], name_of(origin, names)))
-        return f"member {number} ({', '.join(told)})"
+            return f"member {number}, nobody"
+        return f"member {number}, {known_as(counting.members[number].origin)}"
+
+    def known_as(origin: bytes) -> str:
+        return called(origin.hex()[:DIGITS], name_of(origin, names))
 
     match decision:
         case Admit(origin=origin, quota=quota, invitation=invitation):
             came = f", by invitation {invitation}" if invitation else ""
-            whom = f"with a quota of {quota} updates" if quota else "as a stranger"
-            return f"admits {called(origin.hex()[:DIGITS], name_of(origin, names))} {whom}{came}"
+            whom = f"for {quota:,} updates a round" if quota else "as a stranger"
+            return f"admits {known_as(origin)} {whom}{came}"
         case Invite(uses=uses):
             return f"publishes invitation {len(counting.invitations)}, for {uses}"
         case Revoke(member=number, epoch=epoch):
-            return f"revokes {member(number)} from epoch {epoch} on"
+            return f"revokes {member(number)} from round {epoch} on"
         case RevokeInvitation(invitation=number, epoch=epoch):
-            return f"revokes invitation {number + 1}, and who came by it, from epoch {epoch} on"
+            return f"revokes invitation {number + 1}, and who came by it, from round {epoch} on"
         case Void(first=first, last=last, members=members):
-            epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            epochs = f"round {first}" if first == last else f"rounds {first} to {last}"
             whose = ", ".join(map(member, members))
             return f"takes back {epochs}{f' of {whose}' if members else ''}"
         case Validators(members=members):
             whom = ", ".join(map(member, members))
-            return f"has epochs measured by {whom}" if members else "has no validators any more"
+            return f"has rounds measured by {whom}" if members else "has no validators any more"
         case Amend(feed=feed, epoch=epoch):
             whose = member(feed // INCARNATIONS)
-            return f"ends a feed of {whose} before what epoch {epoch} has of it, which is lost"
+            return f"leaves out what round {epoch} has of {whose}, which is lost"
     return str(decision)

@@ -304,7 +304,7 @@ def test_findings_that_are_far_apart_are_checked_and_who_is_wrong_measures_no_mo
     assert [scores(worth.parts) for worth in run.bench.of(Worth)] == [list(HONEST)], "its own figures"
     assert run.bench.of(Validators)[-1] == Validators((0, 3))
     assert [one.text for one in run.bench.of(Announce)] == [
-        f"member {member} measures no more as a validator: of epoch {epoch} it gave the work of member 5 a "
+        f"member {member} measures no more as a validator: of round {epoch} it gave the work of member 5 a "
         f"score of +2.0; measured again by the organiser it is -2.0"
         for member in (1, 2, 4)
     ]

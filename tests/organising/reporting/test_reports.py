@@ -142,7 +142,7 @@ def test_who_is_revoked_for_harm_reads_since_when(node: OrganisedNode, reports: 
     wait = reports.wait(own, None, None)
     assert wait
     assert wait.reason is Wait.REVOKED
-    assert "raised the loss on the validation rows since epoch 0 (-8.000000 nats by 288 updates" in wait.text
+    assert "raised the loss on the validation rows since round 0 (+8.000000 by 288 updates" in wait.text
     assert reports.alarms(None, 0.0, own) == []
 
 
@@ -159,8 +159,8 @@ def test_a_run_that_gets_worse_says_so_and_what_to_take_back_first(
     (alarm,) = reports.alarms(node.organising, 0.0)
     assert alarm.code == "SF070"
     assert alarm.what == (
-        "the run gets worse: accuracy 0.300 (0.280-0.320) of epoch 3, after accuracy 0.500 (0.480-0.520) of "
-        "the base model and accuracy 0.600 (0.580-0.620) of epoch 1"
+        "the run gets worse: accuracy 30.0 % (28.0-32.0 %) of round 3, after accuracy 50.0 % (48.0-52.0 %) "
+        "of the base model and accuracy 60.0 % (58.0-62.0 %) of round 1"
     )
     assert alarm.fix.startswith("First take back what made it worse: `sfnode organise void 2-4`.")
     node.decide(Void(2, 4, ()))
@@ -188,8 +188,8 @@ def test_a_run_without_a_gain_after_a_quarter_of_its_budget_says_so(
     (alarm,) = reports.alarms(node.organising, 0.0)
     assert (alarm.code, alarm.what) == (
         "SF071",
-        "no gain can be seen: 10 of 40 updates count, and the best of all seals, accuracy 0.510 "
-        "(0.490-0.530) of epoch 0, is within what chance makes of accuracy 0.500 (0.480-0.520) of the base "
+        "no gain can be seen: 10 of 40 updates count, and the best of all rounds, accuracy 51.0 % "
+        "(49.0-53.0 %) of round 0, is within what chance makes of accuracy 50.0 % (48.0-52.0 %) of the base "
         "model; loss 0.5000 beside 0.5000",
     )
     assert alarm.fix.startswith("If its loss has hardly changed, or for the worse, another rate may help")
@@ -204,7 +204,7 @@ def test_a_frozen_run_says_so_and_that_training_goes_on(node: OrganisedNode, rep
     node.fork()
     (alarm,) = reports.alarms(None, 0.0)
     assert alarm.code == "SF072"
-    assert "Training goes on within quotas" in alarm.what
+    assert "Training goes on within limits" in alarm.what
     assert "nothing to do" in alarm.fix
     assert "`sfnode organise hand-over`" in reports.alarms(node.organising, 0.0)[0].fix
 
@@ -224,7 +224,7 @@ def test_an_organiser_is_silent_once_updates_have_waited_for_long(
     (alarm,) = reports.alarms(None, began + SILENT_TIME)
     assert alarm.code == "SF073"
     assert "updates have waited for 15 min" in alarm.what
-    assert "the last seal came 3 h ago" in alarm.what
+    assert "work was counted last 3 h ago" in alarm.what
     assert "counts when the organiser is back" in alarm.what
     node.decide(Announce("here I am"))
     reports.news(began + SILENT_TIME)
@@ -272,7 +272,7 @@ def test_who_has_used_its_quota_waits_for_the_next_epoch(node: OrganisedNode, re
     waiting = waits(node)
     assert waiting
     assert (waiting.reason, reports.run(own, None, 0.0).room) == (Wait.QUOTA, 0)
-    assert "it has made the 40 updates that it may make in epoch 0" in waiting.text
+    assert "it has made the 40 updates that it may make in round 0" in waiting.text
     assert "when the organiser closes it" in waiting.text
     node.decide(*sealed(node))
     assert waits(node) is None
@@ -332,18 +332,18 @@ def test_each_seal_and_each_result_is_a_line_and_of_many_the_last(
     node.decide(Admit(A, QUOTA, 0), told(0, 0.5, base=True))
     assert reports.news(1.0) == []
     node.decide(*sealed(node, 7))
-    assert reports.news(2.0) == [f"epoch 0 is sealed: 7 of {node.organised.counting.budget:,} updates count"]
+    assert reports.news(2.0) == [f"round 0 counts: 7 of {node.organised.counting.budget:,} updates count"]
     assert reports.run(None, None, 5.0).seconds_since_seal == 3.0
     node.decide(told(0, 0.6))
     assert reports.news(3.0) == [
-        "better: accuracy 0.600 (0.580-0.620) of epoch 0, the base model 0.500, best 0.600"
+        "better: accuracy 60.0 % (58.0-62.0 %) of round 0, the base model 50.0 %, best 60.0 %"
     ]
     assert reports.news(4.0) == []
     for epoch in range(1, 4):
         node.decide(*sealed(node), told(epoch, 0.6))
     assert [line.partition(", the")[0] for line in reports.news(5.0)] == [
-        f"epoch 3 is sealed: 7 of {node.organised.counting.budget:,} updates count",
-        "better: accuracy 0.600 (0.580-0.620) of epoch 3",
+        f"round 3 counts: 7 of {node.organised.counting.budget:,} updates count",
+        "better: accuracy 60.0 % (58.0-62.0 %) of round 3",
     ]
 
 

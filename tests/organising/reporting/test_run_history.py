@@ -68,18 +68,21 @@ def seal(epoch: int) -> Seal:
     ("decision", "text"),
     [
         (Invite(bytes(32), 5), "publishes invitation 1, for 5"),
-        (Revoke(0, 7), f"revokes member 0 ({A}) from epoch 7 on"),
-        (Revoke(1, 7), "revokes member 1 (nobody) from epoch 7 on"),
-        (RevokeInvitation(0, 7), "revokes invitation 1, and who came by it, from epoch 7 on"),
-        (Void(1, 1, ()), "takes back epoch 1"),
-        (Void(1, 3, (0,)), f"takes back epochs 1 to 3 of member 0 ({A})"),
-        (Amend(0, 3), f"ends a feed of member 0 ({A}) before what epoch 3 has of it, which is lost"),
+        (Revoke(0, 7), f"revokes member 0, {A} from round 7 on"),
+        (Revoke(1, 7), "revokes member 1, nobody from round 7 on"),
+        (RevokeInvitation(0, 7), "revokes invitation 1, and who came by it, from round 7 on"),
+        (Void(1, 1, ()), "takes back round 1"),
+        (Void(1, 3, (0,)), f"takes back rounds 1 to 3 of member 0, {A}"),
+        (Amend(0, 3), f"leaves out what round 3 has of member 0, {A}, which is lost"),
         (Budget(10), "changes the budget to 10 updates"),
         (Finish(), "ends the run"),
-        (Bases(2, bytes(32)), f"takes the bases {'0' * 16} from subspace 2 on"),
+        (Bases(2, bytes(32)), f"publishes new directions of training, {'0' * 16}, number 2"),
         (Announce("hello"), "announces: hello"),
-        (Validators((0,)), f"has epochs measured by member 0 ({A})"),
-        (Checkpoint(0, bytes(32), bytes(32)), f"states the checkpoint of epoch 0, core digest {'0' * 16}"),
+        (Validators((0,)), f"has rounds measured by member 0, {A}"),
+        (
+            Checkpoint(0, bytes(32), bytes(32)),
+            f"states where the run is after round 0, fingerprint {'0' * 16}",
+        ),
         (Unknown(98), "a decision of kind 98, which this version of sfnode does not know"),
     ],
     ids=lambda value: type(value).__name__,
@@ -95,8 +98,8 @@ def test_a_result_is_told_with_what_is_trained() -> None:
         result = Evaluation(metric=metric, value=0.5, low=0.4, high=0.6, loss=0.25, count=9)
         return words(health.published(0, result, base=True))[0][1]
 
-    assert said("accuracy") == "tells of the base model: accuracy 0.500 (0.400-0.600), loss 0.2500"
-    assert said("pass_at_1").endswith(": right answers (pass@1) 0.500 (0.400-0.600), mean reward 0.7500")
+    assert said("accuracy") == "tells of the base model: accuracy 50.0 % (40.0-60.0 %), loss 0.2500"
+    assert said("pass_at_1").endswith(": right answers (pass@1) 50.0 % (40.0-60.0 %), mean reward 0.7500")
 
 
 def test_no_kind_of_decision_is_forgotten() -> None:
@@ -133,9 +136,9 @@ def test_an_epoch_stands_where_it_was_sealed_with_its_close_and_evaluation() -> 
         health.published(0, base, base=True),
     )
     assert told[1:] == [
-        ("close", "closes epoch 1, of 3 updates; it is not sealed yet"),
-        ("seal", "5 of 5 updates of epoch 0 count"),
-        ("evaluated", "tells of the calibrated base model: accuracy 0.500 (0.400-0.600), loss 0.7000"),
+        ("close", "closes round 1, of 3 updates, which are not judged yet"),
+        ("seal", "5 of 5 updates of round 0 count"),
+        ("evaluated", "tells of the calibrated base model: accuracy 50.0 % (40.0-60.0 %), loss 0.7000"),
     ]
 
 
@@ -144,8 +147,8 @@ def test_a_seal_tells_what_it_counts_that_another_has_skipped() -> None:
     recounts = Seal(1, (), (Recount(0, 0),), bytes(32), FACTOR_ONE, ())
     told = words(ADMIT, close(0, 5), skips, Close(1, bytes(8), ()), recounts)
     assert told[1:] == [
-        ("seal", "5 of 5 updates of epoch 0 count"),
-        ("seal", "0 of 0 updates of epoch 1 count, and 5 of others that had been skipped"),
+        ("seal", "5 of 5 updates of round 0 count"),
+        ("seal", "0 of 0 updates of round 1 count, and 5 of earlier ones that had been skipped"),
     ]
 
 

@@ -1,0 +1,197 @@
+"""The card at the end of a run, and of a node's part in it: what the model has learnt, who did it, what next.
+
+`sfnode join` prints it once when the run is complete, or when the node leaves before; `sfnode swarm` at its
+end. Examples are public test rows: no row of anybody's own is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sfnode.cli.folders import place
+from sfnode.cli.output import echo
+from sfnode.dashboard.formatting import percent
+from sfnode.errors import UserError
+from sfnode.logging import log
+from sfnode.printable import command, span
+from sfnode.schema.metrics import measure_of, metric_of
+from sfnode.schema.node_state import NodeState
+
+if TYPE_CHECKING:
+    from sfnode.daemon import Node
+    from sfnode.manifest import Manifest
+    from sfnode.schema.evaluation import Evaluation
+    from sfnode.schema.status import Status
+    from sfnode.schema.views import Samples
+
+EXAMPLES = 3
+
+LOOK = 0.5
+"""Seconds between looks at whether the run is complete."""
+
+SETTLING = 30.0
+"""Seconds that a complete run may take until the last state of the model was measured and asked."""
+
+MEASURED = 256
+"""Test rows on which a node measures the model for somebody who looks on, where nobody else has."""
+
+LONGEST = 76
+"""Characters of an example's text, of which the end is shown."""
+
+
+class Change(NamedTuple):
+    """What a model could before, and what it can now, on rows that nobody trains on."""
+
+    before: Evaluation | None
+    now: Evaluation | None
+
+
+def complete(name: str) -> str:
+    """Return the card's title for a run that is complete."""
+    return f"The run {name} is complete."
+
+
+def changed(now: Evaluation | None, *before: Evaluation | None) -> Change:
+    """Return what a model has learnt since the first of these that was measured in the same way."""
+    alike = (one for one in before if one and now and measure_of(one) == measure_of(now))
+    return Change(next(alike, None), now)
+
+
+def card(title: str, change: Change, samples: Samples, work: Sequence[str], next_: Sequence[str]) -> str:
+    """Return the card; `next_` are the commands that come next, with what they are for."""
+    parts = (_figures(change), [*_examples(samples)], work, ["What comes next:", *next_] if next_ else [])
+    told = ("\n".join(f"  {line}" for line in lines) for lines in parts if lines)
+    return "\n\n".join((f"\n{title}", *told)) + "\n"
+
+
+def _figures(change: Change) -> list[str]:
+    before, now = change
+    if now is None:
+        return []
+    metric = metric_of(now.metric)
+    rows = f"on {now.count:,} rows that nobody trained on"
+    if before is None:
+        return [f"The model has {_told(now)} {rows}."]
+    sign = -1 if metric.lower_is_better else 1
+    gain = sign * (now.value - before.value)
+    apart = before.high < now.low if sign > 0 else now.high < before.low
+    better = "" if metric.is_share or before.value <= 0 else f", better by {percent(gain / before.value)}"
+    doubt = better if apart else ", which may be chance"
+    return [f"before  {_told(before)}", f"now     {_told(now)} {rows}{doubt}"]
+
+
+def _told(found: Evaluation) -> str:
+    metric = metric_of(found.metric)
+    if not metric.is_share:
+        return f"{metric.name} {found.value:.3g}"
+    name = "right" if found.metric == "accuracy" else metric.name
+    return f"{percent(found.value)} {name}"
+
+
+def _examples(samples: Samples) -> Iterator[str]:
+    """Show rows that tell most: those that are right now and were not before come first."""
+    if not samples.moments:
+        return
+    now = samples.moments[-1]
+    found = sorted(
+        zip(samples.rows, now.answers, now.scores, strict=True), key=lambda one: one[0].base_score - one[2]
+    )
+    for row, answer, _ in found[:EXAMPLES]:
+        text = " ".join(row.text.split())
+        yield f"“{text if len(text) <= LONGEST else f'…{text[1 - LONGEST :]}'}”"
+        right = f"  right: {row.right}" if row.right else ""
+        yield f"  before: {row.base}  now: {answer}{right}"
+
+
+def commands(manifest: Manifest, folder: Path, key: str | None = None) -> list[str]:
+    """Return what can be done with the run in a node's folder, each with the command for it."""
+    from sfnode.cli.use import example
+
+    where = place(folder)
+    found = {
+        "ask the model": command("sfnode", "use", *where, *example(manifest.task)),
+        "take it along": command("sfnode", "export", *where, "--out", "model"),
+        "check all work": command("sfnode", "verify", *where),
+    }
+    if key and manifest.organised.organiser:
+        found["show your part"] = command("sfnode", "certificate", "make", key[:16], *where)
+    return [f"{what:<15} {line}" for what, line in found.items()]
+
+
+# The card of a node that `sfnode join` runs.
+
+
+class Ending:
+    """The end of one node's run: `watch` it until it is complete, say `farewell` when the node has left."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._told = False
+
+    async def watch(self) -> None:
+        """Print the card once the run is complete; what is left to measure is measured first."""
+        looks = int(SETTLING / LOOK)
+        while looks:
+            status = self._node.status()
+            over = status.state is NodeState.COMPLETE
+            looks = 0 if over and self._settled(status) else looks - over
+            await asyncio.sleep(LOOK)
+        change = await self._measured()
+        self._print(complete(self._node.manifest.name), change)
+
+    def farewell(self) -> None:
+        """Print the card of a node that has left, unless it was printed, or the node has done nothing."""
+        running, name = self._node.running, self._node.manifest.name
+        if self._told or running.sequel or not self._node.status().contributed:
+            return
+        left = f"You have left the run {name}; it goes on without you."
+        self._print(complete(name) if running.machine.complete else left, None)
+
+    def _print(self, title: str, change: Change | None) -> None:
+        node, status = self._node, self._node.status()
+        self._told = True
+        samples = node.running.views.samples()
+        next_ = commands(node.manifest, node.settings.data_dir, status.origin) if status.known else []
+        echo(card(title, change or _published(status), samples, _work(status), next_))
+
+    def _settled(self, status: Status) -> bool:
+        """Return whether the model's last state was asked about the test rows, and measured by whom it is
+        for."""
+        run, sampling = status.organised, self._node.running.sampling
+        latest = run.health.latest if run else None
+        return (sampling is None or sampling.current) and (
+            run is None or latest is None or latest.epoch >= run.sealed - 1
+        )
+
+    async def _measured(self) -> Change:
+        """Return what is published, or else what this node measures, if somebody looks on."""
+        node = self._node
+        found = _published(node.status())
+        looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses
+        if found.now or not looked or not node.manifest.data.test:
+            return found
+        log.info("measuring what the model has learnt")
+        try:
+            before = await node.evaluate(base=True, limit=MEASURED)
+            return Change(before, await node.evaluate(limit=MEASURED))
+        except UserError:  # then the card does without
+            return found
+
+
+def _published(status: Status) -> Change:
+    """Return what the organiser has measured; the model it began with as the last one was measured."""
+    if status.organised is None or (now := status.organised.health.latest) is None:
+        return Change(None, None)
+    return changed(now, status.organised.health.calibrated, status.organised.health.base)
+
+
+def _work(status: Status) -> list[str]:
+    """Say what this node has done."""
+    if not status.contributed:
+        return []
+    share = percent(status.contributed / max(status.known, status.contributed))
+    return [f"Your work: {status.contributed:,} updates, {share} of all, in {span(status.uptime)}."]

@@ -1,0 +1,320 @@
+"""`sfnode use`: the trained model, asked about one text, one after the other, or the rows of a table."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sfnode.cli.exit import warn
+from sfnode.cli.folders import known_folders
+from sfnode.cli.options import data_dir_option, device_option, dtype_option, option, run_option, setting
+from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
+from sfnode.errors import Code, UserError
+from sfnode.printable import command
+from sfnode.store.data_folder import Layout
+
+if TYPE_CHECKING:
+    from sfnode.engine.samples import Choice
+    from sfnode.engine.using import ModelInUse
+    from sfnode.manifest.task import Task
+
+Row = Mapping[str, Any]
+
+MOST_TOKENS = 4096
+"""Tokens of an answer: more than any model here writes in an hour of a CPU."""
+
+BETWEEN = "|"
+"""Sign between the answers that somebody types to choose from."""
+
+
+@click.command
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@data_dir_option
+@run_option("Use the model of this run, in whichever folder of this machine it is.")
+@option(
+    "--from",
+    "exported",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Use the model in a folder that `sfnode export` has written.",
+)
+@option(
+    "--file",
+    metavar="FILE",
+    help="Answer all rows of a table (.tsv .csv .jsonl .parquet).",
+)
+@option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --file: the new table (.csv or .jsonl), with the answers beside the columns that there were.",
+)
+@setting("--skip-bad-rows", help="With --file: leave rows without an answer that cannot have one.")
+@option(
+    "--tokens",
+    type=click.IntRange(1, MOST_TOKENS),
+    default=64,
+    show_default=True,
+    metavar="COUNT",
+    help="Most tokens of an answer that the model writes.",
+)
+@device_option
+@dtype_option
+def use(
+    texts: tuple[str, ...],
+    data_dir: Path,
+    run: Path | None,
+    exported: Path | None,
+    file: str | None,
+    out: Path | None,
+    skip_bad_rows: bool,
+    tokens: int,
+    device: str,
+    dtype: str,
+) -> None:
+    """Ask the trained model.
+
+    \b
+    sfnode use "the waiting was worth it"          one TEXT
+    sfnode use                                     one text after the other, until Ctrl-D
+    sfnode use --file in.csv --out out.csv         the rows of a table
+
+    A model that has learnt to choose says how likely each answer is; any other goes on with the text. Where
+    the run's template has several columns give one TEXT for each, in their order, and then the answers to
+    choose from, if each row has its own.
+    """
+    if (file is None) != (out is None) or (file and texts):
+        raise click.UsageError("give either TEXT, or --file together with --out, or nothing of these")
+    folder = _folder_of(run) if run else data_dir
+    task = _task(folder, exported, device)
+    rows = _table(task, file, skip_bad_rows) if file else [(_row(task, texts), "")] if texts else []
+    if out:
+        _check_out(out)
+    model = _load(folder, exported, device, dtype)
+    if out:
+        _write(model, rows, out, tokens)
+        return
+    for row in [rows[0][0]] if rows else _typed(task):
+        (answer,) = model.answers([row], tokens)
+        echo(answer if isinstance(answer, str) else in_words(answer))
+
+
+def in_words(found: Choice) -> str:
+    """Format candidates, the likeliest first: ` 93.2 %  good`."""
+    ordered = sorted(zip(found.shares, found.names, strict=True), reverse=True)
+    return "\n".join(f"{100 * share:5.1f} %  {name}" for share, name in ordered)
+
+
+# The model.
+
+
+def _folder_of(run: Path) -> Path:
+    """Return the folder on this machine that has a run. Raises UserError DATA_DIR_UNUSABLE, BAD_MANIFEST."""
+    from sfnode.manifest import Manifest
+
+    wanted = Manifest.from_toml(run).run_id
+    for folder in known_folders():
+        manifest = Layout(folder).manifest
+        if manifest.exists() and Manifest.from_toml(manifest).run_id == wanted:
+            return folder
+    raise UserError(
+        Code.DATA_DIR_UNUSABLE,
+        f"no folder of this machine has the run of {run}",
+        "`sfnode list` shows the runs that are here; take part in this one with `sfnode join`.",
+    )
+
+
+def _task(folder: Path, exported: Path | None, device: str) -> Task:
+    """Return what rows mean to the model, before anything slow is loaded."""
+    if exported is None:
+        from sfnode.cli.trained_model import check
+
+        return check(folder, device).task
+    from sfnode.engine.using import task_in
+
+    return task_in(exported)
+
+
+def _load(folder: Path, exported: Path | None, device: str, dtype: str) -> ModelInUse:
+    from sfnode.cli import trained_model
+    from sfnode.engine import using
+
+    with waiting("loading the model"):
+        if exported is not None:
+            return using.of_export(exported, device, dtype)
+    try:
+        trained = trained_model.load(folder, None, device, dtype)
+    except UserError as error:
+        if error.code is Code.UPDATES_LACKING:
+            raise _untrained(folder) from error
+        raise
+    if not trained.updates:
+        raise _untrained(folder)
+    with waiting("preparing the model"):
+        return using.of_trainer(trained.trainer)
+
+
+def _untrained(folder: Path) -> UserError:
+    return UserError(
+        Code.UPDATES_LACKING,
+        f"the model in {folder} has learnt nothing yet: no work of anybody's counts, or it is not all here",
+        "Let the node run: `sfnode status` says how far the run is.",
+    )
+
+
+# What is asked.
+
+
+def _row(task: Task, texts: Sequence[str]) -> Row:
+    """Return the row of these texts: the fields of the template, then the candidates of a choice."""
+    from sfnode.tasks.prompts import questions
+
+    fields = [name for name in questions(task) if name != task.candidates_field]
+    row: dict[str, Any] = dict(zip(fields, texts, strict=False))
+    rest = [*texts[len(fields) :]]
+    if task.kind == "choice":
+        row[task.candidates_field], rest = rest, []
+    if task.kind == "chat":
+        row = {task.messages_field: [{"role": "user", "content": texts[0]}]}
+    if len(texts) < len(fields) or rest:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"the model wants {len(fields)} text{'s' * (len(fields) > 1)} ({', '.join(fields)}), "
+            f"and there are {len(texts)}",
+            f"Put each in quotes: {command('sfnode', 'use', *example(task))}",
+        )
+    if wrong := _problem(task, row):
+        raise UserError(Code.DATA_MALFORMED, wrong, "Give a text that the model can read.")
+    return row
+
+
+def example(task: Task) -> tuple[str, ...]:
+    """Return texts with which a model of this task can be asked."""
+    from sfnode.tasks.prompts import questions
+
+    if task.kind == "chat":
+        return ("a question of yours",)
+    names = [name for name in questions(task) if name != task.candidates_field]
+    texts = ("a text of yours",) if len(names) == 1 else tuple(f"some {name}" for name in names)
+    return (*texts, "one answer", "another") if task.kind == "choice" else texts
+
+
+def _problem(task: Task, row: Row) -> str | None:
+    from sfnode.engine.using import asked
+    from sfnode.tasks.prompts import problem, unanswered
+
+    return problem(asked(task), unanswered(task, row))
+
+
+def _typed(task: Task) -> Iterator[Row]:
+    """Yield what somebody types at a terminal, until the end; elsewhere each line is a text."""
+    from sfnode.tasks.prompts import questions
+
+    names = questions(task)
+    if not sys.stdin.isatty() and len(names) > 1:
+        raise click.UsageError(f"a line holds one text, and the model wants {', '.join(names)}: take --file")
+    while True:
+        try:
+            texts = [_line(name) for name in names]
+        except click.Abort:
+            return
+        if task.kind == "choice":
+            texts += [one.strip() for one in texts.pop().split(BETWEEN)]
+        try:
+            yield _row(task, texts)
+        except UserError as error:
+            warn(error)
+
+
+def _line(name: str) -> str:
+    """Return the next line, if it is not empty. Raises click.Abort at the end."""
+    if sys.stdin.isatty():
+        return str(click.prompt(name, prompt_suffix="> ", err=True))
+    for line in sys.stdin:
+        if text := line.strip():
+            return text
+    raise click.Abort
+
+
+def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
+    """Return the rows of a file, each with the reason why it can have no answer.
+
+    Raises UserError DATA_* if a column is missing or, unless they may be skipped, for a bad row.
+    """
+    from sfnode.tasks import dataset
+    from sfnode.tasks.prompts import questions
+    from sfnode.tasks.row_files import malformed
+
+    rows, bad = list[tuple[Row, str]](), dataset.Bad(file)
+    for place, row, wrong in dataset.read(file):
+        lacking = [name for name in questions(task) if name not in row]
+        if not wrong and lacking and not rows:
+            raise malformed(
+                f"{file} has no column {', '.join(lacking)}; it has {', '.join(row) or 'none'}",
+                f"Name the columns as in the data of the run: {', '.join(questions(task))}.",
+            )
+        wrong = wrong or _problem(task, row) or ""
+        bad.note(place, wrong)
+        rows.append((row, wrong))
+    if not rows:
+        raise malformed(f"{file} has no rows")
+    if bad and not skip_bad:
+        raise malformed(str(bad), "Correct them, or leave them without an answer: --skip-bad-rows.")
+    if bad:
+        echo(f"without an answer: {bad}", err=True)
+    return rows
+
+
+# What is answered.
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix not in (".csv", ".jsonl") or out.exists() or not out.absolute().parent.is_dir():
+        raise UserError(
+            Code.BAD_OPTION,
+            f"--out: {out} is no new file that ends in .csv or .jsonl, in a folder that is there",
+            "Name another file.",
+        )
+
+
+def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], out: Path, tokens: int) -> None:
+    """Write the rows with their answers, when all have one."""
+    from sfnode.engine.using import chooses
+    from sfnode.store.disk_errors import disk_faults
+
+    answers = model.answers([row for row, wrong in rows if not wrong], tokens)
+    columns = dict.fromkeys(name for row, _ in rows for name in row)
+    names = [
+        name if name not in columns else f"predicted_{name}"
+        for name in (("label", "probability") if chooses(model.task) else ("answer",))
+    ]
+    written = []
+    with waiting("asking the model") as advance:
+        for number, (row, wrong) in enumerate(rows, 1):
+            values = () if wrong else _values(next(answers))
+            written.append({**row, **dict(zip(names, values or [""] * len(names), strict=True))})
+            advance(number, len(rows))
+    with disk_faults(out), out.open("w", encoding="utf-8", newline="") as table:
+        if out.suffix == ".jsonl":
+            table.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in written)
+        else:
+            writer = csv.DictWriter(table, [*columns, *names], restval="")
+            writer.writeheader()
+            writer.writerows({name: _cell(value) for name, value in row.items()} for row in written)
+    echo(f"wrote {out}: {len(written):,} rows")
+
+
+def _values(answer: Choice | str) -> tuple[object, ...]:
+    return (answer,) if isinstance(answer, str) else (answer.best, round(max(answer.shares), 4))
+
+
+def _cell(value: object) -> object:
+    """Return a value as a cell of a table: lists and objects as JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value

@@ -1,0 +1,121 @@
+"""A trained model in use: asked about texts that nobody has answered, calibrated as an evaluation is.
+
+It is that of a trainer, or one that was exported: beside the weights lies what the run's task is and, where
+answers are compared less what a model is inclined to anyway, how much that is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sfnode.engine.devices import usable_device
+from sfnode.engine.evaluation import prior
+from sfnode.engine.generation import complete, positions
+from sfnode.engine.losses import EVALUATION_BATCH, scorer
+from sfnode.engine.samples import Choice, choices
+from sfnode.engine.trainable_model import TrainableModel
+from sfnode.errors import Code, UserError
+from sfnode.manifest.task import Task
+from sfnode.models import loader
+from sfnode.models.loader import LoadedModel
+from sfnode.tasks import calibration, chat
+from sfnode.tasks.encoding import Prior
+from sfnode.tasks.mini_batches import CENTRED
+from sfnode.tasks.prompts import Conversation, Prompt, render_row, unanswered
+
+ABOUT = "sfnode.json"
+"""File of an export with its task: `prior` in it is that of the exported weights."""
+
+TOKENS = 64
+"""Tokens of an answer that a model writes, unless told otherwise."""
+
+
+class ModelInUse(NamedTuple):
+    """A model, and how it is asked."""
+
+    loaded: LoadedModel
+    task: Task
+    prior: Prior | None
+
+    def answers(self, rows: Sequence[Mapping[str, Any]], tokens: int = TOKENS) -> Iterator[Choice | str]:
+        """Yield the answer to each row, in their order: its candidates, or what the model writes in at most
+        so many tokens. `tasks.prompts.problem` finds nothing wrong with them, `unanswered`. Raises UserError
+        DATA_MALFORMED for a row that does not fit the model."""
+        rows = [unanswered(self.task, row) for row in rows]
+        for first in range(0, len(rows), EVALUATION_BATCH):
+            some = rows[first : first + EVALUATION_BATCH]
+            if chooses(self.task):
+                yield from choices(self.loaded, self.task, some, scorer(self.loaded), self.prior)
+            else:
+                prompts = [_prompt(self.loaded, asked(self.task), row) for row in some]
+                most = most_tokens(self.loaded, self.task, tokens)
+                yield from (text.strip() for text in complete(self.loaded, prompts, most, self.task.stop))
+
+
+def most_tokens(loaded: LoadedModel, task: Task, wanted: int = TOKENS) -> int:
+    """Return how many tokens an answer has at most: half of what the model can read is left for the text."""
+    return min(wanted, task.answer_tokens or wanted, max(1, positions(loaded) // 2))
+
+
+def chooses(task: Task) -> bool:
+    """Return whether the answer is one of several, rather than written."""
+    return task.labelled or task.kind == "choice"
+
+
+def asked(task: Task) -> Task:
+    """Return the task of a row without its answer: where the answer is written, the text of the template."""
+    if chooses(task) or task.kind == "chat":
+        return task
+    return Task(kind="text", template=task.template, max_tokens=task.max_tokens)
+
+
+def _prompt(loaded: LoadedModel, task: Task, row: Mapping[str, Any]) -> str:
+    text = render_row(task, row)
+    if isinstance(text, Conversation):
+        return chat.prompt(loaded.tokenizer, text.messages[:-1])
+    assert isinstance(text, Prompt)  # those of a classification are chosen from
+    return text.answers[0]
+
+
+def of_trainer(model: TrainableModel) -> ModelInUse:
+    """Return a trainer's model as of now. Raises as `evaluation.prior`."""
+    model.rebuild()
+    task = model.manifest.task
+    return ModelInUse(model.loaded, task, prior(model) if task.loss == CENTRED else None)
+
+
+def of_export(folder: Path, device: str, dtype: str) -> ModelInUse:
+    """Load the model in a folder that was exported. Raises UserError MODEL_*, DEVICE and as `task_in`."""
+    task = task_in(folder)
+    loaded = loader.load_to_use(folder, task, usable_device(device), dtype)
+    return ModelInUse(loaded, task, calibration.from_manifest(task) if task.prior else None)
+
+
+def task_in(folder: Path) -> Task:
+    """Return the task of an exported model. Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED."""
+    try:
+        return Task.model_validate(json.loads((folder / ABOUT).read_text("utf-8"))["task"])
+    except OSError as error:
+        raise UserError(
+            Code.MODEL_NOT_FOUND,
+            f"{folder} is no folder with a whole model that `sfnode export` has written: it lacks {ABOUT}",
+            "Write one: sfnode export --out FOLDER. An adapter (--format lora) is used with its base model.",
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"{folder / ABOUT} cannot be read: {error}",
+            "Export the model again, or use the version of sfnode that has written it.",
+        ) from error
+
+
+def about(model: TrainableModel) -> str:
+    """Return what an export says of its task, in JSON. Raises as `evaluation.prior`."""
+    task = model.manifest.task
+    if task.loss == CENTRED:
+        task = task.model_copy(update={"prior": calibration.for_manifest(prior(model))})
+    said = {"run_id": model.manifest.run_id.hex(), "run_name": model.manifest.name}
+    return json.dumps(said | {"task": task.model_dump(mode="json")}, ensure_ascii=False, indent=1) + "\n"

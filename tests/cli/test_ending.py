@@ -1,0 +1,121 @@
+"""The card at the end of a run: what was learnt, three examples, whose work it was, and what comes next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from sfnode.cli.ending import Change, card, changed, commands
+from sfnode.cli.folders import profile_folder
+from sfnode.cli.main import cli
+from sfnode.defaults import DATA_DIR
+from sfnode.manifest.sections import OrganisedSection
+from sfnode.manifest.task import Task
+from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.views import SampleMoment, SampleRow, Samples
+from sfnode.store.run_keys import RunKeys
+from tests.publish.test_words import check
+from tests.swarm.helpers import MANIFEST, NONE
+
+
+def found(value: float, around: float = 0.02, **others: Any) -> Evaluation:
+    return Evaluation(
+        metric="accuracy", value=value, low=value - around, high=value + around, loss=0.5, count=800
+    ).model_copy(update=others)  # fmt: skip
+
+
+def figures(now: Evaluation | None, *before: Evaluation | None) -> list[str]:
+    lines = card("A title", changed(now, *before), NONE, [], []).splitlines()
+    return [line.strip() for line in lines if line and line != "A title"]
+
+
+def test_what_it_could_before_and_can_now_is_in_per_cent() -> None:
+    assert figures(found(0.875), found(0.53)) == [
+        "before  53 % right",
+        "now     88 % right on 800 rows that nobody trained on",
+    ]
+    assert figures(None) == []
+    assert figures(found(0.54), found(0.53))[1].endswith(", which may be chance")
+    assert figures(found(0.6)) == ["The model has 60 % right on 800 rows that nobody trained on."]
+
+
+def test_it_is_compared_with_what_was_measured_in_the_same_way() -> None:
+    calibrated = found(0.64, calibrated=True)
+    assert figures(found(0.9, calibrated=True), calibrated, found(0.5))[0] == "before  64 % right"
+    assert figures(found(0.9), calibrated, found(0.5))[0] == "before  50 % right"
+
+
+def test_of_what_is_no_share_it_says_by_how_much_it_is_better() -> None:
+    now, before = (found(value, 0.1, metric="perplexity") for value in (9.0, 12.0))
+    assert figures(now, before) == [
+        "before  perplexity 12",
+        "now     perplexity 9 on 800 rows that nobody trained on, better by 25 %",
+    ]
+
+
+def test_examples_are_three_those_first_that_have_become_right() -> None:
+    rows = [
+        SampleRow(text=f"text {n}", right="good", base=base, base_score=float(base == "good"))
+        for n, base in enumerate(("good", "bad", "bad", "good"))
+    ]
+    answers = ["good", "bad", "good", "bad"]
+    moment = SampleMoment(epoch=1, known=9, answers=answers, scores=[float(one == "good") for one in answers])
+    said = card("A title", Change(None, None), Samples(rows=rows, moments=[moment]), [], [])
+    shown = [line.strip() for line in said.splitlines() if "text" in line or "now" in line]
+    assert shown[:2] == ["“text 2”", "before: bad  now: good  right: good"]
+    assert [line for line in shown if line.startswith("“")] == ["“text 2”", "“text 0”", "“text 1”"]
+
+
+@pytest.fixture
+def home_of(home: Path) -> Callable[[Path], str]:
+    """What the commands say of a folder."""
+    return lambda folder: commands(MANIFEST, folder)[-1].partition("verify")[2].strip()
+
+
+def test_a_folder_is_named_as_shortly_as_it_can_be(
+    home_of: Callable[[Path], str], tmp_path: Path, home: Path
+) -> None:
+    assert home_of(DATA_DIR) == ""
+    assert home_of(profile_folder("films")) == "--profile films"
+    assert home_of(tmp_path / "a folder") == f"--data-dir '{tmp_path}/a folder'"
+
+
+TASKS = (
+    MANIFEST.task,
+    Task(kind="chat"),
+    Task(kind="classification", template="{a} {b}", verbalizer={"0": "no", "1": "yes"}),
+    Task(kind="choice", template="{a}", completion="{candidate}", candidates_field="many"),
+)
+
+
+def options(line: str) -> Iterator[tuple[click.Command, list[str]]]:
+    """The command of a line, and its words."""
+    words = shlex.split(line.partition("sfnode ")[2])
+    command = cli.get_command(click.Context(cli), words[0])
+    while isinstance(command, click.Group):
+        words = words[1:]
+        command = command.get_command(click.Context(command), words[0])
+    assert command is not None
+    yield command, words[1:]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+def test_every_command_that_comes_next_is_one(task: Task, tmp_path: Path) -> None:
+    said = OrganisedSection(**RunKeys.generate().options(), quota=9)
+    run = MANIFEST.model_copy(update={"task": task, "organised": said, "admission": "organised"})
+    lines = commands(run, tmp_path, "ab" * 32)
+    assert len(lines) == 4
+    for line in lines:
+        for command, words in options(line):
+            command.make_context(str(command.name), words)  # which takes all of them
+
+
+def test_a_card_is_plain_whatever_it_tells() -> None:
+    metrics = (found(0.9996), found(0.9, metric="f1"), found(3.0, metric="perplexity"))
+    for now in metrics:
+        check(card("The run films is complete.", Change(now, now), NONE, ["Your work: 3 updates."], []))
