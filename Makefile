@@ -27,7 +27,7 @@ help:
 	@echo "make soak        simulate networks under random faults and attacks for SECONDS=600"
 	@echo "make fuzz        fuzz the decoders, the machine and whole nodes for SECONDS=600 each"
 	@echo "make vectors     write protocol/vectors anew from the reference implementation"
-	@echo "make reference   write docs/cli.md anew from the commands"
+	@echo "make reference   write docs/cli.md and docs/json.md anew"
 	@echo "make dist        build sdist and wheel, as they are published, and check them"
 	@echo "make clean       remove the virtual environment and all caches"
 
@@ -100,7 +100,7 @@ fuzz: $(READY)
 vectors: $(READY)
 	$(BIN)/python protocol/vectors/generate.py
 
-# writes docs/cli.md; needed after a change to the command line
+# writes docs/cli.md and docs/json.md; needed after a change to the command line or to what it prints
 reference: $(READY)
 	$(BIN)/python scripts/reference.py
 

@@ -147,7 +147,7 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
     "--log-to",
     metavar="KIND:PLACE",
     help="Record every step and evaluation: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or trackio:PROJECT "
-    "(docs/loggers.md). Repeat for more.",
+    "(docs/views.md). Repeat for more.",
 )
 @device_option
 @threads_option("CPU threads.  [default: 1]")

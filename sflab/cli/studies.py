@@ -40,7 +40,7 @@ def study_options(default: str) -> Callable[[F], F]:
         function = option(
             "--ray",
             metavar="ADDRESS",
-            help="Run cells through Ray: the address of a cluster, `auto`, or `local` (docs/paper.md).",
+            help="Run cells through Ray: the address of a cluster, `auto`, or `local` (docs/experiments.md).",
         )(function)
         function = option(
             "--workers",

@@ -42,7 +42,8 @@ MOST_SAMPLES = 1000
 @device_option
 @dtype_option
 @option(
-    "--limit",
+    "--test-limit",
+    "limit",
     type=click.IntRange(0),
     default=0,
     metavar="COUNT",

@@ -24,7 +24,7 @@ class Lazy(NamedTuple):
     """A command that has not been imported."""
 
     where: str
-    """`module:attribute`."""
+    """`module:attribute`; of a module of this package its name alone."""
     help: str
     """One line for lists of commands."""
     example: str = ""
@@ -107,7 +107,8 @@ def _paths(group: click.Command) -> Iterator[str]:
 def _imported(name: str, where: str) -> click.Command:
     module, _, attribute = where.partition(":")
     try:
-        command: click.Command = getattr(import_module(module), attribute)
+        package = "" if module.startswith(LAB) else f"{__package__}."
+        command: click.Command = getattr(import_module(f"{package}{module}"), attribute)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != LAB:
             raise

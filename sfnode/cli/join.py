@@ -97,15 +97,14 @@ GROUPS = {
     "--run-id",
     key="run.id",
     metavar="HEX",
-    help="Refuse to join a run whose id does not begin so; where no peer is a node, all of it finds the run.",
+    help="Refuse to join a run whose id does not begin so; where no peer is a node, all of it.",
 )
 @setting(
     "--contacts-url",
     key="run.contacts",
     metavar="URL",
     callback=parse_text,
-    help="Web page with the run's current contacts (`sfnode invite --run-json`): asked when no peer is "
-    "there, and named in the links that this node makes.  [default: the one that a link has named]",
+    help="Web page with the run's contacts, asked when no peer is there.  [default: the link's]",
 )
 @setting("--role", metavar="ROLE", help="trainer; or relay: no model, forwards only.")
 @data_dir_option
@@ -113,30 +112,24 @@ GROUPS = {
 @setting(
     "--share-model/--no-share-model",
     key="data.share_model",
-    help="Whether to give the base model and the run's data to nodes that lack them. A relay that is to give "
-    "them downloads them first.  [default: trainers do, relays do not]",
+    help="Give model and data to nodes that lack them.  [default: trainers do]",
 )
 @setting("--data", metavar="FILE", help="Train on this private file; its rows never leave this machine.")
-@setting(
-    "--skip-bad-rows",
-    help="Leave out rows of --data that do not fit, and say which.",
-)
+@setting("--skip-bad-rows", help="Leave out rows of --data that do not fit, and say which.")
 @verifier_option
 @setting(
     "--noise",
     key="noise.multiplier",
     type=click.FloatRange(0, 1000),
     metavar="MULTIPLIER",
-    help="With --data: add normal noise to this node's scalars, so many times what one row can change; the "
-    "status says what that is worth as (epsilon, delta) (docs/security.md).  [default: 0]",
+    help="With --data: noise on what is told, in units of one row (docs/security.md).",
 )
 @setting(
     "--noise-clip",
     key="noise.clip",
     type=click.FloatRange(0, 1e9),
     metavar="SLOPE",
-    help="The largest slope that is told where there is noise, which is in proportion to it.  [default: the "
-    "run's scalar_limit times scalar_delta]",
+    help="With noise: the largest slope that is told.  [default: the run's]",
 )
 @setting(
     "--shard",
@@ -152,8 +145,7 @@ GROUPS = {
     "--queries",
     key="node.queries",
     metavar="COUNT",
-    help="Mini-batches evaluated in one batched forward pass, each for one update or for a group; more fill "
-    "a GPU better.  [default: 1, or 64 where a head alone is trained]",
+    help="Mini-batches in one forward pass.  [default: 1, or 64 of a head alone]",
 )
 @setting("--steps", metavar="COUNT", help="Leave after so many updates.  [default: no limit]")
 @setting(
@@ -164,73 +156,56 @@ GROUPS = {
 )
 @setting("--team", callback=parse_text, metavar="TEXT", help="The team that your work counts for, too.")
 @setting("--until-complete", help="Leave when the run is complete and the neighbours agree.")
-@setting(
-    "--follow",
-    help="Go on in the next run that its organiser announces.",
-)
+@setting("--follow", help="Go on in the next run that its organiser announces.")
 @setting(
     "--invitation",
     key="run.invitation",
     callback=parse_text,
     metavar="NUMBER:HEX",
-    help="What admits this node to an organised run, if a link does not say it: a secret, so rather set the "
-    "variable than write it on a command line, which everybody on a machine sees.",
+    help="What admits this node, if no link does: a secret, so rather set the variable.",
 )
 @setting("--organise", help="Decide what counts, with the organiser's key.")
 @setting(
-    "--alone",
-    key="organise.alone",
-    help="With --organise: nobody has decisions of this run that are not here; do not wait for peers. If "
-    "somebody has, that ends the key's term.",
+    "--alone", key="organise.alone", help="Do not wait for peers: nobody has decisions that are not here."
 )
 @setting(
     "--search/--no-search",
     key="organise.search",
-    help="With --organise: look along every epoch, on validation rows, how far to go and at which rate to go "
-    "on; without, every epoch counts once, at the run's learning rate.",
+    help="Look along every epoch how far to go, and at which rate to go on.",
 )
 @setting(
     "--guard/--no-guard",
     key="organise.guard",
-    help="With --organise, in a run with validation rows: go back to the best seal at a lower rate when the "
-    "model gets worse, and end the run when it no longer improves.",
+    help="Go back to the best seal when the model gets worse; end when it gets no better.",
 )
 @setting(
     "--renew-bases",
     key="organise.renew_bases",
     metavar="COUNT",
-    help="With --organise, in a run with published bases: make new ones from gradients at the sealed "
-    "weights, by backward passes on this machine, once those of now have served for so many updates. 0: "
-    "never.",
+    help="Make new bases from gradients after so many updates; 0: never.",
 )
-@setting(
-    "--from-checkpoint",
-    help="Begin with the newest checkpoint, instead of all updates before it.",
-)
+@setting("--from-checkpoint", help="Begin with the newest checkpoint, instead of all updates before it.")
 @setting(
     "--history",
     key="history.keep",
-    help="What to keep of an organised run: all updates, or those after the checkpoint before "
-    "the newest one.",
+    help="What to keep: all updates, or those after the last checkpoint but one.",
 )
 @setting("--keys-dir", metavar="FOLDER", help="Where the organiser's keys are.")
 @setting(
     "--admission",
     key="organise.admission",
-    help="With --organise: whom to admit besides those whom you invite: anyone who shows a proof of work, "
-    "those whom you approve, nobody (links).  [default: anyone; in a private run approve]",
+    help="Whom to admit uninvited.  [default: anyone; in a private run approve]",
 )
 @setting(
     "--validator/--no-validator",
     key="node.validator",
-    help="Where the organiser names this node a validator: measure what members bring, on validation rows, "
-    "within the limits and for a quarter of the time at most.",
+    help="Measure what members bring, if the organiser asks for that.",
 )
 @setting(
     "--passphrase-file",
     key="organise.passphrase_file",
     metavar="FILE",
-    help="With --organise: open the key with the first line of FILE.  [default: ask, at a terminal]",
+    help="Open the organiser's key with its first line.  [default: ask]",
 )
 @host_maddrs_option("Where to listen; port 0 is any free one.")
 @setting("--announce-maddrs", metavar="MULTIADDR", help="Tell others this address, of a forwarded port.")
@@ -244,8 +219,7 @@ GROUPS = {
 @setting(
     "--circuit-relay/--no-circuit-relay",
     key="network.circuit_relay",
-    help="Whether to relay connections between nodes that cannot reach each other.  [default: relays do, "
-    "trainers do not]",
+    help="Relay connections of others.  [default: relays do]",
 )
 @limit_option
 @setting("--client-mode", key="network.client_mode", help="Listen nowhere; only connect to others.")
@@ -260,8 +234,7 @@ GROUPS = {
     "--samples",
     key="node.samples",
     metavar="ROWS",
-    help="Record for the dashboard how the base model and those of later seals answer so many test rows; it "
-    "takes a fiftieth of the computing at most, the first time excepted; 0: none.",
+    help="Test rows whose answers are recorded for the dashboard; 0: none.",
 )
 @setting(
     "--log-to", metavar="KIND:PLACE", help="Record figures: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT."

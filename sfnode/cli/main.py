@@ -29,74 +29,62 @@ takes an eighth of the time in which a node loads its libraries."""
 COMMANDS = {
     "Join": {
         "join": Lazy(
-            "sfnode.cli.join:join",
+            "join:join",
             "Run a node: join a run, or start one.",
             "sfnode join sfnode:AZMB... --limit cpu=50,hours=22:00-07:00",
         ),
-        "invite": Lazy("sfnode.cli.invite:invite", "Print the link with which others join.", "sfnode invite"),
-        "swarm": Lazy(
-            "sfnode.cli.swarm:swarm", "Run several nodes here and compare them.", "sfnode swarm --nodes 4"
-        ),
-        "leave": Lazy("sfnode.cli.owner:leave", "End a running node.", "sfnode leave --finish"),
-        "pause": Lazy(
-            "sfnode.cli.owner:pause", "Have a running node compute nothing for a while.", "sfnode pause 2h"
-        ),
-        "resume": Lazy("sfnode.cli.owner:resume", "End a pause.", "sfnode resume"),
+        "invite": Lazy("invite:invite", "Print the link with which others join.", "sfnode invite"),
+        "swarm": Lazy("swarm:swarm", "Run several nodes here and compare them.", "sfnode swarm --nodes 4"),
+        "leave": Lazy("owner:leave", "End a running node.", "sfnode leave --finish"),
+        "pause": Lazy("owner:pause", "Have a running node compute nothing for a while.", "sfnode pause 2h"),
+        "resume": Lazy("owner:resume", "End a pause.", "sfnode resume"),
         "limit": Lazy(
-            "sfnode.cli.owner:limit",
+            "owner:limit",
             "Show or change the limits of a running node.",
             "sfnode limit cpu=50,hours=22:00-07:00",
         ),
     },
     "Watch": {
-        "status": Lazy("sfnode.cli.status:status", "Show what a running node is doing.", "sfnode status"),
-        "top": Lazy("sfnode.cli.dashboard:top", "Watch a running node in the terminal.", "sfnode top"),
+        "status": Lazy("status:status", "Show what a running node is doing.", "sfnode status"),
+        "top": Lazy("dashboard:top", "Watch a running node in the terminal.", "sfnode top"),
         "dashboard": Lazy(
-            "sfnode.cli.dashboard:dashboard",
-            "Show a running node in the browser.",
-            "sfnode dashboard --listen 8380",
+            "dashboard:dashboard", "Show a running node in the browser.", "sfnode dashboard --listen 8380"
         ),
-        "log": Lazy("sfnode.cli.history:log", "Show what was decided, and who brought what.", "sfnode log"),
+        "log": Lazy("history:log", "Show what was decided, and who brought what.", "sfnode log"),
         "leaderboard": Lazy(
-            "sfnode.cli.leaderboard:leaderboard",
+            "leaderboard:leaderboard",
             "Show what each member has brought, and its worth.",
             "sfnode leaderboard",
         ),
-        "list": Lazy("sfnode.cli.list:list_", "List the runs on this machine.", "sfnode list"),
+        "list": Lazy("list:list_", "List the runs on this machine.", "sfnode list"),
     },
     "Organise": {
-        "init": Lazy("sfnode.cli.init:init", "Make a run of your data.", "sfnode init tickets.csv"),
-        "organise": Lazy("sfnode.cli.organise:organise", "See and decide what counts in your run."),
+        "init": Lazy("init:init", "Make a run of your data.", "sfnode init tickets.csv"),
+        "organise": Lazy("organise:organise", "See and decide what counts in your run."),
     },
     "Result": {
-        "use": Lazy("sfnode.cli.use:use", "Ask the trained model.", "sfnode use"),
-        "eval": Lazy(
-            "sfnode.cli.evaluate:evaluate", "Measure the base and the trained model.", "sfnode eval"
-        ),
-        "export": Lazy(
-            "sfnode.cli.export:export", "Write the trained model to a folder.", "sfnode export --out model"
-        ),
-        "verify": Lazy(
-            "sfnode.cli.verify:verify", "Replay the log and check every signature.", "sfnode verify"
-        ),
-        "certificate": Lazy("sfnode.cli.main:certificate", "Certify what a member has brought."),
-        "publish": Lazy("sfnode.cli.main:publish", "Write pages about runs for any web server."),
-        "history": Lazy("sfnode.cli.main:history", "Go back in a run, fork it, keep it in one file."),
+        "use": Lazy("use:use", "Ask the trained model.", "sfnode use"),
+        "eval": Lazy("evaluate:evaluate", "Measure the base and the trained model.", "sfnode eval"),
+        "export": Lazy("export:export", "Write the trained model to a folder.", "sfnode export --out model"),
+        "verify": Lazy("verify:verify", "Replay the log and check every signature.", "sfnode verify"),
+        "certificate": Lazy("main:certificate", "Certify what a member has brought."),
+        "publish": Lazy("main:publish", "Write pages about runs for any web server."),
+        "history": Lazy("main:history", "Go back in a run, fork it, keep it in one file."),
     },
     "This machine": {
         "doctor": Lazy(
-            "sfnode.cli.doctor:doctor",
+            "doctor:doctor",
             "Find out what would keep a node from working here.",
             "sfnode doctor --link sfnode:AZMB...",
         ),
-        "service": Lazy("sfnode.cli.main:service", "Have systemd keep a node running."),
+        "service": Lazy("main:service", "Have systemd keep a node running."),
         "peer-id": Lazy(
-            "sfnode.cli.invite:peer_id_command",
+            "invite:peer_id_command",
             "Print a folder's peer id, even before its node runs.",
             "sfnode peer-id --data-dir node",
         ),
         "completion": Lazy(
-            "sfnode.cli.groups:completion",
+            "groups:completion",
             "Print the script that completes commands in your shell.",
             "sfnode completion bash",
         ),
@@ -114,14 +102,12 @@ certificate = group(
     "Certify what a member has brought to a run, and check such a certificate.",
     {
         "make": Lazy(
-            "sfnode.cli.certificate:make",
+            "certificate:make",
             "Certify what the member with KEY has brought.",
             "sfnode certificate make 5e6f7a8b --out ada.svg",
         ),
         "check": Lazy(
-            "sfnode.cli.certificate:check",
-            "Compute a certificate anew and compare.",
-            "sfnode certificate check ada.svg",
+            "certificate:check", "Compute a certificate anew and compare.", "sfnode certificate check ada.svg"
         ),
     },
 )
@@ -130,12 +116,10 @@ publish = group(
     "Write pages about runs, for any web server.",
     {
         "page": Lazy(
-            "sfnode.cli.publish:page",
-            "Write a page about a run.",
-            "sfnode publish page --out www/owls --every 10m",
+            "publish:page", "Write a page about a run.", "sfnode publish page --out www/owls --every 10m"
         ),
         "directory": Lazy(
-            "sfnode.cli.publish:directory",
+            "publish:directory",
             "Write a page about several runs.",
             "sfnode publish directory www/owls/run.json www/bees/run.json --out www",
         ),
@@ -146,42 +130,36 @@ service = group(
     "Have the user's systemd start a node, and keep it running.",
     {
         "install": Lazy(
-            "sfnode.cli.service:install",
+            "service:install",
             "Write a unit that runs `sfnode join`.",
             "sfnode service install --profile owls --limit cpu=50",
         ),
-        "remove": Lazy(
-            "sfnode.cli.service:remove", "Remove that unit.", "sfnode service remove --profile owls"
-        ),
+        "remove": Lazy("service:remove", "Remove that unit.", "sfnode service remove --profile owls"),
     },
 )
 
 history = group(
     "Go back to any seal of a run, find what made it worse, start another from there, keep it in one file.",
     {
-        "diff": Lazy(
-            "sfnode.cli.history:diff", "Show what has changed between two seals.", "sfnode history diff 3 7"
-        ),
+        "diff": Lazy("history:diff", "Show what has changed between two seals.", "sfnode history diff 3 7"),
         "checkout": Lazy(
-            "sfnode.cli.history:checkout",
+            "history:checkout",
             "Recompute the state, or the model, of any seal.",
             "sfnode history checkout 3 --out model-3",
         ),
         "bisect": Lazy(
-            "sfnode.cli.history:bisect",
+            "history:bisect",
             "Find what made the model worse, and whose work it was.",
             "sfnode history bisect 3 7",
         ),
-        "fork": Lazy(
-            "sfnode.cli.fork:fork", "Start a new run from a seal.", "sfnode history fork 7 --out owls-2"
-        ),
+        "fork": Lazy("fork:fork", "Start a new run from a seal.", "sfnode history fork 7 --out owls-2"),
         "archive": Lazy(
-            "sfnode.cli.export:archive",
+            "export:archive",
             "Write the run to one file that verifies itself.",
             "sfnode history archive --out owls.sfnode",
         ),
         "import": Lazy(
-            "sfnode.cli.export:import_",
+            "export:import_",
             "Take in the archive of a run, verified.",
             "sfnode history import owls.sfnode --data-dir owls",
         ),

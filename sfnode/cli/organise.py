@@ -46,63 +46,59 @@ MAX_U16 = (1 << 16) - 1
 MAX_U32 = (1 << 32) - 1
 
 
-HERE = "sfnode.cli.organise:"
-
 COMMANDS = {
     "Prepare": {
         "try-reward": Lazy(
-            "sfnode.cli.try_reward:try_reward",
+            "try_reward:try_reward",
             "Score a base model's answers before a reward run.",
             "sfnode organise try-reward --task sums",
         ),
         "make-bases": Lazy(
-            "sfnode.cli.bases:make_bases",
-            "Make bases to publish for a run.",
-            "sfnode organise make-bases --out bases",
+            "bases:make_bases", "Make bases to publish for a run.", "sfnode organise make-bases --out bases"
         ),
     },
     "Look": {
         "status": Lazy(
-            HERE + "status", "Show epochs, members, budget and health.", "sfnode organise status --json"
+            "organise:status", "Show epochs, members, budget and health.", "sfnode organise status --json"
         ),
         "members": Lazy(
-            HERE + "members", "List the members and who waits.", "sfnode organise members --waiting"
+            "organise:members", "List the members and who waits.", "sfnode organise members --waiting"
         ),
     },
     "Decide": {
         "invite": Lazy(
-            HERE + "invite", "Make a link that admits whoever has it.", "sfnode organise invite --uses 5"
+            "organise:invite", "Make a link that admits whoever has it.", "sfnode organise invite --uses 5"
         ),
-        "admit": Lazy(HERE + "admit", "Admit a newcomer.", "sfnode organise admit 5e6f7a8b"),
+        "admit": Lazy("organise:admit", "Admit a newcomer.", "sfnode organise admit 5e6f7a8b"),
         "revoke": Lazy(
-            HERE + "revoke", "Let nothing of a member count any more.", "sfnode organise revoke 5e6f7a8b"
+            "organise:revoke", "Let nothing of a member count any more.", "sfnode organise revoke 5e6f7a8b"
         ),
-        "void": Lazy(HERE + "void", "Take back what seals have counted.", "sfnode organise void 7-12"),
+        "void": Lazy("organise:void", "Take back what seals have counted.", "sfnode organise void 7-12"),
         "validators": Lazy(
-            HERE + "validators", "Name the members who measure.", "sfnode organise validators 3 5"
+            "organise:validators", "Name the members who measure.", "sfnode organise validators 3 5"
         ),
         "budget": Lazy(
-            HERE + "budget", "Change after how many updates the run ends.", "sfnode organise budget 20000"
+            "organise:budget", "Change after how many updates the run ends.", "sfnode organise budget 20000"
         ),
         "bases": Lazy(
-            HERE + "bases", "Publish bases for a coming subspace.", "sfnode organise bases bases/0123.bases"
+            "organise:bases", "Publish bases for a coming subspace.", "sfnode organise bases bases/0123.bases"
         ),
         "announce": Lazy(
-            HERE + "announce", "Tell everybody something.", 'sfnode organise announce "Back on Monday"'
+            "organise:announce", "Tell everybody something.", 'sfnode organise announce "Back on Monday"'
         ),
         "next": Lazy(
-            HERE + "announce_next", "Announce the run that follows.", "sfnode organise next sfnode:AZMB..."
+            "organise:announce_next", "Announce the run that follows.", "sfnode organise next sfnode:AZMB..."
         ),
-        "end": Lazy(HERE + "end", "Complete the run, for good.", "sfnode organise end --dry-run"),
+        "end": Lazy("organise:end", "Complete the run, for good.", "sfnode organise end --dry-run"),
     },
     "Hand the key over": {
         "hand-over": Lazy(
-            "sfnode.cli.succession:hand_over",
+            "succession:hand_over",
             "Propose another key, and bring in what was signed.",
             "sfnode organise hand-over --out next.json",
         ),
         "sign": Lazy(
-            "sfnode.cli.succession:sign",
+            "succession:sign",
             "Vote for a proposal, as a deputy.",
             "sfnode organise sign next.json --keys-dir deputy",
         ),

@@ -33,7 +33,7 @@ LOCAL = {
     "machine": "The page's link has addresses of this machine only: nobody can join from another one.",
 }
 
-NO_MANIFEST = "run.toml is not published: this manifest names folders of a machine (docs/publish.md)."
+NO_MANIFEST = "run.toml is not published: this manifest names folders of a machine (docs/organising.md)."
 
 NOWHERE = "The page has no link: this node does not run and has met nobody. Start it, or give --public-link."
 

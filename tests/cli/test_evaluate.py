@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> None:
-    ended = sfnode("eval", "--data-dir", folder, "--limit", 40, "--json")
+    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json")
     assert ended.status == 0, ended.err
     result = EvalResult.model_validate(json.loads(ended.out))  # progress goes to standard error
     assert result.before == result.after  # there are no updates
@@ -50,7 +50,7 @@ def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> N
 
 def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, tmp_path: Path) -> None:
     folder = joined(tmp_path / "centred", default_manifest())
-    ended = sfnode("eval", "--data-dir", folder, "--limit", 40, "--json")
+    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json")
     result = EvalResult.model_validate(json.loads(ended.out))
     assert [one.calibrated for one in (result.before, result.after)] == [False, True]
     assert result.after == result.calibrated  # there are no updates
@@ -60,7 +60,7 @@ def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, t
 
 
 def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -> None:
-    said = sfnode("eval", "--data-dir", folder, "--limit", 40).out.splitlines()
+    said = sfnode("eval", "--data-dir", folder, "--test-limit", 40).out.splitlines()
     assert said[0].startswith("accuracy (95 % interval) on 40 test rows, 0 updates")
     number = r"\d{1,3}\.\d"
     assert said.pop() == "change      the weights have moved by 0 %"
@@ -78,7 +78,7 @@ def rewarded(tmp_path: Path) -> Path:
 
 
 def test_of_a_reward_run_it_has_rewards_and_how_many_answers_are_right(rewarded: Path, sfnode: Run) -> None:
-    asked = ("eval", "--data-dir", rewarded, "--limit", 8, "--pass-at", 2)
+    asked = ("eval", "--data-dir", rewarded, "--test-limit", 8, "--pass-at", 2)
     said = sfnode(*asked, "--samples", 3).out.splitlines()
     assert said[0].startswith("right answers (pass@1) (95 % interval) on 8 test rows, 0 updates")
     one = r"\d{1,3}\.\d % \(\d{1,3}\.\d-\d{1,3}\.\d %\)"
@@ -104,7 +104,7 @@ def test_samples_are_asked_for_where_they_say_something(rewarded: Path, folder: 
 def test_the_drift_is_measured_on_a_text_of_ones_own(folder: Path, sfnode: Run, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the film was good\n")
-    ended = sfnode("eval", "--data-dir", folder, "--limit", 8, "--neutral", text, "--json")
+    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 8, "--neutral", text, "--json")
     drift = EvalResult.model_validate(json.loads(ended.out)).drift
     assert (drift.norm, drift.kl) == (0.0, 0.0)
     assert 0 < drift.tokens < 10
@@ -121,7 +121,7 @@ def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
 ) -> None:
     run = build({"loss": "plain"})
     elsewhere = run.model_copy(update={"data": run.data.model_copy(update={"train": "/nowhere/train.tsv"})})
-    ended = sfnode("eval", "--data-dir", joined(tmp_path / "elsewhere", elsewhere), "--limit", 8)
+    ended = sfnode("eval", "--data-dir", joined(tmp_path / "elsewhere", elsewhere), "--test-limit", 8)
     assert (ended.status, "SF030" in ended.err) == (0, True)
     assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after", "change"]
 
@@ -166,7 +166,7 @@ def behind(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", [("eval", "--limit", 8), ("export", "--out", "out")], ids=lambda words: words[0]
+    "command", [("eval", "--test-limit", 8), ("export", "--out", "out")], ids=lambda words: words[0]
 )
 def test_nothing_is_said_of_a_seal_of_which_updates_are_lacking(
     command: tuple[str, ...], behind: Path, sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +194,7 @@ def test_beside_a_head_stands_a_linear_probe_of_training_rows_that_have_gone_thr
     alone = {"kind": "sequence-classification", "template": "{text}", "verbalizer": {"0": "bad", "1": "good"}}
     train, test = ("builtin:reviews:train", "builtin:reviews:test")
     folder = joined(tmp_path / "head", build(alone | {"train": train, "test": test}))
-    said = sfnode("eval", "--data-dir", folder, "--limit", 60).out.splitlines()
+    said = sfnode("eval", "--data-dir", folder, "--test-limit", 60).out.splitlines()
     probe = re.fullmatch(r"a linear probe on 512 training rows: accuracy (\d+\.\d) % .*", said[-2])
     assert probe, "of those that the calibration has taken"
     assert float(probe[1]) > 60

@@ -72,6 +72,7 @@ def test_join_and_limit_take_limits_in_one_notation(
     assert Limits().changed(_changes(WRITTEN)) == meant
     config('limit = ["cpu=50", "mains=yes"]\n')
     assert received("join")["limits"] == Limits(cpu=50, mains=True)
+    assert received("eval")["limit"] == 0, "the file's limits are nothing to other commands"
     monkeypatch.setenv("SFNODE_LIMIT", "cpu=20,threads=2 watts=none")
     assert received("join")["limits"] == Limits(cpu=20, threads=2)
 

@@ -51,7 +51,7 @@ def test_it_verifies_to_the_digests_that_version_1_gave(folder: Path, sfnode: Ru
 
 
 def test_its_model_can_be_measured_and_exported(folder: Path, sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("eval", "--data-dir", folder, "--limit", 10, "--json")
+    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 10, "--json")
     assert ended.status == 0, ended.err
     assert sfnode("export", "--out", tmp_path / "out", "--data-dir", folder).status == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -246,7 +246,7 @@ def test_no_optional_package_is_loaded_before_it_is_asked_for() -> None:
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = Path(__file__).parents[2] / "docs" / "loggers.md"
+    guide = Path(__file__).parents[2] / "docs" / "views.md"
     (example,) = re.findall(r"^```python\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(example, {})

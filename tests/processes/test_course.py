@@ -212,7 +212,9 @@ def test_exported_weights_are_equal_and_transformers_loads_them(models: dict[str
 
 def test_training_has_changed_the_model(seen: Course) -> None:
     result = json.loads(
-        here("eval", "--as-of-now", "--json", "--limit", 100, "--data-dir", seen.nodes["newcomer"].folder)
+        here(
+            "eval", "--as-of-now", "--json", "--test-limit", 100, "--data-dir", seen.nodes["newcomer"].folder
+        )
     )
     assert result["digest"] == seen.final["relay"].digest
     assert result["before"]["count"] == result["after"]["count"] == 100

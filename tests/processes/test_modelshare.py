@@ -88,7 +88,7 @@ def test_an_invitation_is_enough_although_a_peer_lies_and_the_node_is_killed(
     assert megabytes(asked_for[1]) <= megabytes(asked_for[0]) - had + 1
     assert "sends something else than it should" in newcomer.output()
     # commands find the model in the folder, too
-    ended = sfnode(tmp_path, "eval", "--data-dir", newcomer.folder, "--limit", 8, "--json")
+    ended = sfnode(tmp_path, "eval", "--data-dir", newcomer.folder, "--test-limit", 8, "--json")
     assert json.loads(ended.stdout)["before"]["count"] == 8
 
 

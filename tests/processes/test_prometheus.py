@@ -64,7 +64,7 @@ def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: P
         for target in targets():
             ask = prometheus.values if target.instant else prometheus.course
             until(f"{target.panel} has data", lambda ask=ask, target=target: ask(target.expression))
-        for _, expression in documented():
+        for expression in documented():
             prometheus.values(expression)  # raises for one that it does not understand
         for address in (first, second):
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
-from pathlib import Path
 
 from sfnode.publish.run_file import MAX_PROGRESS, ProgressMoment, RunFile, hourly, progress
 from tests.publish.test_directory import SAID
@@ -37,9 +35,3 @@ def test_publishing_twice_in_a_second_is_one_moment() -> None:
     now = datetime(2026, 11, 23, tzinfo=UTC)
     before = RunFile.model_validate(SAID | {"progress": progress(None, now, 5)})
     assert [one.updates for one in progress(before, now, 6)] == [6]
-
-
-def test_every_field_is_documented_in_its_order() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "publish.md").read_text(encoding="utf-8")
-    documented = re.findall(r"^\| `(\w+)` \|", text.partition("## run.json")[2], flags=re.MULTILINE)
-    assert documented == list(RunFile.model_fields)
