@@ -324,7 +324,8 @@ def test_who_has_said_something_hears_that_it_goes_on_under_another_name(
         for last in (None, newcomer, author):
             startup.tell_of_new_feed(log, last, f"the feed of {last and last.origin.hex()[:4]} was copied")
     warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert warned == [f"the feed of {author.origin.hex()[:4]} was copied; continuing under a new incarnation"]
+    why = f"the feed of {author.origin.hex()[:4]} was copied"
+    assert warned == [f"{why}; its work goes on as that of a new node, with the same key"]
 
 
 WORKING = RUN.model_copy(update={"open": OpenSection(work_bits=10)})

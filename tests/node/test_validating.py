@@ -210,7 +210,7 @@ async def test_an_epoch_that_cannot_be_measured_is_left_to_others(
     epoch = run.epoch
     await run.b.until(lambda: run.b.node.status().validator.problem == problem)
     assert run.b.node.validating._place(epoch) is None
-    assert caplog.text.count(f"epoch {epoch} is not measured here: {problem}") <= 2  # by b and c
+    assert caplog.text.count(f"round {epoch} is not measured here: {problem}") <= 2  # by b and c
     assert not run.heard
 
 

@@ -181,4 +181,4 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
         assert node.engine.bases[-1] == schedule
         status = await node.client.organising()
         assert [one.digest for one in status.bases] == [first, second]
-    assert f"bases {second[:16]} are published for subspace {subspace}" in caplog.text
+    assert f"new directions of training, {second[:16]}, are published" in caplog.text
