@@ -85,7 +85,7 @@ def test_every_command_and_option_in_a_sentence_exists(page: Path) -> None:
 
 def check(words: list[str]) -> None:
     """Raise for a command or an option that does not exist; values are not checked."""
-    context = click.Context(cli)
+    context = click.Context(cli, **cli.context_settings)
     _, rest, _ = cli.make_parser(context).parse_args([word for word in words if word not in ("-h",)])
     command = cli.load(rest.pop(0))
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-") and rest[0] != "...":
@@ -101,7 +101,7 @@ def check(words: list[str]) -> None:
 
 def flagged(command: click.Command) -> list[click.Parameter]:
     """What a command takes as flags, and not as keys of --set."""
-    found = command.get_params(click.Context(command))
+    found = command.get_params(click.Context(command, parent=click.Context(cli, **cli.context_settings)))
     return [one for one in found if not getattr(one, "key", "")]
 
 

@@ -49,8 +49,8 @@ ZEROTH_ORDER: Rates = (3e-5, 1e-4, 3e-4)
 ADAPTIVE: Rates = (3e-6, 1e-5, 3e-5)
 LORA: Rates = (3e-2, 1e-1, 3e-1)
 ZEROTH_ORDER_LORA: Rates = (3e-4, 1e-3, 3e-3)
-"""Grids by short runs of 4 clients on SST-2 with opt-mini-sst (docs/experiments.md): ten times the middle rate
-does harm in each."""
+"""Grids by short runs of 4 clients on SST-2 with opt-mini-sst (docs/experiments.md): ten times the middle
+rate does harm in each."""
 
 _MEZO = "Malladi et al. 2023, arXiv 2305.17333"
 _DSGD = "Lian et al. 2017, arXiv 1705.09056"

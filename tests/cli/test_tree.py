@@ -70,7 +70,8 @@ def test_a_help_is_read_at_one_look(command: str, sfnode: Run) -> None:
 @pytest.mark.parametrize("name", MOST_OPTIONS)
 def test_there_are_few_options_besides_set(name: str) -> None:
     command = cli.load(name)
-    shown = [one for one in command.get_params(click.Context(command)) if isinstance(one, click.Option)]
+    context = click.Context(command, parent=click.Context(cli, **cli.context_settings))
+    shown = [one for one in command.get_params(context) if isinstance(one, click.Option)]
     assert len([one for one in shown if not one.hidden and one.name != "set"]) <= MOST_OPTIONS[name]
 
 
