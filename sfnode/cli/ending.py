@@ -44,7 +44,7 @@ LONGEST = 76
 
 
 class Change(NamedTuple):
-    """What a model could before, and what it can now, on rows that nobody trains on."""
+    """The results of a model before a run and after it, on rows that nobody trains on."""
 
     before: Evaluation | None
     now: Evaluation | None
