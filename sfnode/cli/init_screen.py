@@ -55,12 +55,12 @@ WAYS = {
     "text": "the texts themselves",
     "chat": "what the assistant says in a conversation",
 }
-"""How a task is told, by its kind."""
+"""Words for a task, by its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the user has said; what is empty is proposed."""
+    """Answers of the user; what is empty is proposed."""
 
     out: Path
     right: str = ""
@@ -78,7 +78,7 @@ class Answers:
 
 
 class Plan(NamedTuple):
-    """What follows from a table and answers."""
+    """The run that follows from a table and answers."""
 
     proposal: Proposal
     task: Task

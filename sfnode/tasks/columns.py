@@ -28,7 +28,7 @@ Holds = Literal["texts", "numbers", "messages", "lists", "others", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column holds, over all rows."""
+    """The contents of a column, over all rows."""
 
     name: str
     holds: Holds

@@ -1,4 +1,4 @@
-"""What the columns of a table suggest is to be learnt from it, for an owner who then says yes or no.
+"""Tasks that the columns of a table suggest, for an owner who then says yes or no.
 
 The rules, in their order; all follow from the table alone:
 
@@ -55,7 +55,7 @@ RIGHT = ANSWERS | frozenset(
 """The same of columns that say what is right."""
 
 CHOICES = ("", "option", "choice", "answer", "wahl", "antwort", "choix", "opcion")
-"""What may precede the letter or the number of a column with a choice."""
+"""Beginnings of the names of columns with choices, before a letter or a number."""
 
 MOST_CLASSES = 100
 """Classes that a run can have: mini-batches are to show each."""
@@ -79,7 +79,7 @@ MOST_OTHERS = 3
 """Other columns that are named, of which the owner may have meant one."""
 
 NOTHING = "none"
-"""In place of the column that says what is right: there is none, and the texts themselves are learnt."""
+"""Name in place of the column that says what is right: there is none, and the texts themselves are learnt."""
 
 
 class Proposal(NamedTuple):

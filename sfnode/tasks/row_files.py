@@ -123,7 +123,7 @@ ARCHIVE = b"PK\x03\x04"
 EXPORT = "Export the table as CSV in UTF-8, and name that file."
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
-"""What stands in a text for a byte that is not UTF-8: half of a surrogate pair, which UTF-8 has none of."""
+"""Characters for bytes that are not UTF-8: halves of surrogate pairs, which UTF-8 has none of."""
 
 NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
 

@@ -17,6 +17,7 @@ from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
 from sfnode.engine import making_bases, reward_trial, scalar_limit, trial
 from sfnode.engine.scalar_limit import SLOPES
 from sfnode.engine.trainer import Trainer
+from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OpenSection
 from sfnode.models import bases, files, loader, manifest_builder
@@ -613,6 +614,11 @@ def test_what_cannot_be_is_refused_with_the_option_that_says_it(
     assert f"sfnode: SF{number:03d}: " in ended.err
     assert says in ended.err
     assert not Path("run.toml").exists()
+
+
+def test_in_a_program_data_without_a_task_are_not_taken_for_reviews() -> None:
+    with pytest.raises(UserError, match=r"`sfnode init news\.csv`"):
+        manifest_builder.build({"train": "news.csv"})
 
 
 def test_a_place_that_cannot_be_written_to_is_named(sfnode: Run) -> None:

@@ -1,9 +1,10 @@
-"""From a messy table to a trained model, by what the screen says and nothing else."""
+"""From a messy table to a model that is asked, by what the screen says and nothing else."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ ASK = "q: leave: "
 """End of the question below the screen."""
 
 
-def test_a_messy_table_becomes_a_run_and_that_a_model_by_the_commands_on_the_screen(tmp_path: Path) -> None:
+def test_three_commands_from_a_messy_table_to_an_answer_are_read_from_the_screen(tmp_path: Path) -> None:
     tickets.write(tmp_path / "tickets.csv")
     with Terminal(tmp_path, "init", "tickets.csv", "--model", "builtin:tiny") as terminal:
         asked = terminal.until(ASK)
@@ -30,5 +31,10 @@ def test_a_messy_table_becomes_a_run_and_that_a_model_by_the_commands_on_the_scr
     (alone,) = re.findall(r"^  sfnode (swarm .+?)    ", said, flags=re.MULTILINE)
     with Terminal(tmp_path, *shlex.split(alone), "--nodes", "2") as terminal:
         trained = terminal.ended()
-    assert "OK: all digests are equal" in trained
-    assert re.search(r"^accuracy .* -> .* on 59 held-out rows", trained, flags=re.MULTILINE)
+    assert "OK: the nodes have the same model" in trained
+    assert re.search(r"^  now +\d+ % right on 59 rows", trained, flags=re.MULTILINE)
+    (ask,) = re.findall(r"^  ask the model +sfnode (use .+)$", trained, flags=re.MULTILINE)
+    with Terminal(tmp_path, *shlex.split(ask)) as terminal:
+        assert re.search("|".join(tickets.CLASSES), terminal.ended())
+    (kept,) = re.findall(r"folders are kept in (\S+)\.$", trained, flags=re.MULTILINE)
+    shutil.rmtree(kept)
