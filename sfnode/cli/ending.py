@@ -44,11 +44,7 @@ LONGEST = 76
 
 
 class Change(NamedTuple):
-<<<<<<< HEAD
     """The results of a model before a run and after it, on rows that nobody trains on."""
-=======
-    """Abilities of a model before and now, on rows that nobody trains on."""
->>>>>>> i34-init
 
     before: Evaluation | None
     now: Evaluation | None
