@@ -26,6 +26,7 @@ DASHBOARD = json.loads((GRAFANA / "dashboards" / "sfnode.json").read_text())
 
 WITH_OPTIONS = [
     DEPLOY / "compose.yaml",
+    DEPLOY / "community" / "compose.yaml",
     DEPLOY / "README.md",
     DEPLOY / "systemd" / "sfnode.service",
     *sorted((DEPLOY / "kubernetes").glob("*.yaml")),
