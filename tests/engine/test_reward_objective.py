@@ -22,6 +22,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models.targets import Selection
+from sfnode.schema.metrics import NO_WORTH
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import encode
 from sfnode.tasks.verifying import require_slopes, score_of
@@ -214,7 +215,7 @@ def test_the_card_says_how_answers_were_scored(tmp_path: Path) -> None:
 
 def test_the_card_says_why_contributors_are_ranked_by_updates(tmp_path: Path) -> None:
     card = model_card(started(tmp_path), ABOUT)
-    assert "by the updates of theirs that count (rewards have no worth in nats); names" in card
+    assert f"by the updates of theirs that count ({NO_WORTH}); names" in card
 
 
 def test_what_measures_losses_of_given_answers_says_that_there_are_none(tmp_path: Path) -> None:

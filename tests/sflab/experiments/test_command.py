@@ -62,7 +62,7 @@ def test_it_prints_the_end_beside_the_untrained_model(
     ("arguments", "hint"),
     [
         (["--method", "sorcery"], "SF010"),
-        (["--rank", "3"], "SF010: --rank"),
+        (["--rank", "3"], "SF010: training.rank"),
         (["--loss", "1.5"], "SF010: --loss"),
         (["--clients", "900"], "SF010"),
         (["--option", "organised"], "NAME=NUMBER"),
@@ -73,8 +73,8 @@ def test_it_prints_the_end_beside_the_untrained_model(
         (["--speeds", "inf"], "SF010: --speeds"),
         (["--dirichlet", "inf"], "SF010: --dirichlet"),
         (["--option", "scalar_delta=nan"], "SF010: --option scalar_delta"),
-        (["--rows", "9" * 20], "SF010: --train-limit"),
-        (["--test-rows", "9" * 20], "SF010: --test-limit"),
+        (["--rows", "9" * 20], "SF010: data.train_limit"),
+        (["--test-rows", "9" * 20], "SF010: data.test_limit"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_number(
