@@ -47,6 +47,7 @@ from sfnode.peers.invitations import check_same_run, read_link
 from sfnode.printable import command
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
+from sfnode.store.run_keys import organiser_key
 from sfnode.transport.base import peer_of
 from sfprotocol.invitation import is_url
 
@@ -229,7 +230,7 @@ GROUPS = {
     metavar="[HOST:]PORT",
     help="Serve metrics for Prometheus here.",
 )
-@setting("--export-every", metavar="SEALS", help="Export the model at every so many seals.  [default: never]")
+@setting("--export-every", metavar="ROUNDS", help="Export the model every so many rounds.  [default: never]")
 @setting(
     "--samples",
     key="node.samples",
@@ -405,6 +406,8 @@ def _announce(node: Node, narration: Narration) -> None:
     """Print that the node works and how others join; show how far it has caught up."""
     manifest = node.manifest
     narration.rest()
+    if not node.settings.organise and organiser_key(manifest.run_id, node.settings.keys_dir).exists():
+        echo("This machine has the key of this run: a node with --organise decides here what counts.")
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if node.addresses():
         link = node.running.views.invitation().link

@@ -168,7 +168,8 @@ def _line(one: Ranked, whole: int, details: bool) -> str:
     from sfnode.dashboard.frame import named
 
     who = set_cell_size(named(one.name, one.origin, WHO), WHO)
-    gain = f"  {percent(one.worth / whole):>8}" if whole else ""
+    part = percent(one.worth / whole) if whole and one.worth >= 0 else "worse"
+    gain = f"  {part:>8}" if whole else ""
     worths = f"  {count(one.measured):>10}  {nats(one.worth):>15}  {one.origin[:DIGITS]}" if details else ""
     revoked = "  revoked" if one.revoked else ""
     return f"{one.rank:>6}  {who}  {count(one.counted):>10}{gain}{worths}{revoked}"

@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _status(arguments: Sequence[str] | None) -> int:
     begin(as_json="--json" in (sys.argv if arguments is None else arguments))
     try:
-        return int(cli(arguments, standalone_mode=False) or DONE)
+        return int(cli(arguments, prog_name="sfnode", standalone_mode=False) or DONE)
     except click.ClickException as error:
         return show_usage(error)
     except UserError as error:

@@ -125,7 +125,7 @@ def test_top_waits_for_a_node_follows_it_and_its_window_and_quits_at_once_even_i
         read_until(terminal, b"\x1b[30;1H")  # a line that was not there
         os.write(terminal, b"\x1bOP")  # F1 is not Escape
         os.write(terminal, b"o")
-        read_until(terminal, b"rank  origin")
+        read_until(terminal, b"rank  who")
         a.send(signal.SIGSTOP)
         read_until_quiet(terminal)
         os.write(terminal, b"q")

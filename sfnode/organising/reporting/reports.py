@@ -379,7 +379,7 @@ class Reports:
         if asked is None:
             text = "not admitted yet: it computes the proof of work that asks for that"
             return WaitStatus(reason=Wait.WORK, text=text)
-        text = f"not admitted yet: it has asked for that {asked:.0f} s ago"
+        text = "not admitted yet: it has asked for that"
         if asked >= UNANSWERED_TIME:
             digits = own.origin.hex()[:KEY_DIGITS]
             text += f"; the run's owner admits it with `{command('sfnode', 'organise', 'admit', digits)}`"
