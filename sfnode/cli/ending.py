@@ -148,12 +148,8 @@ class Ending:
         running, name = self._node.running, self._node.manifest.name
         if self._told or running.sequel or not self._node.status().contributed:
             return
-        rest = (
-            "nobody decides what counts until you are back"
-            if running.organising
-            else "it goes on without you"
-        )
-        left = f"You have left the run {name}; {rest}."
+        alone = "nobody decides what counts until you are back"
+        left = f"You have left the run {name}; {alone if running.organising else 'it goes on without you'}."
         self._print(complete(name) if running.machine.complete else left, None)
 
     def _print(self, title: str, change: Change | None) -> None:

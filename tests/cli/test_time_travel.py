@@ -288,7 +288,7 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
     assert (ended.status, ended.err) == (0, "")
     assert [line.split() for line in ended.out.splitlines()[1:3]] == [
         ["1", A[:8], "24", "100", "%"],
-        ["2", "Ada", B[:8], "12", "<", "0.1", "%"],
+        ["2", "Ada", B[:8], "12", "worse"],
     ]
     details = sfnode("leaderboard", "--details", "--data-dir", folder).out.splitlines()
     assert [line.split()[-3:] for line in details[1:3]] == [
