@@ -43,7 +43,7 @@ LONGEST = 76
 """Characters of an example's text, of which the end is shown."""
 
 
-class Change(NamedTuple):
+class Learnt(NamedTuple):
     """The results of a model before a run and after it, on rows that nobody trains on."""
 
     before: Evaluation | None
@@ -55,20 +55,20 @@ def complete(name: str) -> str:
     return f"The run {name} is complete."
 
 
-def changed(now: Evaluation | None, *before: Evaluation | None) -> Change:
+def changed(now: Evaluation | None, *before: Evaluation | None) -> Learnt:
     """Return what a model has learnt since the first of these that was measured in the same way."""
     alike = (one for one in before if one and now and measure_of(one) == measure_of(now))
-    return Change(next(alike, None), now)
+    return Learnt(next(alike, None), now)
 
 
-def card(title: str, change: Change, samples: Samples, work: Sequence[str], next_: Sequence[str]) -> str:
+def card(title: str, change: Learnt, samples: Samples, work: Sequence[str], next_: Sequence[str]) -> str:
     """Return the card; `next_` are the commands that come next, with what they are for."""
     parts = (_figures(change), [*_examples(samples)], work, ["What comes next:", *next_] if next_ else [])
     told = ("\n".join(f"  {line}" for line in lines) for lines in parts if lines)
     return "\n\n".join((f"\n{title}", *told)) + "\n"
 
 
-def _figures(change: Change) -> list[str]:
+def _figures(change: Learnt) -> list[str]:
     before, now = change
     if now is None:
         return []
@@ -152,7 +152,7 @@ class Ending:
         left = f"You have left the run {name}; {alone if running.organising else 'it goes on without you'}."
         self._print(complete(name) if running.machine.complete else left, None)
 
-    def _print(self, title: str, change: Change | None) -> None:
+    def _print(self, title: str, change: Learnt | None) -> None:
         node, status = self._node, self._node.status()
         self._told = True
         samples = node.running.views.samples()
@@ -168,7 +168,7 @@ class Ending:
             run is None or latest is None or latest.epoch >= run.sealed - 1
         )
 
-    async def _measured(self) -> Change:
+    async def _measured(self) -> Learnt:
         """Return what is published, or else what this node measures, if somebody looks on."""
         node = self._node
         found = _published(node.status())
@@ -178,15 +178,15 @@ class Ending:
         log.info("measuring what the model has learnt")
         try:
             before = await node.evaluate(base=True, limit=MEASURED)
-            return Change(before, await node.evaluate(limit=MEASURED))
+            return Learnt(before, await node.evaluate(limit=MEASURED))
         except UserError:  # then the card does without
             return found
 
 
-def _published(status: Status) -> Change:
+def _published(status: Status) -> Learnt:
     """Return what the organiser has measured; the model it began with as the last one was measured."""
     if status.organised is None or (now := status.organised.health.latest) is None:
-        return Change(None, None)
+        return Learnt(None, None)
     return changed(now, status.organised.health.calibrated, status.organised.health.base)
 
 

@@ -27,7 +27,7 @@ from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
 if TYPE_CHECKING:
     from sfnode.cli.init_screen import Answers, Plan
     from sfnode.store.run_keys import RunKeys
-    from sfnode.tasks.columns import Table
+    from sfnode.tasks.columns import DataTable
 
 DESCRIBED = ("preset", "kind", "verifier")
 """Options that say what is to be learnt; without them the data are asked what they suggest."""
@@ -108,7 +108,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
         from sfnode.cli import init_screen as screen
         from sfnode.tasks import columns
 
-    def read(source: str) -> Table:
+    def read(source: str) -> DataTable:
         with waiting(f"reading {source}"):
             return columns.read(source)
 
@@ -150,7 +150,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
             warn(error)
 
 
-def _write_planned(answers: Answers, table: Table, found: Plan, said: dict[str, Any]) -> None:
+def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[str, Any]) -> None:
     """Write the manifest of what was planned, and remember its base model."""
     from sfnode.cli import init_screen as screen
     from sfnode.models.manifest_builder import TASK_FIELDS

@@ -23,7 +23,7 @@ from sfnode.manifest.task import Task
 from sfnode.models import files
 from sfnode.printable import printable
 from sfnode.tasks import dataset, prompts
-from sfnode.tasks.columns import Table
+from sfnode.tasks.columns import DataTable
 from sfnode.tasks.dataset import Bad, Row
 from sfnode.tasks.presets import EVALUATED_ROWS
 from sfnode.tasks.proposals import NOTHING, Proposal, propose
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
     held_out: int
 
 
-def plan(table: Table, answers: Answers, fields: dict[str, Any]) -> Plan:
+def plan(table: DataTable, answers: Answers, fields: dict[str, Any]) -> Plan:
     """Return what follows; `fields` of the task are as its owner says. Raises UserError DATA_MALFORMED."""
     _require_rows(table, len(table.placed))
     proposal = propose(table, answers.right, answers.texts, answers.way)
@@ -99,7 +99,7 @@ def plan(table: Table, answers: Answers, fields: dict[str, Any]) -> Plan:
     return Plan(proposal, task, rows, bad, usual if answers.held_out is None else answers.held_out)
 
 
-def _require_rows(table: Table, count: int, why: str = "") -> None:
+def _require_rows(table: DataTable, count: int, why: str = "") -> None:
     if count < LEAST_ROWS:
         raise malformed(
             f"{table.source} has {count} rows to learn from, and {LEAST_ROWS} are the least{why}",
@@ -131,7 +131,7 @@ def remember_model(source: str) -> None:
 # -- what is shown -------------------------------------------------------------------------------------
 
 
-def show_table(table: Table) -> None:
+def show_table(table: DataTable) -> None:
     """Print how large a table is, its columns, and its first rows."""
     echo(f"{table.source}: {len(table.placed):,} rows, {len(table.columns)} columns\n")
     rows = [one.row for one in table.placed if not one.wrong][:SHOWN]
@@ -147,7 +147,7 @@ def show_table(table: Table) -> None:
         echo(f"and the columns {', '.join(more)}")
 
 
-def show_plan(table: Table, answers: Answers, found: Plan) -> None:
+def show_plan(table: DataTable, answers: Answers, found: Plan) -> None:
     """Print the lines of the screen."""
     echo("")
     for number, line in enumerate(_lines(table, answers, found), start=1):
@@ -182,7 +182,7 @@ def _fitted(text: str, width: int) -> str:
     return text + " " * (width - _columns(text))
 
 
-class Line(NamedTuple):
+class ScreenLine(NamedTuple):
     """A line of the screen, and what changes it."""
 
     title: str
@@ -192,7 +192,7 @@ class Line(NamedTuple):
     """Return the answers with another one in this line. Raises UserError for one that cannot be."""
 
 
-def _lines(table: Table, answers: Answers, found: Plan) -> Iterator[Line]:
+def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLine]:
     task, names = found.task, ", ".join(table.columns)
 
     def taken(**change: Any) -> Answers:
@@ -200,52 +200,54 @@ def _lines(table: Table, answers: Answers, found: Plan) -> Iterator[Line]:
         plan(table, changed, {})
         return changed
 
-    yield Line(
+    yield ScreenLine(
         "Which column says what is right?",
         _right(found),
         f"Which column says what is right? ({names}; {NOTHING})",
         lambda said: taken(right=said, texts=(), way=""),
     )
     read = ", ".join(found.proposal.texts)
-    yield Line(
+    yield ScreenLine(
         "Which columns are read?",
         read if task.template == found.proposal.task.template else f"as the template says: {task.template}",
         f"Which columns are read? ({names}; several with commas)",
         lambda said: taken(right=found.proposal.right, texts=_listed(said)),
     )
-    yield Line(
+    yield ScreenLine(
         "What is learnt?",
         WAYS[task.kind],
         "Learn classes by a head, or in words?",
         lambda said: taken(right=found.proposal.right, way=_one_of(said, "head", "words")),
     )
-    yield Line(
+    yield ScreenLine(
         "Which rows measure it?",
         answers.test or f"{found.held_out:,} of the {len(found.rows):,} rows, on which nobody trains",
         "How many rows are held out to measure the model? (or a file with other rows)",
         lambda said: replace(answers, **_measuring(said, found, answers.skip)),
     )
     if found.bad:
-        yield Line(
+        yield ScreenLine(
             f"{found.bad.count:,} rows do not fit",
             f"{'they are left out' if answers.skip else 'refused'}: {_bad(table, found.bad)}",
             "Leave these rows out? (yes, no)",
             lambda said: replace(answers, skip=_one_of(said, "yes", "no") == "yes"),
         )
-    yield Line(
+    yield ScreenLine(
         "Which base model?",
         f"{answers.model}{' (used last)' if answers.model == last_model() != RECOMMENDED else ''}",
         "Which base model? (a folder, or a name on the Hugging Face hub)",
         lambda said: replace(answers, model=_model(said)),
     )
-    yield Line(
+    yield ScreenLine(
         "Who says what counts?",
         "your node, by a key that is made now" if answers.organised else "nobody: an open run, among friends",
         "Who says what counts? (you, nobody)",
         lambda said: replace(answers, organised=_one_of(said, "you", "nobody") == "you"),
     )
-    yield Line("Name of the run", answers.name, "Name of the run", lambda said: replace(answers, name=said))
-    yield Line(
+    yield ScreenLine(
+        "Name of the run", answers.name, "Name of the run", lambda said: replace(answers, name=said)
+    )
+    yield ScreenLine(
         "Which file is written?",
         str(answers.out),
         "Which file is written?",
@@ -271,7 +273,7 @@ def _right(found: Plan) -> str:
     return f"{said}. It might be {others} instead" if others else said
 
 
-def _bad(table: Table, bad: Bad) -> str:
+def _bad(table: DataTable, bad: Bad) -> str:
     """Return the places of the first bad rows, and what is wrong there."""
     first = "; ".join(one.removeprefix(f"{table.source}, ") for one in bad.first)
     return f"{first}; ..." if bad.count > len(bad.first) else first
@@ -289,7 +291,7 @@ def _twins(classes: Sequence[str]) -> str:
 # -- what is asked -------------------------------------------------------------------------------------
 
 
-def ask_source(read: Callable[[str], Table]) -> Table:
+def ask_source(read: Callable[[str], DataTable]) -> DataTable:
     """Ask for the file with the data until there is one that can be read."""
     while True:
         try:
@@ -299,7 +301,7 @@ def ask_source(read: Callable[[str], Table]) -> Table:
 
 
 def confirm(
-    table: Table, answers: Answers, fields: Callable[[], dict[str, Any]], set_key: Callable[[str], None]
+    table: DataTable, answers: Answers, fields: Callable[[], dict[str, Any]], set_key: Callable[[str], None]
 ) -> Answers:
     """Show the proposals until the user takes them; return the answers.
 
@@ -332,7 +334,7 @@ def confirm(
             echo(f"sfnode: {error.format_message()}", err=True)
 
 
-def _changed(line: Line, answers: Answers) -> Answers:
+def _changed(line: ScreenLine, answers: Answers) -> Answers:
     """Ask for one answer until it can be; Enter keeps the one that is there."""
     while said := click.prompt(line.question, default="", show_default=False).strip():
         try:

@@ -21,7 +21,7 @@ from sfnode.printable import command
 from sfnode.store.data_folder import Layout
 
 if TYPE_CHECKING:
-    from sfnode.engine.samples import Choice
+    from sfnode.engine.samples import Preference
     from sfnode.engine.using import ModelInUse
     from sfnode.manifest.task import Task
 
@@ -106,7 +106,7 @@ def use(
         echo(answer if isinstance(answer, str) else in_words(answer))
 
 
-def in_words(found: Choice) -> str:
+def in_words(found: Preference) -> str:
     """Format candidates, the likeliest first: ` 93.2 %  good`."""
     ordered = sorted(zip(found.shares, found.names, strict=True), reverse=True)
     return "\n".join(f"{100 * share:5.1f} %  {name}" for share, name in ordered)
@@ -311,7 +311,7 @@ def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], out: Path, tokens
     echo(f"wrote {out}: {len(written):,} rows")
 
 
-def _values(answer: Choice | str) -> tuple[object, ...]:
+def _values(answer: Preference | str) -> tuple[object, ...]:
     return (answer,) if isinstance(answer, str) else (answer.best, round(max(answer.shares), 4))
 
 

@@ -40,7 +40,7 @@ class Answered(NamedTuple):
     """1 if the answer is right, else 0; in a reward run its reward."""
 
 
-class Choice(NamedTuple):
+class Preference(NamedTuple):
     """The candidates for the answer to a row, and what a model makes of them."""
 
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ def answer(
 
 def choices(
     loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
-) -> list[Choice]:
+) -> list[Preference]:
     """Return what a model makes of each row's candidates, scores less the `prior`. Raises as `answer`."""
     encoded = encode(task, loaded.tokenizer, rows, every_candidate=True)
     shares = encoded.scores(forward(encoded).log_probs, prior).double().softmax(1).tolist()  # (B, K)
@@ -78,7 +78,7 @@ def choices(
     for row, parts in zip(rows, shares, strict=True):
         text = render_row(task, row)
         names = text.answers if isinstance(text, Prompt) else tuple(task.verbalizer.values())
-        found.append(Choice(names, tuple(parts[: len(names)])))  # others may have more candidates
+        found.append(Preference(names, tuple(parts[: len(names)])))  # others may have more candidates
     return found
 
 

@@ -15,7 +15,7 @@ from sfnode.engine.devices import usable_device
 from sfnode.engine.evaluation import prior
 from sfnode.engine.generation import complete, positions
 from sfnode.engine.losses import EVALUATION_BATCH, scorer
-from sfnode.engine.samples import Choice, choices
+from sfnode.engine.samples import Preference, choices
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
@@ -40,7 +40,7 @@ class ModelInUse(NamedTuple):
     task: Task
     prior: Prior | None
 
-    def answers(self, rows: Sequence[Mapping[str, Any]], tokens: int = TOKENS) -> Iterator[Choice | str]:
+    def answers(self, rows: Sequence[Mapping[str, Any]], tokens: int = TOKENS) -> Iterator[Preference | str]:
         """Yield the answer to each row, in their order: its candidates, or what the model writes in at most
         so many tokens. `tasks.prompts.problem` finds nothing wrong with them, `unanswered`. Raises UserError
         DATA_MALFORMED for a row that does not fit the model."""

@@ -27,7 +27,7 @@ Holds = Literal["texts", "numbers", "messages", "lists", "others", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """The contents of a column, over all rows."""
 
     name: str
@@ -45,15 +45,15 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DataTable:
     """The rows of a source, and its columns in their order, without one that has no name."""
 
     source: str
     placed: Sequence[Placed]
-    columns: dict[str, Column]
+    columns: dict[str, TableColumn]
 
 
-def read(source: str) -> Table:
+def read(source: str) -> DataTable:
     """Read a source of rows. Raises UserError as `dataset.load_rows`, and DATA_MALFORMED if it has no rows,
     or no line with the names of its columns."""
     placed = list(dataset.read(source))
@@ -68,10 +68,10 @@ def read(source: str) -> Table:
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if is_file(source) and source.lower().endswith((".csv", ".tsv")):
         _require_names(source, columns)
-    return Table(source, placed, columns)
+    return DataTable(source, placed, columns)
 
 
-def _column(name: str, cells: Sequence[Any]) -> Column:
+def _column(name: str, cells: Sequence[Any]) -> TableColumn:
     filled = [cell for cell in cells if cell is not None and (not isinstance(cell, str) or cell.strip())]
     values: Counter[str] = Counter()
     for cell in filled:
@@ -79,7 +79,7 @@ def _column(name: str, cells: Sequence[Any]) -> Column:
             values[prompts.label(cell)] += 1
     holds = _holds(filled)
     some = filled[:COUNTED] if holds == "texts" else []
-    return Column(
+    return TableColumn(
         name,
         holds,
         len(filled),
@@ -114,7 +114,7 @@ def number(cell: object) -> float | None:
         return None
 
 
-def _require_names(source: str, columns: dict[str, Column]) -> None:
+def _require_names(source: str, columns: dict[str, TableColumn]) -> None:
     """Refuse a table whose first line is a row: it has a number for a name, a whole sentence, or one of the
     few values that its column has below. (Frames without names are written with the numbers 0, 1, ...)"""
     if list(columns) == [str(place) for place in range(len(columns))]:

@@ -26,7 +26,7 @@ from unicodedata import normalize
 from sfnode.errors import UserError
 from sfnode.manifest.task import Task
 from sfnode.tasks import prompts, templates
-from sfnode.tasks.columns import COUNTED, Column, Table
+from sfnode.tasks.columns import COUNTED, DataTable, TableColumn
 from sfnode.tasks.row_files import malformed
 
 ANSWERS = frozenset(
@@ -94,7 +94,7 @@ class Proposal(NamedTuple):
     """Columns that could say what is right as well."""
 
 
-def propose(table: Table, right: str = "", texts: Sequence[str] = (), way: str = "") -> Proposal:
+def propose(table: DataTable, right: str = "", texts: Sequence[str] = (), way: str = "") -> Proposal:
     """Return a task for a table in which a column says what is `right` and others are read, and where classes
     are learnt by a "head" or in "words"; what is not given is guessed.
 
@@ -109,7 +109,7 @@ def propose(table: Table, right: str = "", texts: Sequence[str] = (), way: str =
     return found._replace(others=tuple(others[:MOST_OTHERS]))
 
 
-def _guess(table: Table, texts: Sequence[str], way: str) -> Proposal:
+def _guess(table: DataTable, texts: Sequence[str], way: str) -> Proposal:
     refused = None
     for name in _candidates(table):
         try:
@@ -124,7 +124,7 @@ def _guess(table: Table, texts: Sequence[str], way: str) -> Proposal:
     return _task(table, NOTHING, texts, way)
 
 
-def _candidates(table: Table) -> Iterator[str]:
+def _candidates(table: DataTable) -> Iterator[str]:
     """Yield the columns that may say what is right, the likeliest first."""
     columns = list(table.columns.values())
     yield from (column.name for column in columns if column.holds == "messages")
@@ -137,7 +137,7 @@ def _candidates(table: Table) -> Iterator[str]:
     )
 
 
-def _rank(column: Column) -> int:
+def _rank(column: TableColumn) -> int:
     """Return 0 for a column whose name says that it is right, 1 if only its last word does, else 2."""
     words = _plain(column.name).split()
     return 2 if not words or words[-1] not in RIGHT else int(len(words) > 1)
@@ -149,7 +149,7 @@ def _plain(name: str) -> str:
     return " ".join(re.findall(r"[a-z]+|[0-9]+", "".join(one for one in name if one.isascii() or one == " ")))
 
 
-def _task(table: Table, right: str, texts: Sequence[str], way: str) -> Proposal:
+def _task(table: DataTable, right: str, texts: Sequence[str], way: str) -> Proposal:
     """Return the task in which a column says what is right. Raises UserError DATA_MALFORMED."""
     if right == NOTHING:
         texts = texts or _longest(table, ())
@@ -165,14 +165,14 @@ def _task(table: Table, right: str, texts: Sequence[str], way: str) -> Proposal:
     return Proposal(task or _classes(column, texts, way), right, texts, ())
 
 
-def _refused(table: Table, column: Column, reason: str) -> UserError:
+def _refused(table: DataTable, column: TableColumn, reason: str) -> UserError:
     return malformed(
         f"the column {column.name!r} of {table.source} cannot say what is right: {reason}",
         "Name another column (--label), or `none` to learn the texts themselves.",
     )
 
 
-def _no_classes(column: Column) -> str:
+def _no_classes(column: TableColumn) -> str:
     """Return why a column cannot hold the classes of its rows; nothing if it can."""
     count = len(column.values)
     many = f"more than {COUNTED:,}" if count > COUNTED else str(count)
@@ -192,23 +192,23 @@ def _no_classes(column: Column) -> str:
     return ""
 
 
-def _is_score(column: Column) -> bool:
+def _is_score(column: TableColumn) -> bool:
     """Return whether numbers say how much of something there is: neither classes nor those of rows."""
     counted = column.whole and max(column.values.values(), default=0) < 2
     return column.holds == "numbers" and not counted and bool(_no_classes(column)) and len(column.values) > 1
 
 
-def _texts(table: Table, others: Collection[str]) -> tuple[str, ...]:
+def _texts(table: DataTable, others: Collection[str]) -> tuple[str, ...]:
     """Return the columns that are read: those with sentences, or the longest one."""
     found = [one for one in _readable(table, others) if one.words >= SENTENCE and not _repeats(one)]
     return tuple(one.name for one in found) or _longest(table, others)
 
 
-def _repeats(column: Column) -> bool:
+def _repeats(column: TableColumn) -> bool:
     return len(column.values) <= MOST_GUESSED and not _no_classes(column)
 
 
-def _longest(table: Table, others: Collection[str]) -> tuple[str, ...]:
+def _longest(table: DataTable, others: Collection[str]) -> tuple[str, ...]:
     found = _readable(table, others)
     if not found:
         raise malformed(
@@ -218,7 +218,7 @@ def _longest(table: Table, others: Collection[str]) -> tuple[str, ...]:
     return (max(found, key=lambda one: one.length).name,)
 
 
-def _readable(table: Table, others: Collection[str]) -> list[Column]:
+def _readable(table: DataTable, others: Collection[str]) -> list[TableColumn]:
     """Return the columns of texts that a template can name."""
     columns = [one for name, one in table.columns.items() if name not in others and one.holds == "texts"]
     return [one for one in columns if _is_name(one.name)]
@@ -242,7 +242,7 @@ def _options(names: Collection[str]) -> list[str]:
     return []
 
 
-def _chosen(table: Table, right: str, texts: Sequence[str], options: Sequence[str]) -> Task | None:
+def _chosen(table: DataTable, right: str, texts: Sequence[str], options: Sequence[str]) -> Task | None:
     """Return the task of choosing among a row's columns or its list, where the column `right` says which."""
     if options and (words := _lettered(table.columns[right].values, options)):
         listed = "".join(f"\n{letter}. {{{name}}}" for letter, name in _letters(options))
@@ -281,7 +281,7 @@ def _lettered(labels: Collection[str], options: Sequence[str]) -> dict[str, str]
     return {}
 
 
-def _free(column: Column, texts: Sequence[str]) -> Task | None:
+def _free(column: TableColumn, texts: Sequence[str]) -> Task | None:
     """Return the task of writing an answer, for a column of answers that do not repeat."""
     words = _plain(column.name).split()
     if column.holds != "texts" or not words or words[-1] not in ANSWERS or not _is_name(column.name):
@@ -291,7 +291,7 @@ def _free(column: Column, texts: Sequence[str]) -> Task | None:
     return Task(kind="completion", template=f"{_lines(texts)}\nAnswer:", completion=f"{{{column.name}}}")
 
 
-def _classes(column: Column, texts: Sequence[str], way: str) -> Task:
+def _classes(column: TableColumn, texts: Sequence[str], way: str) -> Task:
     """Return the task of telling a row's class."""
     names = {label: label for label in column.values}
     if way == "words":

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from sfnode.cli.ending import Change, card, changed, commands
+from sfnode.cli.ending import Learnt, card, changed, commands
 from sfnode.cli.folders import profile_folder
 from sfnode.cli.main import cli
 from sfnode.defaults import DATA_DIR
@@ -65,7 +65,7 @@ def test_examples_are_three_those_first_that_have_become_right() -> None:
     ]
     answers = ["good", "bad", "good", "bad"]
     moment = SampleMoment(epoch=1, known=9, answers=answers, scores=[float(one == "good") for one in answers])
-    said = card("A title", Change(None, None), Samples(rows=rows, moments=[moment]), [], [])
+    said = card("A title", Learnt(None, None), Samples(rows=rows, moments=[moment]), [], [])
     shown = [line.strip() for line in said.splitlines() if "text" in line or "now" in line]
     assert shown[:2] == ["“text 2”", "before: bad  now: good  right: good"]
     assert [line for line in shown if line.startswith("“")] == ["“text 2”", "“text 0”", "“text 1”"]
@@ -118,4 +118,4 @@ def test_every_command_that_comes_next_is_one(task: Task, tmp_path: Path) -> Non
 def test_a_card_is_plain_whatever_it_tells() -> None:
     metrics = (found(0.9996), found(0.9, metric="f1"), found(3.0, metric="perplexity"))
     for now in metrics:
-        check(card("The run films is complete.", Change(now, now), NONE, ["Your work: 3 updates."], []))
+        check(card("The run films is complete.", Learnt(now, now), NONE, ["Your work: 3 updates."], []))

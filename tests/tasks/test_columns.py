@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.tasks.columns import Table, read
+from sfnode.tasks.columns import DataTable, read
 
 ROWS = "Betreff;Text;Anzahl;Note\nBitte;Die Rechnung stimmt nicht;1;2,5\n;Wo bleibt mein Paket;2;3,5\n"
 
 
-def table(folder: Path, content: str | bytes, name: str = "rows.csv") -> Table:
+def table(folder: Path, content: str | bytes, name: str = "rows.csv") -> DataTable:
     file = folder / name
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     return read(str(file))
