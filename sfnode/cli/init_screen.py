@@ -206,7 +206,10 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
         f"Which column says what is right? ({names}; {NOTHING})",
         lambda said: taken(right=said, texts=(), way=""),
     )
-    read = ", ".join(found.proposal.texts)
+    fields = prompts.questions(task)
+    read = ", ".join(fields)
+    options = [name for name in fields if name not in found.proposal.texts]
+    chosen = options and task.kind == "classification"
     yield ScreenLine(
         "Which columns are read?",
         read if task.template == found.proposal.task.template else f"as the template says: {task.template}",
@@ -215,7 +218,7 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
     )
     yield ScreenLine(
         "What is learnt?",
-        WAYS[task.kind],
+        f"which of {', '.join(options)} is right, by its letter" if chosen else WAYS[task.kind],
         "Learn classes by a head, or in words?",
         lambda said: taken(right=found.proposal.right, way=_one_of(said, "head", "words")),
     )
