@@ -192,9 +192,12 @@ def _what_does_not_count(result: SwarmResult) -> list[str]:
     counted, made = result.counted, result.updates
     if counted is None or (counted >= result.update_budget and counted >= made * MOST):
         return []
+    many = f"{count(made - counted)} of {count(made)} updates do not count"
+    if counted >= result.update_budget and not result.announced:
+        return [f"{many}: most came when the run had all that it asks for."]
     why = result.announced or "the organiser has announced no reason; `sfnode log` lists its decisions"
     early = "" if counted >= result.update_budget else f" (of a budget of {count(result.update_budget)})"
-    return [f"ATTENTION: {count(made - counted)} of {count(made)} updates do not count{early}: {why}"]
+    return [f"ATTENTION: {many}{early}: {why}"]
 
 
 def closing(result: SwarmResult, manifest: Manifest, samples: Samples, next_: Sequence[str]) -> str:

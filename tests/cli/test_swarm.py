@@ -136,7 +136,7 @@ def test_a_run_that_was_ended_early_or_of_which_much_was_taken_back_says_so_and_
     assert said in said_at_the_end(ended)
     went_on = ended.model_copy(update={"update_budget": 600, "announced": None})
     assert any(
-        "ATTENTION: 2,812 of 3,430 updates do not count: the organiser has announced no reason" in line
+        "2,812 of 3,430 updates do not count: most came when the run had all that it asks for" in line
         for line in said_at_the_end(went_on)
     )
     usual = ended.model_copy(update={"updates": 640, "update_budget": 600})
