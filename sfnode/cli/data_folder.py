@@ -32,7 +32,8 @@ def used_folder(data_dir: Path) -> Layout:
         raise UserError(
             Code.DATA_DIR_UNUSABLE,
             f"{data_dir} holds no run",
-            "Name a folder in which a node has run with --data-dir.",
+            "Name a folder in which a node has run with --data-dir (`sfnode list` shows them), or take part "
+            "in a run first: `sfnode join`, `sfnode swarm`.",
         )
     return layout
 

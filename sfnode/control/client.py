@@ -359,7 +359,7 @@ def _no_answer(socket: Path, error: Exception) -> UserError:
     return UserError(
         Code.NODE_NOT_RUNNING,
         f"no node answers at {socket}: {reason}",
-        "Is it running there? Name its folder with --data-dir.",
+        "It may have ended, or still be starting. If it runs elsewhere, name its folder with --data-dir.",
     )
 
 
