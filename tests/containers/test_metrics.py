@@ -10,7 +10,7 @@ import pytest
 
 from tests.containers.docker import run
 from tests.containers.swarm import TRAINERS, Swarm, execute, inspect, until, until_status
-from tests.processes.prometheus import GPU, Prometheus, Target, documented, targets
+from tests.processes.prometheus import GPU, METRICS, Prometheus, Target, documented, targets
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
