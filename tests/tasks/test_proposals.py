@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
 from sfnode.tasks import dataset
-from sfnode.tasks.columns import Table, read
+from sfnode.tasks.columns import DataTable, read
 from sfnode.tasks.proposals import FITTING, NOTHING, propose
 
 Rows = list[dict[str, Any]]
@@ -24,7 +24,7 @@ BODIES = [f"My parcel number {n} has not arrived so far" for n in range(40)]
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 
 
-def table(rows: Rows) -> Table:
+def table(rows: Rows) -> DataTable:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
         file.write_text("\n".join(map(json.dumps, rows)))
