@@ -6,10 +6,15 @@ if ! [ -e /data/handed-over ]; then
   cp /backup/keys/*.recovery /keys/
   sfnode join "$@" &
   node=$!
-  # refused until the node has all decisions that its neighbours have
-  until sfnode organise hand-over --out /data/succession.json; do
+  # Refused until the node has all decisions that its neighbours have. One that was interrupted goes on with the
+  # succession that it has: two of one term would void each other.
+  until [ -e /data/succession.json ] || sfnode organise hand-over --out /data/succession.json; do
     kill -0 "$node" # ends this script if the node has ended
     sleep 5
+  done
+  until sfnode status > /dev/null; do
+    kill -0 "$node"
+    sleep 1
   done
   sfnode organise sign /data/succession.json
   sfnode organise hand-over --submit /data/succession.json

@@ -156,7 +156,8 @@ class Ending:
         node, status = self._node, self._node.status()
         self._told = True
         samples = node.running.views.samples()
-        next_ = commands(node.manifest, node.settings.data_dir, status.origin) if status.known else []
+        key = status.origin if status.contributed else None
+        next_ = commands(node.manifest, node.settings.data_dir, key) if status.known else []
         echo(card(title, change or _published(status), samples, _work(status), next_))
 
     def _settled(self, status: Status) -> bool:

@@ -94,11 +94,21 @@ def remove(data_dir: Path) -> None:
 
 
 def _unit(folder: Path) -> Path:
-    """Return the file of a folder's unit, which is called after the folder's name."""
+    """Return the file of a folder's unit, which is called after the folder's name.
+
+    Raises UserError BAD_OPTION if it is there for another folder of that name.
+    """
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.name)
-    return in_xdg_home(UNITS) / (
+    unit = in_xdg_home(UNITS) / (
         "sfnode.service" if folder == located(DATA_DIR) else f"sfnode-{name}.service"
     )
+    if unit.exists() and f"{_quoted('--data-dir')} {_quoted(str(folder))}" not in unit.read_text("utf-8"):
+        raise UserError(
+            Code.BAD_OPTION,
+            f"{unit} is the service of another folder called {folder.name}",
+            "Rename one of the two folders.",
+        )
+    return unit
 
 
 def _quoted(word: str) -> str:

@@ -94,3 +94,15 @@ def test_without_systemd_other_ways_are_told(
     assert (ended.status, ended.out) == (1, "")
     assert "there is no systemd on this machine" in ended.err
     assert "tmux" in ended.err
+
+
+def test_two_folders_of_one_name_do_not_take_each_others_service(sfnode: Run, home: Path) -> None:
+    assert sfnode("service", "install", "--data-dir", "one/owls").status == 0
+    (unit,) = units(home).iterdir()
+    before = unit.read_text()
+    for what in ("install", "remove"):
+        ended = sfnode("service", what, "--data-dir", "other/owls")
+        assert ended.err.startswith("sfnode: SF010: ")
+        assert "another folder called owls" in ended.err
+    assert unit.read_text() == before
+    assert sfnode("service", "install", "--data-dir", "one/owls").status == 0

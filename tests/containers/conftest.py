@@ -20,7 +20,7 @@ from tests.containers.docker import (
     timed,
 )
 from tests.containers.prometheus import prometheus_image
-from tests.containers.swarm import BUDGET, CPU, IMAGE, TRAINERS, Swarm, until_status
+from tests.containers.swarm import CPU, IMAGE, TRAINERS, Swarm, until_status
 from tests.processes.prometheus import Prometheus
 
 
@@ -60,16 +60,8 @@ def environment(images: Bases) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def swarm(environment: dict[str, str]) -> Iterator[Swarm]:
-    """Make an organised run and start its nodes; remove all at the end."""
-    swarm = Swarm(compose_command(), environment.copy())
-    swarm.compose("--profile", "views", "down", "--volumes")  # left by a killed test
-    try:
-        made = f"sfnode init --task reviews --out /shared/run.toml --set training.update_budget={BUDGET}"
-        swarm.compose("run", "--rm", "-T", "init", made)
-        swarm.compose("up", "--detach", "--no-build", "--scale", f"trainer={TRAINERS}")
+    with Swarm(compose_command(), environment.copy()).running(TRAINERS, "views") as swarm:
         yield swarm
-    finally:
-        swarm.compose("--profile", "views", "down", "--volumes")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tests.containers.docker import ROOT, run
@@ -41,6 +42,19 @@ class Swarm:
 
     def compose(self, *arguments: object, deadline: float = PATIENCE) -> str:
         return run(*self._compose, *arguments, deadline=deadline, env=os.environ | self.environment)
+
+    @contextmanager
+    def running(self, trainers: int, profile: str) -> Iterator[Swarm]:
+        """Make an organised run and start its nodes; remove all at the end, those of `profile`, too."""
+        remove = "--profile", profile, "down", "--volumes"
+        self.compose(*remove)  # left by a killed test
+        try:
+            made = f"sfnode init --task reviews --out /shared/run.toml --set training.update_budget={BUDGET}"
+            self.compose("run", "--rm", "-T", "init", made)
+            self.compose("up", "--detach", "--no-build", "--scale", f"trainer={trainers}")
+            yield self
+        finally:
+            self.compose(*remove)
 
     def containers(self, service: str) -> list[str]:
         return sorted(self.compose("--profile", "views", "ps", "--quiet", service).split())

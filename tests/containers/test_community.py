@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.docker import compose_command, run, timed
-from tests.containers.swarm import BUDGET, IMAGE, Swarm, logs, organised, settled, until, until_sealed
+from tests.containers.swarm import IMAGE, Swarm, logs, organised, settled, until, until_sealed
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
@@ -32,13 +32,8 @@ def community(environment: dict[str, str], scratch: Path) -> Iterator[Swarm]:
     backup.chmod(0o777)  # the containers' user has no name here
     own = {"BACKUP": str(backup), "EVERY": "10s", "PAGE_PORT": "0", "PUBLIC_PORT": "0"}
     swarm = Swarm(compose_command(), environment | own, PROJECT, "community/compose.yaml")
-    try:
-        made = f"sfnode init --task reviews --out /shared/run.toml --set training.update_budget={BUDGET}"
-        swarm.compose("run", "--rm", "-T", "init", made)
-        swarm.compose("up", "--detach", "--no-build", "--scale", f"trainer={VOLUNTEERS}")
+    with swarm.running(VOLUNTEERS, "recovery"):
         yield swarm
-    finally:
-        swarm.compose("--profile", "recovery", "down", "--volumes")
 
 
 def test_the_page_is_published_and_keys_and_run_are_backed_up(community: Swarm) -> None:

@@ -134,8 +134,9 @@ def test_a_node_says_once_that_the_run_is_complete_what_has_become_better_and_wh
     assert len(re.findall(r"INFO    complete  ", said)) <= 1
     left = seen.nodes["counted"].output()
     assert left.count("You have left the run reviews; it goes on without you.\n") == 1
-    for card in (said, left):
-        assert re.search(r"\n  Your work: [\d,]+ updates, [\d.]+ % of all, in ", card)
+    assert re.search(rf"\n  Your work: {STEPS} updates, [\d.]+ % of all, in ", left)
+    for card in (said, left):  # on a busy machine the run may be over before one of them has made an update
+        assert ("\n  Your work: " in card) == ("sfnode certificate make " in card)
         assert re.search(r"\n  ask the model +sfnode use --data-dir ", card)
 
 
