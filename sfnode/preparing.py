@@ -311,7 +311,7 @@ def prepare(
 
     Whatever is `asked` takes FORWARDS example-forwards at most, but for bases from gradients. In a reward run
     answers are written in their place. Raises UserError as `making_bases.make`, `scalar_limit.measure`,
-    `scalar_limit.check` and `reward_trial.run` do.
+    `scalar_limit.require_answers`, `scalar_limit.check` and `reward_trial.run` do.
     """
     if not manifest.task.has_slopes:
         return _prepare_rewards(manifest, given, means, asked, waiting)
@@ -323,6 +323,7 @@ def prepare(
         with trainer:
             tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
             tell(0)
+            scalar_limit.require_answers(trainer)
             found = _measured(manifest, given, means, asked, trainer, reason, tell)
     return _limited(found, given)
 
@@ -356,9 +357,6 @@ def _measured(
     onward = _share(spent, left, tell)
     if asked.trial:
         tried = trial.run(trainer, keep_epsilon="epsilon" in given, forwards=left, advance=onward)
-        if isinstance(tried, str):
-            nothing = SlopeSample(np.zeros(0), scalar_limit.typical_weight(trainer.loaded), tried)
-            return found._replace(trial=tried, sample=nothing if asked.limit else None)
         return found._replace(
             manifest=_with_suitable(found.manifest, tried, given),
             trial=tried,
@@ -378,6 +376,7 @@ def _with_features(
     trainer = trial.with_features(trainer, given, _share(0, trial.HEAD_ROWS, tell))
     measured = trainer.estimate(scalar_limit.seeds_of(trainer, trial.HEAD_SLOPES), 0, trainer.epsilon)
     slopes = np.nan_to_num([one.alpha for one in measured])
+    scalar_limit.require_slopes(slopes)
     chosen = {name: getattr(trainer.manifest.training, name) for name in trial.CHOSEN}
     manifest = _changed(found.manifest, "training", **chosen)
     return found._replace(

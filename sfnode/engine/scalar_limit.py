@@ -25,7 +25,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.training import Training
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
-from sfnode.tasks import calibration, dataset
+from sfnode.tasks import calibration, dataset, prompts, tokenization
 from sfprotocol.seeds import feed_key, update_seeds
 
 FORWARDS = 342
@@ -39,6 +39,9 @@ differ only in their directions, the root mean square of 64 was 34 to 64 units o
 PRIOR_ROWS = 120
 """Rows that a manifest's prior is measured on: of nodes without public rows, which have no better one. Its
 standard error is then below 0.2 nats where scores vary by 2 from row to row."""
+
+SHOWN = 4
+"""Answers that are named of those that a model cannot tell apart."""
 
 MOST_ROWS = 8
 """Rows of a mini-batch that is measured, at most: of larger ones slopes are somewhat smaller, at 64 rows by
@@ -88,13 +91,11 @@ def measure(
 ) -> SlopeSample:
     """Measure slopes on a trainer's rows, of `any_trainer`, by at most so many example-forwards.
 
-    Raises UserError as `Trainer.estimate` does.
+    Raises UserError as `three_points` and `Trainer.estimate` do.
     """
     weight, distance = typical_weight(trainer.loaded), trainer.epsilon
     _, slopes, bends, taken = three_points(trainer, distance, forwards, advance)
     slopes = as_scalars(trainer.manifest.training, slopes, bends, distance)
-    if not slopes.any():
-        return SlopeSample(np.zeros(0), weight, "the loss does not change along any direction", taken)
     return SlopeSample(slopes, weight, example_forwards=taken)
 
 
@@ -103,7 +104,7 @@ def three_points(
 ) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64], int]:
     """Return seeds, slopes and bends (n,) of up to SLOPES directions, each on a mini-batch of its own, and
     the example-forwards that they took: at most so many, or those of LEAST_SLOPES directions; 0 for what gave
-    no number."""
+    no number. Raises UserError LOSS_FLAT if no direction has a slope."""
     count = max(LEAST_SLOPES, forwards // (3 * trainer.manifest.training.batch_size))
     seeds = seeds_of(trainer, SLOPES)[: min(count, SLOPES)]
     found, taken = [], 0
@@ -116,7 +117,42 @@ def three_points(
         np.nan_to_num(np.concatenate(parts), nan=0.0, posinf=0.0, neginf=0.0)
         for parts in zip(*found, strict=True)
     )
+    require_slopes(slopes)
     return seeds, slopes, bends, taken
+
+
+def require_slopes(slopes: NDArray[np.float64]) -> None:
+    """Raise UserError LOSS_FLAT if all slopes are 0."""
+    if not slopes.any():
+        raise UserError(
+            Code.LOSS_FLAT,
+            f"the loss is the same at both points along all of {len(slopes)} directions, or is no number: "
+            "nothing could be learnt",
+            "Give a larger training.epsilon, or other data: of texts in which the model knows no word it "
+            "learns nothing.",
+        )
+
+
+def require_answers(trainer: Trainer) -> None:
+    """Raise UserError LOSS_FLAT if every row has answers that are the same tokens to the model; without rows
+    the fixed answers are looked at."""
+    task = trainer.manifest.task
+    rows = dataset.select(list(trainer.rows), PRIOR_ROWS)
+    rows = rows or [prompts.example(task)] * task.labelled
+    texts = [prompts.render_row(task, row) for row in rows]
+    examples = [tokenization.example(trainer.loaded.tokenizer, words, task.max_tokens) for words in texts]
+    found = [tokenization.alike(one) for one in examples]
+    if not found or not all(found):
+        return
+    assert isinstance(texts[0], prompts.Prompt)  # others have one answer, or classes
+    ways = ["other words", "another base model (--model)"]
+    ways += ["a head, which needs no words (--set task.kind=sequence-classification)"] * task.labelled
+    named = ", ".join(repr(texts[0].answers[number].strip()) for number in found[0][:SHOWN])
+    raise UserError(
+        Code.LOSS_FLAT,
+        f"the base model cannot tell the answers {named} apart: its tokenizer reads them as the same tokens",
+        f"Take {', or '.join(ways)}.",
+    )
 
 
 def seeds_of(trainer: Trainer, count: int) -> list[int]:

@@ -48,6 +48,7 @@ from sfnode.engine.scalar_limit import (
     typical_weight,
 )
 from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import LEAST_EPSILON, PUBLISHED_UNIT, Training, features_text
 from sfnode.models.loader import LoadedModel
@@ -118,9 +119,8 @@ def run(
     keep_epsilon: bool = False,
     forwards: int = FORWARDS,
     advance: Advance = lambda done, total: None,
-) -> Trial | str:
-    """Try a run's base model out, on a trainer of `scalar_limit.any_trainer`; return why not if there are no
-    slopes.
+) -> Trial:
+    """Try a run's base model out, on a trainer of `scalar_limit.any_trainer`.
 
     With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as
     `scalar_limit.measure`.
@@ -138,8 +138,6 @@ def run(
     seeds, alphas, bends, more = three_points(
         trainer, used, left, lambda done, total: advance(taken + left * done // total, forwards)
     )
-    if not alphas.any():
-        return "the loss does not change along any direction"
     sample = SlopeSample(as_scalars(numbers, alphas, bends, used), weight, example_forwards=taken + more)
     shape = len(manifest.model.targets), numbers.rank
     size = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape)
@@ -246,6 +244,9 @@ HEAD_ROWS = 512
 HEAD_SLOPES = 256
 """Directions along which slopes are measured, to set the limit of scalars; they cost no pass."""
 
+LEAST_SPREAD = 1e-6
+"""Spread of a typical feature below which all rows are the same to the model."""
+
 HEAD_SCALE = 24
 """Scale of a typical feature: five times as large a spread still has one of 5, a fifth of it one of 120."""
 
@@ -270,11 +271,12 @@ CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
 def with_features(trainer: Trainer, given: Container[str], advance: Advance) -> Trainer:
     """Return a trainer on HEAD_ROWS of the same rows, with the features of its head and numbers for them.
 
-    Raises UserError as `forward.states`.
+    Raises UserError as `forward.states`, and LOSS_FLAT if the model reads all these rows alike.
     """
     loaded, manifest = trainer.loaded, trainer.manifest
     rows = dataset.select(list(trainer.run_rows.some()), HEAD_ROWS)
-    found = _numbers(_head_states(loaded, manifest, rows, advance).double().numpy(force=True))
+    states = _head_states(loaded, manifest, rows, advance).double().numpy(force=True)
+    found = {} if all(name in given for name in CHOSEN) else _numbers(states)
     numbers = manifest.training.model_dump() | {
         name: value for name, value in found.items() if name not in given
     }
@@ -294,9 +296,16 @@ def _head_states(
 
 
 def _numbers(states: NDArray[np.float64]) -> dict[str, object]:
-    """Return the numbers by name, from states (rows, features)."""
+    """Return the numbers by name, from states (rows, features). Raises UserError LOSS_FLAT if they are all
+    alike."""
     means, spreads = states.mean(0), states.std(0)
-    typical = max(float(np.median(spreads)), 1e-6)
+    typical = float(np.median(spreads))
+    if typical < LEAST_SPREAD:
+        raise UserError(
+            Code.LOSS_FLAT,
+            f"the base model reads {len(states)} rows as if all were the same: nothing could be learnt",
+            "Take another base model (--model), or texts with words that it knows, and rows that differ.",
+        )
     scales = np.clip(np.rint(HEAD_SCALE * typical / np.maximum(spreads, 1e-9)), 1, MOST_ENTRY)
     size = HEAD_SCALE * typical * PUBLISHED_UNIT  # of what a feature of spread 1 gives along a direction
     limit = np.iinfo(np.int16).max

@@ -71,6 +71,16 @@ def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
     return found
 
 
+def alike(found: Example) -> list[int]:
+    """Return candidates of a row that are the same tokens, so that no model tells them apart; none if all
+    differ."""
+    same: dict[bytes, list[int]] = {}
+    for candidate in dict.fromkeys(found.targets[:, 3].tolist()):
+        tokens = found.targets[found.targets[:, 3] == candidate, :3]
+        same.setdefault(tokens.tobytes(), []).append(candidate)
+    return next((sorted(several) for several in same.values() if len(several) > 1), [])
+
+
 def _cache_of(tokenizer: Any) -> _TokenCache:
     with _making:
         return _caches.setdefault(tokenizer, _TokenCache())

@@ -32,9 +32,9 @@ from tests.cli.helpers import Ended
 Run = Callable[..., Ended]
 
 ROWS = {
-    "classification": "text\tlabel\nfine\tyes\npoor\tno\n",
+    "classification": "text\tlabel\ntasty\tyes\nawful\tno\n",
     "sequence-classification": '{"text": "fine", "label": "yes"}\n',
-    "choice": '{"question": "2+2", "options": ["3", "4"], "answer": "4"}\n',
+    "choice": '{"question": "2+2", "options": ["bad", "good"], "answer": "good"}\n',
     "completion": '{"question": "2+2", "answer": "4"}\n',
     "text": '{"text": "once upon a time"}\n',
     "reward": "".join(
@@ -90,8 +90,12 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A base model in a folder of the user's, with a chat template."""
+    """A base model in a folder of the user's, with a chat template, that knows the answers of presets."""
     folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
+    words = (folder / "tokenizer.json").read_text()
+    for known, word in (("monday", "Yes"), ("sunday", "No")):
+        words = words.replace(f'"{known}"', f'"{word}"')
+    (folder / "tokenizer.json").write_text(words)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     return folder
 
@@ -482,9 +486,9 @@ def test_numbers_that_are_given_count_and_one_that_is_far_off_is_warned_of(
     assert tried == [True]
 
 
-def test_what_cannot_be_tried_out_stays_and_is_said(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "run", lambda *_, **__: "the run names no data")
-    ended = sfnode("init", "--task", "reviews", "--set", "init.calibrate=yes")
+def test_what_cannot_be_tried_out_stays_and_is_said(model: Path, sfnode: Run) -> None:
+    flags = ("--set", "task.kind=text", "--set", "task.template={text}", "--set", "init.calibrate=yes")
+    ended = sfnode("init", "--model", model, *flags)
     assert (
         "Numbers were not tried out (the run names no data): they are the defaults, or as given." in ended.out
     )
@@ -758,7 +762,7 @@ def test_the_command_that_organises_is_printed_as_it_is_to_be_typed(sfnode: Run,
 
 
 def test_a_fifth_of_few_rows_validates_and_none_where_training_rows_are_tested_on(sfnode: Run) -> None:
-    Path("few.tsv").write_text("text\tlabel\n" + "fine\t1\npoor\t0\n" * 10)
+    Path("few.tsv").write_text("text\tlabel\n" + "tasty\t1\nawful\t0\n" * 10)
     task = (
         "--set",
         "task.kind=classification",
@@ -1051,7 +1055,7 @@ def test_who_interrupts_it_finds_no_run_no_key_and_no_other_file(
         "writing the keys": "sfnode.store.identity.Identity.write",
         "writing the manifest": "sfnode.cli.init.write_manifest",
     }[when]
-    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\nbad row\n")
+    Path("rows.tsv").write_text("text\tlabel\ntasty\t1\nawful\t0\nbad row\n")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(target, interrupted)

@@ -15,6 +15,7 @@ from sfnode.engine import trial
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Parent
 from sfnode.manifest.training import Training, features_text
@@ -204,3 +205,15 @@ def test_states_of_a_private_run_are_in_memory_alone(tmp_path: Path) -> None:
     run = trainer(manifest.model_copy(update={"organised": organised}), data_file(tmp_path))
     run.step(SEEDS, 0)
     assert not (tmp_path / "cache" / "sfnode" / "states").exists()
+
+
+def test_rows_that_the_model_reads_alike_are_refused_before_a_run_is_made_of_them(tmp_path: Path) -> None:
+    """Of words that the tokenizer knows none of."""
+    rows = tmp_path / "odd.tsv"
+    rows.write_text("sentence\tlabel\n" + "rotten\t0\nsuperb\t1\n" * 5)
+    with (
+        trainer(headed("opt", rows=str(rows)), rows) as run,
+        pytest.raises(UserError, match="as if all were the same") as no,
+    ):
+        trial.with_features(run, (), lambda done, total: None)
+    assert no.value.code is Code.LOSS_FLAT

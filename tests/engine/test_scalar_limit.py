@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfnode import preparing
-from sfnode.engine import scalar_limit
+from sfnode.engine import scalar_limit, trial
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.scalar_limit import SlopeSample
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models.loader import matrix
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.models.targets import Selection
 from sfprotocol.seeds import update_seeds
-from tests.engine.helpers import data_file, manifest, trainer
+from tests.engine.helpers import HEADED_TASK, ROWS, data_file, manifest, trainer
 
 FORWARDS = preparing.FORWARDS - scalar_limit.PRIOR_ROWS
 """Example-forwards that `sfnode init` has for it."""
@@ -181,6 +183,54 @@ def test_a_run_that_has_test_data_only_is_measured_on_them() -> None:
     run = default_manifest()
     private = run.model_copy(update={"data": run.data.model_copy(update={"train": ""})})
     assert measure(private).spread > 0
+
+
+WORDS = Task(kind="classification", template="{sentence} It was", verbalizer={"0": "dull", "1": "rotten"})
+CHOICE = Task(
+    kind="choice",
+    template="{sentence} It was",
+    completion="{candidate}",
+    candidates_field="options",
+    label_field="label",
+)
+OPTIONS = [
+    {"sentence": "a film", "options": ["rotten", "good", "superb"], "label": 0},
+    {"sentence": "a story", "options": ["awful", "odd"], "label": 1},
+]
+"""Rows, each with two answers of which the tokenizer knows neither."""
+
+
+def with_task(task: Task, rows: list[dict[str, Any]]) -> Trainer:
+    run = manifest("opt", batch_size=2).model_copy(update={"task": task})
+    return Trainer(run, trainer(manifest("opt")).loaded, rows)
+
+
+def test_answers_that_are_the_same_tokens_to_the_model_are_refused_by_name() -> None:
+    """Without rows, too, where all have the same answers: those of a private run."""
+    alike = WORDS.model_copy(update={"verbalizer": {"0": "dull", "1": "rotten", "2": "superb"}})
+    for task, rows, named in (
+        *((alike, some, "'rotten', 'superb'") for some in (ROWS, [])),
+        (CHOICE, OPTIONS, "'rotten', 'superb'"),
+    ):
+        with pytest.raises(UserError, match=f"cannot tell the answers {named} apart") as caught:
+            scalar_limit.require_answers(with_task(task, rows))
+        assert caught.value.code is Code.LOSS_FLAT
+        assert ("task.kind=sequence-classification" in caught.value.fix) == task.labelled
+
+
+def test_answers_that_differ_in_some_row_are_not_refused() -> None:
+    fine = {"sentence": "a film", "options": ["good", "bad"], "label": 0}
+    for task, rows in ((WORDS, ROWS), (CHOICE, [*OPTIONS, fine]), (CHOICE, []), (HEADED_TASK, [])):
+        scalar_limit.require_answers(with_task(task, rows))
+
+
+def test_a_loss_that_no_direction_changes_is_refused(tmp_path: Path) -> None:
+    task = WORDS.model_copy(update={"verbalizer": {"0": "superb", "1": "rotten"}})
+    flat = with_task(task, ROWS)
+    for measured in (scalar_limit.measure, trial.run):
+        with pytest.raises(UserError, match="the loss is the same at both points along all of") as caught:
+            measured(flat)
+        assert caught.value.code is Code.LOSS_FLAT
 
 
 def test_what_groups_tell_follows_from_slopes_and_bends(tmp_path: Path) -> None:
