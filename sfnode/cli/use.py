@@ -99,11 +99,13 @@ def use(
         _check_out(out)
     model = _load(folder, exported, device, dtype)
     if out:
-        _write(model, rows, out, tokens)
+        _write(model, rows, str(file), out, tokens)
         return
     for row in [rows[0][0]] if rows else _typed(task):
         (answer,) = model.answers([row], tokens)
         echo(answer if isinstance(answer, str) else in_words(answer))
+        if not answer:
+            echo("(the model answered nothing: it ended at once, or wrote only blanks)", err=True)
 
 
 def in_words(found: Preference) -> str:
@@ -284,10 +286,11 @@ def _check_out(out: Path) -> None:
         )
 
 
-def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], out: Path, tokens: int) -> None:
-    """Write the rows with their answers, when all have one."""
+def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: Path, tokens: int) -> None:
+    """Write the rows of a file with their answers, when all have one."""
     from sfnode.engine.using import chooses
     from sfnode.store.disk_errors import disk_faults
+    from sfnode.tasks.row_files import dialect
 
     answers = model.answers([row for row, wrong in rows if not wrong], tokens)
     columns = dict.fromkeys(name for row, _ in rows for name in row)
@@ -301,11 +304,12 @@ def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], out: Path, tokens
             values = () if wrong else _values(next(answers))
             written.append({**row, **dict(zip(names, values or [""] * len(names), strict=True))})
             advance(number, len(rows))
-    with disk_faults(out), out.open("w", encoding="utf-8", newline="") as table:
+    separator, encoding = dialect(file) if out.suffix == ".csv" else ("", "utf-8")
+    with disk_faults(out), out.open("w", encoding=encoding, newline="") as table:
         if out.suffix == ".jsonl":
             table.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in written)
         else:
-            writer = csv.DictWriter(table, [*columns, *names], restval="")
+            writer = csv.DictWriter(table, [*columns, *names], restval="", delimiter=separator)
             writer.writeheader()
             writer.writerows({name: _cell(value) for name, value in row.items()} for row in written)
     echo(f"wrote {out}: {len(written):,} rows")

@@ -127,6 +127,9 @@ _UNDECODED = re.compile("[\udc80-\udcff]")
 
 NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
 
+OLDER = "Windows-1252"
+"""The encoding of most texts that are not UTF-8; nearly the same as Latin-1."""
+
 FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
 _QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"(?=[\t\r\n]|\Z)')
@@ -206,9 +209,23 @@ def _confused(path: Path, before: str, what: str) -> UserError:
 
 def _csv(path: Path) -> Iterator[Placed]:
     text = _text(path)
-    header = io.StringIO(text, newline="").readline()
-    delimiter = next((mark for mark in SEPARATORS if mark in header), ",")
+    delimiter = _separator(io.StringIO(text, newline="").readline())
     return _table(path, text, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL)
+
+
+def _separator(header: str) -> str:
+    return next((mark for mark in SEPARATORS if mark in header), ",")
+
+
+def dialect(source: str) -> tuple[str, str]:
+    """Return the separator and the encoding of a .csv, with which another one suits the same programs; of
+    other sources the usual ones."""
+    path = Path(source).expanduser()
+    if path.suffix.lower() != ".csv":
+        return ",", "utf-8"
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        header = file.readline()
+    return _separator(header), "utf-8-sig" if header.startswith("\ufeff") else "utf-8"
 
 
 def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[Placed]:
@@ -219,7 +236,8 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
     try:
         header = next(reader, [])
         if any(map(_UNDECODED.search, header)) or "\0" in "".join(header):
-            raise malformed(f"{path}, line 1: no names of columns in UTF-8", EXPORT)
+            older = _in_older(" ".join(header))
+            raise malformed(f"{path}, line 1: no names of columns in UTF-8{older}", EXPORT)
         if len(set(header)) != len(header):
             raise malformed(f"{path}, line 1: a column name occurs twice")
         line = reader.line_num + 1
@@ -228,7 +246,7 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
                 other = len(values) != len(header)
                 wrong = f"{len(values)} columns where the header has {len(header)}" if other else ""
                 if undecoded and any(map(_UNDECODED.search, values)):
-                    wrong = NOT_UTF_8
+                    wrong = NOT_UTF_8 + _in_older(" ".join(values))
                 row = {} if wrong else dict(zip(header, values, strict=True))
                 yield Placed(f"{path}, line {line}", row, wrong)
             line = reader.line_num + 1
@@ -245,7 +263,7 @@ def _jsonl(path: Path) -> Iterator[Placed]:
 
 def _object(place: str, line: str) -> Placed:
     if _UNDECODED.search(line):
-        return Placed(place, {}, NOT_UTF_8)
+        return Placed(place, {}, NOT_UTF_8 + _in_older(line))
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -305,6 +323,16 @@ def _text(path: Path) -> str:
     if data.startswith(UTF_16):
         raise malformed(f"{path}, line 1: not UTF-8 but UTF-16", EXPORT)
     return data.decode("utf-8-sig", "surrogateescape")
+
+
+def _in_older(text: str) -> str:
+    """Return how the first word that is not UTF-8 reads in the likely encoding; nothing if it does not."""
+    word = next((one for one in text.split() if _UNDECODED.search(one)), "")
+    try:
+        read = word.encode("utf-8", "surrogateescape").decode(OLDER)
+    except UnicodeDecodeError:
+        return ""
+    return f": as {OLDER} or Latin-1 it reads {read[:30]!r}" if read else ""
 
 
 def first_line(error: Exception) -> str:

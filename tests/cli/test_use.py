@@ -6,9 +6,11 @@ import contextlib
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from sfnode.cli.use import in_words
 from sfnode.engine.ten_lines import ASKED
 from sfnode.engine.trainer import Trainer
-from sfnode.engine.using import of_trainer
+from sfnode.engine.using import ModelInUse, of_trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
@@ -43,6 +45,7 @@ TASKS: dict[str, tuple[str, Task]] = {
         Task(kind="choice", template="{text|question}", completion="{candidate} .", candidates_field="many"),
     ),
     "text": ("opt", Task(kind="text", template="the {text}")),
+    "chat": ("opt", Task(kind="chat")),
     "reward": (
         "opt",
         Task(
@@ -54,11 +57,28 @@ TASKS: dict[str, tuple[str, Task]] = {
 """A run of every kind of answer, on tiny random models."""
 
 
+CHAT = (
+    "{{ bos_token }}{% for one in messages %}{{ one.content }} . {% endfor %}"
+    "{% if add_generation_prompt %}It was{% endif %}"
+)
+
+
+@cache
+def model_of(name: str) -> Path:
+    """The model of a run, which in a chat has a template."""
+    family, task = TASKS[name]
+    if task.kind != "chat":
+        return model_folder(family)
+    folder = Path(shutil.copytree(model_folder(family), model_folder(family).parent / "chat"))
+    (folder / "chat_template.jinja").write_text(CHAT)
+    return folder
+
+
 def run_of(name: str) -> Manifest:
     family, task = TASKS[name]
     labels = 2 if task.kind == "sequence-classification" else 0
     chosen = Selection(("score",)) if name == "head" else DEFAULT
-    described = loader.describe(str(model_folder(family)), "", chosen, labels)
+    described = loader.describe(str(model_of(name)), "", chosen, labels)
     run = manifest("opt", learning_rate=1e-3)
     model = described.model_copy(update={"source": f"tiny/{family}"})
     return run.model_copy(update={"model": model, "task": task})
@@ -68,6 +88,7 @@ def said_of(model: Trainer) -> str:
     """What the model says in use about the text in the lines of its card."""
     task = model.manifest.task
     row = dict.fromkeys(questions(task), ASKED) | {"many": ["an answer", "another"]}
+    row |= {"messages": [{"role": "user", "content": ASKED}]}
     (answer,) = of_trainer(model).answers([row])
     return answer if isinstance(answer, str) else in_words(answer)
 
@@ -83,7 +104,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in TASKS:
         run = run_of(name)
         data = Data(train=rows.name) if run.task.loss == "centred" else Data()
-        with contextlib.chdir(folder), trainer(run.model_copy(update={"data": data})) as made:
+        model, run = model_of(name), run.model_copy(update={"data": data})
+        with contextlib.chdir(folder), trainer(run, model_override=model) as made:
             made.apply(updates(40))
             made.export(folder / name)
             (folder / name / "said").write_text(said_of(made))
@@ -112,7 +134,7 @@ def test_the_ten_lines_of_a_card_say_without_sfnode_what_sfnode_use_says(exports
     assert ended.returncode == 0, ended.stderr
     said = json.loads(ended.stdout.splitlines()[-1])
     assert said == {name: f"{(exports / name / 'said').read_text()}\n" for name in TASKS}
-    for name in ("head", "words"):
+    for name in ("head", "words", "chat"):
         assert sfnode("use", "--from", exports / name, ASKED).out == said[name]
     for name, answers in (("head", {"negative", "positive"}), ("choice", {"an answer .", "another ."})):
         assert {line.split(" %  ")[1] for line in said[name].splitlines()} == answers
@@ -177,6 +199,31 @@ def test_texts_that_are_written_go_into_a_table_too(exports: Path, sfnode: Run) 
         sfnode("use", "--from", exports / "text", "--tokens", 3, text).out for text in ("film", "story")
     ]
     assert Path("out.csv").read_text().splitlines()[0] == "text,more,answer"
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_table_is_written_as_the_one_that_was_read(
+    mark: str, encoding: str, exports: Path, sfnode: Run
+) -> None:
+    """A spreadsheet opens both in the same way, whatever it takes for a separator."""
+    with Path("in.csv").open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, delimiter=mark).writerows([("id", "sentence"), ("1", f"good{mark} film")])
+    assert sfnode("use", "--from", exports / "words", "--file", "in.csv", "--out", "out.csv").status == 0
+    assert Path("out.csv").read_bytes().startswith(b"\xef\xbb\xbf") == (encoding == "utf-8-sig")
+    with Path("out.csv").open(encoding=encoding, newline="") as file:
+        header, row = csv.reader(file, delimiter=mark)
+    assert header == ["id", "sentence", "label", "probability"]
+    assert row[:2] == ["1", f"good{mark} film"]
+
+
+def test_a_model_that_answers_nothing_is_no_riddle(
+    exports: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelInUse, "answers", lambda *_: iter([""]))
+    ended = sfnode("use", "--from", exports / "text", "film")
+    assert (ended.status, ended.out) == (0, "\n")
+    assert ended.err.endswith("(the model answered nothing: it ended at once, or wrote only blanks)\n")
 
 
 def test_it_asks_at_a_terminal_until_the_end_and_reads_lines_elsewhere(

@@ -8,6 +8,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.tasks.columns import DataTable, read
+from sfnode.tasks.row_files import NOT_UTF_8
 
 ROWS = "Betreff;Text;Anzahl;Note\nBitte;Die Rechnung stimmt nicht;1;2,5\n;Wo bleibt mein Paket;2;3,5\n"
 
@@ -34,11 +35,15 @@ def test_what_columns_hold_whatever_separates_them(mark: str, begin: bytes, tmp_
 
 
 def test_rows_that_are_none_keep_their_places(tmp_path: Path) -> None:
-    found = table(tmp_path, b'text,label\nfine,1\ncaf\xe9,0\n"two\nlines",1\nso\n')
+    found = table(tmp_path, b'text,label\nfine,1\ncaf\xe9,0\n"two\nlines",1\nso\n\x81,1\n')
     wrong = [(one.place.rpartition(", ")[2], one.wrong) for one in found.placed if one.wrong]
     assert wrong == [
-        ("line 3", "not UTF-8, in which the file has to be saved"),
+        (
+            "line 3",
+            "not UTF-8, in which the file has to be saved: as Windows-1252 or Latin-1 it reads 'café'",
+        ),
         ("line 6", "1 columns where the header has 2"),
+        ("line 7", NOT_UTF_8),
     ]
     assert [one.row["text"] for one in found.placed if not one.wrong] == ["fine", "two\nlines"]
 
@@ -62,7 +67,10 @@ def test_lines_of_json_may_differ_in_what_they_have(tmp_path: Path) -> None:
         ("rows.jsonl", b"[1, 2]\n", "line 1: not a JSON object"),
         ("rows.csv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "line 1: no names of columns in UTF-8"),
         ("rows.tsv", b"\0\0\0\0", "line 1: no names of columns in UTF-8"),
-        ("rows.csv", "text,größe\na,1\n".encode("cp1252"), "line 1: no names of columns in UTF-8"),
+        (
+            *("rows.csv", "text,größe\na,1\n".encode("cp1252")),
+            "line 1: no names of columns in UTF-8: as Windows-1252 or Latin-1 it reads 'größe'",
+        ),
         ("rows.csv", "text,label\na,1\n".encode("utf-16"), "line 1: not UTF-8 but UTF-16"),
         ("rows.csv", b"PK\x03\x04\x14\0", "a spreadsheet or an archive"),
         ("rows.csv", b'text,label\n"a,1\n', "line 2: unexpected end of data"),
