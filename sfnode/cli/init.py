@@ -206,6 +206,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
         said = _take_rows(given, out.parent, note, plan)
         manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
+        said += output.rows_words(manifest, plan.held_out) if plan and (plan.bad or plan.held_out) else []
         means = preparing.Means(given["device"], given["dtype"], Path(scratch))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
@@ -252,8 +253,6 @@ def _take_rows(
             if rows:
                 given[role] = str(preparing.write_rows(rows, plan.task, folder, f"{name}-{role}", note))
         said += [f"Left out: {plan.bad}."] if plan.bad else []
-        said += [f"Trains on {len(kept):,} rows, {given['train']}."]
-        said += [f"Is measured on {len(held):,} others, {given['test']}."] if held else []
     return said + (_skip_bad_rows(given, folder, note) if given["skip_bad_rows"] else [])
 
 

@@ -12,13 +12,13 @@ from sfnode.engine import scalar_limit, trial
 from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.scalar_limit import SlopeSample
 from sfnode.engine.trial import Trial
-from sfnode.manifest import Manifest
+from sfnode.manifest import Manifest, public_name
 from sfnode.manifest.sections import DataRole, is_file
 from sfnode.manifest.training import Training
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
 from sfnode.printable import size_text
-from sfnode.tasks import public_files
+from sfnode.tasks import dataset, public_files
 
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
@@ -49,6 +49,14 @@ def left_out_words(found: Mapping[DataRole, LeftOut]) -> list[str]:
     """Return which rows are in none of the files that have been made of the data."""
     every = dict.fromkeys(found.values())  # one file may have several roles
     return [f"Left out: {one.bad}. The other rows are in {one.file}." for one in every]
+
+
+def rows_words(manifest: Manifest, held_out: int) -> list[str]:
+    """Return on how many rows of a run's data everybody trains, and with which others it is measured."""
+    data, count = manifest.data, len(dataset.training_rows(manifest.data, manifest.task))
+    judging = f"; {data.withheld:,} others there say how each round fares" if data.withheld else ""
+    said = [f"Trains on {count:,} rows of {public_name(data.train)}{judging}."]
+    return said + ([f"Is measured on {held_out:,} more, {public_name(data.test)}."] if held_out else [])
 
 
 def data_words(shared: Shared, out: Path) -> list[str]:

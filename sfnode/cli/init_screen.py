@@ -328,6 +328,12 @@ def confirm(
             answers = _changed(lines[int(said) - 1], answers)
             continue
         try:
+            if "=" not in said:
+                raise UserError(
+                    Code.BAD_OPTION,
+                    f"{said!r} is neither the number of a line nor KEY=VALUE",
+                    f"Type 1 to {len(lines)} to change that line, Enter to go on, or q to leave.",
+                )
             set_key(said)
             plan(table, answers, fields())
             answers = replace(answers, also=(*answers.also, said))

@@ -61,7 +61,8 @@ ASKED = {
     "What is learnt?": "a class for each text, by a head: the model stays as it is (fast)",
     "Which rows measure it?": "59 of the 296 rows, on which nobody trains",
     "4 rows do not fit": "they are left out: line 10: 'subject', 'body' are empty; line 52: 'category' is "
-    "empty; line 166: not UTF-8, in which the file has to be saved; ...",
+    "empty; line 166: not UTF-8, in which the file has to be saved: as Windows-1252 or Latin-1 it reads "
+    "'Où'; ...",
     "Which base model?": "builtin:tiny",
     "Who says what counts?": "your node, by a key that is made now",
     "Name of the run": "tickets",
@@ -88,6 +89,9 @@ def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(sfnode: Run, answ
     trained, tested = rows(data.train), rows(data.test)
     assert (len(trained), len(tested)) == (237, 59)
     assert {tuple(row) for row in trained} == {("subject", "body", "category")}
+    judged = data.validation_limit
+    assert f"Trains on {237 - judged} rows of {data.train}; {judged} others there say" in ended.out
+    assert f"Is measured on 59 more, {data.test}." in ended.out
     assert "  sfnode swarm --run run.toml " in ended.out
     assert "  sfnode join --run run.toml --organise " in ended.out
     assert "  sfnode invite " in ended.out
@@ -131,7 +135,7 @@ def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run
         *("7", "nobody"),
         *("8", "mine"),
         *("9", "tickets.csv", "own.toml"),
-        *("fly=1", "training.rank=x", "training.rank=64", ""),
+        *("17", "abc", "fly=1", "training.rank=x", "training.rank=64", ""),
     )
     ended = sfnode("init", "tickets.csv", "--model", "facebook/opt-125m")
     assert ended.status == 0, ended.err
@@ -143,6 +147,8 @@ def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run
         "'perhaps' is not an answer",
         "there is no folder ./nowhere",
         "tickets.csv exists already",
+        "'17' is neither the number of a line nor KEY=VALUE\n  Type 1 to 9 to change that line",
+        "'abc' is neither the number of a line nor KEY=VALUE",
         "there is no key 'fly'",
         "'--set training.rank'",
     ):
