@@ -38,7 +38,8 @@ def _url(value: str) -> str:
 
 def _command(value: str) -> str:
     """The command, which has to be one that can be split into words. Raises ValueError."""
-    shlex.split(value)
+    if value and not any(shlex.split(value)[:1]):
+        raise ValueError("name the program to run, such as notify-send, with what it is told first")
     return value
 
 

@@ -20,6 +20,10 @@ LAB = "sflab"
 """Package with the simulator and the benches, which is beside the product."""
 
 
+MEANT = {"train": "join", "start": "join", "stop": "leave", "finish": "leave --finish", "ask": "use"}
+"""Commands that people look for by words that are none."""
+
+
 class Lazy(NamedTuple):
     """A command that has not been imported."""
 
@@ -72,7 +76,8 @@ class LazyGroup(click.Group):
             root = context.find_root()
             paths = [f"{root.command_path} {path}" for path in _paths(root.command)]
             paths += [f"{context.command_path} {name}" for name in self.entries]  # the nearest goes first
-            known = {path.rpartition(" ")[2]: path for path in paths}
+            known = {word: f"{root.command_path} {meant}" for word, meant in MEANT.items()}
+            known |= {path.rpartition(" ")[2]: path for path in paths}
             close = [f"`{known[one]}`" for one in get_close_matches(words[0], known)]
             hint = f" Did you mean {' or '.join(close)}?" if close else ""
             raise click.UsageError(f"There is no command {words[0]!r}.{hint}", context)

@@ -407,7 +407,8 @@ def _announce(node: Node, narration: Narration) -> None:
     manifest = node.manifest
     narration.rest()
     if not node.settings.organise and organiser_key(manifest.run_id, node.settings.keys_dir).exists():
-        echo("This machine has the key of this run: a node with --organise decides here what counts.")
+        start = command("sfnode", "join", "--data-dir", node.settings.data_dir, "--organise")
+        echo(f"This machine has the key of this run. To decide what counts, run `{start}` instead.")
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if node.addresses():
         link = node.running.views.invitation().link

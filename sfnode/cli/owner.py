@@ -66,11 +66,22 @@ def resume(data_dir: Path) -> None:
 # `sfnode limit`: the limits of a running node.
 
 
-NAMES = (
-    *("cpu", "gpu", "threads", "watts", "celsius", "memory", "hours", "idle", "mains", "not_while"),
-    *("mb_per_day", "upload_rate", "download_rate"),
-)
-"""Those of the fields of `Limits`, which takes long to import."""
+NAMES = {
+    "cpu": "50",
+    "gpu": "50",
+    "threads": "2",
+    "watts": "200",
+    "celsius": "80",
+    "memory": "2G",
+    "hours": "22:00-07:00",
+    "idle": "10",
+    "mains": "yes",
+    "not_while": "steam,blender",
+    "mb_per_day": "500",
+    "upload_rate": "500k",
+    "download_rate": "2M",
+}
+"""Values, as they may be, of the fields of `Limits`, which takes long to import."""
 
 NO_LIMIT = ("none", "off", "")
 """Values that remove a limit."""
@@ -95,7 +106,12 @@ def limit(changes: tuple[str, ...], data_dir: Path, as_json: bool) -> None:
     """
     node = running_node(data_dir)
     wanted = _changes(changes)
-    limits = node.limit(wanted) if wanted else node.limits()
+    try:
+        limits = node.limit(wanted) if wanted else node.limits()
+    except UserError as error:
+        if error.code is not Code.BAD_OPTION:
+            raise
+        raise UserError(error.code, error.what, _form(wanted)) from error
     echo(json.dumps(plain(limits), indent=2) if as_json else limit_lines(limits))
 
 
@@ -120,6 +136,10 @@ def _change(text: str) -> tuple[str, str | None]:
     if not equals or field not in NAMES:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE with one of {', '.join(NAMES)}")
     return field, None if value.strip().lower() in NO_LIMIT else value
+
+
+def _form(names: Iterable[str]) -> str:
+    return f"Give it as {' '.join(f'{name}={NAMES[name]}' for name in names)}; {NO_LIMIT[0]} removes a limit."
 
 
 # `sfnode leave`: ends a running node.
@@ -175,7 +195,8 @@ def parse_limits(_context: Any, _parameter: Any, words: tuple[str, ...]) -> Limi
     try:
         return Limits().changed(_changes(words))
     except ValidationError as error:
-        raise click.BadParameter(f"{error.errors()[0]['loc'][0]}: {reason(error)}") from error
+        name = str(error.errors()[0]["loc"][0])
+        raise click.BadParameter(f"{name}: {reason(error)}. {_form([name])}") from error
 
 
 def limit_option(function: F) -> F:

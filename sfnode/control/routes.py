@@ -85,7 +85,8 @@ def error(status: int, text: str, **more: object) -> web.Response:
 def invalid(fault: ValidationError) -> web.Response:
     """Return the answer to a request that does not validate; it names the first wrong field."""
     first = fault.errors(include_url=False)[0]
-    return error(400, f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}")
+    where = ".".join(map(str, first["loc"])) or "the request"
+    return error(400, f"{where}: {first['msg'].removeprefix('Value error, ')}")
 
 
 class EvaluateRequest(BaseModel):

@@ -35,6 +35,7 @@ from sfnode.manifest.sections import (
 )
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
+from sfnode.printable import command
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.messages import PROTOCOL_VERSION, Authority, RunParameters
 from sfprotocol.names import fault
@@ -240,11 +241,10 @@ class Manifest(Section):
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             why = "it is no text (UTF-8)" if isinstance(error, UnicodeDecodeError) else why
-            raise UserError(
-                Code.BAD_MANIFEST,
-                f"cannot read the run manifest {path}: {why}",
-                "Write one with `sfnode init`, or get the run's own with `sfnode join --peers ADDRESS`.",
-            ) from error
+            fix = "Write one with `sfnode init`, or get the run's own with `sfnode join --peers ADDRESS`."
+            if is_file(str(path)):
+                why, fix = "its name is that of data", f"Make a run of it: {command('sfnode', 'init', path)}"
+            raise UserError(Code.BAD_MANIFEST, f"cannot read the run manifest {path}: {why}", fix) from error
         return cls._checked(fields, str(path))
 
     @classmethod

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from sfnode.cli import owner
 from sfnode.cli.owner import NAMES, _changes, limit_lines
+from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from tests.cli.helpers import Ended
 
@@ -42,7 +44,10 @@ def test_only_limits_can_be_limited(text: str, sfnode: Run) -> None:
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [
-        ("cpu=200", "cpu: Input should be less than or equal to 100"),
+        (
+            "cpu=200",
+            "cpu: Input should be less than or equal to 100. Give it as cpu=50; none removes a limit",
+        ),
         ("mains=yes,hours=10-12", "hours: '10-12' is not an interval such as 22:00-07:00"),
         ("upload_rate=fast", "500k, 2M or 1.5G"),
         ("upload_rate=5", "1000"),
@@ -58,6 +63,18 @@ def test_a_limit_of_join_that_makes_no_sense_is_refused_before_anything_starts(
     assert ended.status == 2
     assert "--limit" in ended.err
     assert reason in ended.err
+
+
+def test_a_running_node_that_refuses_a_limit_is_told_how_limits_are_given(
+    sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing:
+        def limit(self, wanted: object) -> None:
+            raise UserError(Code.BAD_OPTION, "the node refuses: hours: no interval", "Ask again.")
+
+    monkeypatch.setattr(owner, "running_node", lambda _: Refusing())
+    said = sfnode("limit", "hours=10-12,cpu=50").err
+    assert "SF010: the node refuses: hours: no interval\n  Give it as hours=22:00-07:00 cpu=50; " in said
 
 
 WRITTEN = ("cpu=50%,not_while=a,b,mains=yes", "hours=22:00-07:00,12:00-13:00, idle=none")

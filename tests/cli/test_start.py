@@ -54,6 +54,8 @@ def test_the_version_is_the_packages(sfnode: Run) -> None:
         ("join", "--set", "data.shard=5/4"),
         ("join", "--set", "node.queries=65"),
         ("join", "--display-name", "a" * 33),
+        ("join", "--notify", "  "),
+        ("join", "--notify", "''"),
         ("join", "--team", "\x1b[31mred"),
         ("swarm", "--nodes", "0"),
         ("init", "--set", "task.verbalizer=terrible,great"),

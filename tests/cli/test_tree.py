@@ -113,6 +113,8 @@ def test_an_example_that_needs_neither_a_run_nor_a_network_does_what_it_says(
     ("typed", "meant"),
     [
         ("statsu", "status"),
+        ("trian", "join"),
+        ("finish", "leave --finish"),
         ("simulate", "lab simulate"),
         ("checkout", "history checkout"),
         ("try-rewards", "organise try-reward"),

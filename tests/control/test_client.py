@@ -41,6 +41,8 @@ async def test_without_an_event_loop_the_answers_are_the_same(swarm: Swarm) -> N
     with pytest.raises(UserError) as refusal:
         await asyncio.to_thread(blocking.evaluate)
     assert refusal.value.code == Code.BAD_OPTION
+    with pytest.raises(UserError, match="the node refuses: hours: '10-12' is not an interval"):
+        await loop.limit({"hours": "10-12"})
     await asyncio.to_thread(blocking.leave)
     await a.ended()
 

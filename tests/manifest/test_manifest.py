@@ -79,6 +79,14 @@ def test_a_file_that_is_no_manifest_is_told_without_the_words_of_programmers(
     assert caught.value.code is Code.BAD_MANIFEST
 
 
+def test_a_table_in_the_place_of_a_manifest_is_answered_with_how_to_make_a_run_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "tickets.csv"
+    file.write_text("text,label\nfine,1\n")
+    with pytest.raises(UserError) as caught:
+        Manifest.from_toml(file)
+    assert caught.value.fix == f"Make a run of it: sfnode init {file}"
+
+
 @pytest.mark.parametrize("extension", [{"07": ""}, {"-1": ""}, {"x": ""}, {"1": "0"}, {"1": "FF"}])
 def test_an_extension_has_one_form(extension: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="extensions"):

@@ -382,7 +382,9 @@ class Reports:
         text = "not admitted yet: it has asked for that"
         if asked >= UNANSWERED_TIME:
             digits = own.origin.hex()[:KEY_DIGITS]
-            text += f"; the run's owner admits it with `{command('sfnode', 'organise', 'admit', digits)}`"
+            admits = f"the run's owner admits it with `{command('sfnode', 'organise', 'admit', digits)}`"
+            begins = "nobody decides in this run yet: its owner starts a node with `sfnode join --organise`"
+            text += f"; {admits if self._feed.stop else begins}"
         return WaitStatus(reason=Wait.PETITION, text=text)
 
     def _said_of(self, own: Feed) -> str:

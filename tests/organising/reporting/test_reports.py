@@ -253,7 +253,12 @@ def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
     assert long_ago
     assert (first.reason, asked.reason) == (Wait.WORK, Wait.PETITION)
     assert asked.text == "not admitted yet: it has asked for that"
-    assert f"`sfnode organise admit {A.hex()[:8]}`" in long_ago.text
+    assert "nobody decides in this run yet" in long_ago.text
+    assert "`sfnode join --organise`" in long_ago.text
+    node.decide(Announce("here I am"))
+    decided = waits(node, UNANSWERED_TIME)
+    assert decided
+    assert f"`sfnode organise admit {A.hex()[:8]}`" in decided.text
     node.organising.state = OrganiserState.RESTARTED
     organiser = waits(node, organises=True)
     assert organiser
