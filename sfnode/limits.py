@@ -88,6 +88,12 @@ def _clock(minutes: int) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
+def _given(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return f"{value:g}" if isinstance(value, float) else "yes" if value is True else str(value)
+
+
 Percent = Annotated[float, BeforeValidator(_percent), Field(gt=0, le=100)]
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Rate = Annotated[int, BeforeValidator(_size), Field(ge=MIN_RATE)]
@@ -126,6 +132,10 @@ class Limits(BaseModel):
         """Return these limits with some replaced; None removes one. Raises pydantic's ValidationError."""
         wanted = self.in_force() | dict(changes)
         return Limits.model_validate({name: value for name, value in wanted.items() if value is not None})
+
+    def __str__(self) -> str:
+        """Return them as they are given: `cpu=50, hours=22:00-07:00`."""
+        return ", ".join(f"{name}={_given(value)}" for name, value in self.in_force().items()) or "none"
 
     def in_force(self) -> dict[str, Any]:
         """Return the limits that are set, by name."""

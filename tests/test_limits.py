@@ -37,6 +37,13 @@ def test_a_limit_is_read_from_text(field: str, text: str, value: Any) -> None:
     assert getattr(Limits.model_validate({field: text}), field) == value
 
 
+def test_limits_are_told_as_they_are_given() -> None:
+    told = "cpu=12.5, hours=22:00-07:00, mains=yes, not_while=steam,blender, upload_rate=500000"
+    given = {"cpu": "12.5", "hours": "22:00-7:00", "mains": "yes", "upload_rate": "500k"}
+    assert str(Limits.model_validate(given | {"not_while": "steam, blender"})) == told
+    assert str(Limits()) == "none"
+
+
 @pytest.mark.parametrize(
     ("field", "text"),
     [

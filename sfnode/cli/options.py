@@ -161,7 +161,7 @@ def as_of_now_option(function: F) -> F:
     return option(
         "--as-of-now",
         is_flag=True,
-        help="Organised run: all that is here, also what no seal has counted yet.  [default: the last seal]",
+        help="Organised run: all that is here, also what does not count yet.  [default: what counts]",
     )(function)
 
 

@@ -72,10 +72,17 @@ def waiting(
     amount = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
     left = _Left(seconds) if seconds else TimeRemainingColumn()
     times = (TimeElapsedColumn(), *((left,) if time_left or seconds else ()))
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *amount, *times)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), _Bar(), *amount, *times)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
+
+
+class _Bar(BarColumn):
+    """A bar, once it is known how much there is to do: before, rich draws a full one."""
+
+    def render(self, task: Task) -> Any:
+        return super().render(task) if task.total else Text("...")
 
 
 class _Left(ProgressColumn):

@@ -94,6 +94,13 @@ def test_on_a_terminal_it_is_a_bar_that_goes_and_log_lines_stay_whole() -> None:
     assert text.count("\n") <= 4, "the bar is drawn in place"
 
 
+def test_where_nobody_knows_how_much_there_is_no_bar_is_drawn() -> None:
+    """rich draws a full one."""
+    _, text = on_a_terminal(SCRIPT.replace("advance(done, 100)", "advance(done, 0)"))
+    assert "replaying the log" in text
+    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" not in text
+
+
 STARTING_NODE = """
 import asyncio
 from sfnode.cli import progress

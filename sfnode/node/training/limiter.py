@@ -161,7 +161,7 @@ class ResourceLimiter:
             readings = await self._read_sensors(limits)
             new_threads = limits.threads != self.limits.threads
             self.limits = limits
-            log.info("limits: %s", limits.in_force() or "none")
+            log.info("limits: %s", limits)
             self._apply()
             if new_threads:
                 self._apply_threads()
