@@ -98,10 +98,14 @@ class ControlSync:
         return self._counting
 
     @property
-    def shown(self) -> int:
-        """Decisions that some neighbour says it has, of this term or a later one; 0 if none has said so."""
-        heads = [link.control.theirs for link in self._links.values()]
-        return max((head.stop for head in heads if head and head.term >= self.feed.term), default=0)
+    def claimed(self) -> tuple[int, str]:
+        """The most decisions that a neighbour says it has, of this term or a later one, and its peer id; 0 if
+        none has said so."""
+        heads = [(link.control.theirs, link.peer) for link in self._links.values()]
+        return max(
+            ((head.stop, peer) for head, peer in heads if head and head.term >= self.feed.term),
+            default=(0, ""),
+        )
 
     def hold(self, sign: Sign) -> None:
         """Sign decisions with this key from now on."""

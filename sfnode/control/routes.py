@@ -190,8 +190,11 @@ def organising_routes(node: RunningNode) -> list[web.RouteDef]:
         try:
             return reports().proposal(query.key, query.kept)
         except ValueError as error:
-            what = "Wait until the node has all decisions, or say with --kept how many of those here stay."
-            raise UserError(Code.SUCCESSION_REFUSED, str(error), what) from error
+            fix = (
+                "Wait until the node has them all. If they do not come, a neighbour may have made them up: "
+                "say with --kept how many of those here stay."
+            )
+            raise UserError(Code.SUCCESSION_REFUSED, str(error), fix) from error
 
     def succeed(said: SuccessionFile) -> dict[str, bool]:
         reports()  # refuses for an open run

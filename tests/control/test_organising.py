@@ -14,10 +14,11 @@ from sfnode.organising.admission import work
 from sfnode.organising.organiser import OrganiserState
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import DecisionResult
-from sfprotocol import decisions
+from sfprotocol import decisions, wire_codec
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import Admit, Announce, Budget, Evaluated, Finish, Invite, Revoke, Seal
-from sfprotocol.messages import Petition, Succession
+from sfprotocol.events import LinkUp, Received
+from sfprotocol.messages import PROTOCOL_VERSION, ControlHead, Hello, Message, Petition, Succession
 from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
 
@@ -216,6 +217,24 @@ async def test_a_node_to_which_no_decision_has_come_proposes_to_keep_none_only_i
     assert refusal.code == Code.SUCCESSION_REFUSED
     assert "0 decisions are here" in refusal.what
     assert (await client.propose(B.hex(), kept=0)).kept == 0
+
+
+async def test_who_claims_decisions_that_do_not_come_is_named_and_can_be_passed_over(
+    node: OrganisedNode, client: Client
+) -> None:
+    """A neighbour may claim what nobody has: then it is for the owner to say what stays."""
+    node.decide(Finish())
+    node.post(LinkUp(9, "QmLiar"))
+    said: tuple[Message, ...] = (
+        Hello(PROTOCOL_VERSION, node.manifest.run_id, 0, 0),
+        ControlHead(0, 1000, bytes(32)),
+    )
+    for message in said:
+        node.post(Received(9, wire_codec.encode(message, node.api.machine.run.scalar_bytes)))
+    refusal = await refused(client.propose(B.hex()))
+    assert refusal.what.endswith(": 1 decisions are here, and the neighbour QmLiar says that it has 1000")
+    assert "--kept" in refusal.fix
+    assert (await client.propose(B.hex(), kept=1)).kept == 1
 
 
 async def test_nobody_keeps_more_decisions_than_there_are(client: Client) -> None:

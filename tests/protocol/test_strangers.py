@@ -318,11 +318,11 @@ def test_in_an_open_run_nobody_is_told_more_than_before() -> None:
     assert not made["a"].sent
 
 
-def test_a_node_knows_how_many_decisions_neighbours_say_they_have() -> None:
+def test_a_node_knows_how_many_decisions_a_neighbour_says_it_has_and_which_one() -> None:
     made = swarm("a b c")
     decide(made["a"], Admit(origin_of("new"), QUOTA, 0))
     made.run(2)
     control = made["b"].machine.organised.control
-    assert 0 < control.shown <= control.feed.stop
+    assert 0 < control.claimed[0] <= control.feed.stop
     hear(made["b"], made["c"], ControlHead(0, 1000, bytes(32)))
-    assert control.shown == 1000
+    assert control.claimed == (1000, link_to(made["b"], made["c"]).peer)

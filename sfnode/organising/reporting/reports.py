@@ -288,9 +288,10 @@ class Reports:
         feed = self._feed
         if kept is None and feed.behind:
             raise ValueError("decisions are lacking here that the last succession keeps")
-        shown = self._organised.control.shown
-        if kept is None and not 0 < feed.stop >= shown:
-            raise ValueError(f"{feed.stop} decisions are here, and a neighbour has {shown}")
+        claimed, peer = self._organised.control.claimed
+        if kept is None and not 0 < feed.stop >= claimed:
+            claim = f", and the neighbour {peer} says that it has {claimed}" if claimed else ""
+            raise ValueError(f"{feed.stop} decisions are here{claim}")
         kept = feed.stop if kept is None else kept
         if kept > feed.stop:
             raise ValueError(f"there are {feed.stop} decisions here, not {kept}")
