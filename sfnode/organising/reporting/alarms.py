@@ -17,7 +17,6 @@ from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.worths import WORTH_ONE
 
 NOTHING_TO_DO = "There is nothing to do at this node: the organiser sees the same."
 
@@ -61,7 +60,7 @@ def alarms(
     if silence and not feed.frozen:
         found.append(_silent(silence, here))
     if own and not own.counts_at_last and own.harmful_since is None:  # who is revoked is told so
-        found.append(_skipped(own))
+        found.append(_skipped())
     return [shown(one) for one in found]
 
 
@@ -133,15 +132,13 @@ def _silent(silence: Silence, here: bool) -> UserError:
     return UserError(Code.ORGANISER_SILENT, what, fix)
 
 
-def _skipped(own: EvidenceStatus) -> UserError:
+def _skipped() -> UserError:
     return UserError(
         Code.WORK_SKIPPED,
-        f"this node's work does not count at present: its {own.updates} updates that were measured change "
-        f"the loss on the validation rows by {-own.worth / WORTH_ONE:+.6f}, too little to be sure that they "
-        f"help ({own.evidence:.2f}, where 0 is asked for, or {own.bound:.2f} when the run ends); they were "
-        f"far too large in {100 * own.outlier_share:.0f} % of its latest rounds, where a third is the most",
-        "That is no accusation. Let it go on: what was skipped counts after all once later work "
-        "speaks for it. If it stays so, see that its rows and labels (--data) are right, and its --dtype.",
+        "this node's work does not count for now: the organiser has measured it, and cannot tell that it "
+        "helps",
+        "Chance does that to honest nodes, so let it go on: it counts once later work helps. If it stays so, "
+        "check its rows and labels (--data) and its --dtype.",
     )
 
 

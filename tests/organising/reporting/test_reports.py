@@ -29,6 +29,7 @@ from sfprotocol.holding import tag
 from tests.control.organised_node import QUOTA, OrganisedNode
 from tests.organising.bench import scores
 from tests.protocol.feeds import origin_of
+from tests.publish.test_words import check
 
 A = origin_of("a")
 SALT = bytes(8)
@@ -87,7 +88,7 @@ def brought(node: OrganisedNode, score: int, epochs: int) -> None:
         node.decide(Worth(epoch, 64, tuple(sorted(parts))))
 
 
-def test_who_is_left_out_reads_why_with_the_figure_and_what_to_do(
+def test_who_is_left_out_reads_in_three_sentences_why_and_what_to_do(
     node: OrganisedNode, reports: Reports
 ) -> None:
     own = node.swarm["a"].own
@@ -99,9 +100,9 @@ def test_who_is_left_out_reads_why_with_the_figure_and_what_to_do(
     assert run.evidence.skipped
     (alarm,) = reports.alarms(None, 0.0, own)
     assert alarm.code == "SF086"
-    assert "its 144 updates that were measured change the loss on the validation rows by +0.5" in alarm.what
-    assert f"{run.evidence.evidence:.2f}, where 0 is asked for, or -1.95 when the run ends" in alarm.what
-    assert "no accusation" in alarm.fix
+    assert alarm.what.endswith("the organiser has measured it, and cannot tell that it helps")
+    assert alarm.fix.startswith("Chance does that to honest nodes, so let it go on")
+    check(f"{alarm.what}. {alarm.fix}")
     assert [one.member for one in reports.status(None).doubted] == [run.evidence.member]
 
 
