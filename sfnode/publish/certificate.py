@@ -19,6 +19,7 @@ from sfnode.manifest import Manifest
 from sfnode.organising.reporting.run_history import RunHistory
 from sfnode.publish.page import render
 from sfnode.schema.base import Answer
+from sfnode.schema.metrics import NO_WORTH
 from sfnode.schema.organising import Hex32
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import kept_control, sound_control
@@ -34,7 +35,7 @@ from sfprotocol.worths import WORTH_ONE
 MAX_FILE = 64 * 1024
 """Bytes of a file that is read: a drawing has 12,000."""
 
-NO_WORTH = "rewards have no worth in nats"
+OLD_NO_WORTH = "rewards have no worth in nats"
 """Reason why nobody's worth was measured: words of version 2, which do not change."""
 
 MARK = "sfnode-certificate"
@@ -47,7 +48,8 @@ class Certificate(Answer):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     version: Literal[2, 3] = 3
-    """Drawings of version 2 name the command that checked them, `sfnode verify-certificate`."""
+    """Drawings of version 2 have other words, and name the command that checked them then, `sfnode
+    verify-certificate`."""
     run_id: Hex32
     run_name: str
     member: Hex32
@@ -105,7 +107,7 @@ class Certificate(Answer):
             mark=MARK,
             who=self.name or f"{self.member[:8]}…{self.member[-8:]}",
             worth=f"{self.worth / WORTH_ONE:+.6f}".replace("-", "−") if self.measured else "–",
-            no_worth=NO_WORTH,
+            no_worth=OLD_NO_WORTH if self.version == 2 else NO_WORTH,
             pattern=_pattern(bytes.fromhex(self.member)),
         ).encode()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from tests.cli.helpers import Ended
 from tests.protocol.feeds import origin_of
 from tests.publish.conftest import EPOCHS
 from tests.publish.runs import HOSTILE, manifest_of, write_run
+from tests.publish.test_words import check as check_words
 
 Run = Callable[..., Ended]
 
@@ -71,9 +73,15 @@ def test_what_is_made_verifies_with_the_log(
 def test_of_what_nobody_has_measured_the_worth_is_left_out_with_the_reason(said: Certificate) -> None:
     """As in a reward run, always."""
     found = said.model_copy(update={"measured": 0, "worth": 0})
-    reason = "rewards have no worth in nats"
-    assert f"Nobody has measured what they were worth ({reason})" in found.drawing().decode()
+    assert f"Nobody has measured what they were worth ({NO_WORTH})" in found.drawing().decode()
     assert in_words(found).endswith(f", their worth not measured ({NO_WORTH})")
+
+
+def test_a_drawing_has_plain_words(said: Certificate) -> None:
+    for found in (said, said.model_copy(update={"measured": 0, "worth": 0})):
+        drawing = found.drawing().decode()
+        check_words(" ".join(re.findall(r">([^<{}]+)<", drawing.replace(found.run_name, "the run"))))
+    assert ">loss lowered by<" in drawing
 
 
 def test_a_name_may_be_left_out(certify: Callable[..., Path], sfnode: Run, folder: Path) -> None:
@@ -162,7 +170,7 @@ def test_what_is_no_certificate_is_said_to_be_none(data: bytes) -> None:
 
 DRAWINGS = {
     2: "e6adf421be257f80af9f3ebfa04704c3499022ad156553f1415a92f489c45b40",
-    3: "ede349852b12af81ddb1ebe7d2d6c614edb04e2c0cc85bd1f0612f31209e383e",
+    3: "e1bdd4c33af76b56a66ec69ae0d999dd9baf96bad3ff0c7798b6b04f06c3d0d5",
 }
 
 
