@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.cli.folders import place
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import percent
+from sfnode.dashboard.quality import compare
 from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.printable import command, span
-from sfnode.schema.metrics import measure_of, metric_of
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.metrics import better_by, measure_of, metric_of, value_in_words
+from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
     from sfnode.daemon import Node
@@ -72,24 +73,23 @@ def _figures(change: Learnt) -> list[str]:
     before, now = change
     if now is None:
         return []
-    metric = metric_of(now.metric)
-    rows = f"on {now.count:,} rows that nobody trained on"
     if before is None:
-        return [f"The model has {_told(now)} {rows}."]
-    sign = -1 if metric.lower_is_better else 1
-    gain = sign * (now.value - before.value)
-    apart = before.high < now.low if sign > 0 else now.high < before.low
-    better = "" if metric.is_share or before.value <= 0 else f", better by {percent(gain / before.value)}"
-    doubt = better if apart else ", which may be chance"
-    return [f"before  {_told(before)}", f"now     {_told(now)} {rows}{doubt}"]
+        return [f"The model has {_told(now)} {now.on_rows}."]
+    told = ", ".join(filter(None, (f"{_told(now)} {now.on_rows}", _difference(before, now))))
+    return [f"before  {_told(before)}", f"now     {told}"]
+
+
+def _difference(before: Evaluation, now: Evaluation) -> str:
+    if compare(now, before) is not RunHealth.NO_BETTER:
+        return better_by(now.metric, before.value, now.value)
+    return "no change" if _told(now) == _told(before) else "which may be chance"
 
 
 def _told(found: Evaluation) -> str:
-    metric = metric_of(found.metric)
+    metric, value = metric_of(found.metric), value_in_words(found.metric, found.value)
     if not metric.is_share:
-        return f"{metric.name} {found.value:.3g}"
-    name = "right" if found.metric == "accuracy" else metric.name
-    return f"{percent(found.value)} {name}"
+        return f"{metric.name} {value}"
+    return f"{value} {'right' if found.metric == 'accuracy' else metric.name}"
 
 
 def _examples(samples: Samples) -> Iterator[str]:
@@ -156,9 +156,10 @@ class Ending:
         node, status = self._node, self._node.status()
         self._told = True
         samples = node.running.views.samples()
-        key = status.origin if status.contributed else None
+        counted = _counted(node, status)
+        key = status.origin if status.contributed and counted != 0 else None
         next_ = commands(node.manifest, node.settings.data_dir, key) if status.known else []
-        echo(card(title, change or _published(status), samples, _work(status), next_))
+        echo(card(title, change or _published(status), samples, _work(status, counted), next_))
 
     def _settled(self, status: Status) -> bool:
         """Return whether the model's last state was asked about the test rows, and measured by whom it is
@@ -191,9 +192,22 @@ def _published(status: Status) -> Learnt:
     return changed(now, status.organised.health.calibrated, status.organised.health.base)
 
 
-def _work(status: Status) -> list[str]:
-    """Say what this node has done."""
+def _counted(node: Node, status: Status) -> int | None:
+    """Return how many updates of a node count; None where nobody decides that, or it is not settled yet."""
+    reports, run = node.running.reports, status.organised
+    if reports is None or run is None or not reports.counting.complete:
+        return None
+    return 0 if run.member is None else reports.counting.counts_of(run.member)
+
+
+def _work(status: Status, counted: int | None) -> list[str]:
+    """Say what this node has done, by its updates that count, or by all of them while that is not settled."""
     if not status.contributed:
         return []
-    share = percent(status.contributed / max(status.known, status.contributed))
-    return [f"Your work: {status.contributed:,} updates, {share} of all, in {span(status.uptime)}."]
+    if counted == 0:
+        return [f"None of your {status.contributed:,} updates counts."]
+    own, of_all, which = status.contributed, status.known, "updates"
+    if counted and status.organised:
+        own, of_all, which = counted, status.organised.counted, "updates that count"
+    share = percent(own / max(of_all, own))
+    return [f"Your work: {own:,} {which}, {share} of all, in {span(status.uptime)}."]

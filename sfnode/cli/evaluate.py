@@ -204,16 +204,21 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
 
 
 def _lines(result: EvalResult, moment: str, details: bool) -> list[str]:
-    before = result.before
-    compared = result.calibrated if result.calibrated and result.after.calibrated else before
-    by = better_by(before.metric, compared.value, result.after.value)
+    before, other, after = result.before, result.calibrated, result.after
+    if other and after.calibrated:  # what the card at the end of a run and the dashboard call so
+        before, other = other, before
+    by = better_by(before.metric, before.value, after.value)
     name = metric_of(before.metric).name
-    rows = {"before": before, "calibrated": result.calibrated, "after": result.after}
+    rows = {
+        "before": before,
+        "calibrated" if before is result.before else "uncalibrated": other,
+        "after": after,
+    }
     return [
-        f"{name} (95 % interval) on {before.count} test rows, {moment}",
-        *(f"{when:10}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
-        *([f"{'':10}  {by}"] if by else ()),
-        f"{'change':10}  {moved_in_words(result.drift.distance)}",
-        *((f"{'drift':10}  {result.drift.in_words}", f"{'digest':10}  {result.digest}") if details else ()),
+        f"{name} (95 % interval) {after.on_rows}, {moment}",
+        *(f"{when:12}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
+        *([f"{'':12}  {by}"] if by else ()),
+        f"{'change':12}  {moved_in_words(result.drift.distance)}",
+        *((f"{'drift':12}  {result.drift.in_words}", f"{'digest':12}  {result.digest}") if details else ()),
         *(probe_in_words(result.probe) if result.probe else ()),
     ]

@@ -144,7 +144,7 @@ def _figures(epoch: EpochEntry, details: bool) -> Iterator[str]:
         yield f"rate {epoch.rate:.3g}"
         yield from [f"digest {epoch.digest[:DIGITS]}"] if epoch.digest else []
     if one := epoch.evaluation:
-        yield f"{measured(one)}{beside(one) if details else ''}"
+        yield f"{measured(one)}{beside(one) if details else ''} {one.on_rows}"
 
 
 def _who(epoch: EpochEntry) -> str:

@@ -87,8 +87,7 @@ def leaderboard(
         if not manifest.task.has_slopes:
             if remeasure:
                 require_slopes(manifest.task)
-            ranked = "members are ranked by the updates that count"
-            echo(f"{NO_WORTH.capitalize()} (docs/rewards.md): {ranked}.", err=True)
+            echo(f"{NO_WORTH.capitalize()} (docs/rewards.md).", err=True)
         if recompute:
             with waiting("verifying the log"):
                 verify_log(manifest, update_log, None)
@@ -150,6 +149,7 @@ def _lines(found: LeaderboardResult, details: bool) -> Iterator[str]:
     whole = sum(abs(one.worth) for one in found.members)
     worths = f"  {'measured':>10}  {'worth, nats':>15}  {'key':<{DIGITS}}" if details else ""
     gain = f"  {'gain':>8}" if whole else ""
+    yield f"members by {'gain, then by ' if whole else ''}updates that count"
     yield f"{'rank':>6}  {'who':<{WHO}}  {'count':>10}{gain}{worths}".rstrip()
     yield from (_line(one, whole, details) for one in found.members)
     counts = f"{found.sealed} rounds, {count(found.counted)} updates count"

@@ -182,9 +182,8 @@ def _cells(status: Status) -> list[str]:
 
 
 def measurement_line(when: str, found: Evaluation) -> str:
-    """Format an evaluation: `base model: accuracy 52.6 % (49.3-55.9 %), loss 0.687 on 872 held-out rows`."""
-    what = f"{measured(found)}{beside(found, 3)}"
-    return f"{when}: {what} on {found.count} held-out rows"
+    """Format an evaluation: `base model: accuracy 52.6 % (49.3-55.9 %), loss 0.687 on 872 test rows`."""
+    return f"{when}: {measured(found)}{beside(found, 3)} {found.on_rows}"
 
 
 def _what_does_not_count(result: SwarmResult) -> list[str]:
@@ -202,10 +201,12 @@ def _what_does_not_count(result: SwarmResult) -> list[str]:
 
 def closing(result: SwarmResult, manifest: Manifest, samples: Samples, next_: Sequence[str]) -> str:
     """Format the end: what training changed, whose work it was, whether the nodes agree, what comes next."""
-    made = sum(node.own_updates for node in result.nodes)
-    parts = ", ".join(percent(node.own_updates / max(made, 1)) for node in result.nodes)
-    nodes = f"{len(result.nodes)} nodes" if len(result.nodes) > 1 else "One node"
-    work = [f"{nodes} did it in {span(result.seconds)}: {parts} of the work."]
+    made = [node.own_updates for node in result.nodes if node.own_updates]
+    parts = ", ".join(percent(updates / sum(made)) for updates in made)
+    nodes = f"{len(made)} nodes" if len(made) != 1 else "One node"
+    work = [f"{nodes} did it in {span(result.seconds)}: {parts or '0 %'} of the work."]
+    if idle := len(result.nodes) - len(made):
+        work += [f"{idle} of {len(result.nodes)} nodes did not get to work: it was over before."]
     work += probe_in_words(result.probe) if result.probe else []
     work += _what_does_not_count(result)
     alike = "OK: the nodes have the same model, to the last bit."

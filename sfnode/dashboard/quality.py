@@ -135,7 +135,7 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     points = [_point(m, m.known) for m in sorted(alike, key=lambda m: m.known)]
     compared = [_reference(BEFORE, base)] if base else []
     rises = not _ended(s) and _rises(latest, [*compared, *points])
-    words = verdict(_compared(latest, base), latest, base, rises=rises)
+    words = verdict(compare(latest, base), latest, base, rises=rises)
     other_best = best if best.known != latest.known else None
     where = f"{count(best.known)} updates"
     words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
@@ -181,7 +181,7 @@ def verdict(
             return Words(f"Not certainly better than {BEFORE}", Mood.WARN)
         case RunHealth.UNKNOWN:
             return Words("Not compared with the base model yet")
-    match _compared(latest, base):
+    match compare(latest, base):
         case RunHealth.BETTER:
             return Words(f"{_by(latest, base)}, but below its best", Mood.WARN)
         case RunHealth.WORSE:
@@ -205,7 +205,7 @@ def _rises(latest: Evaluation | None, course: Sequence[Point | Reference]) -> bo
 
 
 def _by(latest: Evaluation, base: Evaluation | None, word: str = "better") -> str:
-    """Return `Better by 3.1 %`; where the number says nothing `Better than before training`."""
+    """Return `Better by 3.1 points`; where the number says nothing `Better than before training`."""
     by = better_by(latest.metric, base.value, latest.value) if base else ""
     return (by if by.startswith(word) else f"{word} than {BEFORE}").capitalize()
 
@@ -214,7 +214,7 @@ def _ended(s: Status) -> bool:
     return s.state == NodeState.COMPLETE
 
 
-def _compared(latest: Evaluation, base: Evaluation | None) -> RunHealth:
+def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
     """Compare two results: intervals that do not touch differ beyond noise."""
     if base is None:
         return RunHealth.UNKNOWN

@@ -42,9 +42,10 @@ The loss was plain: scores are compared as they are.
 CALIBRATION = """\
 The loss was centred: in training, scores were compared less their means over a balanced mini-batch. So
 nothing has taught the model how likely each answer is on the whole, and answers are to be **calibrated**: the
-score of an answer, which is the mean log-probability of its tokens after the prompt, less its prior:
+score of an answer, which is the mean of the natural logarithms of the probabilities of its tokens after the
+prompt, less its prior:
 
-| answer | prior, nats |
+| answer | prior |
 |---|---|
 {rows}
 
@@ -136,9 +137,8 @@ def _front_matter(model: TrainableModel, *, adapter: bool) -> str:
 
 
 def _about(model: TrainableModel, about: Provenance, weights: Mapping[str, str]) -> Iterator[str]:
-    seal = "" if about.seal is None else f"the seal of epoch {about.seal} of "
-    kind = "state digest" if about.seal is None else "core digest"
-    moment = f"The model of {seal}the run, {about.updates} updates, {kind} `{about.digest}`."
+    after = "" if about.seal is None else f"after round {about.seal} "
+    moment = f"The model {after}of the run, {about.updates} updates, fingerprint `{about.digest}`."
     yield f"## Where it comes from\n\n{moment}\n"
     if about.evaluations:
         trained = trained_by(model.manifest.task.kind)
@@ -148,10 +148,9 @@ def _about(model: TrainableModel, about: Provenance, weights: Mapping[str, str])
             f"| {one.result.count} |"
             for one in about.evaluations
         )
-        loss = trained.name if trained.rises else f"{trained.name}, nats"
         yield (
-            "Measured by the organiser on validation rows, on which nobody trains, with 95 % intervals:\n\n"
-            f"| model | metric | value | interval | {loss} | rows |\n|---|---|---|---|---|---|"
+            "Measured by the organiser on rows kept aside, on which nobody trains, with 95 % intervals:\n\n"
+            f"| model | metric | value | interval | {trained.name} | rows |\n|---|---|---|---|---|---|"
         )
         yield "\n".join(rows) + "\n"
     if about.contributors:
@@ -173,20 +172,19 @@ def _contributors(everybody: tuple[Contributor, ...]) -> Iterator[str]:
 
 def _verification(model: TrainableModel, about: Provenance, weights: Mapping[str, str]) -> str:
     """Say which commands compute the model anew, in the folder of any node of the run."""
-    commands = [command("sfnode", "verify")]
-    of: tuple[object, ...] = ()
+    organised = bool(model.manifest.organised.organiser)
+    of: tuple[object, ...] = ("--as-of-now",) if about.seal is None and organised else ()
+    said, while_ = command("sfnode", "verify", *of), ""
     if about.seal is None:
-        prints = "state digest above, while the log has the same updates"
+        while_ = ", while the log has the same updates"
     elif about.amended:
-        prints = "core digest above, while that seal is the last one"
+        while_ = ", while that round is the last one"
     else:
-        prints = "core digest above"
-        commands.append(command("sfnode", "history", "checkout", about.seal))
+        said += f"\n{command('sfnode', 'history', 'checkout', about.seal)}"
         of = ("--seal", about.seal)
-    said = "\n".join(commands)
     first = (
         f"Whoever has joined the run (`sfnode join LINK`) has its signed log. On the node's machine, this "
-        f"checks every signature, adds all updates up anew, and prints the {prints}:\n\n"
+        f"checks every signature, adds all updates up anew, and prints the fingerprint above{while_}:\n\n"
         f"```sh\n{said}\n```\n"
     )
     if not weights:
@@ -207,7 +205,7 @@ def _training(model: TrainableModel) -> str:
     rows = {
         "method": "zeroth-order: an update is a seed and one number, from forward passes alone",
         "measured at": points,
-        "base model": f"{_source(manifest.model.source)}, digest `{manifest.model.digest}`",
+        "base model": f"{_source(manifest.model.source)}, fingerprint `{manifest.model.digest}`",
         "task": f"{task.kind}, {task.loss} loss" if task.has_slopes else "reward of answers that it writes",
         "training data": _source(data.train) if data.train else "each node's own",
         "test data": _source(data.test) if data.test else "none",

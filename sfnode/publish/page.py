@@ -294,7 +294,7 @@ def summary(run: RunFile) -> str:
 
 
 def gain(run: RunFile) -> str:
-    """Return by how much the model is better than the base model, such as `better by 35.2 %`; or nothing."""
+    """Return by how much the model is better than the base model, as `better_by` does; or nothing."""
     found = run.quality
     if not (found and found.latest and found.base):
         return ""

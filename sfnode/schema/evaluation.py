@@ -45,6 +45,11 @@ class Evaluation(Answer):
     pass_at: tuple[PassAt, ...] = ()
     """Results of a reward run by answers that are drawn, if they were asked for."""
 
+    @property
+    def on_rows(self) -> str:
+        """The rows for people."""
+        return f"on {self.count:,} test rows"
+
 
 class EvaluationOfRows(Evaluation):
     """An evaluation with what it is the mean of, for comparisons in pairs: nobody else is told."""

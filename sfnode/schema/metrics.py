@@ -99,15 +99,17 @@ TENTH = 0.0005
 
 
 def better_by(metric: str, before: float, after: float) -> str:
-    """Return by how much one result is better than another, or worse, such as `better by 3.1 %`: of shares
-    it is the difference, of other values the part of the first by which they differ; empty where that is no
-    number, none worth telling, or more than all there was."""
+    """Return by how much one result is better than another, or worse: of shares it is the difference in
+    percentage points, such as `better by 3.1 points`, of other values the part of the first by which they
+    differ, `better by 15.0 %`; empty where that is no number, none worth telling, or more than all there
+    was."""
     kind = metric_of(metric)
     gain = after - before if kind.is_share else (after - before) / (abs(before) or math.nan)
     gain = -gain if kind.lower_is_better else gain
     if not TENTH <= abs(gain) <= 1:
         return ""
-    return f"{'worse' if gain < 0 else 'better'} by {100 * abs(gain):.1f} %"
+    unit = "points" if kind.is_share else "%"
+    return f"{'worse' if gain < 0 else 'better'} by {100 * abs(gain):.1f} {unit}"
 
 
 def model_in_words(found: EpochEvaluation) -> str:
@@ -127,7 +129,7 @@ def drift_in_words(distance: float, kl: float | None) -> str:
     if math.isinf(distance):
         return moved_in_words(distance)
     moved = f"weights moved by {distance:.3g} of the base's norm"
-    return moved if kl is None else f"{moved}, KL on neutral text {kl:.3g} nats a token"
+    return moved if kl is None else f"{moved}, KL on neutral text {kl:.3g} nats a token (a nat is 1.44 bits)"
 
 
 def moved_in_words(distance: float) -> str:

@@ -30,6 +30,10 @@ class EpochEvaluation(Evaluation):
     base: bool
     """Whether it is of the base model."""
 
+    @property
+    def on_rows(self) -> str:
+        return f"on {self.count:,} rows kept aside"
+
 
 class HealthStatus(Answer):
     """Comparison of the model with the base model and its own best: 95 % intervals that do not touch."""

@@ -10,16 +10,18 @@ from typing import Any
 import click
 import pytest
 
-from sfnode.cli.ending import Learnt, card, changed, commands
+from sfnode.cli.ending import Learnt, _work, card, changed, commands
 from sfnode.cli.folders import profile_folder
 from sfnode.cli.main import cli
 from sfnode.defaults import DATA_DIR
 from sfnode.manifest.sections import OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.run_keys import RunKeys
 from tests.publish.test_words import check
+from tests.schema.helpers import organised, status
 from tests.swarm.helpers import MANIFEST, NONE
 
 
@@ -36,26 +38,54 @@ def figures(now: Evaluation | None, *before: Evaluation | None) -> list[str]:
 
 def test_what_it_could_before_and_can_now_is_in_per_cent() -> None:
     assert figures(found(0.875), found(0.53)) == [
-        "before  53 % right",
-        "now     88 % right on 800 rows that nobody trained on",
+        "before  53.0 % right",
+        "now     87.5 % right on 800 test rows, better by 34.5 points",
     ]
     assert figures(None) == []
-    assert figures(found(0.54), found(0.53))[1].endswith(", which may be chance")
-    assert figures(found(0.6)) == ["The model has 60 % right on 800 rows that nobody trained on."]
+    assert figures(found(0.6)) == ["The model has 60.0 % right on 800 test rows."]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (0.53, 0.54, "which may be chance"),
+        (0.54, 0.53, "which may be chance"),
+        (0.53, 0.5304, "no change"),
+        (0.0, 0.0, "no change"),
+        (0.6, 0.5, "worse by 10.0 points"),
+    ],
+)
+def test_what_may_be_chance_what_is_no_change_and_what_is_worse_are_told_apart(
+    before: float, now: float, said: str
+) -> None:
+    assert figures(found(now), found(before))[1].endswith(f" test rows, {said}")
+
+
+def test_what_the_organiser_has_measured_is_on_other_rows_than_what_a_node_has() -> None:
+    told = EpochEvaluation(**found(0.6).model_dump(), epoch=3, base=False)
+    assert figures(told) == ["The model has 60.0 % right on 800 rows kept aside."]
 
 
 def test_it_is_compared_with_what_was_measured_in_the_same_way() -> None:
     calibrated = found(0.64, calibrated=True)
-    assert figures(found(0.9, calibrated=True), calibrated, found(0.5))[0] == "before  64 % right"
-    assert figures(found(0.9), calibrated, found(0.5))[0] == "before  50 % right"
+    assert figures(found(0.9, calibrated=True), calibrated, found(0.5))[0] == "before  64.0 % right"
+    assert figures(found(0.9), calibrated, found(0.5))[0] == "before  50.0 % right"
 
 
 def test_of_what_is_no_share_it_says_by_how_much_it_is_better() -> None:
     now, before = (found(value, 0.1, metric="perplexity") for value in (9.0, 12.0))
     assert figures(now, before) == [
         "before  perplexity 12",
-        "now     perplexity 9 on 800 rows that nobody trained on, better by 25 %",
+        "now     perplexity 9 on 800 test rows, better by 25.0 %",
     ]
+
+
+def test_own_work_is_one_number_which_is_what_counts_once_that_is_settled() -> None:
+    node = status(contributed=944, known=2000, uptime=90.0, **organised(counted=1536))
+    assert _work(node, None) == ["Your work: 944 updates, 47 % of all, in 1 min 30 s."]
+    assert _work(node, 768) == ["Your work: 768 updates that count, 50 % of all, in 1 min 30 s."]
+    assert _work(node, 0) == ["None of your 944 updates counts."]
+    assert _work(status(), 0) == []
 
 
 def test_examples_are_three_those_first_that_have_become_right() -> None:

@@ -59,11 +59,19 @@ def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, t
     assert (result.prior.keys(), max(result.prior.values())) == ({"bad", "good"}, 0.0)
 
 
+def test_before_is_what_the_card_of_a_run_calls_so(sfnode: Run, tmp_path: Path) -> None:
+    folder = joined(tmp_path / "centred", default_manifest())
+    lines = sfnode("eval", "--data-dir", folder, "--test-limit", 40).out.splitlines()
+    told = {line.split()[0]: line.split()[1] for line in lines[1:4]}
+    assert list(told) == ["before", "uncalibrated", "after"]
+    assert told["before"] == told["after"]  # there are no updates
+
+
 def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -> None:
     said = sfnode("eval", "--data-dir", folder, "--test-limit", 40).out.splitlines()
     assert said[0].startswith("accuracy (95 % interval) on 40 test rows, 0 updates")
     number = r"\d{1,3}\.\d"
-    assert said.pop() == "change      the weights have moved by 0 %"
+    assert said.pop() == "change        the weights have moved by 0 %"
     for line, when in zip(said[1:], ("before", "calibrated", "after"), strict=True):
         assert re.fullmatch(rf"{when} +{number} % \({number}-{number} %\), loss \d\.\d{{4}}", line)
 

@@ -103,8 +103,8 @@ def test_while_nodes_start_it_says_how_many_are_up() -> None:
 def test_the_end_is_a_card_with_what_was_learnt_whose_work_it_was_and_what_comes_next() -> None:
     assert said_at_the_end(result("d", "d")) == [
         "The run run is complete.",
-        "before  60 % right",
-        "now     75 % right on 9 rows that nobody trained on, which may be chance",
+        "before  60.0 % right",
+        "now     75.0 % right on 9 test rows, which may be chance",
         "2 nodes did it in 2 s: 50 %, 50 % of the work.",
         "OK: the nodes have the same model, to the last bit.",
         "What comes next:",
@@ -112,6 +112,16 @@ def test_the_end_is_a_card_with_what_was_learnt_whose_work_it_was_and_what_comes
     ]
     made_up = MANIFEST.model_copy(update={"data": Data(train="builtin:reviews:train")})
     assert MADE_UP in said_at_the_end(result("d", "d"), made_up)
+
+
+def test_nodes_that_had_not_loaded_before_it_was_over_have_no_part_of_the_work() -> None:
+    """A run of four nodes that one of them did said `100 %, 0 %, 0 %, 0 %`."""
+    said = result("d", "d")
+    first, second = said.nodes
+    nodes = [first, *(second.model_copy(update={"own_updates": 0}) for _ in range(3))]
+    lines = said_at_the_end(said.model_copy(update={"nodes": nodes}))
+    assert "One node did it in 2 s: 100 % of the work." in lines
+    assert "3 of 4 nodes did not get to work: it was over before." in lines
 
 
 def test_a_linear_probe_stands_beside_a_head_and_says_so_where_it_is_better() -> None:
@@ -151,12 +161,12 @@ def test_of_a_reward_run_it_tells_right_answers_and_the_mean_reward() -> None:
         one.model_copy(update={"metric": "pass_at_1"}) for one in (said.before, said.after) if one
     )
     rewarded = said.model_copy(update={"before": before, "after": after, "calibrated": None})
-    assert "before  50 % right answers (pass@1)" in said_at_the_end(rewarded)
+    assert "before  50.0 % right answers (pass@1)" in said_at_the_end(rewarded)
 
 
 def test_a_measurement_is_said_with_its_95_percent_interval() -> None:
     measured = Evaluation(metric="accuracy", value=0.526, low=0.493, high=0.559, loss=0.687, count=872)
-    expected = "base model: accuracy 52.6 % (49.3-55.9 %), loss 0.687 on 872 held-out rows"
+    expected = "base model: accuracy 52.6 % (49.3-55.9 %), loss 0.687 on 872 test rows"
     assert measurement_line("base model", measured) == expected
 
 
@@ -198,7 +208,7 @@ def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: R
         "base model: accuracy 50.0 % (40.0-70.0 %)",
         "0 of 2 nodes are up",
         "measuring the model, and comparing the nodes",
-        "now     75 % right on 9 rows that nobody trained on",
+        "now     75.0 % right on 9 test rows",
         "OK: the nodes have the same model, to the last bit.",
         f"sfnode verify --data-dir {tmp_path / 'kept' / 'node-1'}",
     ):

@@ -87,7 +87,7 @@ def test_log_shows_decisions_seals_and_who_brought_what(sfnode: Run, folder: Pat
     assert lines[1][16:] == f"  admits Ada ({B[:8]}) for 1,000 updates a round"
     seal = next(line for line in lines if "updates of round" in line)
     assert "9 of 9 updates of round 0 count, accuracy " in seal
-    assert seal.endswith("accuracy 60.0 % (55.0-65.0 %)")
+    assert re.search(r"accuracy 60\.0 % \(55\.0-65\.0 %\) on [\d,]+ rows kept aside$", seal)
     assert lines[lines.index(seal) + 1].split() == [A[:8], "6,", "Ada", "3"]
     assert lines[-1].startswith(f"run {RUN.name} (")
     assert lines[-1].endswith("4 rounds, 36 of 1,000 updates count, 2 are not judged yet")
@@ -185,7 +185,7 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
     assert "has other values" in told
 
 
-def test_the_card_of_an_export_is_verified_by_its_own_commands(
+def test_the_card_of_an_export_tells_how_good_it_is_and_who_brought_it(
     sfnode: Run, folder: Path, tmp_path: Path
 ) -> None:
     assert sfnode("export", "--out", "out", "--data-dir", folder).status == 0
@@ -194,7 +194,18 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
     assert "| the best, of round " in card
     assert f"| `{A}` |  | 24 |" in card
     assert f"| `{B}` | Ada | 12 |" in card
-    digest = re.search(r"the seal of epoch 3 of the run, 36 updates, core digest `(\w+)`", card)
+
+
+@pytest.mark.parametrize(
+    ("options", "moment"),
+    [((), "after round 3 of the run, 36 updates"), (("--as-of-now",), "of the run, 38 updates")],
+)
+def test_the_card_of_an_export_is_verified_by_its_own_commands(
+    sfnode: Run, folder: Path, tmp_path: Path, options: tuple[str, ...], moment: str
+) -> None:
+    assert sfnode("export", "--out", "out", *options, "--data-dir", folder).status == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    digest = re.search(rf"The model {moment}, fingerprint `(\w+)`", card)
     assert digest is not None
     for block in re.findall(r"```sh\n(.*?)```", card, re.DOTALL):
         for line in (line for line in block.splitlines() if line.startswith("sfnode ")):
@@ -286,12 +297,13 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
 ) -> None:
     ended = sfnode("leaderboard", "--data-dir", folder)
     assert (ended.status, ended.err) == (0, "")
-    assert [line.split() for line in ended.out.splitlines()[1:3]] == [
+    assert ended.out.startswith("members by gain, then by updates that count\n")
+    assert [line.split() for line in ended.out.splitlines()[2:4]] == [
         ["1", A[:8], "24", "100", "%"],
         ["2", "Ada", B[:8], "12", "worse"],
     ]
     details = sfnode("leaderboard", "--details", "--data-dir", folder).out.splitlines()
-    assert [line.split()[-3:] for line in details[1:3]] == [
+    assert [line.split()[-3:] for line in details[2:4]] == [
         ["18", "+6.000000003", A[:16]],
         ["9", "-0.000000003", B[:16]],
     ]

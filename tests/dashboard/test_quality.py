@@ -41,13 +41,13 @@ def health(verdict: RunHealth, latest: EpochEvaluation | None, **fields: object)
     [
         (
             health(RunHealth.BETTER, result(0.8, 7), best=result(0.9, 5)),
-            "Better by 30.0 %: accuracy 80.0 % (78.0-82.0 %) now, 50.0 % (48.0-52.0 %) before training, "
+            "Better by 30.0 points: accuracy 80.0 % (78.0-82.0 %) now, 50.0 % (48.0-52.0 %) before training, "
             "90.0 % at best (round 5).",
             Mood.GOOD,
         ),
         (
             health(RunHealth.BETTER, result(0.8, 7)),
-            "Better by 30.0 %: accuracy 80.0 % (78.0-82.0 %) now, 50.0 % (48.0-52.0 %) before training.",
+            "Better by 30.0 points: accuracy 80.0 % (78.0-82.0 %) now, 50.0 % (48.0-52.0 %) before training.",
             Mood.GOOD,
         ),
         (
@@ -58,13 +58,13 @@ def health(verdict: RunHealth, latest: EpochEvaluation | None, **fields: object)
         ),
         (
             health(RunHealth.WORSE, result(0.4, 7), worse_than=[result(0.5, base=True)]),
-            "Worse by 10.0 %: accuracy 40.0 % (38.0-42.0 %) now, 50.0 % (48.0-52.0 %) before training.",
+            "Worse by 10.0 points: accuracy 40.0 % (38.0-42.0 %) now, 50.0 % (48.0-52.0 %) before training.",
             Mood.BAD,
         ),
         (
             health(RunHealth.WORSE, result(0.7, 7), best=result(0.9, 5), worse_than=[result(0.9, 5)]),
-            "Better by 20.0 %, but below its best: accuracy 70.0 % (68.0-72.0 %) now, 50.0 % (48.0-52.0 %) "
-            "before training, 90.0 % at best (round 5).",
+            "Better by 20.0 points, but below its best: accuracy 70.0 % (68.0-72.0 %) now, 50.0 % "
+            "(48.0-52.0 %) before training, 90.0 % at best (round 5).",
             Mood.WARN,
         ),
         (
@@ -86,7 +86,7 @@ def test_an_organised_run_is_judged_by_its_seals(found: HealthStatus, sentence: 
 def test_a_reward_run_is_judged_by_right_answers_and_has_its_mean_reward_beside() -> None:
     found = quality(status(**rewarded()), [])
     assert found.headline.text == (
-        "Better by 55.0 %: right answers (pass@1) 85.0 % (83.0-87.0 %) now, 30.0 % (28.0-32.0 %) before "
+        "Better by 55.0 points: right answers (pass@1) 85.0 % (83.0-87.0 %) now, 30.0 % (28.0-32.0 %) before "
         "training."
     )
     assert (found.name, found.beside) == (

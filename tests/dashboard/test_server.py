@@ -296,5 +296,5 @@ async def test_an_organised_run_is_told_with_its_alarms_and_its_curve(tmp_path: 
     await close()
     told = json.loads(text)["quality"]
     assert (code, [(one["x"], one["value"]) for one in told["points"]]) == (200, [(0, 0.9), (1, 0.3)])
-    assert told["headline"][0].startswith("Better by 34.8 %, but below its best: ")
+    assert told["headline"][0].startswith("Better by 34.8 points, but below its best: ")
     assert told["headline"][1] == "warn"

@@ -147,7 +147,7 @@ def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
         it_fits(worse, width, height)
     drawn = "\n".join(line.plain for line in frame(worse, 80, 24))
     said = (
-        "Better by 34.8 %, but below its best: accuracy 84.8 % (82.8-86.8 %) now, 50.0 % (48.0-52.0 %) "
+        "Better by 34.8 points, but below its best: accuracy 84.8 % (82.8-86.8 %) now, 50.0 % (48.0-52.0 %) "
         "before training, 100.0 % at best (round 3)."
     )
     assert said in " ".join(drawn.split())

@@ -175,7 +175,8 @@ def test_the_card_says_where_the_model_comes_from_and_how_to_compute_it_anew(tmp
     digest = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
     for said in (
         f"in the run `{run.manifest.run_id.hex()}`",
-        f"The model of the seal of epoch 7 of the run, 60 updates, core digest `{'ab' * 32}`.",
+        f"The model after round 7 of the run, 60 updates, fingerprint `{'ab' * 32}`.",
+        "| model | metric | value | interval | loss | rows |",
         "| this one, of epoch 7 | accuracy | 0.610 | 0.580 to 0.640 | 0.5000 | 256 |",
         rf"| `{'cd' * 32}` | A\|b \<i\> | 50 |",
         f"| `{'ef' * 32}` |  | 10 |",
@@ -186,7 +187,9 @@ def test_the_card_says_where_the_model_comes_from_and_how_to_compute_it_anew(tmp
         assert said in card
     amended = model_card(run, ABOUT._replace(amended=True), weights={"a": "b"})
     assert "sfnode history checkout" not in amended, "it has what counted when the seal was signed"
-    assert "while that seal is the last one" in amended
+    assert "while that round is the last one" in amended
+    for text in (card, amended):
+        assert not re.search(r"(?<!--)\b(seal|digest)\b", text)
 
 
 HOSTILE = "`` ` | </code><img src=x> [a](http://x.example) ``` **b** $(id) \n\n# c\n---\n\u202e|"

@@ -358,7 +358,8 @@ async def test_the_first_screen_says_at_a_glance_whether_it_gets_better_what_it_
                 await context.close()
                 continue
             assert (await page.inner_text("#headline")).replace("\u00a0", " ") == (
-                "Better by 28.6 %: accuracy 89.6 % (86.6-92.6 %) now, 61.0 % (58.0-64.0 %) before training."
+                "Better by 28.6 points: accuracy 89.6 % (86.6-92.6 %) now, "
+                "61.0 % (58.0-64.0 %) before training."
             )
             assert await page.inner_text("#description") == DESCRIPTION
             assert await page.inner_text("#pauses") == "Paused: battery."

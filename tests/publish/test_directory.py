@@ -85,7 +85,7 @@ def test_runs_stand_there_with_their_figures_and_how_to_join(
         "Film reviews",
         "Reads reviews.",
         "80.0 %",
-        "better by 30.0 % than 50.0 % before training",
+        "better by 30.0 points than 50.0 % before training",
         "7 members",
     ):
         assert words in found.words

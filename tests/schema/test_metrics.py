@@ -50,8 +50,8 @@ def test_figures_are_for_people(metric: str, value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("metric", "before", "after", "text"),
     [
-        ("accuracy", 0.61, 0.896, "better by 28.6 %"),
-        ("accuracy", 0.5, 0.469, "worse by 3.1 %"),
+        ("accuracy", 0.61, 0.896, "better by 28.6 points"),
+        ("accuracy", 0.5, 0.469, "worse by 3.1 points"),
         ("perplexity", 20.0, 17.0, "better by 15.0 %"),
         ("perplexity", 20.0, 22.0, "worse by 10.0 %"),
         ("accuracy", 0.5, 0.5002, ""),
@@ -73,7 +73,7 @@ def test_how_far_weights_have_moved_is_told_in_percent_up_to_100() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kl", "end"), [(None, "norm"), (0.0021, ", KL on neutral text 0.0021 nats a token")]
+    ("kl", "end"), [(None, "norm"), (0.0021, ", KL on neutral text 0.0021 nats a token (a nat is 1.44 bits)")]
 )
 def test_drift_is_told_without_a_kl_where_there_is_none(kl: float | None, end: str) -> None:
     assert "inf" not in drift_in_words(math.inf, kl)

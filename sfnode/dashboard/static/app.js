@@ -124,7 +124,7 @@ function describe(id, words, values) {
 async function measure() {
   const button = byId("measure");
   button.disabled = true;
-  tell("measure-note", "measuring on held-out rows…");
+  tell("measure-note", "measuring on test rows…");
   try {
     await ask("evaluate", {});
     tell("measure-note", "");

@@ -46,7 +46,7 @@ from sfprotocol.decisions import (
 )
 from sfprotocol.messages import Entry, RunParameters, Succession
 from sfprotocol.names import NAMELESS, Names
-from sfprotocol.worths import WORTH_ONE, Sum, worths
+from sfprotocol.worths import Sum, worths
 
 DIGITS = 16
 """Hex digits of keys and digests in words: enough for `sfnode organise` to know them by."""
@@ -252,12 +252,11 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
             result = health.evaluation(decision)
             trained = metric_of(result.metric).trained
             loss = f"{trained.name} {trained.of(result.loss):.4f}"
-            return f"tells of {model_in_words(result)}: {measured(result)}, {loss}"
+            return f"tells of {model_in_words(result)}: {measured(result)}, {loss} {result.on_rows}"
         case Checkpoint(epoch=epoch, cores=cores):
             return f"states where the run is after round {epoch}, fingerprint {cores.hex()[:DIGITS]}"
         case Worth(epoch=epoch, rows=rows, parts=parts):
-            change = -sum(part.worth for part in parts) / WORTH_ONE
-            return f"measures the work of {len(parts)} in round {epoch}: loss {change:+.6f} on {rows:,} rows"
+            return f"measures the work of {len(parts)} in round {epoch} on {rows:,} rows kept aside"
         case Oversized(epoch=epoch, feeds=feeds):
             return f"finds the work of {len(feeds)} in round {epoch} too large to count at once"
         case Unknown(kind=kind):

@@ -26,6 +26,7 @@ from sfprotocol.decisions import (
     Finish,
     Invite,
     Move,
+    Part,
     Recount,
     Revoke,
     RevokeInvitation,
@@ -33,6 +34,7 @@ from sfprotocol.decisions import (
     Unknown,
     Validators,
     Void,
+    Worth,
 )
 from sfprotocol.messages import Entry, Succession
 from sfprotocol.names import Names
@@ -83,6 +85,7 @@ def seal(epoch: int) -> Seal:
             Checkpoint(0, bytes(32), bytes(32)),
             f"states where the run is after round 0, fingerprint {'0' * 16}",
         ),
+        (Worth(0, 32, (Part(0, 5, -9, 1),)), "measures the work of 1 in round 0 on 32 rows kept aside"),
         (Unknown(98), "a decision of kind 98, which this version of sfnode does not know"),
     ],
     ids=lambda value: type(value).__name__,
@@ -98,8 +101,9 @@ def test_a_result_is_told_with_what_is_trained() -> None:
         result = Evaluation(metric=metric, value=0.5, low=0.4, high=0.6, loss=0.25, count=9)
         return words(health.published(0, result, base=True))[0][1]
 
-    assert said("accuracy") == "tells of the base model: accuracy 50.0 % (40.0-60.0 %), loss 0.2500"
-    assert said("pass_at_1").endswith(": right answers (pass@1) 50.0 % (40.0-60.0 %), mean reward 0.7500")
+    told = "50.0 % (40.0-60.0 %), {} on 9 rows kept aside"
+    assert said("accuracy") == f"tells of the base model: accuracy {told.format('loss 0.2500')}"
+    assert said("pass_at_1").endswith(f": right answers (pass@1) {told.format('mean reward 0.7500')}")
 
 
 def test_no_kind_of_decision_is_forgotten() -> None:
@@ -138,7 +142,11 @@ def test_an_epoch_stands_where_it_was_sealed_with_its_close_and_evaluation() -> 
     assert told[1:] == [
         ("close", "closes round 1, of 3 updates, which are not judged yet"),
         ("seal", "5 of 5 updates of round 0 count"),
-        ("evaluated", "tells of the calibrated base model: accuracy 50.0 % (40.0-60.0 %), loss 0.7000"),
+        (
+            "evaluated",
+            "tells of the calibrated base model: accuracy 50.0 % (40.0-60.0 %), loss 0.7000 on 9 rows kept "
+            "aside",
+        ),
     ]
 
 
