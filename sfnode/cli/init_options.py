@@ -83,7 +83,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _key(
         "model.target_modules",
         "PATTERN,...",
-        "Linear layers to train (docs/configuration.md).  [default: all-linear]",
+        "Linear layers to train (docs/configuration.md).  [default: upper-linear in words, else all-linear]",
         callback=parse_patterns,
     ),
     _key("model.train_embeddings", "", "Train token and position embeddings too."),

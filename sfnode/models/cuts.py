@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sfnode.models.targets import Form, PretrainedModel, TargetSite
+from sfnode.models.targets import Form, PretrainedModel, TargetSite, blocks_of
 
 HEADS = ("score", "classifier", "classifier.out_proj")
 """Names of the layers whose outputs are the logits of transformers' classifiers."""
@@ -124,14 +124,13 @@ def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.de
     """
     if _is_head(model, sites):
         return Head(sites[0].module)
-    rows = (module for module in model.modules() if isinstance(module, nn.ModuleList))
-    blocks = max(rows, key=_size, default=None)
+    blocks = blocks_of(model)
     trained = {site.module for site in sites}
     if not blocks or not trained.isdisjoint([model.get_input_embeddings(), *blocks[0].modules()]):
         return None  # as of most runs: that shows without a pass through the model
     try:
         with torch.inference_mode():
-            return _tried(model, list(blocks), trained, device)
+            return _tried(model, blocks, trained, device)
     except Exception:  # whatever a model's code does when blocks are passed over: then it is left alone
         return None
 
@@ -141,10 +140,6 @@ def _is_head(model: PretrainedModel, sites: Sequence[TargetSite]) -> bool:
     if model.get_output_embeddings() is not None or len(sites) != 1:
         return False
     return sites[0].target.name.removesuffix(".weight") in HEADS and sites[0].form is Form.LINEAR
-
-
-def _size(blocks: nn.ModuleList) -> int:
-    return sum(parameter.numel() for parameter in blocks.parameters())
 
 
 def _tried(

@@ -18,7 +18,7 @@ from sfnode.manifest.sections import MAX_QUOTA, Data, Model, OpenSection, Organi
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import files, loader, vetting
-from sfnode.models.targets import DEFAULT, Selection
+from sfnode.models.targets import DEFAULT, UPPER_LINEAR, Selection
 from sfnode.printable import command
 from sfnode.tasks import (
     chat,
@@ -58,6 +58,13 @@ HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_b
 classes all columns of U are alike, and only those of V are directions: so many are needed."""
 
 OPEN_HEAD_TRAINING = HEAD_TRAINING.model_copy(update={"decay": 1.0})
+
+IN_WORDS = Selection(modules=(UPPER_LINEAR,))
+"""The layers by which a language model learns a task's answers in words, unless options name others."""
+
+IN_WORDS_TRAINING = Training(group=8, batch_size=8)
+"""Numbers of such a run (docs/research-log.md): an update takes as many forward passes as one of 4 rows at
+two points, and learns more."""
 
 HEAD_ROWS = 4_096
 """Rows to train a head on, as each goes through the model once before it serves: a linear head on some
@@ -127,10 +134,13 @@ def build(given: dict[str, Any]) -> Manifest:
     try:
         name, preset, source, revision, task, data = _beginning(given)
         head = _trains_head(task, given, files.resolve(source, revision, None))
-        selection = HEAD if head else _selection(given)
+        own = preset.training if preset and source == preset.model else None
+        in_words = task.kind == "classification" and not own
+        selection = HEAD if head else _selection(given, IN_WORDS if in_words else DEFAULT)
         described = loader.describe(source, revision, selection, loader.classes(task))
-        own = preset.training if preset and described.source == preset.model else None
-        usual = (HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING) if head else Training()
+        usual = IN_WORDS_TRAINING if in_words else Training()
+        if head:
+            usual = HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING
         training = own or (usual if task.has_slopes else reward_numbers.training())
         if head and data.train and not data.train_limit:
             data = data.model_copy(update={"train_limit": HEAD_ROWS})
@@ -171,7 +181,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
             | {"listing": files.listing_hash(folder)}
         )
         if SELECTION & given.keys():
-            model = loader.describe(str(folder), "", _selection(given), loader.classes(task))
+            model = loader.describe(str(folder), "", _selection(given, DEFAULT), loader.classes(task))
         spans = {"epoch_updates", "update_budget", "bases"}
         lasting = old.training.model_dump(include=spans) == training.model_dump(include=spans)
         kept = old.organised.model_dump(exclude=set() if lasting else {"quota", "subspace_epochs"})
@@ -252,9 +262,9 @@ def _for_data(preset: presets.Preset, given: dict[str, Any]) -> presets.Preset:
     return presets.for_columns(preset, next(iter(dataset.rows_of(source, 1)), {}))
 
 
-def _selection(given: dict[str, Any]) -> Selection:
+def _selection(given: dict[str, Any], usual: Selection) -> Selection:
     kinds = {kind: bool(given.get(f"train_{kind}")) for kind in ("embeddings", "biases", "norms")}
-    return Selection(given.get("target_modules", DEFAULT.modules), **kinds)
+    return Selection(given.get("target_modules", usual.modules), **kinds)
 
 
 def _levelled(training: Training) -> Training:

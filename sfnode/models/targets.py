@@ -25,6 +25,16 @@ PretrainedModel = Any
 ALL_LINEAR = "all-linear"
 """The pattern for every linear layer but the language-model head."""
 
+UPPER_LINEAR = "upper-linear"
+"""The pattern for those in the last blocks of a deep model."""
+
+UPPER = 2 / 5
+"""Share of a deep model's blocks that are its last ones. There mini-batches agree most about a task's answers
+in words, and what enters them is computed once for each text (docs/research-log.md)."""
+
+DEEP = 8
+"""Blocks of a deep model; of one with fewer every block is one of the last."""
+
 _POSITIONS = re.compile(r"(.+\.)?(wpe|position_embeddings?)")
 """The names under which transformers' models keep a table with a row for each position."""
 
@@ -179,7 +189,8 @@ def _is_lookup(module: nn.Module) -> bool:
 
 def _matching(model: PretrainedModel, pattern: str) -> list[str]:
     """Return the names of the modules that a pattern stands for, all trainable. Raises ValueError."""
-    matched = _linear_layers(model) if pattern.lower() == ALL_LINEAR else _called(model, pattern)
+    every = {ALL_LINEAR: _linear_layers, UPPER_LINEAR: _upper_layers}.get(pattern.lower())
+    matched = every(model) if every else _called(model, pattern)
     for name in matched:
         _check_trainable(name, model.get_submodule(name))
     return matched
@@ -193,6 +204,20 @@ def _linear_layers(model: PretrainedModel) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not head
     ]
+
+
+def _upper_layers(model: PretrainedModel) -> list[str]:
+    """Return those of the linear layers that are not in a deep model's lower blocks."""
+    blocks = blocks_of(model)
+    lower = blocks[: len(blocks) - round(UPPER * len(blocks))] if len(blocks) >= DEEP else []
+    below = {module for block in lower for module in block.modules()}
+    return [name for name in _linear_layers(model) if model.get_submodule(name) not in below]
+
+
+def blocks_of(model: PretrainedModel) -> list[nn.Module]:
+    """Return the blocks of which a model is a row, the first one first: its largest list of modules."""
+    rows = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return list(max(rows, key=lambda row: sum(one.numel() for one in row.parameters()), default=()))
 
 
 def _called(model: PretrainedModel, pattern: str) -> list[str]:

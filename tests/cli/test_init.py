@@ -182,6 +182,16 @@ def test_a_task_of_ones_own_is_described_by_flags(
     assert manifest.data.digests == dict.fromkeys(("train", "test"), public_files.digest_of(data))
 
 
+@pytest.mark.parametrize(("kind", "group", "rows"), [("classification", 8, 8), ("text", 0, 4)])
+def test_answers_in_words_are_measured_in_groups(
+    kind: str, group: int, rows: int, model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[False])
+    flags = ("--set", f"task.kind={kind}", *FLAGS[kind], data_file(kind))
+    training = written(sfnode("init", "--model", model, *flags)).training
+    assert (training.group, training.batch_size) == (group, rows)
+
+
 def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
     Path("verifier.toml").write_text('kind = "numeric"\ncolumn = "answer"\nwhich = "last"\n')
     Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n')

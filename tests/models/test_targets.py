@@ -156,6 +156,17 @@ def test_by_default_all_linear_layers_are_trained_but_the_language_model_head(fa
     assert chosen(empty_model(family), "all-linear") == expanded(LINEAR[family])
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_upper_layers_of_a_deep_model_are_those_in_its_last_blocks(family: str) -> None:
+    config = empty_model(family).config
+    config.num_hidden_layers = 10
+    deep = AutoModelForCausalLM.from_config(config)
+    every, upper = chosen(deep, "all-linear"), chosen(deep, "upper-linear")
+    assert upper == [name for name in every if re.search(r"\.[6-9]\.", name)]
+    shallow = empty_model(family)
+    assert chosen(shallow, "upper-linear") == chosen(shallow, "all-linear")
+
+
 @pytest.mark.parametrize("family", EVERY)
 def test_embeddings_and_norms_are_trained_if_asked_for(family: str) -> None:
     model = empty_model(family)
