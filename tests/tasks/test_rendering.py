@@ -91,9 +91,11 @@ def test_memory_is_watched_where_the_system_keeps_no_limit(monkeypatch: pytest.M
     renderer.close()
 
 
-def test_a_text_that_no_model_reads_is_refused(renderer: BoundedProcess) -> None:
+def test_a_text_that_no_model_reads_is_refused() -> None:
+    renderer = BoundedProcess(PROGRAM, 60, MEMORY)  # long enough to write 16 MiB on a slow machine
     assert "writes more than" in broken(renderer, f"{{{{ 'a' * {LONGEST + 1} }}}}")
     assert len(render(f"{{{{ 'a' * {LONGEST} }}}}", TALK, renderer)) == LONGEST
+    renderer.close()
 
 
 @pytest.mark.parametrize(
