@@ -32,7 +32,7 @@ def test_three_commands_from_a_messy_table_to_an_answer_are_read_from_the_screen
     with Terminal(tmp_path, *shlex.split(alone), "--nodes", "2") as terminal:
         trained = terminal.ended()
     assert "OK: the nodes have the same model" in trained
-    assert re.search(r"^  now +\d+ % right on 59 rows", trained, flags=re.MULTILINE)
+    assert re.search(r"^  now +[\d.]+ % right on 59 test rows", trained, flags=re.MULTILINE)
     (ask,) = re.findall(r"^  ask the model +sfnode (use .+)$", trained, flags=re.MULTILINE)
     with Terminal(tmp_path, *shlex.split(ask)) as terminal:
         assert re.search("|".join(tickets.CLASSES), terminal.ended())
