@@ -46,10 +46,11 @@ class Waiting(Protocol):
         is, and end with it."""
 
 
-FORWARDS = 590
+FORWARDS = 990
 """Example-forwards that `prepare` takes at most: with the few short rows by which loading a model checks its
-layers, no more than 600; a minute on two cores with a model of 135 M parameters. What they do not tell, the
-first epochs do: there are searches at their seals."""
+layers, no more than 1,000; a minute or two on two cores with a model of 135 M parameters. Most of them find
+the first rate: 8 updates, which 600 left for it, told a bend to within a half, and short runs stay at a rate
+that is 4 times too small (docs/research-log.md)."""
 
 LOADING = 100
 """Loading the model, in example-forwards that take as long: both grow with its size."""
@@ -58,11 +59,11 @@ SECONDS = 7e-10
 """Seconds of an example-forward on a CPU for each trained parameter, until it is known: SmolLM2-135M takes
 0.07 s for a row of 60 tokens on two cores."""
 
-RANKS = {"activations": 8, "gradients": 1}
+RANKS = {"errors": 4, "gradients": 1}
 """Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
 takes, and the fewer there are the more an update learns."""
 
-DEFAULT_BASIS = "activations"
+DEFAULT_BASIS = "errors"
 """Usual kind of bases where numbers are tried out: with the centred loss and rates that are found it learns
 most of what forward passes alone can do, or as much, on three tasks (docs/research-log.md)."""
 

@@ -250,10 +250,10 @@ class Replicas:
             self._weights.rebuild()
 
     def step_size(
-        self, subspace: int, draw: Callable[[int], Encoded], epsilon: float, key: bytes
+        self, subspace: int, draw: Callable[[int], Encoded], rows: int, epsilon: float, key: bytes
     ) -> tuple[StepSize | None, int]:
         """Return what `engine.step_size.measure` finds at the weights as they are."""
-        return step_size.measure(self.loaded, self._space, subspace, draw, epsilon, key)
+        return step_size.measure(self.loaded, self._space, subspace, draw, rows, epsilon, key)
 
     def shares(
         self,

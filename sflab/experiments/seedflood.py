@@ -366,9 +366,10 @@ class SeedFlood:
     def _suitable_rate(self, epoch: int) -> tuple[float | None, int]:
         """Return the rate that suits the subspace of an epoch, if that can be told, and what that took."""
         manifest, loaded = self._problem.manifest, self._problem.loaded
-        shard = Shard(manifest.task, loaded.tokenizer, self._problem.rows, manifest.training.batch_size)
-        subspace, epsilon = self.run.subspace_of(epoch), manifest.training.epsilon
-        found, taken = self.replicas.step_size(subspace, shard.mini_batch, epsilon, manifest.run_id)
+        rows, epsilon = manifest.training.batch_size, manifest.training.epsilon
+        draw = Shard(manifest.task, loaded.tokenizer, self._problem.rows, rows).mini_batch
+        subspace = self.run.subspace_of(epoch)
+        found, taken = self.replicas.step_size(subspace, draw, rows, epsilon, manifest.run_id)
         return found.rate if found else None, taken
 
     def _make(self, cores: Mapping[int, I64]) -> bytes:

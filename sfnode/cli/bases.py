@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 @option(
     "--basis",
     "kind",
-    type=click.Choice(["gradients", "activations"]),
+    type=click.Choice(["gradients", "errors"]),
     default="gradients",
     show_default=True,
     help="gradients: the strongest directions of the mean gradient, by backward passes on this machine; "
-    "activations: those of the layers' inputs, by forward passes alone.",
+    "errors: those of the layers' inputs that go with the errors of its output, by forward passes alone.",
 )
 @data_dir_option
 @model_option
@@ -70,7 +70,7 @@ def words(kind: str, found: Made) -> str:
     """Return what bases are: how much of each layer they hold, and what they have cost."""
     rank = found.pairs[0][0].shape[1]
     directions = "1 direction of every layer holds" if rank == 1 else f"{rank} directions of every layer hold"
-    what = "mean gradient" if kind == "gradients" else "inputs"
+    what = "mean gradient" if kind == "gradients" else "inputs' share in the errors"
     mean, least = (sum(found.held) / len(found.held), min(found.held)) if found.held else (0.0, 0.0)
     return (
         f"{directions} {mean:.0%} of its {what} in the mean over the layers, and {least:.0%} at least; "

@@ -167,11 +167,11 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     _choice(
         "training.basis",
-        ["random", "activations", "gradients"],
+        ["random", "errors", "gradients"],
         "Directions in which updates move a layer: random ones; or published bases that this command makes, "
-        "from the layers' inputs (forward passes) or from the mean gradient of some mini-batches (backward "
-        "passes, with memory for inference and half as much again).  [default: activations where numbers are "
-        "tried out and there are training rows, else random]",
+        "from the errors of the output and what led to them (forward passes) or from the mean gradient of "
+        "some mini-batches (backward passes, with memory for inference and half as much again).  [default: "
+        "errors where numbers are tried out and there are training rows, else random]",
         "made_of",
     ),
     _number("epsilon", "Distance of the points of an update from the weights."),
@@ -207,7 +207,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "init.calibrate",
         "",
         "Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
-        "rate are chosen for it, but for those that you give; it takes 600 example-forwards at most. In a "
+        "rate are chosen for it, but for those that you give; it takes 1,000 example-forwards at most. In a "
         "reward run it writes some answers, and the rate is a recipe's (docs/rewards.md).  [default: as "
         "init.measure, unless you give all of them or take the built-in run]",
     ),

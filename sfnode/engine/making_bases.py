@@ -1,11 +1,12 @@
 """Makes bases to publish: directions along which the loss of a task falls, or along which inputs lie.
 
 `gradients` takes the strongest directions of the mean gradient over some mini-batches (a few backward passes,
-by one person, once), `activations` those of the layers' inputs (forward passes only). Neither ever holds a
-gradient or a covariance: what a layer's input and the gradient at its output say is added to two sketches,
-from which the strongest directions follow in one go (Tropp, Yurtsever, Udell, Cevher 2017, "Practical
-sketching algorithms for low-rank matrix approximation", algorithm 4). So it takes hardly more memory than
-inference. What comes out is published and need not be the same on another machine.
+by one person, once), `errors` those of the layers' inputs that go with the errors of the model's output
+(forward passes only). Neither ever holds a gradient: what a layer's input and the gradient at its output, or
+the output's error, say is added to two sketches, from which the strongest directions follow in one go (Tropp,
+Yurtsever, Udell, Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation",
+algorithm 4). So it takes hardly more memory than inference. What comes out is published and need not be the
+same on another machine.
 
 This module knows a model and encoded mini-batches; it knows neither files nor where the rows come from.
 """
@@ -13,15 +14,16 @@ This module knows a model and encoded mini-batches; it knows neither files nor w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sfnode.engine import forward
 from sfnode.engine.trainable_model import TrainableModel
@@ -29,8 +31,9 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import PUBLISHED_UNIT
 from sfnode.models import bases as published_bases
+from sfnode.models.cuts import hidden
 from sfnode.models.loader import LoadedModel
-from sfnode.models.targets import Form
+from sfnode.models.targets import Form, blocks_of
 from sfnode.tasks import dataset, verifying
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.mini_batches import Shard
@@ -48,14 +51,14 @@ LARGEST_ENTRY = 127
 TINY = torch.finfo(torch.float32).tiny
 """The least divisor, where something may be zero altogether."""
 
-BATCHES, BATCH_ROWS = {"gradients": 32, "activations": 16}, 8
+BATCHES, BATCH_ROWS = {"gradients": 32, "errors": 16}, 8
 """Mini-batches by kind, and rows of each: few at a time, as the activations of a backward pass are kept.
-Of gradients together 256: what twice as many cost is better spent on bases made anew (docs/research-log.md).
-Where inputs lie half as many rows show as well: each has many positions."""
+Of gradients together 256: what twice as many cost is better spent on bases made anew, and errors of four
+times as many rows learnt no more than those of 128 (docs/research-log.md)."""
 
 POSITIONS = 64
-"""Inputs of a layer that are looked at in a mini-batch, at most, drawn from all of its positions: those of a
-row are much alike, and all of them made sketches as expensive as the passes themselves."""
+"""Positions of a mini-batch whose errors are looked at, at most, drawn from all: the inputs of every layer
+are kept for them until the errors are known."""
 
 Pairs = list[tuple[I8, I8]]
 """Per target U (out_features, rank) and V (in_features, rank) in units of PUBLISHED_UNIT."""
@@ -74,8 +77,8 @@ class Made(NamedTuple):
 
     pairs: Pairs
     held: tuple[float, ...]
-    """Share that the directions found hold of each linear layer's mean gradient, or inputs: of their squares;
-    an estimate."""
+    """Share that the directions found hold of each linear layer's mean gradient, or of its inputs' products
+    with the errors: of their squares; an estimate."""
     agreement: float
     """Cosine between what the odd and the even mini-batches say: near 0, the directions are mostly noise."""
     example_forwards: int
@@ -83,7 +86,7 @@ class Made(NamedTuple):
 
 
 def make(model: TrainableModel, kind: str, advance: Advance = lambda done, total: None) -> Made:
-    """Return bases at a model as of now, of kind `gradients` or `activations`.
+    """Return bases at a model as of now, of kind `gradients` or `errors`.
 
     On mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_* without
     such rows, and as `gradients`.
@@ -113,7 +116,7 @@ def make_on(
     shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
     seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES[kind])
     batches = [shard.mini_batch(seed) for seed in seeds.tolist()]
-    found = {"gradients": gradients, "activations": activations}[kind]
+    found = {"gradients": gradients, "errors": errors}[kind]
     return found(loaded, batches, manifest.training.rank, advance=advance)
 
 
@@ -135,54 +138,79 @@ def gradients(
             "gradients cannot be taken of quantised weights: each layer would be unpacked at once",
             "Make the bases with --dtype bfloat16 or float32; nodes may quantise all the same.",
         )
-    sketches = _sketches(loaded, rank)
+    sketches = _Sketches(loaded, rank)
 
     def keep(number: int, given: Tensor, output: Tensor) -> None:
         if output.requires_grad:
-            add: Any = lambda gradient: sketches[number].add(_rows(gradient), _rows(given))  # noqa: E731
-            output.register_hook(add)  # type: ignore[no-untyped-call]
+            sketches.add_at(number, given, output)
 
     try:
-        with _watched(loaded, sketches, keep), _differentiable(loaded, sketches):
-            for batch in _in_halves(batches, sketches, advance):
+        with _watched(loaded, keep), _differentiable(loaded):
+            for batch in sketches.halves_of(batches, advance):
                 forward.mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
     except torch.OutOfMemoryError as error:
         raise UserError(
             Code.OUT_OF_MEMORY,
             f"there is no room for a backward pass on {str(loaded.device)!r}",
-            "Take a device with more memory, --dtype bfloat16, or bases from activations.",
+            "Take a device with more memory, --dtype bfloat16, or bases from errors.",
         ) from error
-    return _made(loaded, sketches, rank, 3 * sum(batch.examples for batch in batches))
+    return _made(loaded, sketches, rank, 3 * sum(batch.examples for batch in batches), of_u=True)
 
 
-def activations(
+def errors(
     loaded: LoadedModel,
     batches: Sequence[Encoded],
     rank: int,
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return the strongest `rank` directions of every target's inputs as V; U are signs from a generator.
+    """Return as V the strongest directions of every target's inputs that go with the errors of the model's
+    output, by forward passes; U are signs from a generator.
 
-    The gradient of a linear layer lies in the span of its inputs, so that a V outside of it is wasted.
-    Padding has no part in either.
+    An error is the gradient of the loss in the states behind the last block, where the answers are read: it
+    follows from the output alone. Every block adds to these states, so that it stands in for the gradient in
+    a block's own output, with which it has a cosine of 0.4 to 0.7 in the last fifth of a model, 0.1 to 0.3
+    in its middle (docs/research-log.md). Errors and inputs count less the mean of the mini-batch: inputs are
+    alike for the most part, and that part says nothing of the answer. Targets behind the last block have
+    their own gradient.
     """
-    sketches = _sketches(loaded, rank, of_inputs=True)
-    squares = {number: torch.zeros((), device=loaded.device) for number in sketches}
-    generator = torch.Generator().manual_seed(0)
-    seen: Tensor  # (S, T), whether there is a token
+    sketches = _Sketches(loaded, rank)
+    inputs: dict[int, Tensor] = {}
+    places: Tensor  # (N,), looked at, among all positions of a mini-batch
+    positions = 0
 
     def take(number: int, given: Tensor, output: Tensor) -> None:
-        inputs = given[seen] if given.shape[:-1] == seen.shape else _rows(given)
-        inputs = inputs[torch.randperm(len(inputs), generator=generator)[:POSITIONS].to(inputs.device)]
-        sketches[number].add(inputs, inputs)
-        squares[number] += inputs.float().square().sum()
+        if output.requires_grad:
+            sketches.add_at(number, given, output)
+        elif len(rows := _rows(given)) == positions:
+            inputs[number] = rows[places]
 
-    with _watched(loaded, sketches, take), torch.no_grad():
-        for batch in _in_halves(batches, sketches, advance):
-            seen = batch.attention_mask.bool().to(loaded.device)
-            forward.mean_loss(loaded, batch)
-    return _made(loaded, sketches, rank, sum(batch.examples for batch in batches), squares)
+    with _watched(loaded, take), _read_out(loaded) as states:
+        for batch in sketches.halves_of(batches, advance):
+            places, positions = _answered(loaded, batch)
+            forward.mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
+            gradient = states[0].grad
+            assert gradient is not None
+            error = _rows(gradient)[places].float()
+            told = error.any(1)
+            error = error[told] - error[told].mean(0)
+            for number, one in inputs.items():
+                sketches.add(number, error, one[told])
+    return _made(loaded, sketches, rank, sum(batch.examples for batch in batches), of_u=False)
+
+
+def _answered(loaded: LoadedModel, batch: Encoded) -> tuple[Tensor, int]:
+    """Return where in a mini-batch answers are read, POSITIONS of them at most, (N,), counted over its
+    sequences, and how many positions there are: a classifier reads at a text's first or its last token."""
+    width = int(batch.attention_mask.sum(1).max())
+    first = torch.arange(len(batch.input_ids)) * width
+    if loaded.classifies:
+        found = torch.cat([first, first + batch.attention_mask.sum(1) - 1])
+    else:
+        found = torch.unique(first[batch.sequences] + batch.columns)
+    generator = torch.Generator().manual_seed(len(found))
+    drawn = found[torch.randperm(len(found), generator=generator)[:POSITIONS]]
+    return drawn.to(loaded.device), len(first) * width
 
 
 # -- sketches --------------------------------------------------------------------------------------------
@@ -200,20 +228,19 @@ class _Sketch:
         self._range = torch.zeros(out, narrow, device=device)
         self._corange = [torch.zeros(wide, inner, device=device) for _ in range(2)]
         """Those of the even and of the odd mini-batches."""
-        self.parity = 0
 
-    def add(self, gradients: Tensor, inputs: Tensor) -> None:
+    def add(self, gradients: Tensor, inputs: Tensor, parity: int) -> None:
         """Add the sum over rows of gradient x input: (N, out) and (N, in)."""
         gradients, inputs = gradients.float(), inputs.float()
         self._range.addmm_(gradients.t(), inputs @ self._right)
-        self._corange[self.parity].addmm_((gradients @ self._left).t(), inputs)
+        self._corange[parity].addmm_((gradients @ self._left).t(), inputs)
 
-    def found(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the strongest left and right singular vectors (out, rank), (in, rank) and the values."""
+    def found(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the strongest left and right singular vectors (out, rank), (in, rank)."""
         base, _ = torch.linalg.qr(self._range)  # (out, narrow)
         solved = torch.linalg.lstsq(self._left.t() @ base, sum(self._corange)).solution  # (narrow, in)
-        u, values, v = torch.linalg.svd(solved, full_matrices=False)
-        return (base @ u)[:, :rank], v.t()[:, :rank], values[:rank]
+        u, _, v = torch.linalg.svd(solved, full_matrices=False)
+        return (base @ u)[:, :rank], v.t()[:, :rank]
 
     def held(self, right: Tensor) -> Tensor:
         """Return an estimate of the share of M's squares that lies along the columns of `right`."""
@@ -229,28 +256,33 @@ class _Sketch:
         return float((even * odd).sum()), float(even.square().sum()), float(odd.square().sum())
 
 
-def _sketches(loaded: LoadedModel, rank: int, *, of_inputs: bool = False) -> dict[int, _Sketch]:
-    """Return an empty sketch of each linear target's gradient, by number; of its inputs' products with
-    themselves if `of_inputs`."""
-    generator = torch.Generator().manual_seed(0)
-    found = {}
-    for number, site in enumerate(loaded.sites):
-        if site.form in (Form.LINEAR, Form.CONV1D):
-            shape = site.target.out_features, site.target.in_features
-            out = shape[1] if of_inputs else shape[0]
-            found[number] = _Sketch(out, shape[1], rank, generator, loaded.device)
-    return found
+class _Sketches:
+    """Those of a model's linear targets, by number; there is none of a target of which nothing is seen."""
 
+    def __init__(self, loaded: LoadedModel, rank: int) -> None:
+        self._rank, self._device = rank, loaded.device
+        self._generator = torch.Generator().manual_seed(0)
+        self._parity = 0
+        self.made: dict[int, _Sketch] = {}
 
-def _in_halves(
-    batches: Sequence[Encoded], sketches: Mapping[int, _Sketch], advance: Advance
-) -> Iterator[Encoded]:
-    """Yield the mini-batches; what sketches are given meanwhile counts for the half that each is in."""
-    for done, batch in enumerate(batches, 1):
-        for sketch in sketches.values():
-            sketch.parity = done % 2
-        yield batch
-        advance(done, len(batches))
+    def add(self, number: int, gradients: Tensor, inputs: Tensor) -> None:
+        """Add to a target's the sum over rows of gradient x input: (N, out) and (N, in)."""
+        if number not in self.made:
+            shape = gradients.shape[1], inputs.shape[1]
+            self.made[number] = _Sketch(*shape, self._rank, self._generator, self._device)
+        self.made[number].add(gradients, inputs, self._parity)
+
+    def add_at(self, number: int, given: Tensor, output: Tensor) -> None:
+        """Add the gradient in an output of a target's layer once it is known, with what led to the output."""
+        add: Any = lambda gradient: self.add(number, _rows(gradient), _rows(given))  # noqa: E731
+        output.register_hook(add)  # type: ignore[no-untyped-call]
+
+    def halves_of(self, batches: Sequence[Encoded], advance: Advance) -> Iterator[Encoded]:
+        """Yield the mini-batches; what is added meanwhile counts for the half that each is in."""
+        for done, batch in enumerate(batches, 1):
+            self._parity = done % 2
+            yield batch
+            advance(done, len(batches))
 
 
 def _normal(shape: tuple[int, int], generator: torch.Generator, device: torch.device) -> Tensor:
@@ -260,11 +292,27 @@ def _normal(shape: tuple[int, int], generator: torch.Generator, device: torch.de
 # -- the model -------------------------------------------------------------------------------------------
 
 
+def _linear(loaded: LoadedModel) -> Iterator[tuple[int, nn.Module]]:
+    """Yield number and layer of every linear target."""
+    for number, site in enumerate(loaded.sites):
+        if site.form in (Form.LINEAR, Form.CONV1D):
+            yield number, site.module
+
+
 @contextmanager
-def _watched(
-    loaded: LoadedModel, numbers: Iterable[int], see: Callable[[int, Tensor, Tensor], None]
-) -> Iterator[None]:
-    """Call `see` with number, input and output of these targets' layers while a pass goes through them."""
+def _hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Have hooks, and gradients of what asks for them, for a while."""
+    handles = list(handles)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watched(loaded: LoadedModel, see: Callable[[int, Tensor, Tensor], None]) -> AbstractContextManager[None]:
+    """Call `see` with number, input and output of the linear targets' layers while passes go through them."""
 
     def hook(number: int) -> Callable[[Any, tuple[Tensor, ...], Tensor], None]:
         def called(module: Any, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -274,29 +322,31 @@ def _watched(
 
         return called
 
-    handles = [loaded.sites[number].module.register_forward_hook(hook(number)) for number in numbers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return _hooked(module.register_forward_hook(hook(number)) for number, module in _linear(loaded))
 
 
-@contextmanager
-def _differentiable(loaded: LoadedModel, numbers: Iterable[int]) -> Iterator[None]:
-    """Let gradients flow back to the first of these targets, though no parameter asks for one."""
+def _differentiable(loaded: LoadedModel) -> AbstractContextManager[None]:
+    """Let gradients flow back to the first linear target, though no parameter asks for one."""
 
     def ask(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         first, *others = given
         return (first if first.requires_grad else first.detach().requires_grad_(), *others)
 
-    handles = [loaded.sites[number].module.register_forward_pre_hook(ask) for number in numbers]
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return _hooked(module.register_forward_pre_hook(ask) for _, module in _linear(loaded))
+
+
+@contextmanager
+def _read_out(loaded: LoadedModel) -> Iterator[list[Tensor]]:
+    """Let gradients flow back to the states behind the last block and no farther; they are in the list once
+    a pass has gone by."""
+    states: list[Tensor] = []
+
+    def cut(module: Any, given: Any, output: Any) -> Any:
+        states[:] = [hidden(output).detach().requires_grad_()]
+        return (states[0], *output[1:]) if isinstance(output, tuple) else states[0]
+
+    with _hooked(block.register_forward_hook(cut) for block in blocks_of(loaded.model)[-1:]):
+        yield states
 
 
 def _rows(values: Tensor) -> Tensor:
@@ -307,15 +357,8 @@ def _rows(values: Tensor) -> Tensor:
 # -- what is published -----------------------------------------------------------------------------------
 
 
-def _made(
-    loaded: LoadedModel,
-    sketches: Mapping[int, _Sketch],
-    rank: int,
-    cost: int,
-    squares: Mapping[int, Tensor] | None = None,
-) -> Made:
-    """`squares` of the inputs, by target: the sketches are of their products with themselves, whose singular
-    values are squares."""
+def _made(loaded: LoadedModel, sketches: _Sketches, rank: int, cost: int, *, of_u: bool) -> Made:
+    """`of_u`: whether what was sketched says something of U, too."""
     generator = torch.Generator().manual_seed(1)
     mixed = _hadamard(rank)
     pairs: Pairs = []
@@ -323,21 +366,20 @@ def _made(
     halves = np.zeros(3)
     for number, site in enumerate(loaded.sites):
         u, v = (_signs(rows, rank, generator) for rows in (site.target.out_features, site.target.in_features))
-        if number in sketches:
-            sketch = sketches[number]
+        if number in sketches.made:
+            sketch = sketches.made[number]
             if not sketch.is_finite():
                 raise UserError(
                     Code.BAD_OPTION,
                     f"no bases can be made: what {site.target.name} shows is not finite in this format",
                     "Make them with --dtype float32; nodes may compute in another one all the same.",
                 )
-            left, right, values = sketch.found(rank)
-            share = sketch.held(right) if squares is None else values.sum() / squares[number].clamp_min(TINY)
-            held.append(min(1.0, float(share)))
+            left, right = sketch.found(rank)
+            held.append(min(1.0, float(sketch.held(right))))
             halves += sketch.halves()
             # Mixed, every pair of columns has a share in all directions: an update moves one pair.
             v = _filled(right, v) @ mixed
-            u = _filled(left, u) @ mixed if squares is None else u
+            u = _filled(left, u) @ mixed if of_u else u
         pairs.append((quantised(u), quantised(v)))
     product, even, odd = halves
     agreement = product / math.sqrt(even * odd) if even and odd else 0.0

@@ -33,13 +33,20 @@ SHARE = 1 / 6
 """Share of the best rate for one update that is taken: what it gains is taken back by noise once there is
 less to gain, and later places are steeper (docs/research-log.md)."""
 
-LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.1
-"""Bounds on the signal, less its standard error: of 64 updates it is known to 0.1, and where it is large it
-does not stay so (on the built-in reviews it is 0.95 at first)."""
+LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
+"""Bounds on the signal, less its standard error, the upper one for each row of a mini-batch: of 64 updates it
+is known to 0.1, and where it is large it does not stay so (on the built-in reviews it is 0.95 at first)."""
 
-USUAL_SIGNAL, UNTOLD = 0.045, 0.5
-"""Signal that is taken, amid its bounds, where its standard error is as large as UNTOLD: with 64 updates,
-rank 1 and 24 layers it is 0.1, with rank 8 it is 0.9."""
+USUAL_SIGNAL, UNTOLD = 0.02, 0.5
+"""Signal for each row of a mini-batch that is taken where its standard error is as large as UNTOLD: with 64
+updates, rank 1 and 24 layers it is 0.1, with rank 8 it is 0.9. Of a real model's answers in words along bases
+from errors it is 0.12 to 0.21 with 8 rows (docs/research-log.md)."""
+
+MANY_ROWS = 8
+"""Rows beyond which no larger signal is believed in."""
+
+CAUTIOUS_SIGNAL = 0.045
+"""Signal that is taken where not even a bend is evident."""
 
 EVIDENCE = 1.0
 """Standard errors by which E[h] has to differ from 0."""
@@ -48,8 +55,9 @@ CAUTION = 2.0
 """Standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times that of a
 sweep or a line search, with random bases and activations on three tasks (docs/research-log.md)."""
 
-UPDATES, MOST_UPDATES = 32, 64
-"""Updates that are measured at first, and at most; each costs as much as one and a half that count."""
+ROWS, LEAST_UPDATES, MOST_UPDATES = 128, 8, 32
+"""Rows of the mini-batches of all updates that are measured at first, and bounds on how many these are; twice
+as many where that does not tell. One costs as much as one and a half that count."""
 
 TOGETHER = 16
 """Updates that are measured in one go."""
@@ -69,25 +77,27 @@ def measure(
     space: Subspace,
     subspace: int,
     draw: Callable[[int], Encoded],
+    rows: int,
     epsilon: float,
     key: bytes,
 ) -> tuple[StepSize | None, int]:
     """Return the step size of a subspace at the weights as they are, which nothing live moves, and the
     example-forwards that it took; None where the loss does not evidently bend.
 
-    `draw` returns the mini-batch of a seed; seeds follow from `key`.
+    `draw` returns the mini-batch of a seed, of so many `rows`; seeds follow from `key`.
     """
     shape = len(space.targets), space.rank
-    seeds = stream(derive_key(b"sfnode step size", key), 0, MOST_UPDATES)
+    first = min(max(ROWS // rows, LEAST_UPDATES), MOST_UPDATES)
+    seeds = stream(derive_key(b"sfnode step size", key), 0, 2 * first)
     slopes, bends, taken = np.zeros(0), np.zeros(0), 0
     found = None
-    while found is None and len(slopes) < MOST_UPDATES:
-        coming = seeds[len(slopes) : max(UPDATES, 2 * len(slopes))].tolist()
+    while found is None and len(slopes) < len(seeds):
+        coming = seeds[len(slopes) :][:first].tolist()
         batches = [draw(seed) for seed in coming]
         more = three_points(loaded, space, subspace, coming, batches, epsilon)
         slopes, bends = (np.concatenate(parts) for parts in zip((slopes, bends), more, strict=True))
         taken += 3 * sum(batch.examples for batch in batches)
-        found = suitable(seeds[: len(slopes)], slopes, bends, shape)
+        found = suitable(seeds[: len(slopes)], slopes, bends, shape, rows)
     return found, taken
 
 
@@ -100,8 +110,9 @@ def suitable_rate(model: TrainableModel, epoch: int) -> float | None:
         return None
     model.rebuild()
     assert isinstance(model.objective, Losses)
-    subspace, rows = model.run.subspace_of(epoch), model.objective.shard.mini_batch
-    found, _ = measure(model.loaded, model.space, subspace, rows, model.epsilon, model.run.run_id)
+    subspace, draw = model.run.subspace_of(epoch), model.objective.shard.mini_batch
+    rows = model.manifest.training.batch_size
+    found, _ = measure(model.loaded, model.space, subspace, draw, rows, model.epsilon, model.run.run_id)
     return found.rate if found else None
 
 
@@ -130,9 +141,10 @@ def suitable(
     slopes: NDArray[np.float64],
     bends: NDArray[np.float64],
     shape: tuple[int, int],
+    rows: int,
 ) -> StepSize | None:
-    """Return what slopes and bends (n,) along the directions of these seeds say of a subspace of this many
-    layers and this rank."""
+    """Return what slopes and bends (n,) of mini-batches of so many rows along the directions of these seeds
+    say of a subspace of this many layers and this rank."""
     count = len(slopes)
     if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
         return None
@@ -141,15 +153,16 @@ def suitable(
         return None
     signal = _noiseless_square(seeds, slopes, shape) / float((slopes**2).mean())
     error = math.sqrt(2 * shape[0]) * shape[1] / count
-    taken = min(max(signal - error, LEAST_SIGNAL), MOST_SIGNAL) if error < UNTOLD else USUAL_SIGNAL
-    return StepSize(SHARE * taken / bend, signal)
+    told = min(max(signal - error, LEAST_SIGNAL), MOST_SIGNAL * min(rows, MANY_ROWS))
+    usual = USUAL_SIGNAL * min(rows, MANY_ROWS)
+    return StepSize(SHARE * (told if error < UNTOLD else usual) / bend, signal)
 
 
 def cautious(bends: NDArray[np.float64]) -> float:
     """Return a rate where neither bend nor signal is evident: with the most that these bends (n,), which are
     finite, leave possible, CAUTION standard errors more, and a signal amid its bounds."""
     bend, error = _bend(bends)
-    return SHARE * USUAL_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
+    return SHARE * CAUTIOUS_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
 
 
 def _bend(bends: NDArray[np.float64]) -> tuple[float, float]:

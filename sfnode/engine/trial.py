@@ -140,7 +140,7 @@ def run(
     )
     sample = SlopeSample(as_scalars(numbers, alphas, bends, used), weight, example_forwards=taken + more)
     shape = len(manifest.model.targets), numbers.rank
-    size = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape)
+    size = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape, numbers.batch_size)
     return Trial(
         found["float32"][0],
         {name: epsilon for name, (epsilon, _) in found.items() if name != "float32"},

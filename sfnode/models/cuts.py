@@ -80,14 +80,14 @@ class Blocks:
         self._tuple = len(output) if isinstance(output, tuple) else 0
         """Parts of what a block returns, in releases and families that return more than the states."""
         self.name = f"block{len(below)}"
-        self.features = _hidden(output).shape[-1]
+        self.features = hidden(output).shape[-1]
 
     def rows(self, tokens: int) -> int:
         return tokens
 
     def states(self, run: Run) -> Tensor:
         def stop(_: nn.Module, __: Any, output: Any) -> None:
-            raise _Passed(_hidden(output))
+            raise _Passed(hidden(output))
 
         handle = self._below[-1].register_forward_hook(stop)
         try:
@@ -212,7 +212,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _hidden(output: Any) -> Tensor:
+def hidden(output: Any) -> Tensor:
     """Return the states among what a block returns."""
     found: Tensor = output[0] if isinstance(output, tuple) else output
     return found

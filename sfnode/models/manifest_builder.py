@@ -66,6 +66,9 @@ IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 """Numbers of such a run (docs/research-log.md): an update takes as many forward passes as one of 4 rows at
 two points, and learns more."""
 
+IN_WORDS_ROUNDS = 8
+"""Rounds that such a run has, unless their length is given: a rate is looked for at each."""
+
 HEAD_ROWS = 4_096
 """Rows to train a head on, as each goes through the model once before it serves: a linear head on some
 hundreds of features learns little from more."""
@@ -147,6 +150,9 @@ def build(given: dict[str, Any]) -> Manifest:
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
+        if in_words and "epoch_updates" not in given:
+            budget = given.get("update_budget", training.update_budget)
+            training = training.model_copy(update={"epoch_updates": -(-budget // IN_WORDS_ROUNDS)})
         training = _section(training, given)
         manifest = Manifest(
             name=given.get("name", name or "run"),

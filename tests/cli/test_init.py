@@ -182,14 +182,20 @@ def test_a_task_of_ones_own_is_described_by_flags(
     assert manifest.data.digests == dict.fromkeys(("train", "test"), public_files.digest_of(data))
 
 
-@pytest.mark.parametrize(("kind", "group", "rows"), [("classification", 8, 8), ("text", 0, 4)])
-def test_answers_in_words_are_measured_in_groups(
-    kind: str, group: int, rows: int, model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "group", "rows", "length"), [("classification", 8, 8, 94), ("text", 0, 4, 1024)]
+)
+def test_answers_in_words_are_measured_in_groups_in_eight_rounds(
+    kind: str, group: int, rows: int, length: int, model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[False])
     flags = ("--set", f"task.kind={kind}", *FLAGS[kind], data_file(kind))
-    training = written(sfnode("init", "--model", model, *flags)).training
-    assert (training.group, training.batch_size) == (group, rows)
+    budget = ("--set", "training.update_budget=750")
+    training = written(sfnode("init", "--model", model, *flags, *budget)).training
+    assert (training.group, training.batch_size, training.epoch_updates) == (group, rows, length)
+    chosen = ("--set", "training.epoch_updates=50")
+    training = written(sfnode("init", "--force", "--model", model, *flags, *budget, *chosen)).training
+    assert training.epoch_updates == 50
 
 
 def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
@@ -258,7 +264,7 @@ def test_of_rewards_it_says_where_the_numbers_are_from(
     assert f"learning_rate is {training.learning_rate:g}: the recipe of evolution strategies" in ended.out
     assert "Measured 8 scalars: root mean square " in ended.out
     assert training.basis == "random"
-    refused = sfnode(*made, "--set", "training.basis=activations", "--force")
+    refused = sfnode(*made, "--set", "training.basis=errors", "--force")
     assert "rewards have no slopes" in refused.err
 
 
@@ -373,7 +379,7 @@ def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run, monkeypatch:
     )
     limit = written(ended).training.scalar_limit
     found = re.search(
-        rf"Measured 19 scalars: root mean square (\S+)\. scalar_limit is {limit}, 8 ", ended.out
+        rf"Measured 36 scalars: root mean square (\S+)\. scalar_limit is {limit}, 8 ", ended.out
     )
     assert found is not None
     assert 8 <= limit / float(found[1]) < 9
@@ -950,7 +956,7 @@ def test_bases_that_are_not_there_are_said_to_be_missing(sfnode: Run) -> None:
     assert "SF081" in ended.err
 
 
-@pytest.mark.parametrize(("basis", "rank"), [("gradients", 1), ("activations", 8)])
+@pytest.mark.parametrize(("basis", "rank"), [("gradients", 1), ("errors", 4)])
 def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: int) -> None:
     ended = sfnode(
         "init", "--task", "reviews", "--open", "--set", "init.measure=no", "--set", f"training.basis={basis}"
@@ -988,7 +994,7 @@ def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: 
     assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
 
 
-def test_whoever_leaves_the_numbers_to_a_trial_gets_bases_of_activations(
+def test_whoever_leaves_the_numbers_to_a_trial_gets_bases_from_errors(
     sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SFNODE_CALIBRATE")
@@ -996,8 +1002,8 @@ def test_whoever_leaves_the_numbers_to_a_trial_gets_bases_of_activations(
     ended = sfnode("init", *words, "builtin:reviews:train")
     assert ended.status == 0, ended.err
     training = Manifest.from_toml(Path("run.toml")).training
-    assert (training.basis, training.rank, tried) == ("published", 8, [False])
-    assert "Made bases: 8 directions" in ended.out
+    assert (training.basis, training.rank, tried) == ("published", 4, [False])
+    assert "Made bases: 4 directions" in ended.out
     numbers = (
         "--set",
         "training.epsilon=1e-3",
@@ -1025,9 +1031,9 @@ def test_where_no_bases_can_be_made_unasked_they_are_random_ones_and_it_says_why
     monkeypatch.delenv("SFNODE_CALIBRATE")
     ended = sfnode("init", "--model", model, "--set", "task.kind=text", "--set", "task.template={text}")
     assert ended.status == 0, ended.err
-    assert "Bases are random ones, as none were made from activations: " in ended.out
+    assert "Bases are random ones, as none were made from errors: " in ended.out
     again = sfnode("init", "--model", model, "--set", "task.kind=text", "--set", "task.template={text}",
-                   "--set", "training.basis=activations", "--force")  # fmt: skip
+                   "--set", "training.basis=errors", "--force")  # fmt: skip
     assert again.status == 1
 
 
@@ -1077,7 +1083,7 @@ def test_who_interrupts_it_finds_no_run_no_key_and_no_other_file(
         "--set",
         "init.calibrate=yes",
         "--set",
-        "training.basis=activations",
+        "training.basis=errors",
         "--set",
         f"keys.dir={tmp_path / 'keys'}",
     )

@@ -9,14 +9,22 @@ import numpy as np
 import pytest
 
 from sfnode.engine import forward, step_size
-from sfnode.engine.step_size import LEAST_SIGNAL, MOST_SIGNAL, SHARE, USUAL_SIGNAL, suitable
+from sfnode.engine.step_size import (
+    CAUTIOUS_SIGNAL,
+    LEAST_SIGNAL,
+    MANY_ROWS,
+    MOST_SIGNAL,
+    SHARE,
+    USUAL_SIGNAL,
+    suitable,
+)
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import coordinates, stream
 from tests.engine.helpers import data_file, in_float64, manifest, trainer
 
-LAYERS, RANK = 12, 2
+LAYERS, RANK, ROWS = 12, 2, 4
 
 
 def quadratic(count: int, noise: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -31,40 +39,42 @@ def quadratic(count: int, noise: float) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 def test_the_signal_is_the_part_of_slopes_that_is_no_noise() -> None:
     seeds, slopes, bends, gradient = quadratic(4096, 10.0)
-    found = suitable(seeds, slopes, bends, (LAYERS, RANK))
+    found = suitable(seeds, slopes, bends, (LAYERS, RANK), ROWS)
     assert found
     expected = float((gradient**2).sum()) / RANK**2 / float((slopes**2).mean())
     assert found.signal == pytest.approx(expected, rel=0.3)
 
 
-@pytest.mark.parametrize(("noise", "bounded"), [(100.0, LEAST_SIGNAL), (0.0, MOST_SIGNAL)])
+@pytest.mark.parametrize(("noise", "bounded"), [(100.0, LEAST_SIGNAL), (0.0, MOST_SIGNAL * ROWS)])
 def test_a_signal_out_of_bounds_is_not_believed(noise: float, bounded: float) -> None:
     seeds, slopes, bends, _ = quadratic(64, noise)
-    found = suitable(seeds, slopes, bends, (LAYERS, RANK))
+    found = suitable(seeds, slopes, bends, (LAYERS, RANK), ROWS)
     assert found
     assert found.rate == pytest.approx(SHARE * bounded / bends.mean())
 
 
 def test_a_signal_that_cannot_be_told_is_taken_for_a_usual_one() -> None:
     seeds, slopes, bends, _ = quadratic(64, 0.0)
-    found = suitable(seeds, slopes, bends, (LAYERS, 8 * RANK))
-    assert found
-    assert found.rate == pytest.approx(SHARE * USUAL_SIGNAL / bends.mean())
+    for rows in (1, ROWS, MANY_ROWS, 64):
+        found = suitable(seeds, slopes, bends, (LAYERS, 8 * RANK), rows)
+        assert found
+        usual = USUAL_SIGNAL * min(rows, MANY_ROWS)
+        assert found.rate == pytest.approx(SHARE * usual / bends.mean())
 
 
 def test_a_loss_that_does_not_evidently_bend_has_no_rate() -> None:
     seeds, slopes, bends, _ = quadratic(64, 1.0)
-    assert suitable(seeds, slopes, np.random.default_rng(1).normal(size=64), (LAYERS, RANK)) is None
-    assert suitable(seeds, slopes, -bends, (LAYERS, RANK)) is None
-    assert suitable(seeds, np.zeros(64), bends, (LAYERS, RANK)) is None, "nothing to divide by"
+    assert suitable(seeds, slopes, np.random.default_rng(1).normal(size=64), (LAYERS, RANK), ROWS) is None
+    assert suitable(seeds, slopes, -bends, (LAYERS, RANK), ROWS) is None
+    assert suitable(seeds, np.zeros(64), bends, (LAYERS, RANK), ROWS) is None, "nothing to divide by"
     bends[5] = math.nan
-    assert suitable(seeds, slopes, bends, (LAYERS, RANK)) is None
+    assert suitable(seeds, slopes, bends, (LAYERS, RANK), ROWS) is None
 
 
 def test_a_cautious_rate_suits_the_largest_bend_that_may_be_there_unseen() -> None:
     bends = np.random.default_rng(1).normal(size=64)
     largest = abs(bends.mean()) + 2 * bends.std(ddof=1) / math.sqrt(64)
-    assert step_size.cautious(bends) == pytest.approx(SHARE * USUAL_SIGNAL / largest)
+    assert step_size.cautious(bends) == pytest.approx(SHARE * CAUTIOUS_SIGNAL / largest)
 
 
 def test_bends_are_second_derivatives_along_the_directions_of_seeds(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_bases_are_those_of_the_whole_model(tmp_path: Path) -> None:
     run = running(tmp_path, "llama")
     batches = [run.mini_batch(seed) for seed in SEEDS[:2]]
     kept_not = replace(run.loaded, kept=None)
-    for make in (making_bases.activations, making_bases.gradients):
+    for make in (making_bases.errors, making_bases.gradients):
         found, wanted = (make(loaded, batches, 2) for loaded in (run.loaded, kept_not))
         for one, other in zip(found.pairs, wanted.pairs, strict=True):
             for side, its in zip(one, other, strict=True):
