@@ -49,8 +49,8 @@ class Waiting(Protocol):
 FORWARDS = 990
 """Example-forwards that `prepare` takes at most: with the few short rows by which loading a model checks its
 layers, no more than 1,000; a minute or two on two cores with a model of 135 M parameters. Most of them find
-the first rate: 8 updates, which 600 left for it, told a bend to within a half, and short runs stay at a rate
-that is 4 times too small (docs/research-log.md)."""
+the first rate: 8 updates, which 600 left for it, told a bend to within a half, and short runs stayed at rates
+that were 4 times too small (docs/research-log.md)."""
 
 LOADING = 100
 """Loading the model, in example-forwards that take as long: both grow with its size."""
@@ -64,8 +64,8 @@ RANKS = {"errors": 4, "gradients": 1}
 takes, and the fewer there are the more an update learns."""
 
 DEFAULT_BASIS = "errors"
-"""Usual kind of bases where numbers are tried out: with the centred loss and rates that are found it learns
-most of what forward passes alone can do, or as much, on three tasks (docs/research-log.md)."""
+"""Usual kind of bases where numbers are tried out: a real model's answers in words are learnt best of what
+forward passes alone can do (docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
 """Numbers that are tried out."""

@@ -67,7 +67,8 @@ IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 two points, and learns more."""
 
 IN_WORDS_ROUNDS = 8
-"""Rounds that such a run has, unless their length is given: a rate is looked for at each."""
+"""Part of such a run's updates that a round has, unless its length is given; an organiser may close longer
+ones."""
 
 HEAD_ROWS = 4_096
 """Rows to train a head on, as each goes through the model once before it serves: a linear head on some
