@@ -34,7 +34,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.guard import Rows
 from sfnode.organising.organiser import LOOK_INTERVAL, Organiser
-from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
+from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.view import View
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
@@ -165,7 +165,6 @@ class Keeper:
             longest_epoch=LONGEST_EPOCH,
             seal_wait=LONGEST_WAIT if self._measure else 0.0,
             search_rows=self._manifest.data.validation_limit if self._search else 0,
-            size_rate=self._search and has_few_dimensions(self._manifest),
             origins=self._origins,
             guard=self._guard,
             renew_updates=self._renew_updates if self._make else 0,

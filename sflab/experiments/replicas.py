@@ -9,7 +9,7 @@ and neither feeds nor networks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine import forward, slopes, step_size
+from sfnode.engine import forward, slopes
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, estimates
 from sfnode.engine.line import Line, difference
 from sfnode.engine.merging import MergedWeights
-from sfnode.engine.step_size import StepSize
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import scale_of
 from sfnode.manifest import Manifest
@@ -248,12 +247,6 @@ class Replicas:
         finally:
             self._weights.begin({subspace: -core for subspace, core in there.items()})
             self._weights.rebuild()
-
-    def step_size(
-        self, subspace: int, draw: Callable[[int], Encoded], rows: int, epsilon: float, key: bytes
-    ) -> tuple[StepSize | None, int]:
-        """Return what `engine.step_size.measure` finds at the weights as they are."""
-        return step_size.measure(self.loaded, self._space, subspace, draw, rows, epsilon, key)
 
     def shares(
         self,

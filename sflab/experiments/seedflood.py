@@ -312,7 +312,7 @@ class SeedFlood:
     ) -> EvaluationEnded:
         """Do what the organiser wants to know of an epoch, on the validation rows."""
         rows = line_rows(self._problem.task, self._problem.held_out["validation"])
-        rate = base = calibrated = found = result = None
+        base = calibrated = found = result = None
         forwards = 0
         if asked.scored and not self._has_base:
             with self.replicas.holding({}):
@@ -323,20 +323,15 @@ class SeedFlood:
                     forwards += calibrated.count
             self._has_base = True
         with self.replicas.holding(before):
-            if asked.sized:
-                rate, taken = self._suitable_rate(asked.epoch)
-                self.example_forwards += taken
-            most = 0 if rate else asked.rows
-            line, search = (
-                self.replicas.line(difference(after, before)),
-                LineSearch(most, wary=not has_few_dimensions(self._problem.manifest), scale=asked.scale),
-            )
+            line = self.replicas.line(difference(after, before))
+            wary = not has_few_dimensions(self._problem.manifest)
+            search = LineSearch(asked.rows, wary=wary, scale=asked.scale)
             while wanted := search.wanted:
                 tokenizer = self._problem.loaded.tokenizer
                 batches = line_batches(self._problem.manifest, tokenizer, rows[wanted.start : wanted.stop])
                 search.take(line.losses(batches, search.amounts))
                 forwards += len(wanted) * len(search.amounts)
-            if most:
+            if asked.rows:
                 found = search.found
                 self.searched.append(found)
             if asked.scored:
@@ -346,7 +341,7 @@ class SeedFlood:
             shares, taken = self._shares(asked, difference(after, before), named, rows)
             forwards += taken
         self.example_forwards += forwards
-        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, rate, shares)
+        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, shares)
 
     def _shares(
         self, asked: Evaluate, step: Mapping[int, I64], named: Named, rows: Sequence[Row]
@@ -362,15 +357,6 @@ class SeedFlood:
         shares = dict(zip(named, found, strict=True))
         self.shares.append((asked.epoch, shares))
         return shares, taken
-
-    def _suitable_rate(self, epoch: int) -> tuple[float | None, int]:
-        """Return the rate that suits the subspace of an epoch, if that can be told, and what that took."""
-        manifest, loaded = self._problem.manifest, self._problem.loaded
-        rows, epsilon = manifest.training.batch_size, manifest.training.epsilon
-        draw = Shard(manifest.task, loaded.tokenizer, self._problem.rows, rows).mini_batch
-        subspace = self.run.subspace_of(epoch)
-        found, taken = self.replicas.step_size(subspace, draw, rows, epsilon, manifest.run_id)
-        return found.rate if found else None, taken
 
     def _make(self, cores: Mapping[int, I64]) -> bytes:
         """Make bases at the weights with these cores, keep them, and return their digest."""

@@ -110,7 +110,7 @@ def three_points(
     found, taken = [], 0
     for done, seed in enumerate(seeds, 1):
         batch = trainer.mini_batch(seed)
-        found.append(step_size.three_points(trainer.loaded, trainer.space, 0, [seed], [batch], distance))
+        found.append(step_size.three_points(trainer.loaded, trainer.space, [seed], [batch], distance))
         taken += 3 * batch.examples
         advance(done, len(seeds))
     slopes, bends = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sfnode.engine import drift, evaluation, export, line, making_bases, probe, slopes, step_size
+from sfnode.engine import drift, evaluation, export, line, making_bases, probe, slopes
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest import Manifest
 
@@ -25,7 +25,6 @@ class Trainer(TrainableModel):
     read_test_rows = evaluation.read_test_rows
     search = line.search
     shares = slopes.shares_towards
-    suitable_rate = step_size.suitable_rate
     probe = probe.probe
     drift = drift.drift
     make_bases = making_bases.make_bases

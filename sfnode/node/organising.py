@@ -241,7 +241,7 @@ class Organising:
     async def _evaluate(self, asked: Evaluate) -> None:
         """Do what the organiser wants to know of an epoch, on the validation rows; measure the base model
         first if that was not done yet."""
-        result = base = calibrated = found = rate = None
+        result = base = calibrated = found = None
         forwards, epoch, shares = 0, asked.epoch, dict[Feed, StepShare]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
         try:
@@ -251,11 +251,7 @@ class Organising:
                 )
                 calibrated = await self._calibrated(wanted)
                 self._has_base, forwards = True, base.count + (calibrated.count if calibrated else 0)
-            if asked.sized:
-                before = partial(self._organised.named, epoch - 1)
-                what = f"finding the rate of round {epoch}"
-                _, rate = await ask(lambda engine: engine.suitable_rate(epoch), before, what)
-            if asked.rows and rate is None:
+            if asked.rows:
                 found, result, taken = await self._search(asked, wanted)
                 forwards += taken
             elif asked.scored:
@@ -268,7 +264,7 @@ class Organising:
         if asked.origins:
             shares, taken = await self._shares(asked, wanted)
             forwards += taken
-        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate, shares))
+        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, shares))
 
     async def _shares(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[dict[Feed, StepShare], int]:
         """Return what each feed has brought in an epoch, and the example-forwards of measuring it; nothing

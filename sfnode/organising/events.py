@@ -34,9 +34,7 @@ class EvaluationEnded:
     found: SearchResult | None = None
     """Result of the line search, if there was one: the evaluation is of the model with that factor."""
     forwards: int = 0
-    """Example-forwards that it has taken, but for those of the rate, which are spent once."""
-    rate: float | None = None
-    """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
+    """Example-forwards that it has taken."""
     shares: Mapping[Feed, StepShare] = field(default_factory=dict)
     """Shares of feeds in the step of the epoch, if that was wanted and could be measured."""
 
@@ -97,9 +95,6 @@ class Evaluate:
     """Rows that a line search along the epoch may take before that (`line_search`); 0: there is none."""
     scored: bool = True
     """Whether the model is evaluated at all."""
-    sized: bool = False
-    """Whether to find, first, the rate that suits the epoch's subspace at its beginning (`engine.step_size`);
-    if one is found, there is no line search."""
     origins: int = 0
     """Validation rows on which to measure what each feed has brought; 0: it is not measured."""
     skipped: frozenset[int] = frozenset()

@@ -20,8 +20,8 @@ class Admission(Enum):
 
 
 FEW_DIMENSIONS = 2048
-"""Dimensions of a subspace up to which the rate that suits it can be told from a few dozen updates: of 24,576
-random ones 256 say nothing."""
+"""Dimensions of a subspace up to which an epoch may move losses far and help all the same
+(`line_search.LARGE_MOVE`)."""
 
 WORK_BITS = 22
 """Leading zero bits of a newcomer's proof of work: some seconds of one core, in Python."""
@@ -71,10 +71,6 @@ class OrganiserPolicy:
     """Whether members whose work evidently does harm are revoked, and it is taken back since that began.
     Nothing else would undo what was sealed before the evidence was there; by accident it befalls one honest
     member in 10,000 at most, as useless work alone is only skipped."""
-    size_rate: bool = False
-    """Whether the first seal looks for the rate that suits the first subspace, too, and takes it where the
-    manifest's is far off: with bases of gradients a rate that is too large leaves nothing to search in. For
-    subspaces of FEW_DIMENSIONS; in those epochs may move losses far, too (`line_search.LARGE_MOVE`)."""
     guard: bool = False
     """Whether the run goes back to its best seal when it gets worse, and ends when it no longer improves
     (`guard`), where it is evaluated."""
@@ -132,7 +128,6 @@ def policy_of(
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
         origins=search and validates,
         kept=numbers.trains_a_head,
-        size_rate=search and validates and has_few_dimensions(manifest),
         renew_updates=renew_bases if numbers.bases and slopes else 0,
         guard=guard and validates,
         update_forwards=numbers.update_forwards,

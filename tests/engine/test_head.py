@@ -90,17 +90,6 @@ def test_each_text_goes_through_the_model_once_whatever_is_asked(tmp_path: Path)
     assert run.loaded.kept.forwards - before == len(ROWS)
 
 
-def test_the_rate_that_suits_a_head_is_found_from_kept_states(tmp_path: Path) -> None:
-    """It was asked for with the numbers of rows, and an organiser of a head of small rank came to an end."""
-    run = running("llama", tmp_path)
-    run.step(SEEDS, 0)
-    assert run.loaded.kept
-    before = run.loaded.kept.forwards
-    rate = run.suitable_rate(0)
-    assert rate is None or rate > 0
-    assert run.loaded.kept.forwards == before
-
-
 def test_an_evaluation_from_kept_states_is_that_of_the_whole_model(tmp_path: Path) -> None:
     file = str(data_file(tmp_path))
     run = moved(trainer(headed("llama", rows=file, learning_rate=1e-2), Path(file)))

@@ -179,7 +179,6 @@ def test_an_evaluation_that_is_broken_off_says_so(tmp_path: Path) -> None:
 def test_what_needs_slopes_says_that_there_are_none(tmp_path: Path) -> None:
     run = started(tmp_path)
     asked = [
-        lambda: run.suitable_rate(0),
         lambda: run.make_bases(tmp_path),
         lambda: run.shares({}, [], 4, 0),
         lambda: require_slopes(TASK),

@@ -15,7 +15,6 @@ from sfnode.engine.step_size import (
     MANY_ROWS,
     MOST_SIGNAL,
     SHARE,
-    USUAL_SIGNAL,
     suitable,
 )
 from sfnode.engine.trainer import Trainer
@@ -53,13 +52,13 @@ def test_a_signal_out_of_bounds_is_not_believed(noise: float, bounded: float) ->
     assert found.rate == pytest.approx(SHARE * bounded / bends.mean())
 
 
-def test_a_signal_that_cannot_be_told_is_taken_for_a_usual_one() -> None:
+def test_a_signal_that_cannot_be_told_is_taken_for_the_largest() -> None:
     seeds, slopes, bends, _ = quadratic(64, 0.0)
     for rows in (1, ROWS, MANY_ROWS, 64):
         found = suitable(seeds, slopes, bends, (LAYERS, 8 * RANK), rows)
         assert found
-        usual = USUAL_SIGNAL * min(rows, MANY_ROWS)
-        assert found.rate == pytest.approx(SHARE * usual / bends.mean())
+        most = MOST_SIGNAL * min(rows, MANY_ROWS)
+        assert found.rate == pytest.approx(SHARE * most / bends.mean())
 
 
 def test_a_loss_that_does_not_evidently_bend_has_no_rate() -> None:
@@ -82,7 +81,7 @@ def test_bends_are_second_derivatives_along_the_directions_of_seeds(tmp_path: Pa
     with trainer(manifest("opt", rank=2), data_file(tmp_path)) as single, in_float64(single) as run:
         seeds = stream(9, 0, 3).tolist()
         rows = single.mini_batches.take(seeds)
-        slopes, bends = step_size.three_points(run.loaded, run.space, 0, seeds, rows, 1e-2)
+        slopes, bends = step_size.three_points(run.loaded, run.space, seeds, rows, 1e-2)
         for number, (seed, batch) in enumerate(zip(seeds, rows, strict=True)):
             low, here, high = (moved(run, seed, batch, by) for by in (-1e-2, 0.0, 1e-2))
             assert slopes[number] == pytest.approx((high - low) / 2e-2, rel=0.02, abs=0.02)

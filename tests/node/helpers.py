@@ -255,9 +255,6 @@ class SmallEngine:
             found.append(StepShare(len(scalars), scalars.sum(), (scalars**2).sum(), worth, 1.0))
         return found, 3 * rows
 
-    def suitable_rate(self, epoch: int) -> float | None:
-        return None
-
     def make_bases(self, folder: Path) -> str:
         """Write others every time; 8 is the entry of those that runs begin with."""
         self.made, self.made_at = self.made + 1, len(self.applied)

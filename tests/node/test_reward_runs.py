@@ -122,7 +122,6 @@ def test_an_organiser_of_rewards_has_the_settings_that_need_no_slopes(run: Manif
     policy = policy_of(run, search=True, renew_bases=100)
     assert (policy.search_rows, policy.renew_updates) == (0, 0)
     assert not policy.origins
-    assert not policy.size_rate
     assert policy.guard
     assert policy.seal_wait == SEARCH_WAIT
     plain = run.model_copy(update={"task": Task(kind="text", template="{word}")})

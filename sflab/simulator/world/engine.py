@@ -86,9 +86,6 @@ class IntegerEngine:
     def cores(self) -> dict[int, I64]:
         return self.core.cores()
 
-    def suitable_rate(self, epoch: int) -> float | None:
-        return None
-
     def offload(self) -> None:
         pass
 

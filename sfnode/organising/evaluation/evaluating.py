@@ -157,8 +157,6 @@ class Evaluations:
             beyond = max(0, rows - self._asked.searched) * len(AMOUNTS)
             cost = event.forwards - beyond  # what it took to save an epoch is no debt of later ones
             search.ended(event.epoch, event.found, cost, scored=scored, counting=counting)
-            if event.rate and event.epoch == counting.sealed:
-                search.sized(event.rate)
 
     def _share(self, counting: Counting) -> float:
         """Return the share of the organiser's own time that may be spent."""

@@ -36,7 +36,7 @@ from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult, next_rate
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol.counting import MAX_EPOCHS, Counting
-from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, RateFrom
+from sfprotocol.decisions import FACTOR_ONE, RateFrom
 
 FIRST_UPDATES = 128
 """Updates of the first epochs, if they can pay for a search: from a rate that is wrong by 100 four of them
@@ -83,11 +83,6 @@ BUSY = 1 / 4
 large swarm a twentieth of everybody's work is more than one node can do."""
 
 
-FAR_OFF = 8.0
-"""A first rate that is as many times too large or too small gives way to the one that was found. Nearer, the
-searches see to it; what is found is right to a factor of two or so."""
-
-
 TELLING = 8
 """Part of a usual epoch's updates below which a search along an epoch says nothing of the rate."""
 
@@ -99,8 +94,6 @@ class EpochPlan(NamedTuple):
     """Most rows of the line search; 0 for none."""
     scored: bool
     """Whether the model is evaluated on all validation rows."""
-    sized: bool = False
-    """Whether the rate is looked for that suits the first subspace."""
     origins: int = 0
     """Rows on which it is measured what each feed has brought; 0 if it is not."""
 
@@ -158,8 +151,6 @@ class Search:
         self._lead = 0.0
         """Example-forwards by which measurements of origins have cost more than all else, since the rate has
         settled."""
-        self._size: int | None = None
-        """The rate that suits the first subspace, in units of 2^-32, until a seal has said it."""
 
     @property
     def memory(self) -> Memory:
@@ -248,9 +239,8 @@ class Search:
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
         if self.settled and not last:
             return self._regular(counting, due, cost, measured)
-        sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
         # an epoch at a rate that may be far off is searched, whatever else is due
-        scored = last or (due and not sized and self._credit >= cost + self._cheapest)
+        scored = last or (due and self._credit >= cost + self._cheapest)
         rest = max(0.0, self._credit - cost * scored)
         if due and not scored:  # it saves up: else what is cheaper would always come first
             rest = min(rest, self._cheapest)
@@ -265,7 +255,7 @@ class Search:
         rows = rows if rows >= first else 0
         if self._has_new_bases(counting):
             rows = max(rows, first)
-        return EpochPlan(rows, scored, sized, origins) if rows or scored or sized else None
+        return EpochPlan(rows, scored, origins) if rows or scored else None
 
     def _regular(self, counting: Counting, due: bool, cost: int, measured: bool) -> EpochPlan | None:
         """Return what an epoch is worth once the rate has settled: a search on a few rows first of all, as
@@ -331,10 +321,6 @@ class Search:
         self._most = min(2 * self._most, self._policy.longest)
         self._target = min(2 * self._target, self._most)
 
-    def sized(self, rate: float) -> None:
-        """Take note of the rate that suits the first subspace; its seal is to say it."""
-        self._size = min(max(1, round(rate * RATE_ONE)), RATE_ONE - 1)
-
     def judged(self, counting: Counting, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
 
@@ -343,11 +329,6 @@ class Search:
         their own searches say.
         """
         coming = counting.open_epoch + 1
-        size, self._size = self._size, None
-        if size and not 1 / FAR_OFF <= size / counting.rate(0) <= FAR_OFF:
-            factor = min(1.0, size / counting.rate(0))  # what went too far is taken back to where it suits
-            self._cut = counting.open_epoch, counting.open_epoch + (factor < 1), factor
-            return replace(judgement, factor=round(factor * FACTOR_ONE), rates=(RateFrom(coming, size),))
         searched = self._found is not None and self._found[:2] == (counting.sealed,) * 2
         if self._cut and self.is_cut(counting.sealed) and not (self.is_doubted(counting.sealed) and searched):
             return replace(judgement, factor=round((self._cut[2] or UNSEEN) * FACTOR_ONE), rates=())

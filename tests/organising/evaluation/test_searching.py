@@ -10,7 +10,6 @@ import pytest
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import (
     EVALUATE_EVERY,
-    FAR_OFF,
     FIRST_UPDATES,
     ORIGIN_FORWARDS,
     ORIGIN_ROWS,
@@ -19,7 +18,7 @@ from sfnode.organising.evaluation.searching import (
 )
 from sfnode.organising.events import BasesMade, EvaluationEnded
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Bases, Close, Evaluated, RateFrom, Recorded, Seal
+from sfprotocol.decisions import FACTOR_ONE, Bases, Close, Evaluated, RateFrom, Recorded, Seal
 from tests.bench.evidence_cost import Swarm
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
@@ -262,7 +261,7 @@ def test_what_has_waited_is_always_searched_also_once_the_rate_has_settled() -> 
     search = Search(replace(SEARCHED, search_rows=256, origins=True), counting)
     for lead, settled in ((0.0, False), (0.0, True), (-1.0, True)):
         search.remember(search.memory._replace(credit=0.0, credited=1, settled=settled, lead=lead))
-        assert search.plan(counting, waiting=True) == (FIRST_ROWS, False, False, 0)
+        assert search.plan(counting, waiting=True) == (FIRST_ROWS, False, 0)
 
 
 def test_the_model_is_evaluated_every_few_epochs() -> None:
@@ -348,47 +347,6 @@ def test_with_small_mini_batches_the_first_epochs_pay_for_a_search_all_the_same(
     assert search.target(counting) * 2 / 4 >= FIRST_ROWS * len(AMOUNTS)
 
 
-SIZED = replace(SEARCHED, size_rate=True)
-
-
-def sized(rate: float | None) -> Bench:
-    """A run whose first epoch was closed, and whose first subspace suits this rate."""
-    run = Bench(policy=SIZED, budget=1_000_000).begin("anne", quota=1 << 20)
-    for _ in range(FIRST_UPDATES // 64):
-        run.update(ANNE, 64)
-        run.advance(2)
-    assert run.plans[0].sized
-    assert not run.plans[0].scored, "what is sealed may be another model"
-    run.do(EvaluationEnded(0, None, rate=rate))
-    run.advance(4)
-    return run
-
-
-@pytest.mark.parametrize(("times", "factor"), [(100.0, FACTOR_ONE), (0.01, round(0.01 * FACTOR_ONE))])
-def test_a_first_rate_that_is_far_off_gives_way_to_the_one_that_was_found(times: float, factor: int) -> None:
-    """What went too far counts as if made at that rate, and so does what was under way."""
-    run = sized(times * RATE / RATE_ONE)
-    assert run.of(Seal)[0].factor == factor
-    assert run.of(Seal)[0].rates == (RateFrom(2, round(times * RATE)),)
-    assert [seal.factor for seal in run.of(Seal)] == [factor] * 2
-
-
-@pytest.mark.parametrize("rate", [None, RATE / RATE_ONE / FAR_OFF, RATE / RATE_ONE * FAR_OFF])
-def test_one_that_is_near_or_cannot_be_told_stays(rate: float | None) -> None:
-    run = sized(rate)
-    assert run.of(Seal) == [replace(run.of(Seal)[0], factor=FACTOR_ONE, rates=())]
-
-
-def test_only_the_first_epoch_is_asked_for_its_rate() -> None:
-    run = sized(None)
-    for _ in range(16):
-        run.update(ANNE, 64)
-        run.advance(2)
-        if run.plans[-1].epoch == run.counting.sealed:
-            run.do(EvaluationEnded(run.plans[-1].epoch, None))
-    assert [plan.epoch for plan in run.plans if plan.sized] == [0]
-
-
 def test_the_first_epoch_along_new_bases_is_searched_whatever_searches_have_cost() -> None:
     run = Bench(policy=replace(SEARCHED, renew_updates=128), bases=bytes(32)).begin("anne", quota=1 << 20)
     for _ in range(8):
@@ -413,4 +371,4 @@ def test_that_goes_for_bases_which_are_not_the_latest_that_are_published() -> No
         counting.apply(Recorded(decision))
     search = Search(replace(SEARCHED, search_rows=256), counting)
     search.remember(search.memory._replace(credit=0.0, credited=3))
-    assert search.plan(counting) == (FIRST_ROWS, False, False, 0)
+    assert search.plan(counting) == (FIRST_ROWS, False, 0)
