@@ -2,9 +2,10 @@
 
 Rows that are written together share every product with the weights; the rank-one terms of their directions
 are added in activation space, and no matrix is written. Prompts go through the model padded on the right, as
-in any other forward pass. What a decoder keeps of them, keys and values, is then put so that all rows end in
-the same column: padding on the left, which every family of transformers can be told of. A row that is done
-gives its place to the last one, and places are filled again from the rows that wait.
+in any other forward pass; what all of them begin with, such as instructions, once for each direction. What a
+decoder keeps of them, keys and values, is then put so that all rows end in the same column: padding on the
+left, which every family of transformers can be told of. A row that is done gives its place to the last one,
+and places are filled again from the rows that wait.
 
 Tokens are the likeliest ones, or drawn by counters, so that the same rows with the same weights, device and
 precision are answered with the same tokens. Knows no updates, no task and no scores.
@@ -34,6 +35,7 @@ from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.tasks import tokenization
+from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import decode
 from sfprotocol.seeds import U64, token_draws
 
@@ -45,12 +47,20 @@ REFILL_SHARE = 4
 """Places are filled again when a quarter of them is free: a pass for each row that ends would read all
 weights for a single prompt, and waiting until all have ended would leave places empty."""
 
+LEAST_SHARED = 16
+"""Tokens that all prompts have to begin with before these are read once for all: fewer are not worth a pass
+of their own."""
+
 DRAW_BITS = 31
 """Bits of a draw, and of the integers that probabilities are rounded to: their product fits into 63 bits."""
 
 STOP_SLACK = 4
 """Tokens that are decoded in search of a stop string besides as many as the string has bytes: some tokens
 decode to nothing, and some tokenizers drop the space at the beginning."""
+
+
+Point = tuple[int, float]
+"""A direction's number, and the distance along it."""
 
 
 class AnswerRequest(NamedTuple):
@@ -64,6 +74,11 @@ class AnswerRequest(NamedTuple):
     """Distance along it, such as +epsilon and -epsilon; 0: the weights themselves."""
     key: int = 0
     """Key of the stream that its tokens are drawn from (`sfprotocol.seeds.token_keys`)."""
+
+    @property
+    def point(self) -> Point:
+        """Where it is answered."""
+        return self.query, self.amount
 
 
 class AnswerPlan(NamedTuple):
@@ -149,13 +164,24 @@ def positions(loaded: LoadedModel) -> int:
     return int(getattr(text, "max_position_embeddings", None) or 1 << 30)
 
 
-def _together(rows: Sequence[AnswerRequest], *, apart: bool) -> dict[tuple[int, float], list[int]]:
+def _together(rows: Sequence[AnswerRequest], *, apart: bool) -> dict[Point, list[int]]:
     """Return the numbers of the rows that are written together, by their query and amount if those are to be
     kept apart."""
-    found: dict[tuple[int, float], list[int]] = {}
+    found: dict[Point, list[int]] = {}
     for number, row in enumerate(rows):
-        found.setdefault((row.query, row.amount) if apart else (0, 0.0), []).append(number)
+        found.setdefault(row.point if apart else (0, 0.0), []).append(number)
     return found
+
+
+def _shared(rows: Sequence[AnswerRequest]) -> int:
+    """Return how many tokens all prompts begin with, but for the last one of a prompt; 0 if it is not worth
+    it to read them apart."""
+    points, prompts = {row.point for row in rows}, [list(row.prompt) for row in rows]
+    if len(rows) < 2 * len(points) or not rows:
+        return 0
+    own = min(map(len, prompts)) - 1
+    found = common_prefix(min(prompts)[:own], max(prompts))  # between these two are all others
+    return found if found >= LEAST_SHARED else 0
 
 
 class _Active:
@@ -204,6 +230,10 @@ class _Decoder:
             )
         self._keeps = bool(kept)
         """Whether past tokens are kept; else texts are read from their beginning for every token."""
+        self._shared = _shared([rows[number] for number in numbers]) if kept else 0
+        """Tokens that all prompts begin with, which are read once for each point."""
+        self._beginnings: tuple[dict[Point, int], Any] = {}, None
+        """Places of points in a cache of these tokens, and the cache."""
         self._cache = _Cache(kept, most, columns, plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
@@ -230,19 +260,40 @@ class _Decoder:
 
     def _read(self, chosen: list[_Active]) -> None:
         """Read as many of these rows' prompts as make one pass; the others go on waiting."""
-        lengths = np.array([len(one.row.prompt) for one in chosen])
+        lengths = np.array([len(one.row.prompt) - self._shared for one in chosen])
         outputs = np.full_like(lengths, self._vocabulary)
         group = forward.groups(lengths, self._loaded.widest, self._loaded.device, outputs)[0].tolist()
         reading = [chosen[number] for number in group]  # the longest first
         self._waiting.extendleft(one for one in reversed(chosen) if one not in reading)
-        this = _pass(self._loaded, [one.row.prompt for one in reading])
-        read: Any = DynamicCache()
-        with self._loaded.perturber.applying(self._moved(reading, this)):
-            logits = forward.logits(self._loaded, this, past_key_values=read)
+        read = self._begun(reading)
+        logits = self._read_on(reading, [one.row.prompt[self._shared :] for one in reading], read)
         self._cache.take(read, [len(one.row.prompt) for one in reading], [one.cached for one in self._active])
         self._active += reading
         self._step = None
         self._add(reading, logits)
+
+    def _begun(self, rows: Sequence[_Active]) -> Any:
+        """Return a cache with what the prompts of these rows begin with."""
+        cache: Any = DynamicCache()
+        if not self._shared:
+            return cache
+        first = {one.row.point: one for one in rows}
+        if not self._beginnings[0].keys() >= first.keys():
+            self._beginnings = {point: place for place, point in enumerate(first)}, DynamicCache()
+            tokens = [one.row.prompt[: self._shared] for one in first.values()]
+            self._read_on(list(first.values()), tokens, self._beginnings[1])
+        places, read = self._beginnings
+        here = [places[one.row.point] for one in rows]
+        for number, layer in enumerate(read.layers):
+            cache.update(layer.keys[here], layer.values[here], number)
+        return cache
+
+    def _read_on(self, rows: Sequence[_Active], tokens: Sequence[Sequence[int]], cache: Any) -> Tensor:
+        """Read these tokens of the rows after those that a cache holds, which then holds them, too; return
+        the logits after the last of each row, (n, vocab)."""
+        this = _pass(self._loaded, tokens)
+        with self._loaded.perturber.applying(self._moved(rows, this)):
+            return forward.logits(self._loaded, this, past_key_values=cache)
 
     def _write(self) -> None:
         """Write one more token of every row."""

@@ -157,6 +157,30 @@ def test_rows_cost_a_pass_for_their_prompts_and_one_for_each_further_token(
     assert passes == [(1, 1), (6, 9)] + [(6, 1)] * (TOKENS - 1)  # the first one shows what is kept
 
 
+INSTRUCTIONS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
+"""Those of LEAST_SHARED tokens."""
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_what_all_prompts_begin_with_is_read_once_for_each_direction(
+    family: str, passes: list[tuple[int, int]]
+) -> None:
+    run = trainer(manifest(family))
+    rows = [
+        AnswerRequest([*INSTRUCTIONS, *prompt], query, amount)
+        for query, amount in ((0, EPSILON), (0, -EPSILON), (1, EPSILON))
+        for prompt in ([7], [2, 6], [8, 1, 10, 2])
+    ]
+    passes.clear()
+    answers = write(run, rows)
+    shared = len(INSTRUCTIONS)
+    assert passes[1:3] == [(3, shared), (9, 4)], "one for each of three points, then what is left of each row"
+    assert [list(answer.tokens) for answer in answers] == [written_alone(run, row) for row in rows]
+    passes.clear()
+    assert write(run, [*rows[:3], rows[0]._replace(prompt=INSTRUCTIONS)])[:3] == answers[:3]
+    assert passes[1] == (4, shared + 4), "a prompt keeps a token of its own, and then too few are left"
+
+
 def test_the_bound_on_the_cache_bounds_the_rows_at_once(
     llama: Trainer, passes: list[tuple[int, int]]
 ) -> None:
