@@ -23,7 +23,7 @@ from sfnode.logging import log
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.printable import paragraph, size_text
-from sfnode.tasks import prompts, public_files, row_files, sums, synthetic
+from sfnode.tasks import orders, prompts, public_files, row_files, sums, synthetic
 from sfnode.tasks.row_files import Placed, malformed
 from sfprotocol.model_listing import MAX_DATA
 from sfprotocol.seeds import derive_key, stream
@@ -36,6 +36,9 @@ HeldOut = Literal["test", "validation"]
 BUILTIN: dict[str, Callable[[], Sequence[Row]]] = {
     "reviews:train": partial(synthetic.rows, "train"),
     "reviews:test": partial(synthetic.rows, "test"),
+    "orders:train": partial(orders.rows, "train"),
+    "orders:validation": partial(orders.rows, "validation"),
+    "orders:test": partial(orders.rows, "test"),
     "sums:train": partial(sums.rows, "train"),
     "sums:validation": partial(sums.rows, "validation"),
     "sums:test": partial(sums.rows, "test"),

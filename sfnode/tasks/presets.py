@@ -159,6 +159,24 @@ PRESETS: dict[str, Preset] = {
             scalar_limit=2560,
         ),
     ),
+    "extract": Preset(
+        _rewarded(
+            "json",
+            "Write each order as JSON with name, item, count, town and day.\n\n"
+            "Miriam asked for five melons, to be brought to Vienna on Sunday.\n"
+            '{{"name": "Miriam", "item": "melons", "count": 5, "town": "Vienna", "day": "Sunday"}}\n\n'
+            "Before Thursday, 12 buckets for Jacob are wanted in Bremen.\n"
+            '{{"name": "Jacob", "item": "buckets", "count": 12, "town": "Bremen", "day": "Thursday"}}\n\n'
+            "{text}\n",
+            48,
+            "\n",
+        ),
+        Data(
+            train="builtin:orders:train",
+            validation="builtin:orders:validation",
+            test="builtin:orders:test",
+        ),
+    ),
     "sst2": Preset(
         _labelled("{sentence|strip} It was", "terrible", "great"),
         _hub("nyu-mll/glue:sst2"),

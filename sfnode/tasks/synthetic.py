@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from sfprotocol.seeds import derive_key, stream
 
 Split = Literal["train", "test"]
+T = TypeVar("T")
 
 ROWS: dict[Split, int] = {"train": 2048, "test": 1000}
 """Number of rows of each split; half of them are favourable."""
@@ -110,7 +111,7 @@ class _Review(NamedTuple):
     favourable: bool
 
 
-class _Draws:
+class Draws:
     """The random choices of one document."""
 
     def __init__(self, key: int) -> None:
@@ -123,8 +124,13 @@ class _Draws:
     def chance(self, percent: int) -> bool:
         return self.below(100) < percent
 
-    def pick(self, options: Sequence[str]) -> str:
+    def pick(self, options: Sequence[T]) -> T:
         return options[self.below(len(options))]
+
+    def two(self, options: Sequence[T]) -> tuple[T, T]:
+        """Return two different ones."""
+        one, step = self.below(len(options)), 1 + self.below(len(options) - 1)
+        return options[one], options[(one + step) % len(options)]
 
 
 def rows(split: Split) -> list[dict[str, str | int]]:
@@ -141,9 +147,9 @@ def _labelled(split: Split) -> tuple[tuple[str, int], ...]:
     left = {0: ROWS[split] // 2, 1: ROWS[split] // 2}
     seen: set[str] = set()
     found: list[tuple[str, int]] = []
-    documents = _documents(f"task {split}")
+    drawn = documents(f"task {split}")
     while any(left.values()):
-        review = _review(next(documents), plain=False)
+        review = _review(next(drawn), plain=False)
         label = int(review.favourable)
         if review.text in seen or left[label] == 0 or _held_out(review) != (split == "test"):
             continue
@@ -155,9 +161,9 @@ def _labelled(split: Split) -> tuple[tuple[str, int], ...]:
 
 def pretraining_text(count: int) -> Iterator[str]:
     """Yield `count` documents, each a review and its aftermath."""
-    documents = _documents("pretraining")
+    drawn = documents("pretraining")
     while count:
-        draws = next(documents)
+        draws = next(drawn)
         # Half of the verdicts are plain sentences: without them the model takes very long to learn the rest.
         review = _review(draws, plain=draws.chance(50))
         if not _held_out(review):
@@ -165,11 +171,11 @@ def pretraining_text(count: int) -> Iterator[str]:
             yield f"{review.text} {_aftermath(draws, review.favourable)}"
 
 
-def _documents(purpose: str) -> Iterator[_Draws]:
+def documents(purpose: str) -> Iterator[Draws]:
     """Yield the random choices of independent documents, without end."""
     key, number = derive_key(b"sfnode reviews", purpose.encode()), 0
     while True:
-        yield _Draws(int(stream(key, number, 1)[0]))
+        yield Draws(int(stream(key, number, 1)[0]))
         number += 1
 
 
@@ -177,7 +183,7 @@ def _held_out(review: _Review) -> bool:
     return derive_key(b"sfnode held out", review.verdict.encode()) % _HELD_OUT_SHARE == 0
 
 
-def _review(draws: _Draws, plain: bool) -> _Review:
+def _review(draws: Draws, plain: bool) -> _Review:
     """Write a review; its verdict has one clause if it is to be plain, else one or two."""
     favourable = draws.chance(50)
     verdict = (_clause if plain else _verdict)(draws, favourable)
@@ -189,7 +195,7 @@ def _review(draws: _Draws, plain: bool) -> _Review:
     return _Review(" ".join(sentences), verdict, favourable)
 
 
-def _verdict(draws: _Draws, favourable: bool) -> str:
+def _verdict(draws: Draws, favourable: bool) -> str:
     """Write a sentence of one or two clauses."""
     shape = draws.below(10)
     if shape < 3:
@@ -204,7 +210,7 @@ def _verdict(draws: _Draws, favourable: bool) -> str:
     return f"{main} , although {other}"
 
 
-def _clause(draws: _Draws, favourable: bool) -> str:
+def _clause(draws: Draws, favourable: bool) -> str:
     """Write a clause; a third of them say what they mean by denying the opposite."""
     denied = draws.chance(33)
     tone = favourable != denied
@@ -219,7 +225,7 @@ def _clause(draws: _Draws, favourable: bool) -> str:
     return f"{thing} was {degree}{quality}"
 
 
-def _aftermath(draws: _Draws, favourable: bool) -> str:
+def _aftermath(draws: Draws, favourable: bool) -> str:
     """Write one to three sentences that follow from the verdict, and up to two that are unrelated to it."""
     sentences = [draws.pick(_CONSEQUENCES[favourable]) for _ in range(1 + draws.below(3))]
     if draws.chance(50):

@@ -63,6 +63,11 @@ REWARDED = {
         "how many?\nsolution:",
         "It is\n#### 72",
     ),
+    "extract": (
+        {"text": "Two vases for Nora", "json": '{"name": "Nora", "count": 2}'},
+        '"thursday"}\n\ntwo vases for nora\n',
+        '{"name": "Nora", "count": 2}',
+    ),
     "sums": ({"sum": "23+48", "answer": "71"}, "23+48=", "71"),
     "json": (
         {"text": "Ann, 7", "json": '{"name": "Ann", "age": 7}'},
@@ -135,7 +140,7 @@ def test_a_task_without_classes_is_none_for_such_a_model() -> None:
 def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
     assert preset("SST2") == preset("sst2")
     with pytest.raises(
-        UserError, match="reviews, sums, sst2, rte, boolq, wic, multirc, record, ag"
+        UserError, match="reviews, sums, extract, sst2, rte, boolq, wic, multirc, record, ag"
     ) as caught:
         preset("imdb")
     assert caught.value.code == Code.BAD_OPTION
