@@ -227,6 +227,12 @@ def along_queries(directions: Directions) -> Perturb:
     return perturb
 
 
+def standing(directions: Directions) -> forward.Perturb:
+    """Return what the live core alone moves, which acts on every row alike."""
+    live = _of_queries(directions, np.zeros(0, np.int64))
+    return lambda this: forward.everywhere(live, this)
+
+
 def _of_queries(every: Directions, queries: NDArray[np.int64]) -> Directions:
     """Return the directions of the live core and of these queries."""
     if len(queries) == every.queries:

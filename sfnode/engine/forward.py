@@ -20,7 +20,7 @@ from sfnode.errors import Code, UserError
 from sfnode.models.cuts import Head
 from sfnode.models.kept_states import KeptStates, texts_of
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Perturbation
+from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.tasks.encoding import Encoded, Scored
 
 CPU_PASS_ENTRIES = 3 << 19
@@ -164,6 +164,16 @@ def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], target
             "Leave texts with such special tokens out of the data, or take a model that knows them.",
         )
     return Pass(*(torch.from_numpy(part).to(loaded.device, non_blocking=True) for part in parts))
+
+
+def everywhere(directions: Directions, this: Pass) -> Perturbation:
+    """Return the perturbation of a pass that moves all of its rows by 1 along each of these directions."""
+    one = directions.u[0].new_ones(1, 1)
+    sequences, width = this.input_ids.shape
+    tokens, rows, outputs = (
+        one.expand(count, directions.u[0].shape[0]) for count in (sequences * width, sequences, len(this.rows))
+    )
+    return Perturbation(directions, tokens, rows, outputs)
 
 
 def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

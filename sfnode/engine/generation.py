@@ -1,9 +1,8 @@
-"""Generation: answers to many prompts at once, each along a direction of its own (DESIGN 6).
+"""Generation: answers to many prompts at once.
 
-Rows that are written together share every product with the weights; the rank-one terms of their directions
-are added in activation space, and no matrix is written. Prompts go through the model padded on the right, as
-in any other forward pass; what all of them begin with, such as instructions, once for each direction. What a
-decoder keeps of them, keys and values, is then put so that all rows end in the same column: padding on the
+Rows that are written together share every product with the weights. Prompts go through the model padded on
+the right, as in any other forward pass; what all of them begin with, such as instructions, once for all. What
+a decoder keeps of them, keys and values, is then put so that all rows end in the same column: padding on the
 left, which every family of transformers can be told of. A row that is done gives its place to the last one,
 and places are filled again from the rows that wait.
 
@@ -16,7 +15,6 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -29,11 +27,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import Perturb, along_queries, moving_vectors
-from sfnode.engine.forward import Batch, Pass
+from sfnode.engine.forward import Batch, Pass, Perturb
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.perturbation import Perturbation
 from sfnode.tasks import tokenization
 from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import decode
@@ -59,26 +56,13 @@ STOP_SLACK = 4
 decode to nothing, and some tokenizers drop the space at the beginning."""
 
 
-Point = tuple[int, float]
-"""A direction's number, and the distance along it."""
-
-
 class AnswerRequest(NamedTuple):
-    """A prompt, and where in the space of weights it is answered."""
+    """A prompt that is to be answered."""
 
     prompt: Sequence[int]
     """Token ids, at least one; with the answer no more than the model has positions."""
-    query: int = 0
-    """Number of the direction."""
-    amount: float = 0.0
-    """Distance along it, such as +epsilon and -epsilon; 0: the weights themselves."""
     key: int = 0
     """Key of the stream that its tokens are drawn from (`sfprotocol.seeds.token_keys`)."""
-
-    @property
-    def point(self) -> Point:
-        """Where it is answered."""
-        return self.query, self.amount
 
 
 class AnswerPlan(NamedTuple):
@@ -91,7 +75,7 @@ class AnswerPlan(NamedTuple):
     stop: tuple[str, ...] = ()
     """Texts that end an answer, and are no part of it."""
     ends: frozenset[int] | None = None
-    """Tokens that end an answer, and are no part of it; None: the model's own ends of texts."""
+    """Tokens that end an answer, and are no part of its text; None: the model's own ends of texts."""
     cache_bytes: int = CACHE_BYTES
     """Bounds the rows that are written together; one row at least is."""
 
@@ -102,7 +86,7 @@ class Continuation(NamedTuple):
     text: str
     """The tokens as text, without special ones, up to a stop string."""
     tokens: tuple[int, ...]
-    """All of them, but for one that ended the answer."""
+    """All of them, also one that ended the answer."""
     ended: bool
     """Whether it came to an end by itself."""
 
@@ -111,34 +95,24 @@ def generate(
     loaded: LoadedModel,
     rows: Sequence[AnswerRequest],
     plan: AnswerPlan,
-    directions: Directions | None = None,
     keep_going: Callable[[], bool] = lambda: True,
-    perturb: forward.Perturb | None = None,
+    perturb: Perturb | None = None,
 ) -> list[Continuation] | None:
-    """Answer all rows, in the order given, at the weights as they are; None once `keep_going`, asked before
-    each token, says no.
+    """Answer all rows, in the order given, at the weights as they are, or where `perturb` moves them; None
+    once `keep_going`, asked before each token, says no.
 
-    `directions` are those of the rows' queries; None: no row moves, unless `perturb` moves all
-    alike. Where vectors are trained rows of one point alone are written together, as vectors are moved in
-    place. Raises UserError BAD_OPTION for a
-    classifier.
+    Raises UserError BAD_OPTION for a classifier.
     """
     _check_writes(loaded)
-    answers: dict[int, Continuation] = {}
-    moved: Perturb | None = None if directions is None else along_queries(directions)
-    if perturb is not None:
-        moved = lambda _queries, _amounts, this: perturb(this)  # noqa: E731
-    vectors = nullcontext() if directions is None else moving_vectors(loaded, directions)
-    with torch.inference_mode(), vectors as move:
-        for point, numbers in _together(rows, apart=move is not None).items():
-            if move is not None:
-                move(*point)
-            decoder = _Decoder(loaded, rows, numbers, plan, moved, answers)
-            while decoder.busy:
-                if not keep_going():
-                    return None
-                decoder.advance()
-    return [answers[number] for number in range(len(rows))]
+    if not rows:
+        return []
+    with torch.inference_mode():
+        decoder = _Decoder(loaded, rows, plan, perturb)
+        while decoder.busy:
+            if not keep_going():
+                return None
+            decoder.advance()
+    return [decoder.answers[number] for number in range(len(rows))]
 
 
 def complete(
@@ -164,24 +138,13 @@ def positions(loaded: LoadedModel) -> int:
     return int(getattr(text, "max_position_embeddings", None) or 1 << 30)
 
 
-def _together(rows: Sequence[AnswerRequest], *, apart: bool) -> dict[Point, list[int]]:
-    """Return the numbers of the rows that are written together, by their query and amount if those are to be
-    kept apart."""
-    found: dict[Point, list[int]] = {}
-    for number, row in enumerate(rows):
-        found.setdefault(row.point if apart else (0, 0.0), []).append(number)
-    return found
-
-
 def _shared(rows: Sequence[AnswerRequest]) -> int:
     """Return how many tokens all prompts begin with, but for the last one of a prompt; 0 if it is not worth
     it to read them apart."""
-    points, prompts = {row.point for row in rows}, [list(row.prompt) for row in rows]
-    if len(rows) < 2 * len(points) or not rows:
-        return 0
+    prompts = [list(row.prompt) for row in rows]
     own = min(map(len, prompts)) - 1
     found = common_prefix(min(prompts)[:own], max(prompts))  # between these two are all others
-    return found if found >= LEAST_SHARED else 0
+    return found if len(rows) > 1 and found >= LEAST_SHARED else 0
 
 
 class _Active:
@@ -205,35 +168,34 @@ class _Decoder:
         self,
         loaded: LoadedModel,
         rows: Sequence[AnswerRequest],
-        numbers: Sequence[int],
         plan: AnswerPlan,
         perturb: Perturb | None,
-        answers: dict[int, Continuation],
     ) -> None:
         self._loaded = replace(loaded, kept=None)  # a text that is being written is a new one at each token
         self._plan = plan
         self._perturb = perturb
-        self._answers = answers
+        self.answers: dict[int, Continuation] = {}
+        """Those that are done, by the numbers of the rows."""
         self._ends = _ends(loaded) if plan.ends is None else plan.ends
         self._inputs = inspect.signature(loaded.model.forward).parameters
-        self._waiting = deque(_Active(number, rows[number]) for number in numbers)
+        self._waiting = deque(_Active(number, row) for number, row in enumerate(rows))
         self._active: list[_Active] = []
         """Rows in the order of their places in the cache."""
-        columns = max(len(rows[number].prompt) for number in numbers) + plan.tokens if numbers else 0
+        columns = max(len(row.prompt) for row in rows) + plan.tokens
         self._vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
-        most = min(len(numbers), max(1, forward.PASS_LOGITS // self._vocabulary))
-        kept = _kept_of_a_token(loaded) if numbers else []
-        if numbers and not kept:
+        most = min(len(rows), max(1, forward.PASS_LOGITS // self._vocabulary))
+        kept = _kept_of_a_token(loaded)
+        if not kept:
             whole = np.full(most, columns)
             most = len(
                 forward.groups(whole, loaded.widest, loaded.device, np.full_like(whole, self._vocabulary))[0]
             )
         self._keeps = bool(kept)
         """Whether past tokens are kept; else texts are read from their beginning for every token."""
-        self._shared = _shared([rows[number] for number in numbers]) if kept else 0
-        """Tokens that all prompts begin with, which are read once for each point."""
-        self._beginnings: tuple[dict[Point, int], Any] = {}, None
-        """Places of points in a cache of these tokens, and the cache."""
+        self._shared = _shared(rows) if kept else 0
+        """Tokens that all prompts begin with, which are read once."""
+        self._beginning: Any = None
+        """A cache of these tokens."""
         self._cache = _Cache(kept, most, columns, plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
@@ -266,7 +228,7 @@ class _Decoder:
         reading = [chosen[number] for number in group]  # the longest first
         self._waiting.extendleft(one for one in reversed(chosen) if one not in reading)
         read = self._begun(reading)
-        logits = self._read_on(reading, [one.row.prompt[self._shared :] for one in reading], read)
+        logits = self._read_on([one.row.prompt[self._shared :] for one in reading], read)
         self._cache.take(read, [len(one.row.prompt) for one in reading], [one.cached for one in self._active])
         self._active += reading
         self._step = None
@@ -277,22 +239,19 @@ class _Decoder:
         cache: Any = DynamicCache()
         if not self._shared:
             return cache
-        first = {one.row.point: one for one in rows}
-        if not self._beginnings[0].keys() >= first.keys():
-            self._beginnings = {point: place for place, point in enumerate(first)}, DynamicCache()
-            tokens = [one.row.prompt[: self._shared] for one in first.values()]
-            self._read_on(list(first.values()), tokens, self._beginnings[1])
-        places, read = self._beginnings
-        here = [places[one.row.point] for one in rows]
-        for number, layer in enumerate(read.layers):
-            cache.update(layer.keys[here], layer.values[here], number)
+        if self._beginning is None:
+            self._beginning = DynamicCache()
+            self._read_on([rows[0].row.prompt[: self._shared]], self._beginning)
+        for number, layer in enumerate(self._beginning.layers):
+            parts = (part.expand(len(rows), -1, -1, -1) for part in (layer.keys, layer.values))
+            cache.update(*parts, number)
         return cache
 
-    def _read_on(self, rows: Sequence[_Active], tokens: Sequence[Sequence[int]], cache: Any) -> Tensor:
-        """Read these tokens of the rows after those that a cache holds, which then holds them, too; return
+    def _read_on(self, tokens: Sequence[Sequence[int]], cache: Any) -> Tensor:
+        """Read these tokens of some rows after those that a cache holds, which then holds them, too; return
         the logits after the last of each row, (n, vocab)."""
         this = _pass(self._loaded, tokens)
-        with self._loaded.perturber.applying(self._moved(rows, this)):
+        with self._loaded.perturber.applying(self._moved(this)):
             return forward.logits(self._loaded, this, past_key_values=cache)
 
     def _write(self) -> None:
@@ -302,7 +261,7 @@ class _Decoder:
         last = [one.tokens[-1:] for one in self._active]
         if self._step is None:
             this = _pass(self._loaded, last)
-            self._step = this, self._moved(self._active, this)
+            self._step = this, self._moved(this)
         this, perturbation = self._step
         this = this._replace(input_ids=self._tensor(np.array(last)))
         given: dict[str, Any] = {"past_key_values": self._cache.layers}
@@ -318,16 +277,13 @@ class _Decoder:
     def _write_anew(self) -> None:
         """Write one more token of every row, from its whole text."""
         this = _pass(self._loaded, [[*one.row.prompt, *one.tokens] for one in self._active])
-        with self._loaded.perturber.applying(self._moved(self._active, this)):
+        with self._loaded.perturber.applying(self._moved(this)):
             logits = forward.logits(self._loaded, this)
         self._add(list(self._active), logits)
 
-    def _moved(self, rows: Sequence[_Active], this: Pass) -> Perturbation | None:
-        """Return what moves each of the pass's rows along its direction."""
-        if self._perturb is None:
-            return None
-        queries = np.array([one.row.query for one in rows])
-        return self._perturb(queries, np.array([one.row.amount for one in rows]), this)
+    def _moved(self, this: Pass) -> Perturbation | None:
+        """Return what moves a pass."""
+        return self._perturb(this) if self._perturb else None
 
     def _add(self, rows: list[_Active], logits: Tensor) -> None:
         """Add to each of these rows the token that its logits (n, vocab) give; let go of those that are
@@ -338,20 +294,19 @@ class _Decoder:
             chosen = drawn(logits, self._plan.temperature, draws)
         else:
             chosen = logits.argmax(-1)
-        written = list(zip(rows, chosen.tolist(), strict=True))
-        for one, token in written:
-            if token not in self._ends:
-                one.tokens.append(token)
-        stopped = self._stopped([one for one, token in written if token not in self._ends])
-        ended = [one for one, token in written if token in self._ends or one in stopped]
+        for one, token in zip(rows, chosen.tolist(), strict=True):
+            one.tokens.append(token)
+        over = [one for one in rows if one.tokens[-1] in self._ends]
+        ended = over + self._stopped([one for one in rows if one not in over])
         done = [one for one in rows if one in ended or len(one.tokens) >= self._plan.tokens]
-        for one, text in zip(done, self._decoded([one.tokens for one in done]), strict=True):
+        texts = self._decoded([one.tokens[:-1] if one in over else one.tokens for one in done])
+        for one, text in zip(done, texts, strict=True):
             self._finish(one, text, ended=one in ended)
 
     def _finish(self, one: _Active, text: str, *, ended: bool) -> None:
         """Keep the row's answer, and give its place to the last one."""
         cuts = [place for stop in self._plan.stop if (place := text.find(stop)) >= 0]
-        self._answers[one.number] = Continuation(text[: min(cuts, default=None)], tuple(one.tokens), ended)
+        self.answers[one.number] = Continuation(text[: min(cuts, default=None)], tuple(one.tokens), ended)
         place = self._active.index(one)
         self._active[place] = self._active[-1]
         self._active.pop()

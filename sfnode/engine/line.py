@@ -79,7 +79,7 @@ class Line:
                 kept.append((parameter, parameter.clone()))
                 parameter.add_((left.t() @ right.to(left.dtype).t()).flatten().to(parameter), alpha=amount)
         try:
-            yield lambda this: _on_every_row(directions, this)
+            yield lambda this: forward.everywhere(directions, this)
         finally:
             for parameter, before in kept:
                 parameter.copy_(before)
@@ -110,16 +110,6 @@ def difference(after: Mapping[int, A], before: Mapping[int, A]) -> dict[int, A]:
         if core.any():
             found[subspace] = core
     return found
-
-
-def _on_every_row(directions: Directions, this: Pass) -> Perturbation:
-    like = directions.u[0]
-    one = like.new_ones(1, 1)
-    sequences, width = this.input_ids.shape
-    tokens, rows, outputs = (
-        one.expand(count, like.shape[0]) for count in (sequences * width, sequences, len(this.rows))
-    )
-    return Perturbation(directions, tokens, rows, outputs)
 
 
 def _sides(

@@ -1,22 +1,26 @@
 """The objective of reward runs: answers that the model writes, and what a verifier gives them.
 
-There are no slopes of such a loss by two forward passes: what asks for them is refused (`tasks.verifying`).
 It knows a model, prompts and a verifier; it knows neither updates nor who asks.
 
-An update measures the slope of mean rewards along its direction. The loss of an answer is 1 less its reward,
-so that the rule by which updates lower a loss (DESIGN 3) raises rewards. Both points of a query write their
-answers to the same prompts, and from the same draws.
+The slope of the mean reward follows from answers that are drawn at the weights as they are: it is that of
+their log-probabilities, each times by how much its reward is above that of the other answers to the same
+prompt (REINFORCE, Williams 1992; the mean of the others as baseline, Kool et al. 2019, Ahmadian et al. 2024,
+arXiv 2402.14740). So answers are written once for all directions of a group, and what is measured along
+these is the loss of given answers, as in any other run. A prompt to which all answers get the same reward
+says nothing, and costs no more passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sfnode.engine import estimator, samples
-from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, Estimate, of_groups, of_pairs, representable
+from sfnode.engine import samples
+from sfnode.engine.estimator import Estimate, estimates, standing
 from sfnode.engine.forward import Perturb
 from sfnode.engine.generation import CACHE_BYTES, AnswerPlan, AnswerRequest, Continuation, generate, positions
 from sfnode.engine.objective import OWN, Held, KeepGoing, always, paused
@@ -27,9 +31,16 @@ from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import EvaluationOfRows, PassAt
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics, tokenization, verifying
+from sfnode.tasks.encoding import Encoded, encode_written
 from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Prompt, Row, render_row
 from sfprotocol.seeds import derive_key, token_keys
+
+ANSWERS = 4
+"""Answers that are drawn to each prompt of a mini-batch, and compared with each other."""
+
+ROUNDING = 1e-9
+"""Difference of rewards that is none."""
 
 
 class Question(NamedTuple):
@@ -40,69 +51,46 @@ class Question(NamedTuple):
     row: Any
 
 
-Scorer = Callable[[str, Any], float]
-"""Returns the reward of an answer, 0 to 1, by its question's row."""
+class Drawn(NamedTuple):
+    """Answers that were drawn to some prompts."""
 
+    questions: Sequence[Question]
+    answers: Sequence[Continuation]
+    """ANSWERS to the first question, then to the next."""
+    rewards: NDArray[np.float64]
+    """(questions, ANSWERS)."""
 
-def written(
-    loaded: LoadedModel,
-    directions: Directions,
-    seeds: Sequence[int],
-    batches: Sequence[Sequence[Question]],
-    plan: AnswerPlan,
-    epsilon: float,
-    group: int = 0,
-) -> list[Continuation]:
-    """Return answers at the points of each mini-batch, by mini-batch, point and question.
+    @property
+    def loss(self) -> float:
+        """1 less the mean reward."""
+        return 1 - float(self.rewards.mean())
 
-    In a group mini-batches are the same, and answers are drawn from the first one's seed. Raises UserError as
-    `generation.generate`.
-    """
-    epsilon = representable(epsilon, directions)
-    rows = []
-    for number, batch in enumerate(batches):
-        first = number - number % group if group else number
-        keys = token_keys(seeds[first], len(batch)).tolist()
-        # those of one direction together: rows that are written at once are then of few directions
-        for side in _sides(group):
-            rows += [
-                AnswerRequest(question.prompt, number, side * epsilon, key)
-                for question, key in zip(batch, keys, strict=True)
-            ]
-    return generate(loaded, rows, plan, directions) or []  # nothing breaks it off
+    @property
+    def above(self) -> NDArray[np.float64]:
+        """By how much the reward of each answer is above the mean of the others to its question, (answers,)."""
+        shared = self.rewards.mean(1, keepdims=True)
+        found = (self.rewards - shared) * (ANSWERS / (ANSWERS - 1))
+        return np.where(np.abs(found) < ROUNDING, 0.0, found).flatten()
 
-
-def scored(
-    answers: Sequence[Continuation],
-    batches: Sequence[Sequence[Question]],
-    score: Scorer,
-    epsilon: float,
-    group: int = 0,
-) -> list[Estimate]:
-    """Return what `written` answers tell of the slopes, at points that were held so far apart."""
-    coming = iter(answers)
-    losses = [
-        [
-            torch.tensor(
-                [1 - score(next(coming).text, question.row) for question in batch], dtype=torch.float64
-            )
-            for _ in _sides(group)
-        ]
-        for batch in batches
-    ]  # by query and side
-    measured = [by_side[side] for side in range(len(_sides(group))) for by_side in losses]
-    return of_groups(measured, group, epsilon) if group else of_pairs(measured, epsilon)
-
-
-def _sides(group: int) -> Sequence[int]:
-    return ONE_SIDE if group else BOTH_SIDES
+    @property
+    def encoded(self) -> Encoded:
+        """The answers as examples whose mean loss has the slopes of `loss`, without those that say nothing;
+        one is always there."""
+        above = self.above
+        telling = np.flatnonzero(above).tolist() or [0]
+        share = len(telling) / len(above)
+        return encode_written(
+            [self.questions[number // ANSWERS].prompt for number in telling],
+            [self.answers[number].tokens for number in telling],
+            [share * above[number] for number in telling],
+        )
 
 
 RIGHT = 1 - 1e-8
 """Reward of an answer that passes: 1, but for the weights of a sum, which add up to it within 10^-9."""
 
 SAMPLED_AT = 1.0
-"""Temperature at which answers are drawn for pass@k in a run that takes the likeliest tokens."""
+"""Temperature at which answers are drawn in a run whose manifest has 0: of equal ones nothing is learnt."""
 
 
 class Rewards:
@@ -117,7 +105,7 @@ class Rewards:
         """
         task = manifest.task
         self._task, self._loaded = task, loaded
-        self._epsilon, self._group = manifest.training.epsilon, manifest.training.group
+        self._group, self._together = manifest.training.group, manifest.training.batch_updates
         self._room = min(task.max_tokens, positions(loaded)) - task.answer_tokens
         if self._room < 1:
             raise UserError(
@@ -127,7 +115,8 @@ class Rewards:
                 "Make the run with fewer answer_tokens, or with a model of more positions.",
             )
         # bounded by a constant, whatever memory there is: rows that are written together round alike
-        self._plan = AnswerPlan(task.answer_tokens, task.temperature, task.stop, cache_bytes=CACHE_BYTES)
+        temperature = task.temperature or SAMPLED_AT
+        self._plan = AnswerPlan(task.answer_tokens, temperature, task.stop, cache_bytes=CACHE_BYTES)
         self._likeliest = self._plan._replace(temperature=0.0)
         self._score = verifying.score_of(task)
         self._shard = Shard(task, loaded.tokenizer, rows, manifest.training.batch_size, secret=secret)
@@ -145,20 +134,29 @@ class Rewards:
         batches: Sequence[Sequence[Question]],
         distance: float,
     ) -> list[Estimate]:
-        """Estimate slopes by the rewards of answers that the model writes (`engine.rewards`)."""
-        return self.measured(directions, seeds, batches, distance)[1]
+        """Estimate slopes by answers drawn at the weights as they are, once for each group; losses are 1 less
+        the mean reward."""
+        each = range(0, len(seeds), self._together)
+        here = standing(directions) if directions.live else None
+        drawn = [self.draw(batches[first], seeds[first], here) for first in each]
+        return self.slopes(directions, drawn, distance)
 
-    def measured(
-        self,
-        directions: Directions,
-        seeds: Sequence[int],
-        batches: Sequence[Sequence[Question]],
-        distance: float,
-    ) -> tuple[list[Continuation], list[Estimate]]:
-        """Return the same, and the answers before it."""
-        answers = written(self._loaded, directions, seeds, batches, self._plan, distance, self._group)
-        exact = estimator.representable(distance, directions)
-        return answers, scored(answers, batches, self._score, exact, self._group)
+    def draw(self, questions: Sequence[Question], seed: int, perturb: Perturb | None = None) -> Drawn:
+        """Draw answers to a mini-batch's prompts, which follow from the seed and the weights, as they are or
+        as `perturb` moves them."""
+        keys = token_keys(seed, len(questions) * ANSWERS).tolist()
+        prompts = [question.prompt for question in questions for _ in range(ANSWERS)]
+        asked = [AnswerRequest(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
+        answers = generate(self._loaded, asked, self._plan, perturb=perturb) or []  # nothing breaks it off
+        rewards = [self._score(one.text, questions[n // ANSWERS].row) for n, one in enumerate(answers)]
+        return Drawn(questions, answers, np.array(rewards).reshape(-1, ANSWERS))
+
+    def slopes(self, directions: Directions, drawn: Sequence[Drawn], distance: float) -> list[Estimate]:
+        """Estimate slopes of groups of directions, or of single ones, from the answers drawn for each."""
+        batches = [batch for one in drawn for batch in [one.encoded] * self._together]
+        found = estimates(self._loaded, directions, batches, distance, self._group)
+        losses = np.repeat([one.loss for one in drawn], self._together).tolist()
+        return [one._replace(loss=loss) for one, loss in zip(found, losses, strict=True)]
 
     def evaluate(
         self, held: Held, of: bytes = OWN, keep_going: KeepGoing = always, perturb: Perturb | None = None
@@ -192,15 +190,14 @@ class Rewards:
 
         By everybody with the same draws. Raises UserError PAUSED.
         """
-        plan = self._plan._replace(temperature=self._task.temperature or SAMPLED_AT)
         keys = token_keys(derive_key(b"sfnode pass at k"), count * len(held.rows)).tolist()
         rows = [row for row in held.rows for _ in range(count)]
         prompts = [self._prompt(row) for row in held.rows for _ in range(count)]
         asked = [AnswerRequest(prompt, key=key) for prompt, key in zip(prompts, keys, strict=True)]
-        found = [reward >= RIGHT for reward in self._rewards(rows, asked, plan, keep_going)]
+        found = [reward >= RIGHT for reward in self._rewards(rows, asked, self._plan, keep_going)]
         right = [sum(found[start : start + count]) for start in range(0, len(found), count)]
         measured = metrics.pass_at(right, count, k)
-        return PassAt(k=k, samples=count, temperature=plan.temperature, **measured._asdict())
+        return PassAt(k=k, samples=count, temperature=self._plan.temperature, **measured._asdict())
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
         """Return what the model writes, beside what the verifier compares it with, and the rewards."""

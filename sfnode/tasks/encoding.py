@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,8 @@ class Encoded:
     """Whether the loss compares scores less their means over all examples (SPEC T5)."""
     references: int
     """Number of examples, the last ones, that have no label, and so no loss."""
+    weights: Tensor | None = None
+    """(B,) float32, by which losses are multiplied; None: by 1."""
 
     @property
     def examples(self) -> int:
@@ -92,7 +94,8 @@ class Encoded:
         first = self.right.to(log_probs.device).int().argmax(1, keepdim=True)  # (B, 1)
         if self.contrastive:
             scores = scores.log_softmax(1)
-        return -scores.gather(1, first).flatten()[: self.examples - self.references]
+        losses = -scores.gather(1, first).flatten()[: self.examples - self.references]
+        return losses if self.weights is None else losses * self.weights.to(losses.device)
 
 
 class Scored(NamedTuple):
@@ -144,7 +147,7 @@ def encode(
     For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss is so over
     the rows and the `references`. `every_candidate` encodes all, to score them, and nothing is centred.
     """
-    if not task.has_slopes:
+    if task.kind == "reward":
         raise UserError(
             Code.BAD_OPTION,
             "the answers of a reward run are written, and not given: this measures losses of given ones",
@@ -156,6 +159,20 @@ def encode(
     centred = task.loss == "centred" and not every_candidate
     examples = [example(tokenizer, words, task.max_tokens) for words in texts]
     return _collate(examples, tokenizer.pad_token_id or 0, task.labelled, centred, len(references))
+
+
+def encode_written(
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], weights: Sequence[float]
+) -> Encoded:
+    """Encode answers that a model has written to prompts, both as token ids: the loss of each is minus the
+    log-probability of all its tokens, times its weight."""
+    examples = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        fed = np.array([*prompt, *answer[:-1]], np.int32)  # the last token predicts nothing
+        targets = [(0, len(prompt) - 1 + place, token, 0) for place, token in enumerate(answer)]
+        examples.append(Example((fed,), (np.zeros(len(fed), np.int8),), np.array(targets, np.int32), (0,)))
+    found = _collate(examples, 0, False, False, 0)
+    return replace(found, weights=torch.tensor(weights) * found.tokens[:, 0])
 
 
 def evaluate(

@@ -1,21 +1,22 @@
-"""A reward run's trainer: what it measures follows from seed and state, and evaluations from answers."""
+"""A reward run's trainer: what it measures is the slope of the mean reward, and follows from seed and state;
+evaluations follow from answers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from sfnode.engine import reward_objective
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import quantise, representable
-from sfnode.engine.generation import AnswerPlan, generate
-from sfnode.engine.generation import AnswerRequest as AnswerRequest
+from sfnode.engine.estimator import quantise
+from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate
 from sfnode.engine.model_card import model_card
-from sfnode.engine.reward_objective import Question
+from sfnode.engine.reward_objective import ANSWERS, Drawn, Question, Rewards
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -26,8 +27,9 @@ from sfnode.schema.metrics import NO_WORTH
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import encode
 from sfnode.tasks.verifying import require_slopes, score_of
-from sfprotocol.seeds import batch_rows, update_seeds
+from sfprotocol.seeds import batch_rows, token_keys, update_seeds
 from tests.engine.helpers import manifest, trainer, updates
+from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_export import ABOUT
 
 VERIFIER: dict[str, Any] = {
@@ -86,24 +88,91 @@ def quantised(run: Trainer, alpha: float) -> int:
     return quantise(alpha, numbers.scalar_delta, numbers.scalar_limit)
 
 
+def objective_of(run: Trainer) -> Rewards:
+    assert isinstance(run.objective, Rewards)
+    return run.objective
+
+
+def log_prob(run: Trainer, prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """Of all tokens of an answer, at the weights as they are."""
+    with torch.inference_mode():
+        logits = run.loaded.model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0].double()
+    places = torch.arange(len(prompt) - 1, len(prompt) + len(answer) - 1)
+    return float(logits[places].log_softmax(-1).gather(1, torch.tensor(answer)[:, None]).sum())
+
+
 @pytest.mark.parametrize("group", [0, 2])
-def test_scalars_are_those_of_rewards_of_the_prompts_that_seeds_draw(tmp_path: Path, group: int) -> None:
-    run = started(tmp_path, group=group)
+def test_scalars_are_slopes_of_log_probabilities_each_times_the_reward_above_that_of_the_others(
+    tmp_path: Path, group: int
+) -> None:
+    """By weights moved by hand, one answer after the other."""
+    run = started(tmp_path, group=group, epsilon=2e-4)
     run.apply(updates(20, (0,)))
     result = run.recompute(SEEDS, 0)
-    drawn = [batch_rows(seed, 3, len(ROWS)).tolist() for seed in SEEDS[:: group or 1]]
-    batches = [
-        [Question(ids_of(run, ROWS[row]), ROWS[row]) for row in rows]
-        for rows in drawn
-        for _ in range(group or 1)
-    ]
-    directions, plan = run.space.directions(SEEDS, 0), AnswerPlan(5, 1.0)
-    answers = reward_objective.written(run.loaded, directions, SEEDS, batches, plan, 0.05, group)
-    found = reward_objective.scored(answers, batches, score_of(TASK), representable(0.05, directions), group)
-    assert result.scalars == tuple(quantised(run, one.alpha) for one in found)
-    assert result.loss == pytest.approx(np.mean([one.loss for one in found]))
-    assert any(result.scalars)
+    slopes, rewards = [], []
+    for number, seed in enumerate(SEEDS):
+        drawing = SEEDS[number - number % (group or 1)]
+        rows = [ROWS[row] for row in batch_rows(drawing, 3, len(ROWS)).tolist()]
+        asked = [ids_of(run, row) for row in rows for _ in range(ANSWERS)]
+        keys = token_keys(drawing, len(asked)).tolist()
+        answers = [
+            (generate(run.loaded, [AnswerRequest(*one)], AnswerPlan(5, 1.0)) or [])[0]
+            for one in zip(asked, keys, strict=True)
+        ]
+        found = np.array([score_of(TASK)(one.text, {}) for one in answers]).reshape(3, ANSWERS)
+        others = (found.sum(1, keepdims=True) - found) / (ANSWERS - 1)
+        moved = []
+        for by in (1e-3, -1e-3):
+            with hand_moved(run, written_directions(run, seed, 0), by):
+                pairs = zip(asked, answers, strict=True)
+                moved.append([log_prob(run, prompt, one.tokens) for prompt, one in pairs])
+        slopes.append(float(np.mean((found - others).flatten() * -np.subtract(*moved))) / 2e-3)
+        rewards.append(found.mean())
+    if group:  # less the mean of the others
+        pairs = np.array(slopes).reshape(2, 2)
+        slopes = (pairs - pairs[:, ::-1]).flatten().tolist()
+    told = np.array(result.scalars) * run.manifest.training.scalar_delta
+    np.testing.assert_allclose(told, slopes, rtol=0.02, atol=0.02 * np.abs(slopes).max())
+    assert np.abs(slopes).max() > 10 * run.manifest.training.scalar_delta
+    assert result.loss == pytest.approx(1 - np.mean(rewards))
     assert result.failed == 0
+
+
+def test_the_mean_of_slopes_is_that_of_the_expected_reward(tmp_path: Path) -> None:
+    """Of answers of one token, whose expected reward can be added up."""
+    run = started(tmp_path, task=TASK.model_copy(update={"answer_tokens": 1}), epsilon=1e-3, batch_size=64)
+    objective, prompt = objective_of(run), ids_of(run, ROWS[0])
+    tokens = range(run.loaded.model.config.vocab_size)
+    texts = [run.loaded.tokenizer.decode([token], skip_special_tokens=True) for token in tokens]
+    worth = torch.tensor([score_of(TASK)(text, {}) for text in texts], dtype=torch.float64)
+
+    def expected(by: float) -> float:
+        with hand_moved(run, written_directions(run, SEEDS[0], 0), by), torch.inference_mode():
+            logits = run.loaded.model(input_ids=torch.tensor([prompt])).logits[0, -1].double()
+        return float(logits.softmax(-1) @ worth)
+
+    exact = (expected(-1e-3) - expected(1e-3)) / 2e-3
+    directions = run.space.directions(SEEDS[:1], 0)
+    questions = [Question(prompt, ROWS[0])] * 64
+    found = [
+        objective.slopes(directions, [objective.draw(questions, seed)], 1e-3)[0].alpha
+        for seed in update_seeds(9, 0, 60).tolist()
+    ]
+    error = np.std(found) / np.sqrt(len(found))
+    assert abs(np.mean(found) - exact) < 3 * error
+    assert abs(exact) > 4 * error
+
+
+def test_a_prompt_whose_answers_get_the_same_says_nothing_and_is_not_read_again() -> None:
+    questions = [Question([1, 2], None), Question([3], None)]
+    answers = [Continuation("", (number, 5), True) for number in range(2 * ANSWERS)]
+    told = Drawn(questions, answers, np.array([[0.1] * ANSWERS, [0.0] * (ANSWERS - 1) + [1.0]]))
+    assert told.encoded.input_ids.tolist() == [[3, number] for number in range(ANSWERS, 2 * ANSWERS)]
+    weights = told.encoded.weights
+    assert weights is not None
+    assert weights.tolist() == pytest.approx([-1 / 3] * (ANSWERS - 1) + [1.0])  # 2 tokens, half of the answers
+    alike = Drawn(questions, answers, np.full((2, ANSWERS), 0.1))
+    assert alike.encoded.losses(torch.tensor([-1.0, -2.0])).tolist() == [0.0], "one at least is there"
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2", "gemma2"])
