@@ -75,3 +75,7 @@ SPARE_BYTES = 64 << 20
 def variable(flag: str) -> str:
     """Return the environment variable of a flag: `--data-dir` has SFNODE_DATA_DIR."""
     return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
+
+
+ANSWER_TOKENS, TEMPERATURE = 256, 0.7
+"""Longest answer of a reward run of one's own, and the temperature at which answers are drawn."""

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from sfnode.engine import making_bases, reward_trial, scalar_limit, trial
 from sfnode.engine.head import takes_features
 from sfnode.engine.making_bases import Made
+from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.scalar_limit import Advance, SlopeSample
 from sfnode.engine.trainer import Trainer
@@ -29,7 +30,7 @@ from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
-from sfnode.tasks import dataset, prompts, public_files, row_files, verifying
+from sfnode.tasks import dataset, prompts, public_files, row_files
 from sfnode.tasks.dataset import Row
 from sfnode.tasks.presets import PRESETS, of_model
 from sfprotocol.model_listing import MAX_DATA
@@ -145,7 +146,7 @@ def wanted(
     known = all(name in given for name in TRIED) or (taken == "random" and _is_built_in(manifest))
     usual = measure and not known
     random = manifest.training.basis == "random" and not takes_features(manifest)
-    unasked = usual and calibrate is None and random and manifest.task.has_slopes
+    unasked = usual and calibrate is None and random
     kind = basis or (DEFAULT_BASIS if unasked else "")
     return Wanted(
         "" if kind == "random" else kind,
@@ -314,8 +315,6 @@ def prepare(
     answers are written in their place. Raises UserError as `making_bases.make`, `scalar_limit.measure`,
     `scalar_limit.require_answers`, `scalar_limit.check` and `reward_trial.run` do.
     """
-    if not manifest.task.has_slopes:
-        return _prepare_rewards(manifest, given, means, asked, waiting)
     if not (asked.basis or asked.trial or asked.limit):
         return Prepared(manifest, None, None)
     total = LOADING + max(FORWARDS, _for_bases(asked) + scalar_limit.PRIOR_ROWS + scalar_limit.FORWARDS)
@@ -324,7 +323,8 @@ def prepare(
         with trainer:
             tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
             tell(0)
-            scalar_limit.require_answers(trainer)
+            if manifest.task.has_slopes:
+                scalar_limit.require_answers(trainer)
             found = _measured(manifest, given, means, asked, trainer, reason, tell)
     return _limited(found, given)
 
@@ -353,6 +353,8 @@ def _measured(
         )
     if takes_features(manifest):
         return _with_features(found, given if asked.trial else trial.CHOSEN, asked, trainer, tell)
+    if isinstance(trainer.objective, Rewards):
+        return _by_answers(found, given, asked, trainer)
     spent = found.example_forwards
     left = max(FORWARDS - spent, scalar_limit.FORWARDS)
     onward = _share(spent, left, tell)
@@ -368,6 +370,16 @@ def _measured(
         slopes = scalar_limit.measure(trainer, left, onward)
         found = found._replace(sample=slopes, example_forwards=spent + slopes.example_forwards)
     return found
+
+
+def _by_answers(found: Prepared, given: Container[str], asked: Wanted, trainer: Trainer) -> Prepared:
+    """Return with numbers that suit a reward run, but for those that are given."""
+    if not (asked.trial or asked.limit):
+        return found
+    tried = reward_trial.run(trainer, keep_epsilon=not asked.trial or "epsilon" in given)
+    if asked.trial:
+        found = found._replace(manifest=_with_suitable(found.manifest, tried, given), trial=tried)
+    return found._replace(sample=tried.sample if asked.limit else None)
 
 
 def _with_features(
@@ -444,23 +456,6 @@ def _seconds(manifest: Manifest, means: Means, forwards: int) -> float:
     return SECONDS * forwards * trained
 
 
-def _prepare_rewards(
-    manifest: Manifest, given: Container[str], means: Means, asked: Wanted, waiting: Waiting
-) -> Prepared:
-    if asked.basis:
-        verifying.require_slopes(manifest.task)
-    if not (asked.trial or asked.limit):
-        return Prepared(manifest, None, None)
-    with waiting("writing answers along some directions", 0.0) as advance:
-        keep = not asked.trial or "epsilon" in given
-        found = reward_trial.run(manifest, keep_epsilon=keep, advance=advance, **means._asdict())
-    if isinstance(found, SlopeSample):
-        return _limited(Prepared(manifest, found.reason if asked.trial else None, found), given)
-    if asked.trial:
-        manifest = _with_suitable(manifest, found, given)
-    return _limited(Prepared(manifest, found if asked.trial else None, found.sample), given)
-
-
 def _limited(found: Prepared, given: Container[str]) -> Prepared:
     """Return with a limit that suits the slopes, unless one is given."""
     if found.sample is None:
@@ -473,7 +468,7 @@ def _limited(found: Prepared, given: Container[str]) -> Prepared:
 
 def _with_suitable(manifest: Manifest, found: Trial | RewardTrial, given: Container[str]) -> Manifest:
     chosen: dict[str, Any] = {name: value for name, value in suitable(found).items() if name not in given}
-    if isinstance(found, Trial) and "epsilon" not in given:
+    if "epsilon" not in given:
         chosen["epsilons"] = found.epsilons
     return _changed(manifest, "training", **chosen)
 

@@ -1,6 +1,6 @@
-"""Tries a reward run out on the base model: answers, rewards, and what this machine would do in it.
+"""Tries a reward run out on the base model: answers, rewards, and how many answers this machine writes.
 
-This module measures and prints nothing; `engine.reward_trial` says what is measured along directions.
+This module measures and prints nothing.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import numpy as np
+
 from sfnode.engine import reward_trial, scalar_limit
 from sfnode.engine.losses import line_rows
-from sfnode.engine.reward_objective import RIGHT, Rewards
+from sfnode.engine.reward_objective import ANSWERS, RIGHT, Rewards
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -18,6 +20,7 @@ from sfnode.preparing import Means, Waiting
 from sfnode.resources import memory
 from sfnode.schema.results import TriedAnswer, TryRewardResult
 from sfnode.tasks import metrics
+from sfprotocol.seeds import derive_key
 
 SHOWN = 3
 """Prompts that are shown with their answers."""
@@ -30,8 +33,8 @@ class Tried(NamedTuple):
     problem: UserError | None
 
 
-def try_out(manifest: Manifest, means: Means, prompts: int, updates: int, waiting: Waiting) -> Tried:
-    """Answer `prompts` of a run's prompts with its base model, then measure `updates`.
+def try_out(manifest: Manifest, means: Means, prompts: int, waiting: Waiting) -> Tried:
+    """Answer `prompts` of a run's prompts with its base model: with the likeliest tokens, and as in training.
 
     Raises UserError BAD_OPTION for a run without rewards, DATA_NEEDED without rows, and as `Trainer.load`.
     """
@@ -52,25 +55,26 @@ def try_out(manifest: Manifest, means: Means, prompts: int, updates: int, waitin
                 f"there are no prompts: {reason}",
                 "Name some: --train with --task, or a manifest with data.",
             )
-        return _tried(trainer, prompts, updates, loaded, waiting)
+        return _tried(trainer, prompts, loaded, waiting)
 
 
-def _tried(trainer: Trainer, prompts: int, updates: int, loaded: float, waiting: Waiting) -> Tried:
+def _tried(trainer: Trainer, prompts: int, loaded: float, waiting: Waiting) -> Tried:
     manifest, objective = trainer.manifest, trainer.objective
     assert isinstance(objective, Rewards)
     rows = line_rows(manifest.task, trainer.run_rows.some())[:prompts]
     with waiting(f"answering {len(rows)} prompts"):
         judged = objective.answer(rows)
-    with waiting("writing answers along some directions") as advance:
-        found = reward_trial.measure(trainer, updates, manifest.training.epsilon, advance)
+    begun = time.monotonic()
+    with waiting(f"drawing {ANSWERS} answers to each"):
+        drawn = objective.draw(objective.questions(rows), derive_key(b"sfnode try reward"))
+    seconds = max(time.monotonic() - begun, 1e-9)
     mean = metrics.share(sum(one.score for one in judged), len(judged))
     right = metrics.share(sum(one.score >= RIGHT for one in judged), len(judged))
-    seconds = max(found.seconds, 1e-9)
+    tokens, cut = sum(len(one.tokens) for one in drawn.answers), sum(not one.ended for one in drawn.answers)
     result = TryRewardResult(
         model=manifest.model.source,
         device=str(trainer.loaded.device),
         dtype=trainer.dtype,
-        epsilon=manifest.training.epsilon,
         temperature=manifest.task.temperature,
         prompts=len(judged),
         reward=mean.value,
@@ -83,17 +87,15 @@ def _tried(trainer: Trainer, prompts: int, updates: int, loaded: float, waiting:
             TriedAnswer(prompt=one.text, right=one.right, answer=one.said, reward=one.score)
             for one in judged[:SHOWN]
         ],
-        updates=found.updates,
-        apart=found.apart,
-        spread=found.sample.spread,
-        answers=found.answers,
-        cut=found.cut,
-        tokens=found.tokens,
-        seconds=found.seconds,
-        answers_per_second=found.answers / seconds,
-        tokens_per_second=found.tokens / seconds,
-        updates_per_minute=60 * found.updates / seconds,
+        drawn_reward=1 - drawn.loss,
+        apart=float(np.mean(drawn.telling)),
+        answers=len(drawn.answers),
+        cut=cut,
+        tokens=tokens,
+        seconds=seconds,
+        answers_per_second=len(drawn.answers) / seconds,
+        tokens_per_second=tokens / seconds,
         load_seconds=loaded,
         peak_bytes=memory.most(trainer.loaded.device),
     )
-    return Tried(result, None if found.apart else reward_trial.alike(found))
+    return Tried(result, None if result.apart else reward_trial.alike(drawn.rewards, cut))

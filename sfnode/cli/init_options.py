@@ -14,10 +14,9 @@ import click
 
 from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.passphrases import passphrase_file_option
-from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS, located
+from sfnode.defaults import ANSWER_TOKENS, DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS, TEMPERATURE, located
 from sfnode.manifest.sections import MAX_WORK_BITS
 from sfnode.manifest.training import Training
-from sfnode.tasks import reward_numbers
 from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
@@ -116,12 +115,12 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _key(
         "task.answer_tokens",
         "COUNT",
-        f"reward: most tokens of an answer.  [default: {reward_numbers.ANSWER_TOKENS}]",
+        f"reward: most tokens of an answer.  [default: {ANSWER_TOKENS}]",
     ),
     _key(
         "task.temperature",
         "NUMBER",
-        "reward: draw an answer's tokens at this temperature.  [default: 0, always the likeliest one]",
+        f"reward: draw an answer's tokens at this temperature.  [default: {TEMPERATURE}]",
     ),
     _key(
         "task.stop",
@@ -208,7 +207,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "",
         "Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
         "rate are chosen for it, but for those that you give; it takes 1,000 example-forwards at most. In a "
-        "reward run it writes some answers, and the rate is a recipe's (docs/rewards.md).  [default: as "
+        "reward run it writes some answers (docs/rewards.md).  [default: as "
         "init.measure, unless you give all of them or take the built-in run]",
     ),
     _key("init.details", "", "Say which numbers were chosen, and why.  [default: what is wrong with them]"),

@@ -100,7 +100,7 @@ def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
     said = [f"Tried the model out for {found.seconds:.0f} s ({prepared.example_forwards} example-forwards):"]
     if isinstance(found, RewardTrial):
         said = [_answered(found)]
-        reasons = _recipe(found)
+        reasons = _of_answers(found)
     else:
         reasons = _reasons(found, organised=bool(manifest.organised.organiser))
     for name, value in preparing.suitable(found).items():
@@ -117,19 +117,20 @@ def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
 def _answered(found: RewardTrial) -> str:
     """Return how the answers of a reward run came out."""
     return (
-        f"The model wrote {found.answers} answers at the points of {found.updates} updates in "
-        f"{found.seconds:.0f} s: mean reward {found.reward:.3f}. (`sfnode organise try-reward` shows "
-        "answers, and how many a second.) Rewards have no slopes to find numbers by:"
+        f"The model wrote {found.answers} answers in {found.seconds:.0f} s: mean reward "
+        f"{found.reward:.3f}; {found.apart:.0%} of the prompts got answers of which one is better than "
+        "another. (`sfnode organise try-reward` shows "
+        "answers, and how many a second.)"
     )
 
 
-def _recipe(found: RewardTrial) -> dict[str, str]:
+def _of_answers(found: RewardTrial) -> dict[str, str]:
     """Return why a reward run has the numbers that it has."""
     size = found.sample.spread / found.delta
     return {
-        "epsilon": f"in {found.apart:.0%} of the updates the rewards of the two points then differ",
+        "epsilon": "slopes are exact there",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
-        "learning_rate": "the recipe of evolution strategies for rewards that vary so much (docs/rewards.md)",
+        "learning_rate": "one update then moves what the model writes as far as it bears (docs/rewards.md)",
     }
 
 

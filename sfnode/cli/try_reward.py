@@ -24,9 +24,6 @@ REWARDED = tuple(name for name, one in PRESETS.items() if not one.task.has_slope
 MOST_PROMPTS = 512
 """Prompts whose mean reward is known to 4 points, whatever it is."""
 
-UPDATES = 16
-"""Updates that are measured unless told otherwise, as `sfnode init` does."""
-
 
 @click.command
 @click.argument("run", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUN.toml]")
@@ -41,15 +38,6 @@ UPDATES = 16
     metavar="COUNT",
     help="Prompts that the base model answers.",
 )
-@option(
-    "--updates",
-    type=click.IntRange(1, 4096),
-    default=UPDATES,
-    show_default=True,
-    metavar="COUNT",
-    help="Updates that are measured; after two minutes no more are begun.",
-)
-@option("--epsilon", type=float, metavar="NUMBER", help="Another distance of the points of an update.")
 @option("--temperature", type=float, metavar="NUMBER", help="Another temperature.")
 @verifier_option
 @device_option
@@ -61,21 +49,20 @@ def try_reward(
     model: str | None,
     train: str | None,
     prompts: int,
-    updates: int,
-    epsilon: float | None,
     temperature: float | None,
     verifier: tuple[str, ...],
     device: str,
     dtype: str,
     as_json: bool,
 ) -> None:
-    """Score a base model on some prompts of a reward run, and measure some updates as a node would.
+    """Score a base model on some prompts of a reward run.
 
-    Says what answers look like and what they get, how many this machine writes, and how many updates tell
-    anything: where an update's two points get the same rewards it says nothing. It is an error if none does.
+    Says what answers look like and what they get, how many this machine writes, and to how many prompts some
+    answers are better than others, of several that are drawn as in training: the others teach nothing. It is
+    an error if none does.
     """
     manifest = _manifest(run, {"preset": preset, "model": model, "train": train})
-    manifest = _changed(manifest, epsilon, temperature)
+    manifest = _changed(manifest, temperature)
     from sfnode.tasks import verifying
 
     verifying.permit(manifest.task, verifier)
@@ -83,7 +70,7 @@ def try_reward(
     from sfnode.preparing import Means
 
     means = Means(device, dtype, run.parent if run else None)
-    result, problem = rewards.try_out(manifest, means, prompts, updates, waiting)
+    result, problem = rewards.try_out(manifest, means, prompts, waiting)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
     if problem:
         raise problem
@@ -108,28 +95,22 @@ def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
     return build(options)
 
 
-def _changed(manifest: Manifest, epsilon: float | None, temperature: float | None) -> Manifest:
-    """Return the manifest with another epsilon and temperature. Raises UserError BAD_OPTION."""
+def _changed(manifest: Manifest, temperature: float | None) -> Manifest:
+    """Return the manifest with another temperature. Raises UserError BAD_OPTION."""
     from pydantic import ValidationError
 
     from sfnode.manifest.task import Task
-    from sfnode.manifest.training import Training
 
-    task, training = manifest.task, manifest.training
+    if temperature is None:
+        return manifest
     try:
-        if temperature is not None:
-            task = Task(**task.model_dump() | {"temperature": temperature})
-        if epsilon is not None:
-            training = Training(**training.model_dump() | {"epsilon": epsilon})
+        task = Task(**manifest.task.model_dump() | {"temperature": temperature})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise UserError(
-            Code.BAD_OPTION,
-            f"{' '.join(map(str, first['loc'])) or 'the options'}: {reason}",
-            "`sfnode init --help` says what epsilon and temperature may be.",
+            Code.BAD_OPTION, f"temperature: {reason}", "`sfnode init --help` says what it may be."
         ) from error
-    return manifest.model_copy(update={"task": task, "training": training})
+    return manifest.model_copy(update={"task": task})
 
 
 def _lines(result: TryRewardResult) -> list[str]:
@@ -142,10 +123,12 @@ def _lines(result: TryRewardResult) -> list[str]:
         f"{result.prompts} prompts (95 % interval), the likeliest tokens:",
         f"  mean reward {_interval(result.reward, result.reward_low, result.reward_high)}",
         f"  right       {_interval(result.right, result.right_low, result.right_high)}",
-        f"{result.updates} updates at epsilon {result.epsilon:g}, temperature {result.temperature:g}:",
-        f"  {result.apart:.0%} of them tell their two points apart; the others would have the scalar 0",
-        f"  {result.answers} answers in {result.seconds:.1f} s: {result.answers_per_second:,.1f} answers/s, "
-        f"{result.tokens_per_second:,.0f} tokens/s, {result.updates_per_minute:,.1f} updates a minute",
+        f"{result.answers} answers to them, drawn as in training at temperature {result.temperature:g}:",
+        f"  mean reward {result.drawn_reward:.3f}",
+        f"  {result.apart:.0%} of the prompts got answers of which one is better than another; the others "
+        "teach nothing",
+        f"  {result.seconds:.1f} s: {result.answers_per_second:,.1f} answers/s, "
+        f"{result.tokens_per_second:,.0f} tokens/s",
         *(
             [f"  {result.cut / result.answers:.0%} of these were cut off by answer_tokens"]
             if result.cut

@@ -171,7 +171,8 @@ def everywhere(directions: Directions, this: Pass) -> Perturbation:
     one = directions.u[0].new_ones(1, 1)
     sequences, width = this.input_ids.shape
     tokens, rows, outputs = (
-        one.expand(count, directions.u[0].shape[0]) for count in (sequences * width, sequences, len(this.rows))
+        one.expand(count, directions.u[0].shape[0])
+        for count in (sequences * width, sequences, len(this.rows))
     )
     return Perturbation(directions, tokens, rows, outputs)
 

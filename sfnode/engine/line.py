@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine import forward
-from sfnode.engine.forward import Pass
 from sfnode.engine.losses import line_batches, line_rows
 from sfnode.engine.objective import KeepGoing, always, paused
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.perturbation import Directions
 from sfnode.models.targets import Form
 from sfnode.tasks import verifying
 from sfnode.tasks.encoding import Encoded

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sfnode.engine import forward
+from sfnode.engine.reward_objective import ANSWERS, Rewards
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -34,7 +35,7 @@ from sfnode.models import bases as published_bases
 from sfnode.models.cuts import hidden
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form, blocks_of
-from sfnode.tasks import dataset, verifying
+from sfnode.tasks import dataset
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.mini_batches import Shard
 from sfprotocol.seeds import derive_key, stream
@@ -110,12 +111,16 @@ def make_on(
     key: bytes,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return bases at the weights as they are, on mini-batches of these rows that follow from `key`. Raises
-    UserError as `verifying.require_slopes`."""
-    verifying.require_slopes(manifest.task)
-    shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
-    seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES[kind])
-    batches = [shard.mini_batch(seed) for seed in seeds.tolist()]
+    """Return bases at the weights as they are, on mini-batches of these rows that follow from `key`; of a
+    reward run on answers that are drawn to them."""
+    seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES[kind]).tolist()
+    if manifest.task.has_slopes:
+        shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
+        batches = [shard.mini_batch(seed) for seed in seeds]
+    else:
+        few = manifest.training.model_copy(update={"batch_size": BATCH_ROWS // ANSWERS})
+        rewards = Rewards(manifest.model_copy(update={"training": few}), loaded, rows)
+        batches = [rewards.draw(rewards.mini_batch(seed), seed).encoded for seed in seeds]
     found = {"gradients": gradients, "errors": errors}[kind]
     return found(loaded, batches, manifest.training.rank, advance=advance)
 

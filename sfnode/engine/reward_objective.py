@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sfnode.engine import samples
@@ -66,8 +65,20 @@ class Drawn(NamedTuple):
         return 1 - float(self.rewards.mean())
 
     @property
+    def telling(self) -> NDArray[np.bool_]:
+        """Whether a question has answers of unequal rewards, (questions,)."""
+        spread: NDArray[np.float64] = np.ptp(self.rewards, axis=1)
+        return spread > ROUNDING
+
+    def few(self, questions: int) -> Drawn:
+        """Return the answers to so many of the questions, first of those that tell something."""
+        order = np.argsort(~self.telling, kind="stable")[:questions].tolist()
+        answers = [self.answers[n * ANSWERS + k] for n in order for k in range(ANSWERS)]
+        return Drawn([self.questions[n] for n in order], answers, self.rewards[order])
+
+    @property
     def above(self) -> NDArray[np.float64]:
-        """By how much the reward of each answer is above the mean of the others to its question, (answers,)."""
+        """By how much each answer's reward is above the mean of the others to its question, (answers,)."""
         shared = self.rewards.mean(1, keepdims=True)
         found = (self.rewards - shared) * (ANSWERS / (ANSWERS - 1))
         return np.where(np.abs(found) < ROUNDING, 0.0, found).flatten()
@@ -124,7 +135,10 @@ class Rewards:
 
     def mini_batch(self, seed: int) -> list[Question]:
         """Return the prompts that a seed draws."""
-        rows, _ = self._shard.draw(seed)
+        return self.questions(self._shard.draw(seed)[0])
+
+    def questions(self, rows: Sequence[Row]) -> list[Question]:
+        """Return rows with their prompts as tokens."""
         return [Question(self._prompt(row), row) for row in rows]
 
     def estimates(

@@ -1,61 +1,57 @@
-"""A trial of a reward run before it starts: the model answers some prompts at the points of some updates.
+"""A trial of a reward run before it starts: the model answers some prompts, from which slopes follow.
 
 What it is for:
 
-    scalar_delta   a power of two of which the alphas' root mean square is UNITS, as in other runs.
-    rate           that of the recipe (`tasks.reward_numbers`) for alphas of that size.
-    epsilon        the recipe's, or 4 or 16 times it where too few updates' points differ in reward: a reward
-                   has no slope that a smaller distance would measure better, and small models answer alike
-                   where large ones do not.
-    speed          of writing answers along directions, which is all that a node does in such a run.
+    epsilon        as for given answers (`trial`), on some of these.
+    scalar_delta   a power of two of which the scalars' root mean square is UNITS, as in other runs.
+    rate           that at which an update moves the model by MOVE: rewards have no bend that would say how
+                   far a slope reaches; by how much the model would write something else does (Kakade 2001;
+                   Schulman et al. 2015, arXiv 1502.05477). With z the slopes of answers' log-probabilities
+                   along the step of a group, their Kullback-Leibler divergence is rate^2 E[z^2] / 2.
+    speed          of writing answers, which is most of what a node does in such a run.
 
-Where no update's points differ in reward nothing can be learnt, which is an error with advice. This module
-prints nothing.
+Where all answers to a prompt get the same reward nothing can be learnt of it; where that is so of all prompts
+it is an error with advice. This module prints nothing.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sfnode.engine import trial
-from sfnode.engine.estimator import Estimate
-from sfnode.engine.generation import Continuation
-from sfnode.engine.reward_objective import Rewards
-from sfnode.engine.scalar_limit import Advance, SlopeSample, any_trainer, seeds_of, typical_weight
+from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, losses_along, of_groups, of_pairs, representable
+from sfnode.engine.reward_objective import Drawn, Rewards
+from sfnode.engine.scalar_limit import Advance, SlopeSample, seeds_of, typical_weight
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
-from sfnode.tasks import reward_numbers
+from sfnode.manifest.training import Training
+from sfnode.tasks.encoding import Encoded
 
-UPDATES = 16
-"""Updates that are measured: with 16 prompts each, 512 answers. The root mean square of as many alphas is
-right to a fifth, and a rate need not be."""
+F64 = NDArray[np.float64]
 
-TOGETHER = 4
-"""Updates whose answers are written at once: 128 answers of 16 prompts fill a small card, and a CPU."""
+UPDATES = 32
+"""Updates that are measured: the root mean square of as many slopes is right to an eighth."""
 
-FACTORS = (1, 4, 16)
-"""Distances that are tried, in units of the run's epsilon."""
+MOVE = 1e-5
+"""Kullback-Leibler divergence, in nats an answer, by which an update may move the model."""
 
-ENOUGH = 1 / 4
-"""Share of updates whose points differ with which a distance is taken: where fewer do, most answers are
-written in vain."""
-
-LEAST, PATIENCE = 4, 120.0
-"""Updates that are measured however long it takes, and seconds after which no more are begun."""
+ROWS = 8
+"""Answers by which epsilon is found, each along a direction of its own mini-batch."""
 
 
 class RewardTrial(NamedTuple):
     """Findings of some updates of a reward run on the base model."""
 
     epsilon: float
+    epsilons: dict[str, float]
+    """Those for half precision, by number format."""
     sample: SlopeSample
-    """Its slopes are the alphas."""
     delta: float
     rate: float
     updates: int
@@ -66,106 +62,123 @@ class RewardTrial(NamedTuple):
     """Answers that had not ended when they had all tokens that they may have."""
     reward: float
     """Mean of all answers."""
+    apart: float
+    """Share of prompts whose answers differ in reward."""
     seconds: float
-
-    @property
-    def apart(self) -> float:
-        """Share of updates whose points differ in reward: of scalars that are not 0."""
-        return float(np.count_nonzero(self.sample.slopes)) / self.updates
+    """Time of writing and scoring the answers."""
 
 
 def run(
-    manifest: Manifest,
-    *,
-    keep_epsilon: bool = False,
-    device: str = "cpu",
-    dtype: str = "float32",
-    bases: Path | None = None,
-    advance: Advance = lambda done, total: None,
-) -> RewardTrial | SlopeSample:
-    """Load the run's base model and try it out; return a sample without slopes if there are no rows.
-
-    With `keep_epsilon` no other one is tried. Raises UserError as `scalar_limit.measure`, and REWARDS_ALIKE.
-    """
-    trainer, reason = any_trainer(manifest, device, dtype, bases)
-    with trainer:
-        if reason:
-            return SlopeSample(np.zeros(0), typical_weight(trainer.loaded), reason)
-        tried = []
-        for factor in FACTORS[: 1 if keep_epsilon else None]:
-            tried.append(measure(trainer, UPDATES, factor * manifest.training.epsilon, advance))
-            if tried[-1].apart >= ENOUGH:
-                break
-    found = max(tried, key=lambda one: one.apart)
-    if not found.apart:
-        raise alike(tried[-1])
-    return found
-
-
-def measure(
-    trainer: Trainer,
-    updates: int,
-    epsilon: float,
-    advance: Advance = lambda done, total: None,
-    clock: Callable[[], float] = time.monotonic,
+    trainer: Trainer, *, keep_epsilon: bool = False, advance: Advance = lambda done, total: None
 ) -> RewardTrial:
-    """Measure `updates` of a reward run, or a few more that complete a group, at this distance from the base
-    model; fewer if it takes longer than PATIENCE."""
-    objective, numbers = trainer.objective, trainer.manifest.training
-    assert isinstance(objective, Rewards)
-    seeds, group = seeds_of(trainer, updates), numbers.batch_updates
-    together = -(-TOGETHER // group) * group
-    begun = clock()
-    answers: list[Continuation] = []
-    estimates: list[Estimate] = []
-    for start in range(0, len(seeds), together):
-        if len(estimates) >= LEAST and clock() - begun > PATIENCE:
-            break
-        part = seeds[start : start + together]
-        batches = trainer.mini_batches.take(part)
-        directions = trainer.space.directions(part, 0)
-        written, estimated = objective.measured(directions, part, batches, epsilon)
-        answers += written
-        estimates += estimated
-        advance(len(estimates), len(seeds))
-    alphas = np.nan_to_num([one.alpha for one in estimates], nan=0.0, posinf=0.0, neginf=0.0)
+    """Measure some updates of a reward run, or a few more that complete a group.
+
+    With `keep_epsilon` by the run's own. Raises UserError REWARDS_ALIKE.
+    """
+    numbers, seeds = trainer.manifest.training, seeds_of(trainer, UPDATES)
+    begun = time.monotonic()
+    drawn = _drawn(trainer, seeds, advance)
+    seconds = time.monotonic() - begun
+    answers = [one for each in drawn for one in each.answers]
+    rewards = np.concatenate([one.rewards for one in drawn])  # (prompts, ANSWERS)
+    apart = float(np.mean(np.concatenate([one.telling for one in drawn])))
+    cut = sum(not one.ended for one in answers)
+    if not apart:
+        raise alike(rewards, cut)
+    found = _epsilons(trainer, seeds[:: numbers.batch_updates], drawn)
+    epsilon = numbers.epsilon if keep_epsilon else found[trainer.dtype]
+    alphas, squares = _slopes(trainer, seeds, [one.encoded for one in drawn], epsilon)
     sample = SlopeSample(alphas, typical_weight(trainer.loaded))
     spread = sample.spread
     return RewardTrial(
-        epsilon,
+        found["float32"],
+        {name: one for name, one in found.items() if name != "float32"},
         sample,
         trial.suitable_delta(numbers, spread) if spread else numbers.scalar_delta,
-        reward_numbers.rate(epsilon, spread, numbers.points) if spread else numbers.learning_rate,
-        len(estimates),
+        _rate(numbers, squares),
+        len(seeds),
         len(answers),
         sum(len(one.tokens) for one in answers),
-        sum(not one.ended for one in answers),
-        1 - float(np.mean([one.loss for one in estimates])),
-        clock() - begun,
+        cut,
+        float(rewards.mean()),
+        apart,
+        seconds,
     )
 
 
-def alike(found: RewardTrial) -> UserError:
-    """Return the error of a run in which no update would tell anything, with advice."""
-    said = f"none of {found.updates} updates found a difference between its points"
+def _drawn(trainer: Trainer, seeds: Sequence[int], advance: Advance) -> list[Drawn]:
+    """Return the answers of each group of these seeds, or of each."""
+    objective, found = trainer.objective, []
+    assert isinstance(objective, Rewards)
+    first = seeds[:: trainer.manifest.training.batch_updates]
+    for done, seed in enumerate(first, 1):
+        found.append(objective.draw(trainer.mini_batch(seed), seed))
+        advance(done, len(first))
+    return found
+
+
+def _epsilons(trainer: Trainer, seeds: Sequence[int], drawn: Sequence[Drawn]) -> dict[str, float]:
+    """Return the epsilon that suits each number format, by some of the answers drawn for each seed."""
+    distances = trial.distances_of(typical_weight(trainer.loaded))
+    few = [one.few(-(-ROWS // len(drawn))).encoded for one in drawn]
+    slopes, loss = trial.slopes_at(trainer, seeds, few, distances, lambda done: None)
+    found = trial.suitable_epsilons(distances, slopes, loss)
+    return {name: epsilon for name, (epsilon, _) in found.items()}
+
+
+def _slopes(
+    trainer: Trainer, seeds: Sequence[int], batches: Sequence[Encoded], epsilon: float
+) -> tuple[F64, float]:
+    """Return the slopes that members would tell along the directions of these seeds (n,), and the mean square
+    of z."""
+    numbers = trainer.manifest.training
+    group, sides = numbers.group, ONE_SIDE if numbers.group else BOTH_SIDES
+    directions = trainer.space.directions(seeds, 0)
+    exact = representable(epsilon, directions)
+    each = [batch for batch in batches for _ in range(numbers.batch_updates)]
+    losses = losses_along(trainer.loaded, directions, each, epsilon, sides)
+    alphas = [one.alpha for one in (of_groups(losses, group, exact) if group else of_pairs(losses, exact))]
+    squares: list[F64] = []
+    for number, batch in enumerate(batches):
+        own = slice(number * numbers.batch_updates, (number + 1) * numbers.batch_updates)
+        plus = np.stack([one.numpy() for one in losses[: len(each)][own]])  # (updates, answers)
+        slopes = (plus - plus.mean(0)) / exact
+        if not group:
+            slopes = (plus - np.stack([one.numpy() for one in losses[len(each) :][own]])) / (2 * exact)
+        assert batch.weights is not None
+        by = (batch.weights / batch.tokens[:, 0]).double().numpy()
+        z = np.array(alphas[own]) @ slopes  # (answers,)
+        squares.append(np.divide(z, by, out=np.zeros_like(z), where=by != 0) ** 2)
+    found = np.nan_to_num(np.array(alphas), nan=0.0, posinf=0.0, neginf=0.0)
+    return found, float(np.nan_to_num(np.concatenate(squares)).mean())
+
+
+def _rate(numbers: Training, squares: float) -> float:
+    """Return the rate, in two digits, where z has this mean square; the run's own if it is 0."""
+    step = 2 * MOVE * numbers.batch_updates
+    return float(f"{math.sqrt(step / squares):.1e}") if squares else numbers.learning_rate
+
+
+def alike(rewards: F64, cut: int) -> UserError:
+    """Return the error of a run in which no prompt has answers of unequal rewards (prompts, ANSWERS), with
+    advice; `cut` of them were cut off."""
+    count = rewards.size
+    said = f"none of {len(rewards)} prompts got answers of which one is better than another"
     easier = (
         "Take easier prompts, reward parts of an answer (a `sum` of verifiers, docs/rewards.md), show the "
         "form of an answer in the prompt, or take a better base model."
     )
-    if found.reward <= 0:
-        cut = f", and {found.cut} of them were cut off: raise answer_tokens" if found.cut else ""
-        return UserError(
-            Code.REWARDS_ALIKE, f"{said}: all {found.answers} answers have the reward 0{cut}", easier
-        )
-    if found.reward >= 1 - 1e-9:
+    if rewards.max() <= 0:
+        off = f", and {cut} of them were cut off: raise answer_tokens" if cut else ""
+        return UserError(Code.REWARDS_ALIKE, f"{said}: all {count} answers have the reward 0{off}", easier)
+    if rewards.min() >= 1 - 1e-9:
         return UserError(
             Code.REWARDS_ALIKE,
-            f"{said}: all {found.answers} answers have the reward 1, and there is nothing to learn",
+            f"{said}: all {count} answers have the reward 1, and there is nothing to learn",
             "Take harder prompts, or a stricter verifier.",
         )
     return UserError(
         Code.REWARDS_ALIKE,
-        f"{said}: at epsilon {found.epsilon:g} the same rewards come of both (mean {found.reward:.3f})",
-        f"Give a larger epsilon ({4 * found.epsilon:g}), a temperature of 0.7, or a larger batch_size; or "
-        "reward parts of an answer (a `sum` of verifiers, docs/rewards.md).",
+        f"{said} (mean reward {rewards.mean():.3f})",
+        "Give a higher temperature, or reward parts of an answer (a `sum` of verifiers, docs/rewards.md).",
     )

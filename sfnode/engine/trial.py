@@ -53,6 +53,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.training import LEAST_EPSILON, PUBLISHED_UNIT, Training, features_text
 from sfnode.models.loader import LoadedModel
 from sfnode.tasks import dataset, encoding
+from sfnode.tasks.encoding import Encoded
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import BIAS, MOST_ENTRY
 
@@ -129,10 +130,7 @@ def run(
     weight, numbers = typical_weight(trainer.loaded), manifest.training
     distances = distances_of(weight)
     slopes, loss, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
-    found = {
-        name: suitable_epsilon(distances, slopes, ROUNDINGS * torch.finfo(dtype).eps * loss)
-        for name, dtype in FORMATS.items()
-    }
+    found = suitable_epsilons(distances, slopes, loss)
     used = trainer.epsilon if keep_epsilon else found[trainer.dtype][0]
     left = forwards - taken
     seeds, alphas, bends, more = three_points(
@@ -165,24 +163,38 @@ def suitable_delta(training: Training, spread: float) -> float:
 def _slopes_of_rows(
     trainer: Trainer, distances: Sequence[float], advance: Callable[[int], None]
 ) -> tuple[list[F64], float, int]:
-    """Return the slopes of ROWS rows at each distance, or of two mini-batches if they have more, 0 for one
-    that gave no number; the size of their losses, and the example-forwards that it took."""
+    """Return the slopes of ROWS rows at each distance, or of two mini-batches if they have more, and what
+    else `slopes_at` returns; and the example-forwards that it took."""
     count = max(2, ROWS // trainer.manifest.training.batch_size)
     seeds = seeds_of(trainer, count)[:count]
-    batches, directions = [trainer.mini_batch(seed) for seed in seeds], trainer.space.directions(seeds, 0)
-    each, slopes, middles = 2 * sum(batch.examples for batch in batches), [], []
+    batches = [trainer.mini_batch(seed) for seed in seeds]
+    each = 2 * sum(batch.examples for batch in batches)
+    found, loss = slopes_at(trainer, seeds, batches, distances, lambda done: advance(done * each))
+    return found, loss, len(distances) * each
+
+
+def slopes_at(
+    trainer: Trainer,
+    seeds: Sequence[int],
+    batches: Sequence[Encoded],
+    distances: Sequence[float],
+    advance: Callable[[int], None],
+) -> tuple[list[F64], float]:
+    """Return the slopes of all rows of these batches, each along the direction of the seed of the same place,
+    at each distance, 0 for one that gave no number; and the size of their losses."""
+    directions, slopes, middles = trainer.space.directions(seeds, 0), [], []
     exact = [representable(distance, directions) for distance in distances]
     for done, distance in enumerate(exact, 1):
         losses = torch.cat(losses_along(trainer.loaded, directions, batches, distance)).numpy()
         plus, minus = np.split(losses, 2)
         slopes.append((plus - minus) / (2 * distance))
         middles.append((plus + minus) / 2)
-        advance(done * each)
+        advance(done)
     if trainer.manifest.training.group:  # compared at one side, where half of the bend is left
         rises = [(one - middles[-1]) / distance for one, distance in zip(middles, exact, strict=True)]
         slopes = [slope + rise - rise.mean() for slope, rise in zip(slopes, rises, strict=True)]
     found = [np.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0) for one in slopes]
-    return found, float(np.abs(np.nan_to_num(middles[-1])).mean()), len(distances) * each
+    return found, float(np.abs(np.nan_to_num(middles[-1])).mean())
 
 
 def distances_of(weight: float) -> list[float]:
@@ -190,6 +202,16 @@ def distances_of(weight: float) -> list[float]:
     nearer than that of a run may be."""
     tried = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
     return [min(max(distance, LEAST_EPSILON), 1.0) for distance in tried]
+
+
+def suitable_epsilons(
+    distances: Sequence[float], slopes: Sequence[F64], loss: float
+) -> dict[str, tuple[float, float]]:
+    """Return `suitable_epsilon` by number format, where losses are of this size."""
+    return {
+        name: suitable_epsilon(distances, slopes, ROUNDINGS * torch.finfo(dtype).eps * loss)
+        for name, dtype in FORMATS.items()
+    }
 
 
 def suitable_epsilon(

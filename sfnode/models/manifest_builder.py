@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from sfnode.defaults import DEFAULT_LOSS
+from sfnode.defaults import ANSWER_TOKENS, DEFAULT_LOSS, TEMPERATURE
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import MAX_QUOTA, Data, Model, OpenSection, OrganisedSection, Parent
@@ -25,7 +25,6 @@ from sfnode.tasks import (
     dataset,
     presets,
     prompts,
-    reward_numbers,
     row_files,
     templates,
     verifying,
@@ -65,6 +64,12 @@ IN_WORDS = Selection(modules=(UPPER_LINEAR,))
 IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 """Numbers of such a run (docs/research-log.md): an update takes as many forward passes as one of 4 rows at
 two points, and learns more."""
+
+REWARD_TRAINING = Training(group=16, batch_size=16, update_budget=1024)
+"""Numbers of a reward run: answers are written once for a group, and four to each prompt."""
+
+PROMPT_TOKENS = 768
+"""Room for a prompt in such a run, unless the model has fewer positions."""
 
 IN_WORDS_ROUNDS = 8
 """Part of such a run's updates that a round has, unless its length is given; an organiser may close longer
@@ -139,13 +144,15 @@ def build(given: dict[str, Any]) -> Manifest:
         name, preset, source, revision, task, data = _beginning(given)
         head = _trains_head(task, given, files.resolve(source, revision, None))
         own = preset.training if preset and source == preset.model else None
-        in_words = task.kind == "classification" and not own
+        in_words = task.kind in ("classification", "reward") and not own
         selection = HEAD if head else _selection(given, IN_WORDS if in_words else DEFAULT)
         described = loader.describe(source, revision, selection, loader.classes(task))
-        usual = IN_WORDS_TRAINING if in_words else Training()
+        usual = Training()
+        if in_words:
+            usual = IN_WORDS_TRAINING if task.has_slopes else REWARD_TRAINING
         if head:
             usual = HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING
-        training = own or (usual if task.has_slopes else reward_numbers.training())
+        training = own or usual
         if head and data.train and not data.train_limit:
             data = data.model_copy(update={"train_limit": HEAD_ROWS})
         if "organiser" in given:
@@ -289,9 +296,9 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     if preset:
         fields = presets.task_of(preset, headed=_headed(preset, given, home)).model_dump()
     elif given.get("kind", "reward" if "verifier" in given else "") == "reward":
-        tokens = given.get("answer_tokens", reward_numbers.ANSWER_TOKENS)
-        room = tokens + reward_numbers.PROMPT_TOKENS
-        fields = {"kind": "reward", "answer_tokens": tokens, "max_tokens": room}
+        tokens = given.get("answer_tokens", ANSWER_TOKENS)
+        fields = {"kind": "reward", "answer_tokens": tokens, "max_tokens": tokens + PROMPT_TOKENS}
+        fields["temperature"] = TEMPERATURE
     own = {key: given[key] for key in TASK_FIELDS if key in given}
     if isinstance(own.get("verifier"), str):  # else it is what such a name stands for
         own["verifier"] = verifying.load(own["verifier"])
@@ -301,8 +308,16 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     _check_kind(task, home)
     positions = _positions(home)
     if task.kind == "reward":
-        return reward_numbers.fitted(task, positions, chosen="answer_tokens" in given)
+        return _fitted(task, positions, chosen="answer_tokens" in given)
     return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
+
+
+def _fitted(task: Task, positions: int, *, chosen: bool) -> Task:
+    """Return a reward run's task for a model of so many positions (0: as many as it takes): where there are
+    fewer than its `max_tokens`, answers that nobody has `chosen` the length of have half of them at most."""
+    most = min(task.max_tokens, positions or task.max_tokens)
+    answer = task.answer_tokens if chosen else min(task.answer_tokens, most // 2)
+    return Task(**task.model_dump() | {"max_tokens": most, "answer_tokens": answer})
 
 
 def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:

@@ -265,7 +265,6 @@ class TryRewardResult(Answer):
     model: str
     device: str
     dtype: str
-    epsilon: float
     temperature: float
     prompts: int
     """Prompts that the base model has answered, each with its likeliest tokens."""
@@ -279,14 +278,12 @@ class TryRewardResult(Answer):
     right_low: float
     right_high: float
     examples: list[TriedAnswer]
-    updates: int
-    """Updates that were measured then, as a node would."""
+    drawn_reward: float
+    """Mean of the answers that were drawn then, some to each prompt, as in training."""
     apart: float
-    """Share of them whose points differ in reward: the others would have the scalar 0."""
-    spread: float
-    """Root mean square of the differences of mean rewards, divided by twice epsilon (in a group by it)."""
+    """Share of prompts that got answers of unequal rewards: the others teach nothing."""
     answers: int
-    """Answers that were written along their directions."""
+    """Answers that were drawn."""
     cut: int
     """Those that had not ended when they had all tokens that they may have."""
     tokens: int
@@ -294,7 +291,6 @@ class TryRewardResult(Answer):
     """Time of these answers and their scores."""
     answers_per_second: float
     tokens_per_second: float
-    updates_per_minute: float
     load_seconds: float
     """Time until the model was there."""
     peak_bytes: int | None

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from sfnode.defaults import TEMPERATURE
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
@@ -119,6 +120,7 @@ def _rewarded(
         template=template,
         verifier=VERIFIERS[name],
         answer_tokens=tokens,
+        temperature=TEMPERATURE,
         max_tokens=tokens + prompt_tokens,
         stop=stop,
     )

@@ -22,6 +22,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OpenSection
 from sfnode.models import bases, files, loader, manifest_builder
 from sfnode.models.files import EMBEDDED
+from sfnode.preparing import RANKS
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks import calibration, public_files
@@ -59,9 +60,6 @@ FLAGS = {
         *("--set", "task.answer_tokens=4", "--set", r"task.stop= .\n"),
     ),
 }
-CALIBRATE = {False: "false", True: "true"}
-"""By whether answers are rewarded: at the usual epsilon those of the small built-in model are all alike."""
-
 LENGTH = 'kind = "sum"\n' + "".join(
     f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {2 * n} }}\n' for n in range(1, 9)
 )
@@ -114,16 +112,12 @@ READING = r"(loading libraries.*\n)+(reading the model and the data.*\n)+"
 MEASURING = r"measuring what suits the model: about \d+ (s|min) left\n(measuring what suits .*\n)*"
 """What is said while numbers are measured."""
 
-ANSWERS = r"(writing answers along some directions.*\n)+"
-"""What is said in a reward run."""
-
 
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
     """The manifest that was written; what was printed of it is right."""
     assert ended.status == 0, ended.err
     manifest = Manifest.from_toml(Path(file))
-    measured = MEASURING if manifest.task.has_slopes else ANSWERS
-    assert re.fullmatch(READING + measured, ended.err)
+    assert re.fullmatch(READING + MEASURING, ended.err)
     printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
     assert printed is not None
     assert printed.groups() == (manifest.name, manifest.run_id.hex())
@@ -151,7 +145,9 @@ def test_the_built_in_run_needs_its_name_alone(sfnode: Run, monkeypatch: pytest.
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model: Path, sfnode: Run) -> None:
     expected = PRESETS[preset]
-    manifest = written(sfnode("init", "--open", "--model", expected.model or model, "--task", preset))
+    flags = ("--task", preset, "--set", "init.measure=no")
+    assert sfnode("init", "--open", "--model", expected.model or model, *flags).status == 0
+    manifest = Manifest.from_toml(Path("run.toml"))
     head = bool(expected.texts) and "{separator}" not in expected.texts and not expected.model
     assert manifest.name == preset
     assert manifest.data == expected.data.model_copy(update={"train_limit": 4096} if head else {})
@@ -167,10 +163,7 @@ def test_prompts_are_never_longer_than_the_model_can_take(model: Path, sfnode: R
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_a_task_of_ones_own_is_described_by_flags(
-    kind: str, model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[kind == "reward"])
+def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode: Run) -> None:
     data = data_file(kind)
     flags = ("--set", f"task.kind={kind}", *FLAGS[kind], data, "--test", data)
     manifest = written(
@@ -186,9 +179,8 @@ def test_a_task_of_ones_own_is_described_by_flags(
     ("kind", "group", "rows", "length"), [("classification", 8, 8, 94), ("text", 0, 4, 1024)]
 )
 def test_answers_in_words_are_measured_in_groups_in_eight_rounds(
-    kind: str, group: int, rows: int, length: int, model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+    kind: str, group: int, rows: int, length: int, model: Path, sfnode: Run
 ) -> None:
-    monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[False])
     flags = ("--set", f"task.kind={kind}", *FLAGS[kind], data_file(kind))
     budget = ("--set", "training.update_budget=750")
     training = written(sfnode("init", "--model", model, *flags, *budget)).training
@@ -229,10 +221,7 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
     monkeypatch.setattr(plugins, "_allowed", {})
     unasked = sfnode("organise", "try-reward", "run.toml")
     assert (unasked.status, "sfnode: SF090: " in unasked.err) == (1, True)
-    assert (
-        "answers/s"
-        in sfnode("organise", "try-reward", "run.toml", "--verifier", "mine:longer", "--updates", 4).out
-    )
+    assert "answers/s" in sfnode("organise", "try-reward", "run.toml", "--verifier", "mine:longer").out
 
 
 def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model: Path, sfnode: Run) -> None:
@@ -259,13 +248,11 @@ def test_of_rewards_it_says_where_the_numbers_are_from(
     made = ("init", "--model", model, *FLAGS["reward"], data)
     ended = sfnode(*made)
     training = written(ended).training
-    assert "The model wrote 256 answers at the points of 8 updates in " in ended.out
-    assert f"epsilon is {training.epsilon:g}: in " in ended.out
-    assert f"learning_rate is {training.learning_rate:g}: the recipe of evolution strategies" in ended.out
-    assert "Measured 8 scalars: root mean square " in ended.out
-    assert training.basis == "random"
-    refused = sfnode(*made, "--set", "training.basis=errors", "--force")
-    assert "rewards have no slopes" in refused.err
+    assert "The model wrote 64 answers in " in ended.out
+    assert f"epsilon is {training.epsilon:g}: slopes are exact there" in ended.out
+    assert f"learning_rate is {training.learning_rate:g}: one update then moves" in ended.out
+    assert "Measured 16 scalars: root mean square " in ended.out
+    assert (training.basis, training.rank) == ("published", RANKS["errors"])
 
 
 @pytest.mark.parametrize(

@@ -32,36 +32,31 @@ def manifest(sfnode: Run) -> Path:
 
 
 def test_one_sees_answers_their_rewards_and_what_the_machine_would_do(sfnode: Run, manifest: Path) -> None:
-    ended = sfnode("organise", "try-reward", manifest, "--epsilon", 0.03, "--prompts", 5, "--updates", 8)
+    ended = sfnode("organise", "try-reward", manifest, "--prompts", 5)
     assert ended.status == 0, ended.err
     assert (ended.out.count("\n  prompt  "), ended.out.count("\n  answer  ")) == (3, 3)
     assert "5 prompts (95 % interval), the likeliest tokens:\n  mean reward 0." in ended.out
-    assert "8 updates at epsilon 0.03, temperature 0:" in ended.out
-    assert "  64 answers in " in ended.out
-    assert " updates a minute" in ended.out
+    assert "20 answers to them, drawn as in training at temperature 0.7:" in ended.out
+    assert " answers/s, " in ended.out
 
 
 def test_programs_get_the_same_figures(sfnode: Run, manifest: Path) -> None:
-    ended = sfnode(
-        "organise", "try-reward", manifest, "--epsilon", 0.03, "--updates", 8, "--temperature", 0.5, "--json"
-    )
+    ended = sfnode("organise", "try-reward", manifest, "--temperature", 0.5, "--json")
     found = TryRewardResult.model_validate_json(ended.out)
-    assert (found.prompts, found.updates, found.answers) == (8, 8, 64)  # a ninth row validates
-    assert (found.epsilon, found.temperature) == (0.03, 0.5)
+    assert (found.prompts, found.answers, found.temperature) == (8, 32, 0.5)  # a ninth row validates
     assert 0 < found.apart <= 1
     assert 0 <= found.reward_low < found.reward < found.reward_high <= 1
     assert found.tokens_per_second == pytest.approx(found.tokens / found.seconds)
-    assert found.updates_per_minute == pytest.approx(60 * 8 / found.seconds)
     assert all(0 <= one.reward <= 1 and one.answer for one in found.examples)
 
 
-def test_where_no_update_tells_anything_that_is_an_error_after_the_figures(
+def test_where_no_answer_is_better_than_another_that_is_an_error_after_the_figures(
     sfnode: Run, manifest: Path
 ) -> None:
-    flags = ("--epsilon", 1e-7, "--updates", 4)
+    flags = ("--temperature", 0.016)
     shown = sfnode("organise", "try-reward", manifest, *flags)
-    assert (shown.status, "0% of them tell their two points apart" in shown.out) == (1, True)
-    assert "sfnode: SF089: none of 4 updates" in shown.err
+    assert (shown.status, "0% of the prompts got answers of which one is better" in shown.out) == (1, True)
+    assert "sfnode: SF089: none of 8 prompts got answers" in shown.err
     told = sfnode("organise", "try-reward", manifest, *flags, "--json")
     assert (told.status, json.loads(told.out)["apart"]) == (1, 0.0)
     assert "SF089" in told.err
@@ -73,8 +68,8 @@ def test_a_ready_made_task_takes_rows_of_ones_own(sfnode: Run) -> None:
         for name, age in (("Ann", 7), ("Bo", 9))
     ]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    ended = sfnode("organise", "try-reward", "--task", "json", "--train", "rows.jsonl", "--updates", 1)
-    assert (ended.status, "all 32 answers have the reward 0" in ended.err) == (1, True)
+    ended = sfnode("organise", "try-reward", "--task", "json", "--train", "rows.jsonl")
+    assert (ended.status, "all 8 answers have the reward 0" in ended.err) == (1, True)
     assert '{"name": "Ann"}' in ended.out
 
 
@@ -83,9 +78,8 @@ def test_a_ready_made_task_takes_rows_of_ones_own(sfnode: Run) -> None:
     [
         ((), "SF010: it takes a run's manifest, or a ready-made task with --task"),
         (("run.toml", "--task", "gsm8k"), "SF010: it takes"),
-        (("run.toml", "--epsilon", "-1"), "SF010: epsilon: Input should be greater than 0"),
-        (("run.toml", "--epsilon", "1e-9"), "SF010: epsilon: points nearer than 6e-08 are the same"),
-        (("run.toml", "--temperature", "0.001"), "SF010: the options: temperature is 0 or at least"),
+        (("run.toml", "--temperature", "-1"), "SF010: temperature: Input should be greater than or equal"),
+        (("run.toml", "--temperature", "0.001"), "SF010: temperature: temperature is 0 or at least"),
         (("missing.toml",), "SF011: cannot read the run manifest missing.toml"),
         (("--task", "gsm8k"), "SF032: there are no prompts: cannot load hf:openai/gsm8k"),
         (("reviews.toml",), "SF010: the task kind classification has no rewards"),

@@ -23,10 +23,9 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models.manifest_builder import build
 from sfnode.models.perturbation import Perturber
-from sfnode.models.targets import Selection
 from sfprotocol.seeds import token_draws, token_keys, update_seeds
 from tests.engine.helpers import FAMILIES, manifest, trainer, weights
-from tests.engine.test_estimator import EVERYTHING, SEEDS, hand_moved
+from tests.engine.test_estimator import SEEDS, hand_moved
 
 PROMPTS = [[1, 2, 4, 6, 8], [1, 3], [1, 2, 5, 7, 9, 10, 11, 12, 13]]
 """Of unequal lengths, the last one longer than any window."""

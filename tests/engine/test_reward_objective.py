@@ -170,7 +170,9 @@ def test_a_prompt_whose_answers_get_the_same_says_nothing_and_is_not_read_again(
     assert told.encoded.input_ids.tolist() == [[3, number] for number in range(ANSWERS, 2 * ANSWERS)]
     weights = told.encoded.weights
     assert weights is not None
-    assert weights.tolist() == pytest.approx([-1 / 3] * (ANSWERS - 1) + [1.0])  # 2 tokens, half of the answers
+    assert weights.tolist() == pytest.approx(
+        [-1 / 3] * (ANSWERS - 1) + [1.0]
+    )  # 2 tokens, half of the answers
     alike = Drawn(questions, answers, np.full((2, ANSWERS), 0.1))
     assert alike.encoded.losses(torch.tensor([-1.0, -2.0])).tolist() == [0.0], "one at least is there"
 
@@ -248,7 +250,6 @@ def test_an_evaluation_that_is_broken_off_says_so(tmp_path: Path) -> None:
 def test_what_needs_slopes_says_that_there_are_none(tmp_path: Path) -> None:
     run = started(tmp_path)
     asked = [
-        lambda: run.make_bases(tmp_path),
         lambda: run.shares({}, [], 4, 0),
         lambda: require_slopes(TASK),
     ]

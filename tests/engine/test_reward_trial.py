@@ -1,23 +1,25 @@
-"""A trial of a reward run: numbers follow from how rewards vary, and a run that cannot learn is refused."""
+"""A trial of a reward run: numbers follow from the answers, and a run that cannot learn is refused."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sfnode.engine import reward_trial
-from sfnode.engine.reward_trial import LEAST, RewardTrial, alike, measure, run
-from sfnode.engine.scalar_limit import SlopeSample
+from sfnode.engine.estimator import quantise
+from sfnode.engine.reward_objective import ANSWERS, Rewards
+from sfnode.engine.reward_trial import MOVE, RewardTrial, alike, run
+from sfnode.engine.scalar_limit import seeds_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
 from sfnode.models import manifest_builder
-from sfnode.tasks.reward_numbers import rate
+from tests.engine.test_estimator import hand_moved, written_directions
+from tests.engine.test_reward_objective import log_prob
 
 LONGER = {
     "kind": "sum",
@@ -25,6 +27,15 @@ LONGER = {
 }
 """Likes longer answers better."""
 
+
+HALF = {
+    "kind": "sum",
+    "terms": [
+        {"weight": 0.5, "verifier": {"kind": "length"}},
+        {"weight": 0.5, "verifier": {"kind": "format", "begins": "####"}},
+    ],
+}
+"""Gives every answer half of what there is."""
 
 UPDATES = 8
 
@@ -37,84 +48,82 @@ def few_updates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reward_run(tmp_path: Path) -> Any:
-    """Make a reward run on the built-in model and its reviews."""
+    """Make a trainer of a reward run on the built-in model and its reviews."""
 
-    def make(verifier: dict[str, Any] = LONGER, **given: Any) -> Manifest:
+    def make(verifier: dict[str, Any] = LONGER, **given: Any) -> Trainer:
         file = tmp_path / "verifier.json"
         file.write_text(json.dumps(verifier))
         options = {"template": "{text} it was", "verifier": str(file), "answer_tokens": 6, "batch_size": 4}
-        data = {"train": "builtin:reviews:train", "train_limit": 40}
-        return manifest_builder.build(options | data | given)
+        data = {"train": "builtin:reviews:train", "train_limit": 40, "temperature": 1.0}
+        return Trainer.load(manifest_builder.build(options | data | given))
 
     return make
 
 
-def test_unit_and_rate_follow_from_how_rewards_vary(reward_run: Any) -> None:
-    found = run(reward_run(epsilon=0.02), keep_epsilon=True)
+@pytest.mark.parametrize("group", [0, 4])
+def test_numbers_follow_from_answers_that_are_drawn(reward_run: Any, group: int) -> None:
+    trainer = reward_run(group=group)
+    found = run(trainer)
     assert isinstance(found, RewardTrial)
-    assert (found.epsilon, found.updates, found.answers) == (0.02, UPDATES, UPDATES * 2 * 4)
+    assert (found.updates, found.answers) == (UPDATES, UPDATES // (group or 1) * 4 * ANSWERS)
     assert found.answers <= found.tokens <= 6 * found.answers
     assert 0 < found.reward < 1
-    assert found.rate == rate(0.02, found.sample.spread, 2)
+    assert 0 < found.apart <= 1
     assert 8 <= found.sample.spread / found.delta <= 128
-    assert found.apart == np.count_nonzero(found.sample.slopes) / UPDATES
+    assert found.epsilons.keys() == {"bfloat16", "float16"}
+    assert 1e-5 < found.epsilon <= found.epsilons["bfloat16"]
 
 
-def test_where_small_steps_change_no_answer_larger_ones_are_tried(
-    reward_run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[float] = []
-
-    def watched(trainer: Trainer, updates: int, epsilon: float, *rest: Any) -> RewardTrial:
-        tried.append(epsilon)
-        return measure(trainer, updates, epsilon, *rest)
-
-    monkeypatch.setattr(reward_trial, "measure", watched)
-    found = run(reward_run(epsilon=2e-4))
-    assert isinstance(found, RewardTrial)
-    assert (tried[0], found.epsilon) == (2e-4, tried[-1])
-    assert found.epsilon > 2e-4
-    assert found.apart >= reward_trial.ENOUGH
-
-
-def test_groups_are_measured_whole(reward_run: Any) -> None:
-    with Trainer.load(reward_run(group=3)) as trainer:
-        found = measure(trainer, 4, 0.02)
-    assert (found.updates, found.answers) == (6, 6 * 4)
-
-
-def test_a_slow_machine_measures_fewer(reward_run: Any) -> None:
-    ticks = itertools.count(0.0, reward_trial.PATIENCE + 1)
-    with Trainer.load(reward_run()) as trainer:
-        found = measure(trainer, 16, 0.02, clock=lambda: next(ticks))
-    assert found.updates == LEAST
+def test_an_update_moves_what_the_model_writes_by_as_much_as_it_may(reward_run: Any) -> None:
+    """By weights moved by hand: half the mean square of the changes of log-probabilities, which is the
+    divergence of the answers."""
+    trainer = reward_run(group=UPDATES, epsilon=1e-4)
+    found, seeds = run(trainer, keep_epsilon=True), seeds_of(trainer, UPDATES)
+    objective = trainer.objective
+    assert isinstance(objective, Rewards)
+    drawn = objective.draw(trainer.mini_batch(seeds[0]), seeds[0])
+    steps = [-found.rate * alpha for alpha in found.sample.slopes]
+    each = [written_directions(trainer, seed, 0) for seed in seeds]
+    moves = [
+        torch.stack([step * one for step, one in zip(steps, layer, strict=True)]).sum(0)
+        for layer in zip(*each, strict=True)
+    ]
+    changes = []
+    for number in np.flatnonzero(drawn.above).tolist():
+        answer = drawn.questions[number // ANSWERS].prompt, drawn.answers[number].tokens
+        before = log_prob(trainer, *answer)
+        with hand_moved(trainer, moves, 1.0):
+            changes.append(log_prob(trainer, *answer) - before)
+    assert np.mean(np.square(changes)) / 2 == pytest.approx(MOVE * UPDATES, rel=0.15)
 
 
-def test_without_rows_there_is_nothing_to_measure(reward_run: Any) -> None:
-    found = run(reward_run(train="", train_limit=0))
-    assert isinstance(found, SlopeSample)
-    assert (len(found.slopes), found.reason) == (0, "the run names no data")
+def test_slopes_are_the_scalars_that_a_node_tells(reward_run: Any) -> None:
+    trainer = reward_run(group=4)
+    found, seeds = run(trainer, keep_epsilon=True), seeds_of(trainer, UPDATES)
+    numbers = trainer.manifest.training
+    told = [quantise(one, numbers.scalar_delta, numbers.scalar_limit) for one in found.sample.slopes]
+    assert trainer.step(seeds, 0).scalars == tuple(told)
 
 
 @pytest.mark.parametrize(
-    ("verifier", "epsilon", "what", "fix"),
+    ("verifier", "what", "fix"),
     [
-        ({"kind": "format", "begins": "####"}, 0.02, "have the reward 0, and", "easier prompts"),
-        ({"kind": "length"}, 0.02, "have the reward 1", "harder prompts"),
-        (LONGER, 1e-6, "at epsilon 1e-06 the same", "larger epsilon (4e-06)"),
+        ({"kind": "format", "begins": "####"}, "have the reward 0, and", "easier prompts"),
+        ({"kind": "length"}, "have the reward 1", "harder prompts"),
+        (HALF, r"\(mean reward 0.500\)", "temperature"),
     ],
-    ids=["nothing is right", "all is right", "too small a step"],
+    ids=["nothing is right", "all is right", "all is alike"],
 )
-def test_a_run_in_which_no_update_tells_anything_is_refused_with_advice(
-    reward_run: Any, verifier: dict[str, Any], epsilon: float, what: str, fix: str
+def test_a_run_in_which_no_answer_is_better_than_another_is_refused_with_advice(
+    reward_run: Any, verifier: dict[str, Any], what: str, fix: str
 ) -> None:
     with pytest.raises(UserError, match=what) as caught:
-        run(reward_run(verifier, epsilon=epsilon), keep_epsilon=True)
+        run(reward_run(verifier))
     assert caught.value.code is Code.REWARDS_ALIKE
     assert fix in caught.value.fix
 
 
 def test_answers_that_were_cut_off_may_be_why_none_is_right() -> None:
-    nothing = RewardTrial(1e-3, SlopeSample(np.zeros(4), 0.1), 1.0, 1e-6, 4, 32, 320, 0, 0.0, 1.0)
-    assert "cut off" not in alike(nothing).what
-    assert "30 of them were cut off: raise answer_tokens" in alike(nothing._replace(cut=30)).what
+    nothing = np.zeros((8, ANSWERS))
+    assert "cut off" not in alike(nothing, 0).what
+    assert "30 of them were cut off: raise answer_tokens" in alike(nothing, 30).what
