@@ -64,6 +64,11 @@ class Points(NamedTuple):
     signs: NDArray[np.int64]
     """(sides * S,), +1 or -1."""
 
+    @property
+    def points(self) -> NDArray[np.int64]:
+        """(sides * S,), the number of each sequence's point."""
+        return self.queries + (self.signs < 0) * (int(self.queries.max()) + 1)
+
 
 BOTH_SIDES, ONE_SIDE = (1, -1), (1,)
 """Sides of the weights at which pairs and groups are measured."""
@@ -181,26 +186,43 @@ def _log_probs(
     """Return the log-probability of every target at all points, (sides * P,) float32, on the device."""
     found, numbers = [], []
     with moving_vectors(loaded, directions) as move_vectors:
-        for sequences in _passes(loaded, measured, in_turns=move_vectors is not None):
+        begun = None if move_vectors else _begun(loaded, measured, epsilon, perturb)
+        first = begun.tokens if begun else 0
+        for sequences in _passes(loaded, measured, first, in_turns=move_vectors is not None):
             targets = np.flatnonzero(np.isin(measured.batch.sequences, sequences))
             this = forward.take(loaded, measured.batch, sequences, targets)
             signs = measured.signs[sequences] * epsilon
             if move_vectors is not None:
                 move_vectors(int(measured.queries[sequences[0]]), float(signs[0]))
-            perturbation = perturb(measured.queries[sequences], signs, this)
-            found.append(forward.log_probs(loaded, this, perturbation))
+            perturbation = perturb(measured.queries[sequences], signs, this.behind(first))
+            cache = begun.cache(measured.points[sequences]) if begun else None
+            found.append(forward.log_probs(loaded, this, perturbation, first, cache))
             numbers.append(targets)
     together = torch.cat(found)
     order = torch.from_numpy(np.argsort(np.concatenate(numbers)))
     return together[order.to(together.device, non_blocking=True)]
 
 
-def _passes(loaded: LoadedModel, measured: Points, *, in_turns: bool) -> Iterator[NDArray[np.int64]]:
-    """Yield the sequences of each pass. With `in_turns` each is at one point."""
-    points = measured.queries * 2 + (measured.signs < 0) if in_turns else np.zeros_like(measured.queries)
+def _begun(loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb) -> forward.Begun | None:
+    """Return what all sequences begin with, read at every point; None if it is not worth it."""
+    tokens = forward.shared(loaded, measured.batch)
+    _, firsts = np.unique(measured.points, return_index=True)  # a sequence at each
+    if not forward.may_begin(loaded, tokens, len(firsts), len(measured.points)):
+        return None
+    queries, amounts = measured.queries[firsts], measured.signs[firsts] * epsilon
+    beginning = measured.batch.input_ids[0, :tokens]
+    return forward.begin(loaded, beginning, len(firsts), lambda this: perturb(queries, amounts, this))
+
+
+def _passes(
+    loaded: LoadedModel, measured: Points, begun: int, *, in_turns: bool
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the sequences of each pass, of which the first `begun` tokens are read already. With `in_turns`
+    each is at one point."""
+    points = measured.points if in_turns else np.zeros_like(measured.points)
     for point in np.unique(points):
         members = np.flatnonzero(points == point)
-        yield from forward.passes(loaded, measured.batch, members)
+        yield from forward.passes(loaded, measured.batch, members, begun)
 
 
 def along_queries(directions: Directions) -> Perturb:

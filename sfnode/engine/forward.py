@@ -6,7 +6,8 @@ thing there is, are reduced at once. This module knows neither updates nor losse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from sfnode.errors import Code, UserError
 from sfnode.models.cuts import Head
@@ -53,6 +56,13 @@ target, logits are by far the largest thing that a pass holds."""
 LOGITS_AT_A_TIME = 1 << 24
 """Logits that are in float32 at a time: 64 MiB."""
 
+LEAST_SHARED = 16
+"""Tokens that all texts have to begin with before these are read once for all: fewer are not worth a pass of
+their own."""
+
+BEGUN_BYTES = 1 << 30
+"""Keys and values of what texts begin with, at all points together."""
+
 
 class Batch(NamedTuple):
     """S sequences of T tokens and the P targets on them, as numpy arrays."""
@@ -86,6 +96,30 @@ class Pass(NamedTuple):
     """(p,)."""
     targets: Tensor
     """(p,)."""
+
+    def behind(self, tokens: int) -> Pass:
+        """Return the pass without the first tokens of each row, on which there are no targets."""
+        parts = [part[:, tokens:] for part in self[:3]]
+        return Pass(*parts, self.rows, self.columns - tokens, self.targets)
+
+
+class Begun(NamedTuple):
+    """Keys and values of what all texts begin with, at each of some points."""
+
+    tokens: int
+    layers: Sequence[tuple[Tensor, Tensor]]
+    """(points, heads, tokens, d) each."""
+
+    def cache(self, points: NDArray[np.int64]) -> Any:
+        """Return a cache for rows at these points, (R,)."""
+        found: Any = DynamicCache()
+        for number, layer in enumerate(self.layers):
+            chosen = torch.from_numpy(points).to(layer[0].device, non_blocking=True)
+            parts = (
+                part[chosen] if len(part) > 1 else part.expand(len(points), -1, -1, -1) for part in layer
+            )
+            found.update(*parts, number)
+        return found
 
 
 Perturb = Callable[[Pass], Perturbation]
@@ -121,10 +155,59 @@ def states(loaded: LoadedModel, encoded: Encoded) -> Tensor:
     return loaded.kept.of(texts_of(*batch[:3]))[:, 0]
 
 
-def log_probs(loaded: LoadedModel, this: Pass, perturbation: Perturbation | None) -> Tensor:
-    """Return the log-probability of each target of a pass, (p,) float32, still on the device."""
+def log_probs(
+    loaded: LoadedModel, this: Pass, perturbation: Perturbation | None, begun: int = 0, cache: Any = None
+) -> Tensor:
+    """Return the log-probability of each target of a pass, (p,) float32, still on the device. A `cache` holds
+    the first `begun` tokens of its rows."""
+    cached = {} if cache is None else {"past_key_values": cache}
     with loaded.perturber.applying(perturbation):
-        return _log_probs(logits(loaded, this), this.targets)
+        return _log_probs(logits(loaded, this, begun, **cached), this.targets)
+
+
+def shared(loaded: LoadedModel, batch: Batch) -> int:
+    """Return how many tokens all sequences of a batch begin with, up to the first target."""
+    differing = np.flatnonzero((batch.input_ids != batch.input_ids[0]).any(0))
+    return 0 if loaded.classifies else int(min(batch.columns.min(), *differing[:1]))
+
+
+def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int) -> bool:
+    """Return whether it is worth it, and possible, to read so many tokens of all these sequences once for
+    each of some points."""
+    if tokens < LEAST_SHARED or sequences < 2 * points:
+        return False
+    size = sum(part.nbytes for layer in kept_of_a_token(loaded) for part in (layer.keys, layer.values))
+    return 0 < size * tokens * points <= BEGUN_BYTES
+
+
+def begin(loaded: LoadedModel, tokens: NDArray[np.int64], points: int, perturb: Perturb) -> Begun:
+    """Read the tokens (T,) that texts begin with at so many points."""
+    ids, every = np.tile(tokens, (points, 1)), np.arange(points)
+    last = np.full(points, len(tokens) - 1)
+    batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), every, last, np.zeros_like(every))
+    this, cache = take(loaded, batch, every, every), DynamicCache()
+    with loaded.perturber.applying(perturb(this)):
+        logits(loaded, this, past_key_values=cache)
+    nothing = torch.zeros(1, 1, 1, 1, device=loaded.device).expand(1, 1, len(tokens), 1)  # below a cut
+    return Begun(
+        len(tokens),
+        [(nothing, nothing) if layer.keys is None else (layer.keys, layer.values) for layer in cache.layers],
+    )
+
+
+def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
+    """Return the layers of a cache that holds a single token; none if there is more to a model's past than
+    keys and values, as in state-space models and hybrids."""
+    cache: Any = DynamicCache()
+    one = np.zeros((1, 1), np.int64)
+    first = np.zeros(1, np.int64)
+    this = take(loaded, Batch(one, one + 1, one, first, first, first), first, first)
+    try:
+        logits(replace(loaded, kept=None), this, past_key_values=cache)
+    except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
+        return []  # code that looks for another kind of cache fails in its own way
+    layers = list(cache.layers)
+    return layers if all(type(layer) is DynamicLayer and layer.keys is not None for layer in layers) else []
 
 
 def mean_loss(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Tensor:
@@ -177,18 +260,22 @@ def everywhere(directions: Directions, this: Pass) -> Perturbation:
     return Perturbation(directions, tokens, rows, outputs)
 
 
-def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Cut these sequences of a batch, given by number, into passes; one where a head is all that is left to
-    compute of them."""
+def passes(
+    loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], begun: int = 0
+) -> Iterator[NDArray[np.int64]]:
+    """Cut these sequences of a batch, given by number, into passes, if the first `begun` tokens of each are
+    read already; one where a head is all that is left to compute of them."""
     if loaded.kept is not None and isinstance(loaded.kept.cut, Head):
         _keep(loaded, loaded.kept, batch, sequences)
         yield sequences
     else:  # each pass computes what is not kept of its own texts: those of all may be more than fits
-        yield from _passes(loaded, batch, sequences)
+        yield from _passes(loaded, batch, sequences, begun)
 
 
-def _passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    lengths = batch.attention_mask[sequences].sum(1)
+def _passes(
+    loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], begun: int = 0
+) -> Iterator[NDArray[np.int64]]:
+    lengths = batch.attention_mask[sequences].sum(1) - begun
     targets = np.bincount(batch.sequences, minlength=len(batch.input_ids))[sequences]
     outputs = 0 if loaded.classifies else loaded.model.config.get_text_config(decoder=True).vocab_size
     for group in groups(lengths, loaded.widest, loaded.device, targets * outputs):
@@ -253,29 +340,30 @@ def _scored(
     return Scored(_log_probs(found, this.targets).cpu(), greedy.cpu())
 
 
-def logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
+def logits(loaded: LoadedModel, this: Pass, begun: int = 0, **cached: Any) -> Tensor:
     """Return the logits of a pass's targets: (p, vocab) of a language model, (p, classes) of a classifier.
 
-    `cached`: the cache of a language model, and what its code must be told of the tokens in it.
+    `cached`: the cache of a language model, and what its code must be told of the tokens in it, of which
+    `begun` are the first ones of the pass.
 
     A causal model is given no mask for padding on the right, which no target can see: what transformers does
     with a mask costs time. (On an accelerator it waits at the start of a pass in either case, to inspect
     positions or mask.)
 
-    What is kept of a text is not computed again, and with a cache nothing is kept.
+    What is kept of a text is not computed again.
 
     Raises UserError MODEL_UNSUPPORTED for positions that the model's tables lack.
     """
-    kept = None if cached else loaded.kept
+    kept, rest = loaded.kept, this.behind(begun)
     if kept is None:
-        found = _outputs(loaded, this, **cached)
+        found = _outputs(loaded, rest, **cached)
     else:
         texts = texts_of(*(part.cpu().numpy() for part in this[:3]))
         if lacking := kept.lacking(texts):
             rows = list(lacking.values())
             parts = {name: getattr(this, name)[rows] for name in Pass._fields[:3]}
             kept.fill(list(lacking), lambda: _outputs(loaded, this._replace(**parts)))
-        found = kept.outputs(texts, lambda: _outputs(loaded, this))
+        found = kept.outputs(texts, begun, lambda: _outputs(loaded, rest, **cached))
     return found[this.rows] if loaded.classifies else found  # (R, classes) -> (p, classes)
 
 

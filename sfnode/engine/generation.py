@@ -44,10 +44,6 @@ REFILL_SHARE = 4
 """Places are filled again when a quarter of them is free: a pass for each row that ends would read all
 weights for a single prompt, and waiting until all have ended would leave places empty."""
 
-LEAST_SHARED = 16
-"""Tokens that all prompts have to begin with before these are read once for all: fewer are not worth a pass
-of their own."""
-
 DRAW_BITS = 31
 """Bits of a draw, and of the integers that probabilities are rounded to: their product fits into 63 bits."""
 
@@ -144,7 +140,7 @@ def _shared(rows: Sequence[AnswerRequest]) -> int:
     prompts = [list(row.prompt) for row in rows]
     own = min(map(len, prompts)) - 1
     found = common_prefix(min(prompts)[:own], max(prompts))  # between these two are all others
-    return found if len(rows) > 1 and found >= LEAST_SHARED else 0
+    return found if len(rows) > 1 and found >= forward.LEAST_SHARED else 0
 
 
 class _Active:
@@ -184,7 +180,7 @@ class _Decoder:
         columns = max(len(row.prompt) for row in rows) + plan.tokens
         self._vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
         most = min(len(rows), max(1, forward.PASS_LOGITS // self._vocabulary))
-        kept = _kept_of_a_token(loaded)
+        kept = forward.kept_of_a_token(loaded)
         if not kept:
             whole = np.full(most, columns)
             most = len(
@@ -459,24 +455,12 @@ def _pass(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Pass:
 def token_bytes(loaded: LoadedModel) -> int:
     """Return the bytes of the keys and values of one token; 0 of a model that keeps something else."""
     with torch.inference_mode():
-        return _bytes(_kept_of_a_token(loaded))
+        return _bytes(forward.kept_of_a_token(loaded))
 
 
 def _bytes(layers: Sequence[Any]) -> int:
     parts = [part for layer in layers for part in (layer.keys, layer.values)]
     return sum(part.numel() * part.element_size() for part in parts)
-
-
-def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
-    """Return the layers of a cache that holds a single token; none if there is more to a model's past than
-    keys and values, as in state-space models and hybrids."""
-    cache: Any = DynamicCache()
-    try:
-        forward.logits(loaded, _pass(loaded, [[0]]), past_key_values=cache)
-    except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
-        return []  # code that looks for another kind of cache fails in its own way
-    layers = list(cache.layers)
-    return layers if all(type(layer) is DynamicLayer and layer.keys is not None for layer in layers) else []
 
 
 def _check_writes(loaded: LoadedModel) -> None:

@@ -145,9 +145,10 @@ class KeptStates:
         self._make_room()
         return found.to(self._device, self._dtype)
 
-    def outputs(self, texts: Sequence[Text], run: Run) -> Tensor:
-        """Return what `run`, which runs the model on texts that are here, would return without a cut."""
-        return self.cut.outputs(self.of(texts), run)
+    def outputs(self, texts: Sequence[Text], begun: int, run: Run) -> Tensor:
+        """Return what `run`, which runs the model on texts that are here, without the first `begun` rows of
+        each, would return without a cut."""
+        return self.cut.outputs(self.of(texts)[:, begun:], run)
 
 
 def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> list[Text]:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from sfnode.engine import forward
 from sfnode.engine.estimator import estimates, of_groups, quantise
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
@@ -268,3 +269,35 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
     assert len(exact) > 2
     for found, wanted in zip(moved, exact, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("group", [0, 3])
+def test_what_all_texts_begin_with_is_read_once_for_each_point(
+    family: str, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = described("llama").task.model_copy(
+        update={"template": f"{'the film was good ' * 5}{{sentence}} it was"}
+    )
+    run = trainer(manifest(family).model_copy(update={"task": task}))
+    each = [encode(task, run.loaded.tokenizer, rows) for rows in (ROWS[:3], ROWS[3:], ROWS[1:])]
+    each = [each[0]] * 3 if group else each
+    directions = run.space.directions(SEEDS, 2)
+    seen: list[tuple[int, int]] = []
+    plain = forward._outputs
+
+    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
+        seen.append(tuple(this.input_ids.shape))
+        return plain(loaded, this, **cached)
+
+    monkeypatch.setattr(forward, "_outputs", outputs)
+    found = estimates(run.loaded, directions, each, 0.02, group)
+    points = 3 if group else 6
+    tokens = seen[1][1]
+    assert seen[:2] == [(1, 1), (points, tokens)]
+    assert tokens >= 20
+    assert max(width for _, width in seen[2:]) < tokens
+    monkeypatch.setattr(forward, "LEAST_SHARED", 1 << 20)
+    for one, other in zip(found, estimates(run.loaded, directions, each, 0.02, group), strict=True):
+        assert one.alpha == pytest.approx(other.alpha, rel=1e-3, abs=1e-4)
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)

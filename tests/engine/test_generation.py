@@ -120,9 +120,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     plain = forward.logits
 
-    def logits(loaded: Any, this: Any, **cached: Any) -> Any:
+    def logits(loaded: Any, this: Any, *begun: int, **cached: Any) -> Any:
         seen.append(tuple(this.input_ids.shape))
-        return plain(loaded, this, **cached)
+        return plain(loaded, this, *begun, **cached)
 
     monkeypatch.setattr(forward, "logits", logits)
     return seen
