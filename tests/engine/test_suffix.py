@@ -6,6 +6,7 @@ import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,6 +91,28 @@ def test_scalars_are_those_of_the_whole_model(family: str, tmp_path: Path) -> No
     run = running(tmp_path, family)
     assert kept(run).cut.name == "block1"
     check(run)
+
+
+@pytest.mark.parametrize("family", ["opt", "qwen2", "mistral", "gemma2", "gemma3_text"])
+def test_what_all_texts_begin_with_is_read_once_behind_the_cut(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = WORDED.model_copy(update={"template": f"{'the film was good ' * 4}{WORDED.template}"})
+    run = running(tmp_path, family, task=longer)
+    begun, begin = [], forward.begin
+
+    def watched(*given: Any) -> forward.Begun:
+        begun.append(begin(*given))
+        return begun[-1]
+
+    monkeypatch.setattr(forward, "begin", watched)
+    check(run)
+    assert [len(one.layers) for one in begun[:1]] == [2]
+    assert begun[0].tokens >= forward.LEAST_SHARED
+    assert not begun[0].layers[0][0].any(), "nothing is read below the cut"
+    found = run.step(SEEDS, 0).scalars
+    monkeypatch.setattr(forward, "LEAST_SHARED", 1 << 20)
+    np.testing.assert_allclose(found, run.step(SEEDS, 0).scalars, rtol=2e-3, atol=1.0)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "nf4"])
