@@ -168,7 +168,7 @@ def log_probs(
 def shared(loaded: LoadedModel, batch: Batch) -> int:
     """Return how many tokens all sequences of a batch begin with, up to the first target."""
     differing = np.flatnonzero((batch.input_ids != batch.input_ids[0]).any(0))
-    return 0 if loaded.classifies else int(min(batch.columns.min(), *differing[:1]))
+    return 0 if loaded.classifies else int(min([batch.columns.min(), *differing[:1]]))
 
 
 def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int) -> bool:

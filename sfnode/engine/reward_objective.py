@@ -78,7 +78,7 @@ class Drawn(NamedTuple):
 
     @property
     def above(self) -> NDArray[np.float64]:
-        """By how much each answer's reward is above the mean of the others to its question, (answers,)."""
+        """Reward of each answer less the mean of those of the others to its question, (answers,)."""
         shared = self.rewards.mean(1, keepdims=True)
         found = (self.rewards - shared) * (ANSWERS / (ANSWERS - 1))
         return np.where(np.abs(found) < ROUNDING, 0.0, found).flatten()

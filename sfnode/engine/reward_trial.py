@@ -38,7 +38,7 @@ F64 = NDArray[np.float64]
 UPDATES = 32
 """Updates that are measured: the root mean square of as many slopes is right to an eighth."""
 
-MOVE = 1e-5
+MOVE = 3e-6
 """Kullback-Leibler divergence, in nats an answer, by which an update may move the model."""
 
 ROWS = 8

@@ -21,7 +21,7 @@ ROWS: dict[Split, int] = {"train": 2048, "validation": 128, "test": 400}
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 COUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-"""In words, as half of the sentences have them; from 2 on."""
+"""Numbers from 2 on in words, as half of the sentences have them."""
 
 
 class _Words(NamedTuple):

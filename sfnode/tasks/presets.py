@@ -152,13 +152,14 @@ PRESETS: dict[str, Preset] = {
         model="builtin:sums",
         training=Training(
             rank=8,
-            epsilon=5e-3,
-            learning_rate=1e-5,
+            epsilon=1e-3,
+            learning_rate=3e-5,
             batch_size=16,
             group=16,
             epoch_updates=512,
-            update_budget=8192,
-            scalar_limit=2560,
+            update_budget=4096,
+            scalar_delta=1 / 16,
+            scalar_limit=320,
         ),
     ),
     "extract": Preset(

@@ -75,9 +75,8 @@ def require_slopes(task: Task) -> None:
     if not task.has_slopes:
         raise UserError(
             Code.BAD_OPTION,
-            "rewards have no slopes that two forward passes could measure: what a verifier gives an answer "
-            "jumps where a word changes",
-            "Line searches, worths, and bases made for a task need a loss that is smooth (docs/rewards.md).",
+            "rewards have no slopes: what a verifier gives an answer jumps where a word changes",
+            "Line searches and worths need a loss that is smooth (docs/rewards.md).",
         )
 
 

@@ -96,7 +96,7 @@ def test_of_a_reward_run_it_has_rewards_and_how_many_answers_are_right(rewarded:
     assert result.before == result.after
     assert result.calibrated is None
     found = [(pass_at.k, pass_at.samples, pass_at.temperature) for pass_at in result.after.pass_at]
-    assert found == [(2, 2, 1.0)]
+    assert found == [(2, 2, 0.7)]
 
 
 def test_samples_are_asked_for_where_they_say_something(rewarded: Path, folder: Path, sfnode: Run) -> None:
