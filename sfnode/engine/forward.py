@@ -99,8 +99,8 @@ class Pass(NamedTuple):
 
     def behind(self, tokens: int) -> Pass:
         """Return the pass without the first tokens of each row, on which there are no targets."""
-        parts = [part[:, tokens:] for part in self[:3]]
-        return Pass(*parts, self.rows, self.columns - tokens, self.targets)
+        ids, mask, types = (part[:, tokens:] for part in self[:3])
+        return Pass(ids, mask, types, self.rows, self.columns - tokens, self.targets)
 
 
 class Begun(NamedTuple):
@@ -176,7 +176,7 @@ def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int) -> 
     each of some points."""
     if tokens < LEAST_SHARED or sequences < 2 * points:
         return False
-    size = sum(part.nbytes for layer in kept_of_a_token(loaded) for part in (layer.keys, layer.values))
+    size: int = sum(part.nbytes for layer in kept_of_a_token(loaded) for part in (layer.keys, layer.values))
     return 0 < size * tokens * points <= BEGUN_BYTES
 
 
@@ -185,7 +185,8 @@ def begin(loaded: LoadedModel, tokens: NDArray[np.int64], points: int, perturb: 
     ids, every = np.tile(tokens, (points, 1)), np.arange(points)
     last = np.full(points, len(tokens) - 1)
     batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), every, last, np.zeros_like(every))
-    this, cache = take(loaded, batch, every, every), DynamicCache()
+    cache: Any = DynamicCache()
+    this = take(loaded, batch, every, every)
     with loaded.perturber.applying(perturb(this)):
         logits(loaded, this, past_key_values=cache)
     nothing = torch.zeros(1, 1, 1, 1, device=loaded.device).expand(1, 1, len(tokens), 1)  # below a cut
