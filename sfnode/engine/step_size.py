@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,15 +52,6 @@ CAUTION = 2.0
 sweep or a line search, with random bases and activations on three tasks (docs/research-log.md)."""
 
 
-class StepSize(NamedTuple):
-    """A rate, and what it follows from."""
-
-    rate: float
-    """Rate of one update that suits the subspace."""
-    signal: float
-    """E[(g d)^2] / E[alpha^2] as measured: 1 were no mini-batch and no direction to differ from another."""
-
-
 def three_points(
     loaded: LoadedModel, space: Subspace, seeds: Sequence[int], batches: Sequence[Encoded], epsilon: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -82,9 +72,9 @@ def suitable(
     bends: NDArray[np.float64],
     shape: tuple[int, int],
     rows: int,
-) -> StepSize | None:
-    """Return what slopes and bends (n,) of mini-batches of so many rows along the directions of these seeds
-    say of a subspace of this many layers and this rank."""
+) -> float | None:
+    """Return the rate of one update that slopes and bends (n,) of mini-batches of so many rows along the
+    directions of these seeds say of a subspace of this many layers and this rank; None if they say none."""
     count = len(slopes)
     if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
         return None
@@ -95,7 +85,7 @@ def suitable(
     error = math.sqrt(2 * shape[0]) * shape[1] / count
     most = MOST_SIGNAL * min(rows, MANY_ROWS)
     taken = min(max(signal - error, LEAST_SIGNAL), most) if error < UNTOLD else most
-    return StepSize(SHARE * taken / bend, signal)
+    return SHARE * taken / bend
 
 
 def cautious(bends: NDArray[np.float64]) -> float:

@@ -138,14 +138,14 @@ def run(
     )
     sample = SlopeSample(as_scalars(numbers, alphas, bends, used), weight, example_forwards=taken + more)
     shape = len(manifest.model.targets), numbers.rank
-    size = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape, numbers.batch_size)
+    rate = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape, numbers.batch_size)
     return Trial(
         found["float32"][0],
         {name: epsilon for name, (epsilon, _) in found.items() if name != "float32"},
         {name: cost for name, (_, cost) in found.items()},
         sample,
         suitable_delta(numbers, sample.spread),
-        _first_rate(manifest, size.rate if size else step_size.cautious(bends)),
+        _first_rate(manifest, rate or step_size.cautious(bends)),
         len(seeds),
         time.monotonic() - begun,
     )
