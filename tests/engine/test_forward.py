@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Perturbation
 from sfnode.tasks.encoding import Encoded, encode
 from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, data_file, in_float64, manifest, trainer
 
@@ -185,9 +185,9 @@ def test_cutting_into_passes_changes_no_estimate(
     whole = estimates(run.loaded, directions, [rows] * 2, 1e-2)
     passes, log_probs = [], forward.log_probs
 
-    def counted(loaded: LoadedModel, this: forward.Pass, perturbation: Perturbation | None) -> torch.Tensor:
+    def counted(loaded: LoadedModel, this: forward.Pass, *moved: Any) -> torch.Tensor:
         passes.append(len(this.targets))
-        return log_probs(loaded, this, perturbation)
+        return log_probs(loaded, this, *moved)
 
     monkeypatch.setattr(forward, "log_probs", counted)
     cut(monkeypatch)
