@@ -353,11 +353,11 @@ def _measured(
         )
     if takes_features(manifest):
         return _with_features(found, given if asked.trial else trial.CHOSEN, asked, trainer, tell)
-    if isinstance(trainer.objective, Rewards):
-        return _by_answers(found, given, asked, trainer)
     spent = found.example_forwards
     left = max(FORWARDS - spent, scalar_limit.FORWARDS)
     onward = _share(spent, left, tell)
+    if isinstance(trainer.objective, Rewards):
+        return _by_answers(found, given, asked, trainer, onward)
     if asked.trial:
         tried = trial.run(trainer, keep_epsilon="epsilon" in given, forwards=left, advance=onward)
         return found._replace(
@@ -372,11 +372,14 @@ def _measured(
     return found
 
 
-def _by_answers(found: Prepared, given: Container[str], asked: Wanted, trainer: Trainer) -> Prepared:
+def _by_answers(
+    found: Prepared, given: Container[str], asked: Wanted, trainer: Trainer, advance: Advance
+) -> Prepared:
     """Return with numbers that suit a reward run, but for those that are given."""
     if not (asked.trial or asked.limit):
         return found
-    tried = reward_trial.run(trainer, keep_epsilon=not asked.trial or "epsilon" in given)
+    keep = not asked.trial or "epsilon" in given
+    tried = reward_trial.run(trainer, keep_epsilon=keep, advance=advance)
     if asked.trial:
         found = found._replace(manifest=_with_suitable(found.manifest, tried, given), trial=tried)
     return found._replace(sample=tried.sample if asked.limit else None)

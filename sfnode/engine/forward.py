@@ -180,7 +180,12 @@ def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int) -> 
     return 0 < size * tokens * points <= BEGUN_BYTES
 
 
-def begin(loaded: LoadedModel, tokens: NDArray[np.int64], points: int, perturb: Perturb) -> Begun:
+def begin(
+    loaded: LoadedModel,
+    tokens: NDArray[np.int64],
+    points: int,
+    perturb: Callable[[Pass], Perturbation | None],
+) -> Begun:
     """Read the tokens (T,) that texts begin with at so many points."""
     ids, every = np.tile(tokens, (points, 1)), np.arange(points)
     last = np.full(points, len(tokens) - 1)

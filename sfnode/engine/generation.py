@@ -190,8 +190,8 @@ class _Decoder:
         """Whether past tokens are kept; else texts are read from their beginning for every token."""
         self._shared = _shared(rows) if kept else 0
         """Tokens that all prompts begin with, which are read once."""
-        self._beginning: Any = None
-        """A cache of these tokens."""
+        self._beginning: forward.Begun | None = None
+        """Keys and values of these tokens."""
         self._cache = _Cache(kept, most, columns, plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
@@ -224,7 +224,9 @@ class _Decoder:
         reading = [chosen[number] for number in group]  # the longest first
         self._waiting.extendleft(one for one in reversed(chosen) if one not in reading)
         read = self._begun(reading)
-        logits = self._read_on([one.row.prompt[self._shared :] for one in reading], read)
+        this = _pass(self._loaded, [one.row.prompt[self._shared :] for one in reading])
+        with self._loaded.perturber.applying(self._moved(this)):
+            logits = forward.logits(self._loaded, this, past_key_values=read)
         self._cache.take(read, [len(one.row.prompt) for one in reading], [one.cached for one in self._active])
         self._active += reading
         self._step = None
@@ -232,23 +234,12 @@ class _Decoder:
 
     def _begun(self, rows: Sequence[_Active]) -> Any:
         """Return a cache with what the prompts of these rows begin with."""
-        cache: Any = DynamicCache()
         if not self._shared:
-            return cache
+            return DynamicCache()
         if self._beginning is None:
-            self._beginning = DynamicCache()
-            self._read_on([rows[0].row.prompt[: self._shared]], self._beginning)
-        for number, layer in enumerate(self._beginning.layers):
-            parts = (part.expand(len(rows), -1, -1, -1) for part in (layer.keys, layer.values))
-            cache.update(*parts, number)
-        return cache
-
-    def _read_on(self, tokens: Sequence[Sequence[int]], cache: Any) -> Tensor:
-        """Read these tokens of some rows after those that a cache holds, which then holds them, too; return
-        the logits after the last of each row, (n, vocab)."""
-        this = _pass(self._loaded, tokens)
-        with self._loaded.perturber.applying(self._moved(this)):
-            return forward.logits(self._loaded, this, past_key_values=cache)
+            tokens = np.array(rows[0].row.prompt[: self._shared], np.int64)
+            self._beginning = forward.begin(self._loaded, tokens, 1, self._moved)
+        return self._beginning.cache(np.zeros(len(rows), np.int64))
 
     def _write(self) -> None:
         """Write one more token of every row."""

@@ -142,9 +142,8 @@ def _slopes(
     for number, batch in enumerate(batches):
         own = slice(number * numbers.batch_updates, (number + 1) * numbers.batch_updates)
         plus = np.stack([one.numpy() for one in losses[: len(each)][own]])  # (updates, answers)
-        slopes = (plus - plus.mean(0)) / exact
-        if not group:
-            slopes = (plus - np.stack([one.numpy() for one in losses[len(each) :][own]])) / (2 * exact)
+        other = plus.mean(0) if group else np.stack([one.numpy() for one in losses[len(each) :][own]])
+        slopes = (plus - other) / (len(sides) * exact)
         assert batch.weights is not None
         by = (batch.weights / batch.tokens[:, 0]).double().numpy()
         z = np.array(alphas[own]) @ slopes  # (answers,)
