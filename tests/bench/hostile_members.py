@@ -162,10 +162,10 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     class Node(NodeProcess):
         """A node that is hostile if it is among the last ones, and keeps accounts if it is the first."""
 
-        async def start(self, arguments: list[str]) -> None:
+        async def start(self, arguments: list[str], *told: str) -> None:
             if self.number == 1 or self.number > honest:
                 self.program = (sys.executable, __file__, HOSTILE if self.number > honest else ORGANISER)
-            await super().start([*arguments, *(asked.option if self.number == 1 else [])])
+            await super().start([*arguments, *(asked.option if self.number == 1 else [])], *told)
 
     cost = Path(tempfile.mkdtemp()) / "cost.json"
     os.environ |= {ATTACK: asked.attack, "HOSTILE_AFTER": str(run.training.update_budget // asked.nodes // 2)}
