@@ -21,7 +21,6 @@ import os
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,10 +33,10 @@ COST = "ORGANISER_COST"
 """That of the file in which the organiser's node keeps what it has spent."""
 
 FIRST = "ORGANISER_FIRST"
-"""That by which the organiser's node knows that it comes first."""
+"""That by which the organiser's node knows that it comes first when it measures."""
 
-PACE = 1.0
-"""Seconds by which updates of an organiser that comes first are late, of which it makes two at a time."""
+GROUP = Path("/proc/self/autogroup")
+"""The niceness of this process's session: each node has one of its own (Linux, root)."""
 
 HOSTILE, ORGANISER = "hostile", "organiser"
 """First arguments of this program as a node."""
@@ -73,20 +72,9 @@ def be_hostile(attack: str) -> None:
     main(sys.argv[2:])
 
 
-def come_first() -> None:
-    """Give this process a core when it measures, and have its updates arrive late, so that it makes one or
-    two in a second, and the others have the cores otherwise: many nodes share a machine here, of which each
-    has one. What goes wrong with an update is only logged then."""
-    from sfnode.node.training.engine_thread import EngineThread
-
-    Path("/proc/self/autogroup").write_text("-15")  # each node has a session, and thus a group, of its own
-    start = EngineThread.__init__
-
-    def paced(thread: EngineThread, *arguments: Any, on_result: Any, **rest: Any) -> None:
-        later = partial(asyncio.get_running_loop().call_later, PACE, on_result)
-        start(thread, *arguments, on_result=later, **rest)
-
-    EngineThread.__init__ = paced  # type: ignore[method-assign]
+def come_first(niceness: int) -> None:
+    """Share out the cores: many nodes are on a machine here, of which each has one of its own."""
+    GROUP.write_text(str(niceness))
 
 
 def be_organiser(file: Path) -> None:
@@ -96,10 +84,15 @@ def be_organiser(file: Path) -> None:
     from sfnode.organising.events import EvaluationEnded
 
     evaluate, tell, spent = Organising._evaluate, Organising._tell, {"forwards": 0, "seconds": 0.0}
+    first = bool(os.environ.get(FIRST))
 
     async def timed(organising: Organising, asked: Any) -> None:
         began = time.perf_counter()
+        if first:
+            come_first(-15)
         await evaluate(organising, asked)
+        if first:
+            come_first(0)
         spent["seconds"] += time.perf_counter() - began
 
     def told(organising: Organising, event: Any) -> None:
@@ -109,8 +102,6 @@ def be_organiser(file: Path) -> None:
         new.replace(file)
         tell(organising, event)
 
-    if os.environ.get(FIRST):
-        come_first()
     Organising._evaluate = timed  # type: ignore[method-assign]
     Organising._tell = told  # type: ignore[method-assign, assignment]
     main(sys.argv[2:])

@@ -24,8 +24,8 @@ POLL = 0.1
 GRACE = 5.0
 
 ENOUGH = 32
-"""Updates of the node that are measured at least: with fewer, how a busy machine shares out its cores would be
-what is measured. A node makes them in groups, for which such a machine can take seconds."""
+"""Updates of the node that are measured at least: with fewer, how a busy machine shares out its cores would
+be what is measured. A node makes them in groups, for which such a machine can take seconds."""
 
 
 class Attacker:
