@@ -118,9 +118,12 @@ def make_on(
         shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
         batches = [shard.mini_batch(seed) for seed in seeds]
     else:
-        few = manifest.training.model_copy(update={"batch_size": BATCH_ROWS // ANSWERS})
-        rewards = Rewards(manifest.model_copy(update={"training": few}), loaded, rows)
-        batches = [rewards.draw(rewards.mini_batch(seed), seed).encoded for seed in seeds]
+        questions = BATCH_ROWS // ANSWERS
+        drawn_at_once = {"batch_size": questions * len(seeds)}  # many answers take hardly longer than a few
+        training = manifest.training.model_copy(update=drawn_at_once)
+        rewards = Rewards(manifest.model_copy(update={"training": training}), loaded, rows)
+        drawn = rewards.draw(rewards.mini_batch(seeds[0]), seeds[0])
+        batches = [part.encoded for part in drawn.parts(questions)]
     found = {"gradients": gradients, "errors": errors}[kind]
     return found(loaded, batches, manifest.training.rank, advance=advance)
 

@@ -76,6 +76,17 @@ class Drawn(NamedTuple):
         answers = [self.answers[n * ANSWERS + k] for n in order for k in range(ANSWERS)]
         return Drawn([self.questions[n] for n in order], answers, self.rewards[order])
 
+    def parts(self, questions: int) -> list[Drawn]:
+        """Return the same in parts of so many questions, in their order."""
+        return [
+            Drawn(
+                self.questions[first : first + questions],
+                self.answers[first * ANSWERS : (first + questions) * ANSWERS],
+                self.rewards[first : first + questions],
+            )
+            for first in range(0, len(self.questions), questions)
+        ]
+
     @property
     def above(self) -> NDArray[np.float64]:
         """Reward of each answer less the mean of those of the others to its question, (answers,)."""

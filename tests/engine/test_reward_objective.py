@@ -177,6 +177,16 @@ def test_a_prompt_whose_answers_get_the_same_says_nothing_and_is_not_read_again(
     assert alike.encoded.losses(torch.tensor([-1.0, -2.0])).tolist() == [0.0], "one at least is there"
 
 
+def test_answers_come_in_parts_as_they_were_drawn() -> None:
+    questions = [Question([number], None) for number in range(3)]
+    answers = [Continuation("", (number,), True) for number in range(3 * ANSWERS)]
+    drawn = Drawn(questions, answers, np.arange(3.0 * ANSWERS).reshape(3, ANSWERS))
+    first, second = drawn.parts(2)
+    assert (len(first.questions), len(second.questions)) == (2, 1)
+    assert [*first.answers, *second.answers] == answers
+    assert np.array_equal(np.concatenate([first.rewards, second.rewards]), drawn.rewards)
+
+
 @pytest.mark.parametrize("family", ["opt", "gpt2", "gemma2"])
 def test_a_measurement_can_be_repeated_by_others(tmp_path: Path, family: str) -> None:
     """By another trainer with the same updates, which has applied them in another way."""
