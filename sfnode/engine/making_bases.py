@@ -119,7 +119,7 @@ def make_on(
         batches = [shard.mini_batch(seed) for seed in seeds]
     else:
         questions = BATCH_ROWS // ANSWERS
-        drawn_at_once = {"batch_size": questions * len(seeds)}  # many answers take hardly longer than a few
+        drawn_at_once = {"batch_size": questions * len(seeds)}  # passes of many answers, not of eight
         training = manifest.training.model_copy(update=drawn_at_once)
         rewards = Rewards(manifest.model_copy(update={"training": training}), loaded, rows)
         drawn = rewards.draw(rewards.mini_batch(seeds[0]), seeds[0])

@@ -72,8 +72,8 @@ def be_hostile(attack: str) -> None:
     main(sys.argv[2:])
 
 
-def come_first(niceness: int) -> None:
-    """Share out the cores: many nodes are on a machine here, of which each has one of its own."""
+def share_cores(niceness: int) -> None:
+    """Give this process that niceness: many nodes are on a machine here, of which each has one of its own."""
     GROUP.write_text(str(niceness))
 
 
@@ -89,10 +89,10 @@ def be_organiser(file: Path) -> None:
     async def timed(organising: Organising, asked: Any) -> None:
         began = time.perf_counter()
         if first:
-            come_first(-15)
+            share_cores(-15)
         await evaluate(organising, asked)
         if first:
-            come_first(0)
+            share_cores(0)
         spent["seconds"] += time.perf_counter() - began
 
     def told(organising: Organising, event: Any) -> None:

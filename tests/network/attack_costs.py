@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ GRACE = 5.0
 
 ENOUGH = 32
 """Updates of the node that are measured at least: with fewer, how a busy machine shares out its cores would
-be what is measured. A node makes them in groups, for which such a machine can take seconds."""
+be what is measured."""
 
 
 class Attacker:
@@ -135,32 +135,33 @@ class Meter:
 
     def watch(self, name: str, seconds: float) -> Row:
         """Measure for some time, and `ENOUGH` updates, without an attack."""
-        first, begun = alive(self._node).own_updates, time.monotonic()
-
-        def ended() -> dict[str, Any] | None:
-            enough = time.monotonic() > begun + seconds and alive(self._node).own_updates >= first + ENOUGH
-            return {} if enough else None
-
-        return self._until(name, ended)
+        give_up, enough = time.monotonic() + seconds, self._enough()
+        return self._until(name, lambda: {} if time.monotonic() > give_up and enough() else None)
 
     def attack(self, enemy: Attacker, name: str, seconds: float) -> Row:
-        """Measure one attack from its beginning to its end, again until it has seen `ENOUGH` updates or for
-        `PATIENCE` seconds."""
-        order = {"attack": name, "address": self._node.address(), "run": alive(self._node).run_id}
-        first, begun = alive(self._node).own_updates, time.monotonic()
-        enemy.order(**order, seconds=seconds)
+        """Measure one attack from its beginning to its end, again until it has seen `ENOUGH` updates."""
+        address, run_id, enough = self._node.address(), alive(self._node).run_id, self._enough()
+
+        def begin() -> None:
+            enemy.order(attack=name, address=address, run=run_id, seconds=seconds)
 
         def ended() -> dict[str, Any] | None:
             try:
                 did = enemy.answer(0.0)
             except queue.Empty:
                 return None
-            if alive(self._node).own_updates >= first + ENOUGH or time.monotonic() > begun + PATIENCE:
+            if enough():
                 return did
-            enemy.order(**order, seconds=seconds)
+            begin()
             return None
 
+        begin()
         return self._until(name, ended)
+
+    def _enough(self) -> Callable[[], bool]:
+        """Return what says whether there were `ENOUGH` updates from now on, or `PATIENCE` is at its end."""
+        wanted, give_up = alive(self._node).own_updates + ENOUGH, time.monotonic() + PATIENCE
+        return lambda: alive(self._node).own_updates >= wanted or time.monotonic() > give_up
 
     def _until(self, name: str, ended: Any) -> Row:
         before, most_node, most_daemon = self._sample(), 0, 0
