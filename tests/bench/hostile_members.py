@@ -33,7 +33,7 @@ COST = "ORGANISER_COST"
 """That of the file in which the organiser's node keeps what it has spent."""
 
 FIRST = "ORGANISER_FIRST"
-"""That by which the organiser's node knows that it comes first when it measures."""
+"""That by which the organiser's node knows that it comes first when it measures, and trains nothing."""
 
 GROUP = Path("/proc/self/autogroup")
 """The niceness of this process's session: each node has one of its own (Linux, root)."""
@@ -81,10 +81,13 @@ def be_organiser(file: Path) -> None:
     """Keep account of what this process measures for seals, and run the command line."""
     from sfnode.cli.main import main
     from sfnode.node.organising import Organising
+    from sfnode.node.training.step_scheduler import StepScheduler
     from sfnode.organising.events import EvaluationEnded
 
     evaluate, tell, spent = Organising._evaluate, Organising._tell, {"forwards": 0, "seconds": 0.0}
     first = bool(os.environ.get(FIRST))
+    if first:
+        StepScheduler.advance = lambda scheduler: None  # type: ignore[method-assign]
 
     async def timed(organising: Organising, asked: Any) -> None:
         began = time.perf_counter()
@@ -207,7 +210,8 @@ def main_of_benchmark() -> None:
     parser.add_argument(
         "--first",
         action="store_true",
-        help="the organiser has a core when it measures, as on a machine of its own (Linux, root)",
+        help="the organiser trains nothing and has a core when it measures, as if on a machine of its own "
+        "(Linux, root)",
     )
     parser.add_argument("--verbose", action="store_true")
     print(json.dumps(asyncio.run(measure(parser.parse_args()))))
