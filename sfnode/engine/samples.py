@@ -35,7 +35,7 @@ class Answered(NamedTuple):
     right: str
     """The right answer, or how the text goes on."""
     said: str
-    """The model's answer."""
+    """The model's answer; in a reward run with what is wrong in it, if more can be said than that it is."""
     score: float
     """1 if the answer is right, else 0; in a reward run its reward."""
 

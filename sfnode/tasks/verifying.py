@@ -34,6 +34,14 @@ def score_of(task: Task) -> Callable[[str, Row], float]:
     return lambda answer, row: scoring.score(verifier, answer, scoring.texts(verifier, row))
 
 
+def remark(task: Task, answer: str, row: Row) -> str:
+    """Return in words what is wrong with an answer, if more can be said than that it is."""
+    from sfnode.verifiers import scoring
+
+    verifier = _verifier(task)
+    return scoring.remark(verifier, answer, scoring.texts(verifier, row))
+
+
 def columns(task: Task) -> tuple[str, ...]:
     """Return the columns of a row that the task's verifier reads."""
     from sfnode.verifiers import scoring
@@ -70,19 +78,9 @@ def permit(task: Task, sources: Sequence[str] = ()) -> None:
     plugins.require(wanted)
 
 
-def require_slopes(task: Task) -> None:
-    """Raise UserError BAD_OPTION for a task whose loss has no slopes, as rewards have none."""
-    if not task.has_slopes:
-        raise UserError(
-            Code.BAD_OPTION,
-            "rewards have no slopes: what a verifier gives an answer jumps where a word changes",
-            "Line searches and worths need a loss that is smooth (docs/rewards.md).",
-        )
-
-
 def require_rewards(task: Task) -> None:
     """Raise UserError BAD_OPTION for a task whose answers are not written."""
-    if task.has_slopes:
+    if not task.is_rewarded:
         raise UserError(
             Code.BAD_OPTION,
             f"a task of kind {task.kind} has no answers of which one of several could be right",

@@ -47,9 +47,13 @@ def agreement(value: Any, reference: Any) -> float:
     if not (isinstance(value, dict) and isinstance(reference, dict)):
         return float(canonical(value) == canonical(reference))
     names = value.keys() | reference.keys()
-    shared = value.keys() & reference.keys()
-    same = sum(canonical(value[name]) == canonical(reference[name]) for name in shared)
-    return same / len(names) if names else 1.0
+    return (len(names) - len(differing(value, reference))) / len(names) if names else 1.0
+
+
+def differing(value: dict[str, Any], reference: dict[str, Any]) -> list[str]:
+    """Return the names of the members that two objects do not have in common, the reference's first."""
+    left, right = ({name: canonical(one) for name, one in each.items()} for each in (value, reference))
+    return [name for name in dict.fromkeys([*right, *left]) if left.get(name) != right.get(name)]
 
 
 def canonical(value: Any) -> str:

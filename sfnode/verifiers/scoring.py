@@ -70,6 +70,20 @@ def score(verifier: Verifier, answer: str, row: Row) -> float:
     assert_never(verifier)
 
 
+def remark(verifier: Verifier, answer: str, row: Row) -> str:
+    """Return in words what is wrong with an answer where its form tells more than its score; else nothing."""
+    text = answer[:MAX_ANSWER]
+    match verifier:
+        case Json():
+            return _json_remark(text, row, verifier)
+        case Boxed() | Extract():
+            part = boxed(text) if isinstance(verifier, Boxed) else _between(text, verifier)
+            return "nothing is marked as the answer" if part is None else remark(verifier.then, part, row)
+        case SumVerifier():
+            return next(filter(None, (remark(term.verifier, text, row) for term in verifier.terms)), "")
+    return ""
+
+
 def columns(verifier: Verifier) -> tuple[str, ...]:
     """Return the columns of a row that a verifier reads, in order, each once."""
     names: list[str] = []
@@ -167,6 +181,18 @@ def _json(text: str, row: Row, spec: Json) -> float:
         return 1.0
     right = _parsed(_value(row, spec.column))
     return 0.0 if right is None else schemas.agreement(read.value, right.value)
+
+
+def _json_remark(text: str, row: Row, spec: Json) -> str:
+    read, right = _parsed(text), _parsed(_value(row, spec.column))
+    if read is None:
+        return "no JSON"
+    if not schemas.conforms(read.value, spec.satisfies):
+        return "JSON of another form"
+    if not (right and isinstance(read.value, dict) and isinstance(right.value, dict)):
+        return ""
+    wrong = schemas.differing(read.value, right.value)
+    return f"wrong: {', '.join(wrong)}" if wrong else ""
 
 
 def _countdown(text: str, row: Row, spec: Countdown) -> float:

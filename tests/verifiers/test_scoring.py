@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.verifiers.scoring import columns, problem, score, texts
+from sfnode.verifiers.scoring import columns, problem, remark, score, texts
 from sfnode.verifiers.specs import PRESETS, read
 from tests.bench.verifiers import MARKER, NUMBER, Subject, answers, subjects
 from tests.fuzz.effort import EFFORT, TIMES
@@ -58,6 +58,30 @@ def test_every_kind_has_vectors() -> None:
     assert kinds == set(
         "exact numeric regex json countdown code length format boxed extract sum".split()  # noqa: SIM905
     )
+
+
+# -- what is said of an answer ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ('{"name": "Vera", "count": 3}', ""),
+        ('{"name": "Vera", "count": 30, "town": "Cork"}', "wrong: count, town"),
+        ('{"count": 3}', "wrong: name"),
+        ("Vera, 3", "no JSON"),
+        ("[3]", "JSON of another form"),
+    ],
+)
+def test_of_json_it_is_said_which_members_are_wrong(answer: str, says: str) -> None:
+    spec = {"kind": "json", "satisfies": {"type": "object"}, "column": "json"}
+    row = {"json": '{"name": "Vera", "count": 3}'}
+    assert remark(read(spec), answer, row) == says
+    terms = [{"weight": 0.5, "verifier": one} for one in ({"kind": "length"}, spec)]
+    assert remark(read({"kind": "sum", "terms": terms}), answer, row) == says
+    boxed = {"kind": "boxed", "then": spec}
+    assert remark(read(boxed), rf"\boxed{{{answer}}}", row) == says
+    assert remark(read(boxed), answer, row) == "nothing is marked as the answer"
 
 
 # -- what no answer does ------------------------------------------------------------------------------
