@@ -62,9 +62,9 @@ _WORDS: dict[Split, _Words] = {
         "Verona Odense Kaunas Cadiz",
         (
             "{name} rang from {town} about {count} {item} for {day}.",
-            "The {count} {item} leave for {town} on {day}, addressed to {name}.",
-            "{name} was promised {count} {item} for {day}, and {town} is the place.",
-            "Instead of {other_count} please pack {count} {item} for {name}; {town}, {day}.",
+            "Make sure that {name} gets {count} {item} in {town} by {day}.",
+            "{count} {item} go to {town} on {day}, where {name} signs for them.",
+            "{name} first said {other_count}, then {count} {item}, for {day}, in {town}.",
         ),
     ),
     "test": _Words(
