@@ -64,9 +64,9 @@ RANKS = {"errors": 4, "gradients": 1}
 """Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
 takes, and the fewer there are the more an update learns."""
 
-DEFAULT_BASIS = "errors"
-"""Usual kind of bases where numbers are tried out: a real model's answers in words are learnt best of what
-forward passes alone can do (docs/research-log.md)."""
+DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
+"""Usual kinds of bases where numbers are tried out. With errors a real model's answers in words are learnt
+best of what forward passes alone can do; of rewards they say nothing (docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
 """Numbers that are tried out."""
@@ -147,7 +147,8 @@ def wanted(
     usual = measure and not known
     random = manifest.training.basis == "random" and not takes_features(manifest)
     unasked = usual and calibrate is None and random
-    kind = basis or (DEFAULT_BASIS if unasked else "")
+    usual_basis = REWARD_BASIS if manifest.task.is_rewarded else DEFAULT_BASIS
+    kind = basis or (usual_basis if unasked else "")
     return Wanted(
         "" if kind == "random" else kind,
         basis is not None,
@@ -323,7 +324,7 @@ def prepare(
         with trainer:
             tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
             tell(0)
-            if manifest.task.has_slopes:
+            if not manifest.task.is_rewarded:
                 scalar_limit.require_answers(trainer)
             found = _measured(manifest, given, means, asked, trainer, reason, tell)
     return _limited(found, given)
@@ -452,8 +453,9 @@ def _share(before: int, units: int, tell: Tell) -> Advance:
 
 
 def _seconds(manifest: Manifest, means: Means, forwards: int) -> float:
-    """Return about how long so many example-forwards take; 0 where that is not known before."""
-    if means.device != "cpu":
+    """Return about how long so many example-forwards take; 0 where that is not known before, as on other
+    devices and of answers that are written."""
+    if means.device != "cpu" or manifest.task.is_rewarded:
         return 0.0
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
     return SECONDS * forwards * trained

@@ -38,7 +38,7 @@ def try_out(manifest: Manifest, means: Means, prompts: int, waiting: Waiting) ->
 
     Raises UserError BAD_OPTION for a run without rewards, DATA_NEEDED without rows, and as `Trainer.load`.
     """
-    if manifest.task.has_slopes:
+    if not manifest.task.is_rewarded:
         raise UserError(
             Code.BAD_OPTION,
             f"the task kind {manifest.task.kind} has no rewards",

@@ -24,16 +24,16 @@ from sflab.experiments.flooding import Conditions, Flood
 from sflab.experiments.keeper import Keeper, Named
 from sflab.experiments.problem import LoadedProblem, client_key, organiser_key
 from sflab.experiments.replicas import Moves, Query, Replicas
-from sfnode.engine import making_bases, slopes
+from sfnode.engine import making_bases
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
-from sfnode.engine.losses import line_batches, line_rows
+from sfnode.engine.losses import batches_of, line_batches, line_rows
 from sfnode.models import bases
 from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfnode.organising.policy import has_few_dimensions
+from sfnode.organising.policy import is_wary
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.mini_batches import Shard
@@ -324,8 +324,7 @@ class SeedFlood:
             self._has_base = True
         with self.replicas.holding(before):
             line = self.replicas.line(difference(after, before))
-            wary = not has_few_dimensions(self._problem.manifest)
-            search = LineSearch(asked.rows, wary=wary, scale=asked.scale)
+            search = LineSearch(asked.rows, wary=is_wary(self._problem.manifest), scale=asked.scale)
             while wanted := search.wanted:
                 tokenizer = self._problem.loaded.tokenizer
                 batches = line_batches(self._problem.manifest, tokenizer, rows[wanted.start : wanted.stop])
@@ -351,7 +350,7 @@ class SeedFlood:
         if not asked.origins:
             return {}, 0
         manifest, tokenizer = self._problem.manifest, self._problem.loaded.tokenizer
-        batches = slopes.batches_of(manifest.task, tokenizer, rows, asked.origins, asked.epoch)
+        batches = batches_of(manifest.task, tokenizer, rows, asked.origins, asked.epoch)
         delta = manifest.training.scalar_delta
         found, taken = self.replicas.shares(step, list(named.values()), batches, delta)
         shares = dict(zip(named, found, strict=True))

@@ -125,7 +125,7 @@ def check(file: Path, data_dir: Path) -> None:
 
 def in_words(found: Certificate) -> str:
     from sfnode.dashboard.formatting import count, nats
-    from sfnode.schema.metrics import NO_WORTH
+    from sfnode.publish.certificate import NO_WORTH
 
     who = f"{found.name} ({found.member})" if found.name else found.member
     figures = f"{count(found.updates)} updates of rounds {found.first_epoch} to {found.last_epoch}"

@@ -82,7 +82,8 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _key(
         "model.target_modules",
         "PATTERN,...",
-        "Linear layers to train (docs/configuration.md).  [default: upper-linear in words, else all-linear]",
+        "Linear layers to train (docs/configuration.md).  [default: upper-linear in words, values for "
+        "rewards, else all-linear]",
         callback=parse_patterns,
     ),
     _key("model.train_embeddings", "", "Train token and position embeddings too."),
@@ -170,7 +171,8 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "Directions in which updates move a layer: random ones; or published bases that this command makes, "
         "from the errors of the output and what led to them (forward passes) or from the mean gradient of "
         "some mini-batches (backward passes, with memory for inference and half as much again).  [default: "
-        "errors where numbers are tried out and there are training rows, else random]",
+        "where numbers are tried out and there are training rows errors, or gradients for rewards; else "
+        "random]",
         "made_of",
     ),
     _number("epsilon", "Distance of the points of an update from the weights."),

@@ -22,7 +22,6 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import count, nats, percent
 from sfnode.errors import Code, UserError
-from sfnode.schema.metrics import NO_WORTH
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -70,12 +69,11 @@ def leaderboard(
     Computed from the manifest and the log of a node's folder alone, running or not: everybody who has the
     same decisions sees the same digits. The gain of a member is its part in what all have gained: by how much
     its updates that count have lowered the loss on the organiser's validation rows, as signed
-    (docs/organising.md); --details has it in nats."""
+    (docs/organising.md); --details has the loss itself."""
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.node.startup import settled
         from sfnode.organising.reporting.run_history import RunHistory
         from sfnode.store.verification import verify_log
-        from sfnode.tasks.verifying import require_slopes
 
         run = manifest.parameters()
         if run.organised is None:
@@ -84,10 +82,6 @@ def leaderboard(
                 "an open run has no leaderboard by worth: nobody says what updates have brought",
                 "`sfnode top` ranks its origins by updates.",
             )
-        if not manifest.task.has_slopes:
-            if remeasure:
-                require_slopes(manifest.task)
-            echo(f"{NO_WORTH.capitalize()} (docs/rewards.md).", err=True)
         if recompute:
             with waiting("verifying the log"):
                 verify_log(manifest, update_log, None)
@@ -147,13 +141,13 @@ def _compared(one: Remeasured) -> str:
 
 def _lines(found: LeaderboardResult, details: bool) -> Iterator[str]:
     whole = sum(abs(one.worth) for one in found.members)
-    worths = f"  {'measured':>10}  {'worth, nats':>15}  {'key':<{DIGITS}}" if details else ""
+    worths = f"  {'measured':>10}  {'worth':>15}  {'key':<{DIGITS}}" if details else ""
     gain = f"  {'gain':>8}" if whole else ""
     yield f"members by {'gain, then by ' if whole else ''}updates that count"
     yield f"{'rank':>6}  {'who':<{WHO}}  {'count':>10}{gain}{worths}".rstrip()
     yield from (_line(one, whole, details) for one in found.members)
     counts = f"{found.sealed} rounds, {count(found.counted)} updates count"
-    worth = f", worth {nats(found.worth)} nats" if details and whole else ""
+    worth = f", worth {nats(found.worth)}" if details and whole else ""
     checked = ", log verified" if found.verified else ""
     yield f"run {found.run_name} ({found.run_id[:16]}): {counts}{worth}{checked}"
     if found.tolerance is not None:

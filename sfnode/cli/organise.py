@@ -517,7 +517,7 @@ def _lines(s: OrganiserStatus) -> list[str]:
 
 def _doubted(one: EvidenceStatus) -> str:
     """Say whose work seals skip, why, and what may be done."""
-    measured = f"{nats(one.worth)} nats by {one.updates} measured updates"
+    measured = f"loss lowered by {nats(one.worth)} with {one.updates} measured updates"
     about = f"member {one.member} ({one.origin[:16]}): {measured}"
     if one.harmful_since is not None:
         return f"{about}; does harm since epoch {one.harmful_since}: revoked, or `sfnode organise revoke` it"

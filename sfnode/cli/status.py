@@ -89,7 +89,7 @@ def _detail_lines(s: Status) -> list[str]:
     lines += [f"quota    {run.room} of {run.quota} are left in it"] if run.member is not None else []
     if run.evidence:
         counts = "left out of seals" if run.evidence.skipped else "no doubt of it"
-        about = f"{nats(run.evidence.worth)} nats by {run.evidence.updates} measured updates"
+        about = f"loss lowered by {nats(run.evidence.worth)} with {run.evidence.updates} measured updates"
         lines.append(f"worth    {about}, {counts} ({evidence_in_words(run.evidence)})")
     return lines
 

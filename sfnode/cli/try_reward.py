@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sfnode.manifest import Manifest
     from sfnode.schema.results import TriedAnswer, TryRewardResult
 
-REWARDED = tuple(name for name, one in PRESETS.items() if not one.task.has_slopes)
+REWARDED = tuple(name for name, one in PRESETS.items() if one.task.is_rewarded)
 """Ready-made tasks with rewards."""
 
 MOST_PROMPTS = 512

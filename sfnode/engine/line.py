@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine import forward
-from sfnode.engine.losses import line_batches, line_rows
+from sfnode.engine.losses import line_rows, losses_at
 from sfnode.engine.objective import KeepGoing, always, paused
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.models.targets import Form
-from sfnode.tasks import verifying
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
 
@@ -88,14 +87,10 @@ class Line:
 
         It is the loss that a step measures, batch by batch as they are.
         """
-        if not batches:  # a search asks for more rows than there are
-            return np.zeros((0, len(amounts)))
         found = []
         for amount in amounts:
             with self.at(amount) as perturb:
-                scored = [forward.score_in_passes(self._loaded, batch, perturb) for batch in batches]
-            losses = [b.losses(s.log_probs).double() for b, s in zip(batches, scored, strict=True)]
-            found.append(torch.cat(losses).numpy())
+                found.append(losses_at(self._loaded, batches, perturb))
         return np.stack(found, 1)
 
 
@@ -142,17 +137,18 @@ def search(
     """Let a line search look from the weights as of now towards those with the cores `after`, on
     validation rows; return how many example-forwards it took.
 
-    Raises UserError DATA_*, PAUSED when `keep_going`, asked before each part, says no, and as
-    `verifying.require_slopes`.
+    Raises UserError DATA_*, and PAUSED when `keep_going`, asked before each part, says no.
     """
-    verifying.require_slopes(model.manifest.task)
     step = line_to(model, after)
     rows = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
     taken = 0
     while wanted := search.wanted:
         if not keep_going():
             raise paused()
-        encoded = line_batches(model.manifest, model.loaded.tokenizer, rows[wanted.start : wanted.stop])
-        search.take(step.losses(encoded, search.amounts))
+        measure, found = model.objective.losses_of(rows[wanted.start : wanted.stop]), []
+        for amount in search.amounts:
+            with step.at(amount) as perturb:
+                found.append(measure(perturb, keep_going))
+        search.take(np.stack(found, 1))
         taken += len(wanted) * len(search.amounts)
     return taken

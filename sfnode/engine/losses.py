@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sfnode.engine import forward, samples
 from sfnode.engine.estimator import Estimate, estimates
-from sfnode.engine.objective import BASE, OWN, Held, KeepGoing, RunRows, always, paused
+from sfnode.engine.objective import BASE, OWN, Held, KeepGoing, RowLosses, RunRows, always, paused
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
@@ -36,6 +37,12 @@ from sfprotocol.seeds import derive_key, stream
 
 EVALUATION_BATCH = 32
 """Rows of an evaluation that are tokenised and cut into passes together."""
+
+BATCH_ROWS = 8
+"""Least rows of a batch: few at a time, as the activations of a backward pass are kept."""
+
+LEAST_BATCHES = 2
+"""Batches without which there is no spread."""
 
 
 def scorer(
@@ -98,7 +105,7 @@ class Losses:
         secret: bytes = b"",
     ) -> None:
         """`rows` are those that mini-batches are drawn from; `secret` as for `Shard`."""
-        self._task, self._loaded, self._priors = manifest.task, loaded, priors
+        self._manifest, self._task, self._loaded, self._priors = manifest, manifest.task, loaded, priors
         self._group = manifest.training.group
         size = manifest.training.batch_size
         shard = Shard(manifest.task, loaded.tokenizer, rows, size, run_rows.some_if_any, secret)
@@ -138,6 +145,15 @@ class Losses:
             self._base_scored[key] = found
         return measure(self._task, found, prior)
 
+    def losses_of(self, rows: Sequence[Row]) -> RowLosses:
+        """Return what measures the loss of each of these rows, (rows,)."""
+        batches = line_batches(self._manifest, self._loaded.tokenizer, rows)
+        return lambda perturb, keep_going: losses_at(self._loaded, batches, perturb)
+
+    def batches(self, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
+        """Return batches of which slopes are taken, as `batches_of`."""
+        return batches_of(self._task, self._loaded.tokenizer, rows, wanted, turn)
+
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
         """Return the best candidates, or what the model writes; scores of a centred loss less the prior. That
         of the base model is the manifest's, if it has one, as every node of a run shows these answers."""
@@ -156,6 +172,16 @@ class Losses:
         return scored_batches(self._task, self._loaded.tokenizer, held.rows, score, EVALUATION_BATCH)
 
 
+def losses_at(
+    loaded: LoadedModel, batches: Sequence[Encoded], perturb: forward.Perturb
+) -> NDArray[np.float64]:
+    """Return the loss of each row of these batches where `perturb` moves the model, (rows,); there may be
+    none."""
+    scored = [forward.score_in_passes(loaded, batch, perturb) for batch in batches]
+    losses = [b.losses(s.log_probs).double().numpy() for b, s in zip(batches, scored, strict=True)]
+    return np.concatenate([np.zeros(0), *losses])
+
+
 def line_rows(task: Task, rows: Sequence[Row]) -> list[Row]:
     """Return rows in the order in which a line search takes them, which is the same for everybody: shuffled,
     as files are often sorted, and the classes of a labelled task by turns, as long as each has rows."""
@@ -170,6 +196,22 @@ def line_rows(task: Task, rows: Sequence[Row]) -> list[Row]:
         turns.append(seen[label])
         seen[label] += 1
     return [chosen[place] for place in np.argsort(turns, kind="stable")]
+
+
+def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
+    """Return `wanted` of these rows as batches: others with every turn, as long as there are others.
+
+    `rows` have their classes by turns as long as each has rows (`line_rows`); from there on they are
+    left out, unless there are too few.
+    """
+    classes = len(task.verbalizer) if task.labelled else 1
+    labels = Counter(str(row.get(task.label_field)) if task.labelled else "" for row in rows)
+    kept = rows[: max(min(labels.values()) * len(labels), wanted)]
+    first = turn * wanted % len(kept)
+    chosen = [kept[(first + n) % len(kept)] for n in range(min(wanted, len(kept)))]
+    least = classes * -(-BATCH_ROWS // classes)
+    each = max(1, min(least, len(chosen) // LEAST_BATCHES))
+    return [encode(task, tokenizer, chosen[n : n + each]) for n in range(0, len(chosen) - each + 1, each)]
 
 
 def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:

@@ -57,6 +57,9 @@ BATCHES, BATCH_ROWS = {"gradients": 32, "errors": 16}, 8
 Of gradients together 256: what twice as many cost is better spent on bases made anew, and errors of four
 times as many rows learnt no more than those of 128 (docs/research-log.md)."""
 
+DRAWN_TOGETHER = 8
+"""Mini-batches of a reward run whose answers are drawn together: passes of many answers, not of eight."""
+
 POSITIONS = 64
 """Positions of a mini-batch whose errors are looked at, at most, drawn from all: the inputs of every layer
 are kept for them until the errors are known."""
@@ -114,18 +117,33 @@ def make_on(
     """Return bases at the weights as they are, on mini-batches of these rows that follow from `key`; of a
     reward run on answers that are drawn to them."""
     seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES[kind]).tolist()
-    if manifest.task.has_slopes:
+    if manifest.task.is_rewarded:
+        batches = _rewarded(loaded, manifest, rows, seeds, lambda done, total: advance(done, 2 * total))
+        told, advance = advance, lambda done, total: told(total + done, 2 * total)
+    else:
         shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
         batches = [shard.mini_batch(seed) for seed in seeds]
-    else:
-        questions = BATCH_ROWS // ANSWERS
-        drawn_at_once = {"batch_size": questions * len(seeds)}  # passes of many answers, not of eight
-        training = manifest.training.model_copy(update=drawn_at_once)
-        rewards = Rewards(manifest.model_copy(update={"training": training}), loaded, rows)
-        drawn = rewards.draw(rewards.mini_batch(seeds[0]), seeds[0])
-        batches = [part.encoded for part in drawn.parts(questions)]
     found = {"gradients": gradients, "errors": errors}[kind]
     return found(loaded, batches, manifest.training.rank, advance=advance)
+
+
+def _rewarded(
+    loaded: LoadedModel,
+    manifest: Manifest,
+    rows: Sequence[dataset.Row],
+    seeds: Sequence[int],
+    advance: Advance,
+) -> list[Encoded]:
+    """Return mini-batches of answers that are drawn to these rows, as many as there are seeds."""
+    questions = BATCH_ROWS // ANSWERS
+    training = manifest.training.model_copy(update={"batch_size": questions * DRAWN_TOGETHER})
+    rewards = Rewards(manifest.model_copy(update={"training": training}), loaded, rows)
+    batches: list[Encoded] = []
+    for seed in seeds[::DRAWN_TOGETHER]:
+        drawn = rewards.draw(rewards.mini_batch(seed), seed)
+        batches += [part.encoded for part in drawn.parts(questions)]
+        advance(len(batches), len(seeds))
+    return batches
 
 
 def gradients(

@@ -21,7 +21,7 @@ from sfnode.manifest.task import Task
 from sfnode.models.files import licence_of
 from sfnode.printable import command, printable
 from sfnode.schema.history import Contributor, Provenance
-from sfnode.schema.metrics import NO_WORTH, metric_of, trained_by
+from sfnode.schema.metrics import metric_of, trained_by
 from sfnode.tasks.calibration import CALIBRATION_ROWS
 from sfnode.tasks.mini_batches import CENTRED
 
@@ -106,7 +106,7 @@ def model_card(
             f"The template of its prompts is {_quoted(task.template)}, and its answers are {answers}.\n"
         )
         parts.append(PLAIN if task.loss != CENTRED else _calibration(model))
-    if not task.has_slopes:
+    if task.is_rewarded:
         parts.append(_rewarded(task))
     if not adapter:
         parts.append(USE.format(lines=ten_lines(model), most=task.max_tokens))
@@ -154,9 +154,7 @@ def _about(model: TrainableModel, about: Provenance, weights: Mapping[str, str])
         )
         yield "\n".join(rows) + "\n"
     if about.contributors:
-        worth = "" if model.manifest.task.has_slopes else f" ({NO_WORTH})"
-        by = f"Contributors, by the updates of theirs that count{worth}"
-        yield f"{by}; names are their own, and not verified:\n"
+        yield "Contributors, by the updates of theirs that count; names are their own, and not verified:\n"
         yield (
             "| key | name | updates |\n|---|---|---|\n" + "\n".join(_contributors(about.contributors)) + "\n"
         )
@@ -206,7 +204,7 @@ def _training(model: TrainableModel) -> str:
         "method": "zeroth-order: an update is a seed and one number, from forward passes alone",
         "measured at": points,
         "base model": f"{_source(manifest.model.source)}, fingerprint `{manifest.model.digest}`",
-        "task": f"{task.kind}, {task.loss} loss" if task.has_slopes else "reward of answers that it writes",
+        "task": "reward of answers that it writes" if task.is_rewarded else f"{task.kind}, {task.loss} loss",
         "training data": _source(data.train) if data.train else "each node's own",
         "test data": _source(data.test) if data.test else "none",
         "trained matrices": f"{len(manifest.model.targets)}, {numbers.basis} bases of rank {numbers.rank}",

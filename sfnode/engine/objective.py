@@ -11,6 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sfnode.engine.forward import Perturb
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.tasks import calibration, dataset
@@ -19,6 +23,10 @@ from sfnode.tasks.prompts import Row
 
 KeepGoing = Callable[[], bool]
 """Asked now and then whether a long measurement should go on."""
+
+RowLosses = Callable[[Perturb, KeepGoing], NDArray[np.float64]]
+"""Measures the losses of some rows, (rows,), where the first argument moves the weights. Raises UserError
+PAUSED."""
 
 OWN = b""
 """Stands for the digest of weights that nobody asks about again."""

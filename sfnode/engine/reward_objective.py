@@ -22,7 +22,8 @@ from sfnode.engine import samples
 from sfnode.engine.estimator import Estimate, estimates, standing
 from sfnode.engine.forward import Perturb
 from sfnode.engine.generation import CACHE_BYTES, AnswerPlan, AnswerRequest, Continuation, generate, positions
-from sfnode.engine.objective import OWN, Held, KeepGoing, always, paused
+from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES
+from sfnode.engine.objective import OWN, Held, KeepGoing, RowLosses, always, paused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel
@@ -33,7 +34,7 @@ from sfnode.tasks import metrics, tokenization, verifying
 from sfnode.tasks.encoding import Encoded, encode_written
 from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Prompt, Row, render_row
-from sfprotocol.seeds import derive_key, token_keys
+from sfprotocol.seeds import derive_key, stream, token_keys
 
 ANSWERS = 4
 """Answers that are drawn to each prompt of a mini-batch, and compared with each other."""
@@ -224,8 +225,28 @@ class Rewards:
         measured = metrics.pass_at(right, count, k)
         return PassAt(k=k, samples=count, temperature=self._plan.temperature, **measured._asdict())
 
+    def losses_of(self, rows: Sequence[Row]) -> RowLosses:
+        """Return what measures 1 less the reward of one answer to each of these rows, of the likeliest
+        tokens."""
+        asked = [AnswerRequest(self._prompt(row)) for row in rows]
+
+        def measure(perturb: Perturb, keep_going: KeepGoing) -> NDArray[np.float64]:
+            return 1 - np.array(self._rewards(rows, asked, self._likeliest, keep_going, perturb))
+
+        return measure
+
+    def batches(self, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
+        """Return about `wanted` answers that are drawn at the weights as they are, to others of these rows
+        with every turn, as batches whose mean loss has the slopes of 1 less the mean reward."""
+        each = BATCH_ROWS // ANSWERS
+        count = max(wanted // ANSWERS, each * LEAST_BATCHES)
+        some = [rows[(turn * count + n) % len(rows)] for n in range(count)]
+        (seed,) = stream(derive_key(b"sfnode worths"), turn, 1).tolist()
+        return [part.encoded for part in self.draw(self.questions(some), seed).parts(each)]
+
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
-        """Return what the model writes, beside what the verifier compares it with, and the rewards."""
+        """Return what the model writes with what the verifier finds wrong in it, beside what it is compared
+        with, and the rewards."""
         answers = (
             generate(self._loaded, [AnswerRequest(self._prompt(row)) for row in rows], self._likeliest) or []
         )
@@ -234,11 +255,15 @@ class Rewards:
             samples.shown(
                 self._text(row),
                 verifying.reference(self._task, row),
-                answer.text,
+                self._judged(answer.text, row),
                 1.0 if reward >= RIGHT else reward,
             )
             for row, answer, reward in zip(rows, answers, found, strict=True)
         ]
+
+    def _judged(self, answer: str, row: Row) -> str:
+        remark = verifying.remark(self._task, answer, row)
+        return f"{answer.strip()} ({remark})" if remark else answer
 
     def _rewards(
         self,

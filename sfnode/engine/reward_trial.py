@@ -4,10 +4,13 @@ What it is for:
 
     epsilon        as for given answers (`trial`), on some of these.
     scalar_delta   a power of two of which the scalars' root mean square is UNITS, as in other runs.
-    rate           that at which an update moves the model by MOVE: rewards have no bend that would say how
-                   far a slope reaches; by how much the model would write something else does (Kakade 2001;
-                   Schulman et al. 2015, arXiv 1502.05477). With z the slopes of answers' log-probabilities
-                   along the step of a group, their Kullback-Leibler divergence is rate^2 E[z^2] / 2.
+    rate           rewards have no bend that would say how far a slope reaches; by how much the model would
+                   write something else does (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). With z
+                   the slopes of answers' log-probabilities along the step of a group, their
+                   Kullback-Leibler divergence is rate^2 E[z^2] / 2. A step without noise may move the model
+                   by MOVE. That of n directions in a subspace of D dimensions has (n + D) / n times the
+                   square of the slope; with a rate that much smaller, which is what such noise asks for
+                   (McCandlish et al. 2018, arXiv 1812.06162), it moves the model by n / (n + D) of that.
     speed          of writing answers, which is most of what a node does in such a run.
 
 Where all answers to a prompt get the same reward nothing can be learnt of it; where that is so of all prompts
@@ -30,7 +33,7 @@ from sfnode.engine.reward_objective import Drawn, Rewards
 from sfnode.engine.scalar_limit import Advance, SlopeSample, seeds_of, typical_weight
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest.training import Training
+from sfnode.manifest import Manifest
 from sfnode.tasks.encoding import Encoded
 
 F64 = NDArray[np.float64]
@@ -38,8 +41,9 @@ F64 = NDArray[np.float64]
 UPDATES = 32
 """Updates that are measured: the root mean square of as many slopes is right to an eighth."""
 
-MOVE = 3e-6
-"""Kullback-Leibler divergence, in nats an answer, by which an update may move the model."""
+MOVE = 0.02
+"""Kullback-Leibler divergence, in nats an answer, by which the step of a group may move the model if there is
+no noise in it (docs/research-log.md)."""
 
 ROWS = 8
 """Answers by which epsilon is found, each along a direction of its own mini-batch."""
@@ -95,7 +99,7 @@ def run(
         {name: one for name, one in found.items() if name != "float32"},
         sample,
         trial.suitable_delta(numbers, spread) if spread else numbers.scalar_delta,
-        _rate(numbers, squares),
+        _rate(trainer.manifest, squares),
         len(seeds),
         len(answers),
         sum(len(one.tokens) for one in answers),
@@ -152,10 +156,11 @@ def _slopes(
     return found, float(np.nan_to_num(np.concatenate(squares)).mean())
 
 
-def _rate(numbers: Training, squares: float) -> float:
+def _rate(manifest: Manifest, squares: float) -> float:
     """Return the rate, in two digits, where z has this mean square; the run's own if it is 0."""
-    step = 2 * MOVE * numbers.batch_updates
-    return float(f"{math.sqrt(step / squares):.1e}") if squares else numbers.learning_rate
+    numbers = manifest.training
+    signal = numbers.batch_updates / (numbers.batch_updates + manifest.dimensions)
+    return float(f"{math.sqrt(2 * MOVE * signal / squares):.1e}") if squares else numbers.learning_rate
 
 
 def alike(rewards: F64, cut: int) -> UserError:

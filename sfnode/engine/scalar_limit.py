@@ -293,7 +293,7 @@ def for_measuring(manifest: Manifest) -> Manifest:
     """Return a manifest with test rows in place of training rows that it does not have, mini-batches of
     MOST_ROWS at most (but for answers), and directions that do not depend on the limit to be found."""
     numbers, data = manifest.training, manifest.data
-    rows = min(numbers.batch_size, MOST_ROWS) if manifest.task.has_slopes else numbers.batch_size
+    rows = numbers.batch_size if manifest.task.is_rewarded else min(numbers.batch_size, MOST_ROWS)
     numbers = numbers.model_copy(update={"scalar_limit": numbers.largest_scalar, "batch_size": rows})
     if not data.train:
         data = data.testing_as_training()

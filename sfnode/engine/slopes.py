@@ -15,10 +15,9 @@ This module knows a model, cores and encoded rows; it knows neither feeds nor wh
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,23 +33,14 @@ from sfnode.engine.objective import KeepGoing, always, paused
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
-from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
 from sfnode.schema.evaluation import StepShare
-from sfnode.tasks import verifying
-from sfnode.tasks.encoding import Encoded, encode
-from sfnode.tasks.prompts import Row
+from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64, coordinates
 
 F64 = NDArray[np.float64]
-
-BATCH_ROWS = 8
-"""Least rows of a batch: few at a time, as the activations of a backward pass are kept."""
-
-LEAST_BATCHES = 2
-"""Batches without which there is no spread."""
 
 GRADIENT = 3
 """Forwards that the gradient of a row costs: a backward pass counts as two."""
@@ -135,7 +125,8 @@ def shares(
         return [StepShare(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
     zero = np.zeros((len(space.targets), space.rank, space.rank), np.int64)
     whole = dict.fromkeys(touched, zero) | dict(step)
-    before = float(Line(loaded, space, scale, {}).losses(batches, [0.0]).mean())
+    here = Line(loaded, space, scale, {})
+    before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
     found = measure(loaded, space, scale, whole, batches, keep_going, MIDDLE)
     passes = 1 + GRADIENT
     if found and not (found.finite and found.loss <= before):
@@ -167,13 +158,11 @@ def shares_towards(
     """Return the share of each of these `updates` in what leads from the weights as of now to those with
     the cores `after`, on so many validation rows, and the example-forwards that it took.
 
-    Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `measure` and
-    `verifying.require_slopes`.
+    Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `measure`.
     """
-    verifying.require_slopes(model.manifest.task)
     model.rebuild(max(after, default=0))
-    task, held_out = model.manifest.task, model.run_rows.held_out("validation").rows
-    batches = batches_of(task, model.loaded.tokenizer, line_rows(task, held_out), rows, turn)
+    held_out = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
+    batches = model.objective.batches(held_out, rows, turn)
     step, delta = difference(after, model.core.cores()), model.manifest.training.scalar_delta
     scale = model.weights.scale
     found = shares(model.loaded, model.space, scale, step, updates, batches, delta, keep_going)
@@ -220,22 +209,6 @@ def measure(
     every = np.stack(found).swapaxes(3, 4)  # (batches, layers, subspaces, r, r), u by v
     cores = {subspace: every[:, :, n] for n, subspace in enumerate(subspaces)}
     return Slopes(sum(losses) / len(losses), cores)
-
-
-def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
-    """Return `wanted` of these rows as batches: others with every turn, as long as there are others.
-
-    `rows` have their classes by turns as long as each has rows (`losses.line_rows`); from there on they are
-    left out, unless there are too few.
-    """
-    classes = len(task.verbalizer) if task.labelled else 1
-    labels = Counter(str(row.get(task.label_field)) if task.labelled else "" for row in rows)
-    kept = rows[: max(min(labels.values()) * len(labels), wanted)]
-    first = turn * wanted % len(kept)
-    chosen = [kept[(first + n) % len(kept)] for n in range(min(wanted, len(kept)))]
-    least = classes * -(-BATCH_ROWS // classes)
-    each = max(1, min(least, len(chosen) // LEAST_BATCHES))
-    return [encode(task, tokenizer, chosen[n : n + each]) for n in range(0, len(chosen) - each + 1, each)]
 
 
 def _sides(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]) -> Directions:

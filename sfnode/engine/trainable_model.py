@@ -96,9 +96,9 @@ class TrainableModel:
         self.priors = Priors(manifest.task, loaded, self.run_rows)
         losses = HeadLosses if loaded.kept and takes_features(manifest) else Losses
         self.objective: Losses | Rewards = (
-            losses(manifest, loaded, rows, self.run_rows, self.priors, secret)
-            if manifest.task.has_slopes
-            else Rewards(manifest, loaded, rows, secret)
+            Rewards(manifest, loaded, rows, secret)
+            if manifest.task.is_rewarded
+            else losses(manifest, loaded, rows, self.run_rows, self.priors, secret)
         )
         """Says what updates measure, and evaluates models."""
         self.of_base: dict[Hashable, Any] = {}

@@ -182,6 +182,11 @@ class Manifest(Section):
         return encoded
 
     @property
+    def dimensions(self) -> int:
+        """Dimensions of a subspace: the entries of its core."""
+        return len(self.model.targets) * self.training.rank**2
+
+    @property
     def run_id(self) -> bytes:
         """32 bytes: `run_id_of` the canonical bytes."""
         return run_id_of(self.canonical())

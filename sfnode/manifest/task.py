@@ -98,10 +98,9 @@ class Task(Section):
         return self.kind in ("classification", "sequence-classification")
 
     @property
-    def has_slopes(self) -> bool:
-        """Whether the loss of a row changes smoothly with the weights: else there is no line search, no rate
-        and no worth by slopes, and there are no bases made for the task."""
-        return self.kind != "reward"
+    def is_rewarded(self) -> bool:
+        """Whether the model writes answers, for which a program rewards it; else answers are given."""
+        return self.kind == "reward"
 
     @model_validator(mode="after")
     def _complete(self) -> Task:

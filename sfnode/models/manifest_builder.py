@@ -18,7 +18,7 @@ from sfnode.manifest.sections import MAX_QUOTA, Data, Model, OpenSection, Organi
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import files, loader, vetting
-from sfnode.models.targets import DEFAULT, UPPER_LINEAR, Selection
+from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
 from sfnode.printable import command
 from sfnode.tasks import (
     chat,
@@ -65,7 +65,11 @@ IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 """Numbers of such a run (docs/research-log.md): an update takes as many forward passes as one of 4 rows at
 two points, and learns more."""
 
-REWARD_TRAINING = Training(group=16, batch_size=16, update_budget=1024)
+REWARDED = Selection(modules=(VALUES,))
+"""The layers by which a language model learns from rewards, unless options name others: 3 % of SmolLM2's
+parameters, and nearly all that a step along the gradient of all of them brings (docs/research-log.md)."""
+
+REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
 """Numbers of a reward run: answers are written once for a group, and four to each prompt."""
 
 PROMPT_TOKENS = 768
@@ -144,15 +148,15 @@ def build(given: dict[str, Any]) -> Manifest:
         name, preset, source, revision, task, data = _beginning(given)
         head = _trains_head(task, given, files.resolve(source, revision, None))
         own = preset.training if preset and source == preset.model else None
+        chosen, training = DEFAULT, own or Training()
         in_words = task.kind in ("classification", "reward") and not own
-        selection = HEAD if head else _selection(given, IN_WORDS if in_words else DEFAULT)
-        described = loader.describe(source, revision, selection, loader.classes(task))
-        usual = Training()
         if in_words:
-            usual = IN_WORDS_TRAINING if task.has_slopes else REWARD_TRAINING
+            usual = (REWARDED, REWARD_TRAINING) if task.is_rewarded else (IN_WORDS, IN_WORDS_TRAINING)
+            chosen, training = usual
         if head:
-            usual = HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING
-        training = own or usual
+            training = own or (HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING)
+        selection = HEAD if head else _selection(given, chosen)
+        described = loader.describe(source, revision, selection, loader.classes(task))
         if head and data.train and not data.train_limit:
             data = data.model_copy(update={"train_limit": HEAD_ROWS})
         if "organiser" in given:

@@ -28,6 +28,13 @@ ALL_LINEAR = "all-linear"
 UPPER_LINEAR = "upper-linear"
 """The pattern for those in the last blocks of a deep model."""
 
+VALUES = "values"
+"""The pattern for those that make the values of attention, or for every linear layer where they are one with
+queries and keys."""
+
+VALUE_LAYERS = ("v_proj", "value", "v_lin", "v")
+"""Their names in transformers' models."""
+
 UPPER = 2 / 5
 """Share of a deep model's blocks that are its last ones. There mini-batches agree most about a task's answers
 in words, and what enters them is computed once for each text (docs/research-log.md)."""
@@ -189,7 +196,8 @@ def _is_lookup(module: nn.Module) -> bool:
 
 def _matching(model: PretrainedModel, pattern: str) -> list[str]:
     """Return the names of the modules that a pattern stands for, all trainable. Raises ValueError."""
-    every = {ALL_LINEAR: _linear_layers, UPPER_LINEAR: _upper_layers}.get(pattern.lower())
+    groups = {ALL_LINEAR: _linear_layers, UPPER_LINEAR: _upper_layers, VALUES: _value_layers}
+    every = groups.get(pattern.lower())
     matched = every(model) if every else _called(model, pattern)
     for name in matched:
         _check_trainable(name, model.get_submodule(name))
@@ -212,6 +220,12 @@ def _upper_layers(model: PretrainedModel) -> list[str]:
     lower = blocks[: len(blocks) - round(UPPER * len(blocks))] if len(blocks) >= DEEP else []
     below = {module for block in lower for module in block.modules()}
     return [name for name in _linear_layers(model) if model.get_submodule(name) not in below]
+
+
+def _value_layers(model: PretrainedModel) -> list[str]:
+    """Return those of the linear layers that are called as VALUE_LAYERS are, or all if none is."""
+    every = _linear_layers(model)
+    return [name for name in every if name.rpartition(".")[2] in VALUE_LAYERS] or every
 
 
 def blocks_of(model: PretrainedModel) -> list[nn.Module]:

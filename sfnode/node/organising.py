@@ -39,7 +39,7 @@ from sfnode.organising.events import (
     Summarised,
 )
 from sfnode.organising.organiser import Organiser, OrganiserState
-from sfnode.organising.policy import WORK_BITS, has_few_dimensions, policy_of
+from sfnode.organising.policy import WORK_BITS, is_wary, policy_of
 from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
@@ -294,7 +294,7 @@ class Organising:
         return found
 
     def _line_search(self, asked: Evaluate) -> LineSearch:
-        return LineSearch(asked.rows, wary=not has_few_dimensions(self._node.manifest), scale=asked.scale)
+        return LineSearch(asked.rows, wary=is_wary(self._node.manifest), scale=asked.scale)
 
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]

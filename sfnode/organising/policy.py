@@ -101,9 +101,10 @@ class OrganiserPolicy:
         return min(self.target_updates, self.renew_updates or self.target_updates)
 
 
-def has_few_dimensions(manifest: Manifest) -> bool:
-    """Return whether the subspaces of a run have FEW_DIMENSIONS at most."""
-    return len(manifest.model.targets) * manifest.training.rank**2 <= FEW_DIMENSIONS
+def is_wary(manifest: Manifest) -> bool:
+    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps: so it is in
+    more than FEW_DIMENSIONS, but not of rewards, which jump."""
+    return manifest.dimensions > FEW_DIMENSIONS and not manifest.task.is_rewarded
 
 
 def policy_of(
@@ -114,21 +115,19 @@ def policy_of(
     guard: bool = True,
 ) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
-    are found by line searches if `search`, and the run has validation rows and a loss with slopes; published
-    bases are made anew every `renew_bases` updates, if not 0, of such a loss; with validation rows a `guard`
-    may watch over it."""
-    data, numbers, slopes = manifest.data, manifest.training, manifest.task.has_slopes
+    are found by line searches if `search`, and the run has validation rows; published bases are made anew
+    every `renew_bases` updates, if not 0; with validation rows a `guard` may watch over it."""
+    data, numbers = manifest.data, manifest.training
     validates = bool(data.validation or data.validation_limit)
-    search = search and slopes
     return OrganiserPolicy(
         target_updates=numbers.epoch_updates,
         admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
         quota=manifest.organised.quota,
-        seal_wait=0.0 if not validates else SEARCH_WAIT if search or not slopes else SEAL_WAIT,
+        seal_wait=0.0 if not validates else SEARCH_WAIT if search or manifest.task.is_rewarded else SEAL_WAIT,
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
         origins=search and validates,
         kept=numbers.trains_a_head,
-        renew_updates=renew_bases if numbers.bases and slopes else 0,
+        renew_updates=renew_bases if numbers.bases else 0,
         guard=guard and validates,
         update_forwards=numbers.update_forwards,
     )

@@ -19,7 +19,6 @@ from sfnode.manifest import Manifest
 from sfnode.organising.reporting.run_history import RunHistory
 from sfnode.publish.page import render
 from sfnode.schema.base import Answer
-from sfnode.schema.metrics import NO_WORTH
 from sfnode.schema.organising import Hex32
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import kept_control, sound_control
@@ -34,6 +33,9 @@ from sfprotocol.worths import WORTH_ONE
 
 MAX_FILE = 64 * 1024
 """Bytes of a file that is read: a drawing has 12,000."""
+
+NO_WORTH = "what single updates are worth is not measured where a program scores answers"
+"""Reason why nobody's worth was measured: words of version 3, of a time when that was so."""
 
 OLD_NO_WORTH = "rewards have no worth in nats"
 """Reason why nobody's worth was measured: words of version 2, which do not change."""

@@ -140,10 +140,6 @@ def moved_in_words(distance: float) -> str:
     return f"the weights have moved by {far}"
 
 
-NO_WORTH = "what single updates are worth is not measured where a program scores answers"
-"""The reason why nothing says what updates of a reward run were worth."""
-
-
 def trained_by(task: str) -> Trained:
     """Return what a task of this kind trains."""
     return task_of(task).trained

@@ -112,12 +112,15 @@ READING = r"(loading libraries.*\n)+(reading the model and the data.*\n)+"
 MEASURING = r"measuring what suits the model: about \d+ (s|min) left\n(measuring what suits .*\n)*"
 """What is said while numbers are measured."""
 
+WRITING = r"measuring what suits the model\n(measuring what suits .*\n)*"
+"""What is said where the model writes answers, which takes a time that is not known before."""
+
 
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
     """The manifest that was written; what was printed of it is right."""
     assert ended.status == 0, ended.err
     manifest = Manifest.from_toml(Path(file))
-    assert re.fullmatch(READING + MEASURING, ended.err)
+    assert re.fullmatch(READING + (WRITING if manifest.task.is_rewarded else MEASURING), ended.err)
     printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
     assert printed is not None
     assert printed.groups() == (manifest.name, manifest.run_id.hex())
@@ -248,11 +251,12 @@ def test_of_rewards_it_says_where_the_numbers_are_from(
     made = ("init", "--model", model, *FLAGS["reward"], data)
     ended = sfnode(*made)
     training = written(ended).training
-    assert "The model wrote 64 answers in " in ended.out
+    assert "The model wrote 32 answers in " in ended.out
     assert f"epsilon is {training.epsilon:g}: slopes are exact there" in ended.out
     assert f"learning_rate is {training.learning_rate:g}: one update then moves" in ended.out
     assert "Measured 16 scalars: root mean square " in ended.out
-    assert (training.basis, training.rank) == ("published", RANKS["errors"])
+    assert (training.basis, training.rank) == ("published", RANKS["gradients"])
+    assert {name.partition(":")[0].rpartition(".")[2] for name in written(ended).model.targets} == {"v_proj"}
 
 
 @pytest.mark.parametrize(

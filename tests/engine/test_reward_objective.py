@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine.core import UpdateBatch
+from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate
+from sfnode.engine.line import line_to
+from sfnode.engine.losses import BATCH_ROWS, line_rows
 from sfnode.engine.model_card import model_card
 from sfnode.engine.reward_objective import ANSWERS, Drawn, Question, Rewards
 from sfnode.engine.trainer import Trainer
@@ -23,10 +25,10 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models.targets import Selection
-from sfnode.schema.metrics import NO_WORTH
+from sfnode.organising.evaluation.line_search import AMOUNTS, LineSearch
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import encode
-from sfnode.tasks.verifying import require_slopes, score_of
+from sfnode.tasks.verifying import score_of
 from sfprotocol.seeds import batch_rows, token_keys, update_seeds
 from tests.engine.helpers import manifest, trainer, updates
 from tests.engine.test_estimator import hand_moved, written_directions
@@ -257,16 +259,52 @@ def test_an_evaluation_that_is_broken_off_says_so(tmp_path: Path) -> None:
     assert caught.value.code is Code.PAUSED
 
 
-def test_what_needs_slopes_says_that_there_are_none(tmp_path: Path) -> None:
-    run = started(tmp_path)
-    asked = [
-        lambda: run.shares({}, [], 4, 0),
-        lambda: require_slopes(TASK),
-    ]
-    for ask in asked:
-        with pytest.raises(UserError, match="no slopes") as caught:
-            ask()
-        assert caught.value.code is Code.BAD_OPTION
+def judged(folder: Path, **training: Any) -> Trainer:
+    """A run with validation rows, some updates on the way."""
+    made = run_of(folder, **training)
+    digests = {**made.data.digests, "validation": made.data.digests["test"]}
+    data = made.data.model_copy(update={"validation": made.data.test, "digests": digests})
+    run = trainer(made.model_copy(update={"data": data}), folder / "rows.jsonl", data=folder)
+    run.apply(updates(20, (0,)))
+    return run
+
+
+def test_a_line_search_measures_what_answers_get_on_the_way(tmp_path: Path) -> None:
+    run, there = judged(tmp_path), judged(tmp_path)
+    there.apply(updates(40, (0,), key=2))
+    measure, line = objective_of(run).losses_of(ROWS), line_to(run, there.cores())
+    found = []
+    for amount in (0.0, 1.0):
+        with line.at(amount) as perturb:
+            found.append(measure(perturb, lambda: True))
+    expected = [one.evaluate(rows="validation") for one in (run, there)]
+    np.testing.assert_allclose(found, [one.losses for one in expected])
+    assert (found[0] != found[1]).any(), "the line leads somewhere"
+    search = LineSearch(len(ROWS))
+    assert run.search(there.cores(), search) == len(ROWS) * len(AMOUNTS)
+    with pytest.raises(UserError) as paused:
+        run.search(there.cores(), LineSearch(len(ROWS)), lambda: False)
+    assert paused.value.code is Code.PAUSED
+
+
+def test_what_updates_bring_is_told_by_the_slopes_of_drawn_answers(tmp_path: Path) -> None:
+    run = judged(tmp_path, learning_rate=2e-5)
+    made = [updates(30, (0,), key=key) for key in (2, 3)]
+    made[1] = made[1]._replace(scalars=-made[1].scalars)
+    after = Core(len(run.loaded.sites), run.space.rank)
+    after.put(run.core.cores())
+    for one in made:
+        after.add(one)
+    said = [(one, np.ones(len(one.seeds), np.int64)) for one in made]
+    found, taken = run.shares(after.cores(), said, 16, 0)
+    batches = objective_of(run).batches(line_rows(TASK, ROWS), 16, 0)
+    assert len(batches) == 16 / BATCH_ROWS
+    assert taken in (4 * sum(batch.examples for batch in batches), 7 * sum(one.examples for one in batches))
+    line = line_to(run, after.cores())
+    losses = [line.losses([batch], [0.0, 1.0]).mean(0) for batch in batches]
+    assert sum(one.worth for one in found) == pytest.approx(-np.diff(losses).mean(), rel=0.05)
+    turned = objective_of(run).batches(line_rows(TASK, ROWS), 16, 1)
+    assert not all(torch.equal(a.input_ids, b.input_ids) for a, b in zip(batches, turned, strict=True))
 
 
 def test_a_prompt_loses_its_beginning_and_an_answer_has_its_tokens(tmp_path: Path) -> None:
@@ -290,11 +328,6 @@ def test_the_card_says_how_answers_were_scored(tmp_path: Path) -> None:
     assert "| mean reward | rows |" in card
     assert "nats" not in card.partition("Drift from the base model")[0]
     assert "calibrated" not in card
-
-
-def test_the_card_says_why_contributors_are_ranked_by_updates(tmp_path: Path) -> None:
-    card = model_card(started(tmp_path), ABOUT)
-    assert f"by the updates of theirs that count ({NO_WORTH}); names" in card
 
 
 def test_what_measures_losses_of_given_answers_says_that_there_are_none(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sfnode.engine import slopes
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.line import Line, difference
-from sfnode.engine.losses import line_rows
+from sfnode.engine.losses import batches_of, line_rows
 from sfnode.engine.objective import Held
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
@@ -57,7 +57,7 @@ def shares(run: Trainer, batches: list[UpdateBatch], turn: int = 0) -> list[Step
 
 def encoded(run: Trainer, turn: int = 0) -> list[Encoded]:
     task = run.manifest.task
-    return slopes.batches_of(task, run.loaded.tokenizer, line_rows(task, ROWS), 4, turn)
+    return batches_of(task, run.loaded.tokenizer, line_rows(task, ROWS), 4, turn)
 
 
 def gain(run: Trainer, batches: list[UpdateBatch]) -> float:
@@ -159,7 +159,7 @@ def test_a_backward_pass_through_packed_weights_does_not_keep_them_unpacked() ->
 def test_others_of_the_rows_are_taken_by_turns_with_as_many_of_each_class() -> None:
     rows = line_rows(TASK, [{"sentence": "film " * n, "label": "01"[n >= 16]} for n in range(40)])
     tokenizer = begun("opt").loaded.tokenizer
-    taken = [slopes.batches_of(TASK, tokenizer, rows, 16, turn) for turn in range(3)]
+    taken = [batches_of(TASK, tokenizer, rows, 16, turn) for turn in range(3)]
     assert [[batch.examples for batch in batches] for batches in taken] == [[8, 8]] * 3
     assert all((batch.right.sum(0) == 4).all() for batches in taken for batch in batches)
     first, second, third = (torch.cat([batch.columns for batch in batches]).tolist() for batches in taken)

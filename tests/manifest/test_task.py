@@ -56,8 +56,8 @@ def test_a_reward_run_survives_its_two_forms(tmp_path: Path) -> None:
 
 
 def test_a_reward_has_no_slopes_and_other_losses_have() -> None:
-    assert not Manifest.model_validate(reward()).task.has_slopes
-    assert Manifest.model_validate(FIELDS).task.has_slopes
+    assert Manifest.model_validate(reward()).task.is_rewarded
+    assert not Manifest.model_validate(FIELDS).task.is_rewarded
 
 
 @pytest.mark.parametrize(

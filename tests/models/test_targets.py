@@ -110,6 +110,8 @@ NORMS = {
         "head. norm.weight:16x1"
     ),
 }
+FUSED = ("gpt2", "gpt_neox", "phi3", "modernbert")
+"""Families in which queries, keys and values are made by one layer."""
 BIASED = {
     **dict.fromkeys(("gpt2", "gpt_neox", "phi", "bert", "roberta"), ("",)),
     "opt": ("layers.",),
@@ -165,6 +167,14 @@ def test_the_upper_layers_of_a_deep_model_are_those_in_its_last_blocks(family: s
     assert upper == [name for name in every if re.search(r"\.[6-9]\.", name)]
     shallow = empty_model(family)
     assert chosen(shallow, "upper-linear") == chosen(shallow, "all-linear")
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_values_are_the_layers_that_make_them_or_all_where_they_are_one_with_others(family: str) -> None:
+    every = chosen(empty_model(family), "all-linear")
+    own = [name for name in every if re.search(r"\.(v_proj|value|v_lin|v):", name)]
+    assert chosen(empty_model(family), "values") == (own or every)
+    assert bool(own) == (family not in FUSED)
 
 
 @pytest.mark.parametrize("family", EVERY)

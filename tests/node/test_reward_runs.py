@@ -20,7 +20,7 @@ from sfnode.schema.metrics import PASS_AT_1
 from sfnode.settings import Settings
 from sfnode.store.identity import Identity
 from sfnode.verifiers import plugins
-from sfprotocol.decisions import FACTOR_ONE, Evaluated, RateFrom, Seal, Worth, read
+from sfprotocol.decisions import Evaluated, Seal, Worth, read
 from tests.node.fixtures import work_takes_no_time
 from tests.node.helpers import Node, Swarm, organised
 from tests.node.training.test_engine_loading import fingerprint, make_model
@@ -34,7 +34,7 @@ VERIFIER: dict[str, Any] = {
 }
 TASK = Task(kind="reward", template="the {word}", verifier=VERIFIER, answer_tokens=3, temperature=1.0)
 ORGANISER = Identity.generate().public.hex()
-ROWS = [{"word": word} for word in ("film", "dull", "bright", "terrible", "great", "was")]
+ROWS = [{"word": word} for word in ("film", "dull", "bright", "terrible", "great", "was", "good", "bad")]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
         name="rewards",
         model=loader.describe(str(folder), ""),
         task=TASK,
-        data=Data(**{name: str(file) for name, file in sources.items()}),
+        data=Data(**{name: str(file) for name, file in sources.items()}, validation_limit=len(ROWS)),
         training=Training(
             rank=4, batch_size=4, epsilon=0.05, epoch_updates=20, update_budget=60, learning_rate=0.01
         ),
@@ -91,18 +91,19 @@ async def test_two_nodes_learn_from_rewards_and_end_with_the_same_weights(
     assert fingerprint(nodes[0].engine) == fingerprint(nodes[1].engine)
 
 
-async def test_an_organised_run_is_judged_by_answers_and_searches_nothing(
+async def test_an_organised_run_is_judged_by_answers_and_searched(
     tmp_path: Path, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_takes_no_time(monkeypatch)
-    swarm = Swarm(tmp_path, organised(run, tmp_path / "keys", quota=60))
+    numbers = run.training.model_copy(update={"epoch_updates": 40, "update_budget": 120})
+    run = run.model_copy(update={"training": numbers})
+    swarm = Swarm(tmp_path, organised(run, tmp_path / "keys", quota=120))
     nodes = await complete(swarm, organise=True, keys_dir=tmp_path / "keys")
     decisions = [read(entry.record).decision for entry in nodes[0].node.log.control()]
     seals = [one for one in decisions if isinstance(one, Seal)]
     results = [one for one in decisions if isinstance(one, Evaluated)]
-    assert {seal.factor for seal in seals} == {FACTOR_ONE}
-    assert not any(isinstance(one, Worth) for one in decisions)
-    assert not any(isinstance(rate, RateFrom) for seal in seals for rate in seal.rates)
+    assert len(seals) >= 3
+    assert any(isinstance(one, Worth) for one in decisions), "what members brought was measured"
     assert {one.metric for one in results} == {f"base {PASS_AT_1}", PASS_AT_1}
     assert all(one.rows == len(ROWS) for one in results)
     await nodes[1].until(lambda: nodes[0].digest == nodes[1].digest)  # what counts, and what came too late to
@@ -117,15 +118,11 @@ async def test_an_organised_run_is_judged_by_answers_and_searches_nothing(
     assert status.health.latest.metric == PASS_AT_1
 
 
-def test_an_organiser_of_rewards_has_the_settings_that_need_no_slopes(run: Manifest) -> None:
+def test_an_organiser_of_rewards_has_the_settings_of_any_other_and_more_time(run: Manifest) -> None:
     run = run.model_copy(update={"organised": OrganisedSection(organiser=ORGANISER, quota=60)})
-    policy = policy_of(run, search=True, renew_bases=100)
-    assert (policy.search_rows, policy.renew_updates) == (0, 0)
-    assert not policy.origins
-    assert policy.guard
-    assert policy.seal_wait == SEARCH_WAIT
     plain = run.model_copy(update={"task": Task(kind="text", template="{word}")})
-    assert policy_of(plain, search=True).search_rows
+    assert policy_of(run, search=True) == policy_of(plain, search=True)
+    assert policy_of(run).seal_wait == SEARCH_WAIT
 
 
 PLUGIN = """

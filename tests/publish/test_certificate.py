@@ -14,8 +14,7 @@ import pytest
 from sfnode.cli.certificate import in_words
 from sfnode.errors import Code, UserError
 from sfnode.publish import certificate as certificates
-from sfnode.publish.certificate import Certificate, check
-from sfnode.schema.metrics import NO_WORTH
+from sfnode.publish.certificate import NO_WORTH, Certificate, check
 from sfnode.store.log import UpdateLog
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.names import NAMELESS
