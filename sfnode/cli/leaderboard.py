@@ -69,7 +69,7 @@ def leaderboard(
     Computed from the manifest and the log of a node's folder alone, running or not: everybody who has the
     same decisions sees the same digits. The gain of a member is its part in what all have gained: by how much
     its updates that count have lowered the loss on the organiser's validation rows, as signed
-    (docs/organising.md); --details has the loss itself."""
+    (docs/organising.md); --details has it in nats, or in reward."""
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.node.startup import settled
         from sfnode.organising.reporting.run_history import RunHistory
@@ -85,11 +85,12 @@ def leaderboard(
         if recompute:
             with waiting("verifying the log"):
                 verify_log(manifest, update_log, None)
+        unit = "reward" if manifest.task.is_rewarded else "nats"
         history = RunHistory(run, settled(run, update_log).cards.names()).follow(update_log.control())
         found = _result(manifest, history, verified=recompute)
         if remeasure:
             found = _remeasured(found, manifest, update_log, data_dir, remeasure, model, device, dtype)
-    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found, details)))
+    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found, unit if details else "")))
 
 
 def _result(manifest: Manifest, history: RunHistory, *, verified: bool) -> LeaderboardResult:
@@ -139,15 +140,16 @@ def _compared(one: Remeasured) -> str:
     return f"round {one.epoch}: loss lowered by {figures} on {one.rows} rows: {word}"
 
 
-def _lines(found: LeaderboardResult, details: bool) -> Iterator[str]:
+def _lines(found: LeaderboardResult, unit: str) -> Iterator[str]:
+    """Return the table, with worths in a unit if there is one."""
     whole = sum(abs(one.worth) for one in found.members)
-    worths = f"  {'measured':>10}  {'worth':>15}  {'key':<{DIGITS}}" if details else ""
+    worths = f"  {'measured':>10}  {f'worth, {unit}':>15}  {'key':<{DIGITS}}" if unit else ""
     gain = f"  {'gain':>8}" if whole else ""
     yield f"members by {'gain, then by ' if whole else ''}updates that count"
     yield f"{'rank':>6}  {'who':<{WHO}}  {'count':>10}{gain}{worths}".rstrip()
-    yield from (_line(one, whole, details) for one in found.members)
+    yield from (_line(one, whole, bool(unit)) for one in found.members)
     counts = f"{found.sealed} rounds, {count(found.counted)} updates count"
-    worth = f", worth {nats(found.worth)}" if details and whole else ""
+    worth = f", worth {nats(found.worth)} {unit}" if unit and whole else ""
     checked = ", log verified" if found.verified else ""
     yield f"run {found.run_name} ({found.run_id[:16]}): {counts}{worth}{checked}"
     if found.tolerance is not None:

@@ -307,7 +307,7 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
         ["18", "+6.000000003", A[:16]],
         ["9", "-0.000000003", B[:16]],
     ]
-    assert details[-1].endswith("36 updates count, worth +6.000000000")
+    assert details[-1].endswith("36 updates count, worth +6.000000000 nats")
     assert ended.out.splitlines()[-1].endswith("4 rounds, 36 updates count")
     files_of_it = tmp_path / "copy"
     files_of_it.mkdir()
