@@ -66,7 +66,8 @@ takes, and the fewer there are the more an update learns."""
 
 DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
 """Usual kinds of bases where numbers are tried out. With errors a real model's answers in words are learnt
-best of what forward passes alone can do; of rewards they say nothing (docs/research-log.md)."""
+best of what forward passes alone can do; of rewards those that were tried brought nothing
+(docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
 """Numbers that are tried out."""

@@ -65,7 +65,7 @@ IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 """Numbers of such a run (docs/research-log.md): an update takes as many forward passes as one of 4 rows at
 two points, and learns more."""
 
-REWARDED = Selection(modules=(VALUES,))
+BY_REWARDS = Selection(modules=(VALUES,))
 """The layers by which a language model learns from rewards, unless options name others: 3 % of SmolLM2's
 parameters, and nearly all that a step along the gradient of all of them brings (docs/research-log.md)."""
 
@@ -151,7 +151,7 @@ def build(given: dict[str, Any]) -> Manifest:
         chosen, training = DEFAULT, own or Training()
         in_words = task.kind in ("classification", "reward") and not own
         if in_words:
-            usual = (REWARDED, REWARD_TRAINING) if task.is_rewarded else (IN_WORDS, IN_WORDS_TRAINING)
+            usual = (BY_REWARDS, REWARD_TRAINING) if task.is_rewarded else (IN_WORDS, IN_WORDS_TRAINING)
             chosen, training = usual
         if head:
             training = own or (HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING)

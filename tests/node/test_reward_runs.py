@@ -121,8 +121,12 @@ async def test_an_organised_run_is_judged_by_answers_and_searched(
 def test_an_organiser_of_rewards_has_the_settings_of_any_other_and_more_time(run: Manifest) -> None:
     run = run.model_copy(update={"organised": OrganisedSection(organiser=ORGANISER, quota=60)})
     plain = run.model_copy(update={"task": Task(kind="text", template="{word}")})
-    assert policy_of(run, search=True) == policy_of(plain, search=True)
-    assert policy_of(run).seal_wait == SEARCH_WAIT
+    policy = policy_of(run, search=True, renew_bases=100)
+    assert policy == policy_of(plain, search=True, renew_bases=100)
+    assert policy.search_rows
+    assert policy.origins
+    assert policy.guard
+    assert policy_of(run).seal_wait == SEARCH_WAIT > policy_of(plain).seal_wait
 
 
 PLUGIN = """
