@@ -12,10 +12,11 @@ import numpy as np
 
 from sfnode.engine import reward_trial, scalar_limit
 from sfnode.engine.losses import line_rows
-from sfnode.engine.reward_objective import ANSWERS, RIGHT, Rewards
+from sfnode.engine.reward_objective import RIGHT, Rewards
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.task import ANSWERS
 from sfnode.preparing import Means, Waiting
 from sfnode.resources import memory
 from sfnode.schema.results import TriedAnswer, TryRewardResult

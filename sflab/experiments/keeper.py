@@ -168,7 +168,7 @@ class Keeper:
             origins=self._origins,
             guard=self._guard,
             renew_updates=self._renew_updates if self._make else 0,
-            update_forwards=self._manifest.training.update_forwards,
+            update_forwards=self._manifest.update_forwards,
             admission=Admission.LINKS,
             quota=self._manifest.organised.quota,
             amend_after=None,

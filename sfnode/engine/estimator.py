@@ -186,43 +186,65 @@ def _log_probs(
     """Return the log-probability of every target at all points, (sides * P,) float32, on the device."""
     found, numbers = [], []
     with moving_vectors(loaded, directions) as move_vectors:
-        begun = None if move_vectors else _begun(loaded, measured, epsilon, perturb)
-        first = begun.tokens if begun else 0
-        for sequences in _passes(loaded, measured, first, in_turns=move_vectors is not None):
-            targets = np.flatnonzero(np.isin(measured.batch.sequences, sequences))
-            this = forward.take(loaded, measured.batch, sequences, targets)
-            signs = measured.signs[sequences] * epsilon
-            if move_vectors is not None:
-                move_vectors(int(measured.queries[sequences[0]]), float(signs[0]))
-            perturbation = perturb(measured.queries[sequences], signs, this.behind(first))
-            cache = begun.cache(measured.points[sequences]) if begun else None
-            found.append(forward.log_probs(loaded, this, perturbation, first, cache))
-            numbers.append(targets)
+        for members, begun in _families(
+            loaded, measured, epsilon, perturb, in_turns=move_vectors is not None
+        ):
+            first = begun.tokens if begun else 0
+            for sequences in forward.passes(loaded, measured.batch, members, first):
+                targets = np.flatnonzero(np.isin(measured.batch.sequences, sequences))
+                this = forward.take(loaded, measured.batch, sequences, targets)
+                signs = measured.signs[sequences] * epsilon
+                if move_vectors is not None:
+                    move_vectors(int(measured.queries[sequences[0]]), float(signs[0]))
+                perturbation = perturb(measured.queries[sequences], signs, this.behind(first))
+                cache = begun.cache(measured.points[sequences]) if begun else None
+                found.append(forward.log_probs(loaded, this, perturbation, first, cache))
+                numbers.append(targets)
     together = torch.cat(found)
     order = torch.from_numpy(np.argsort(np.concatenate(numbers)))
     return together[order.to(together.device, non_blocking=True)]
 
 
-def _begun(loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb) -> forward.Begun | None:
-    """Return what all sequences begin with, read at every point; None if it is not worth it."""
-    tokens = forward.shared(loaded, measured.batch)
-    _, firsts = np.unique(measured.points, return_index=True)  # a sequence at each
-    if not forward.may_begin(loaded, tokens, len(firsts), len(measured.points)):
+class _Family(NamedTuple):
+    """Sequences, and what they begin with, read at every point; None if that is not worth it."""
+
+    members: NDArray[np.int64]
+    begun: forward.Begun | None
+
+
+def _families(
+    loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
+) -> Iterator[_Family]:
+    """Yield all sequences: with `in_turns` those of each point, else by what they begin with, such as one
+    prompt of several answers."""
+    every = np.arange(len(measured.points))
+    if in_turns:
+        for one in np.unique(measured.points):
+            yield _Family(np.flatnonzero(measured.points == one), None)
+        return
+    begun = _begun(loaded, measured, every, epsilon, perturb)
+    for members in forward.families(loaded, measured.batch, begun.tokens if begun else 0):
+        yield _Family(members, _begun(loaded, measured, members, epsilon, perturb, begun) or begun)
+
+
+def _begun(
+    loaded: LoadedModel,
+    measured: Points,
+    members: NDArray[np.int64],
+    epsilon: float,
+    perturb: Perturb,
+    before: forward.Begun | None = None,
+) -> forward.Begun | None:
+    """Return what these sequences begin with, read at their points; None if it is not worth it, beside what
+    is read `before`."""
+    tokens = forward.shared(loaded, measured.batch, members)
+    points, firsts = np.unique(measured.points[members], return_index=True)
+    if not forward.may_begin(loaded, tokens, len(points), len(members), before.tokens if before else 0):
         return None
+    firsts = members[firsts]  # a sequence at each
     queries, amounts = measured.queries[firsts], measured.signs[firsts] * epsilon
-    beginning = measured.batch.input_ids[0, :tokens]
-    return forward.begin(loaded, beginning, len(firsts), lambda this: perturb(queries, amounts, this))
-
-
-def _passes(
-    loaded: LoadedModel, measured: Points, begun: int, *, in_turns: bool
-) -> Iterator[NDArray[np.int64]]:
-    """Yield the sequences of each pass, of which the first `begun` tokens are read already. With `in_turns`
-    each is at one point."""
-    points = measured.points if in_turns else np.zeros_like(measured.points)
-    for point in np.unique(points):
-        members = np.flatnonzero(points == point)
-        yield from forward.passes(loaded, measured.batch, members, begun)
+    beginning = measured.batch.input_ids[firsts[0], :tokens]
+    return forward.begin(loaded, beginning, points, lambda this: perturb(queries, amounts, this), before)
 
 
 def along_queries(directions: Directions) -> Perturb:

@@ -104,17 +104,20 @@ class Pass(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Keys and values of what all texts begin with, at each of some points."""
+    """Keys and values of what some texts begin with, at each of some points."""
 
     tokens: int
+    points: NDArray[np.int64]
+    """Their numbers, ascending."""
     layers: Sequence[tuple[Tensor, Tensor]]
     """(points, heads, tokens, d) each."""
 
     def cache(self, points: NDArray[np.int64]) -> Any:
         """Return a cache for rows at these points, (R,)."""
         found: Any = DynamicCache()
+        places = np.searchsorted(self.points, points)
         for number, layer in enumerate(self.layers):
-            chosen = torch.from_numpy(points).to(layer[0].device, non_blocking=True)
+            chosen = torch.from_numpy(places).to(layer[0].device, non_blocking=True)
             parts = (
                 part[chosen] if len(part) > 1 else part.expand(len(points), -1, -1, -1) for part in layer
             )
@@ -165,16 +168,32 @@ def log_probs(
         return _log_probs(logits(loaded, this, begun, **cached), this.targets)
 
 
-def shared(loaded: LoadedModel, batch: Batch) -> int:
-    """Return how many tokens all sequences of a batch begin with, up to the first target."""
-    differing = np.flatnonzero((batch.input_ids != batch.input_ids[0]).any(0))
-    return 0 if loaded.classifies else int(min([batch.columns.min(), *differing[:1]]))
+def shared(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> int:
+    """Return how many tokens these sequences of a batch begin with, all alike, up to their first target."""
+    if loaded.classifies:
+        return 0
+    ids = batch.input_ids[sequences]
+    differing = np.flatnonzero((ids != ids[0]).any(0))
+    return int(min([batch.columns[np.isin(batch.sequences, sequences)].min(), *differing[:1]]))
 
 
-def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int) -> bool:
+def families(loaded: LoadedModel, batch: Batch, begun: int) -> list[NDArray[np.int64]]:
+    """Return the sequences of a batch in families of which each begins alike, with LEAST_SHARED tokens more
+    than the `begun` ones of all; those without a family are together."""
+    if loaded.classifies:
+        return [np.arange(len(batch.input_ids))]
+    texts, numbers = np.unique(batch.input_ids, axis=0, return_inverse=True)  # in their order
+    alike = (texts[1:] == texts[:-1]).cumprod(1).sum(1) >= begun + LEAST_SHARED  # a text and the one before
+    names = np.cumsum([0, *~alike])
+    names[np.bincount(names)[names] == 1] = -1
+    of_sequences = names[numbers.reshape(-1)]
+    return [np.flatnonzero(of_sequences == name) for name in np.unique(of_sequences)]
+
+
+def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int, before: int = 0) -> bool:
     """Return whether it is worth it, and possible, to read so many tokens of all these sequences once for
-    each of some points."""
-    if tokens < LEAST_SHARED or sequences < 2 * points:
+    each of some points, where the first of them are read `before`."""
+    if tokens - before < LEAST_SHARED or sequences < 2 * points:
         return False
     size: int = sum(part.nbytes for layer in kept_of_a_token(loaded) for part in (layer.keys, layer.values))
     return 0 < size * tokens * points <= BEGUN_BYTES
@@ -183,20 +202,24 @@ def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int) -> 
 def begin(
     loaded: LoadedModel,
     tokens: NDArray[np.int64],
-    points: int,
+    points: NDArray[np.int64],
     perturb: Callable[[Pass], Perturbation | None],
+    before: Begun | None = None,
 ) -> Begun:
-    """Read the tokens (T,) that texts begin with at so many points."""
-    ids, every = np.tile(tokens, (points, 1)), np.arange(points)
-    last = np.full(points, len(tokens) - 1)
+    """Read the tokens (T,) that texts begin with at some points, ascending; those that are read `before`
+    are not read again."""
+    first = before.tokens if before else 0
+    ids, every = np.tile(tokens, (len(points), 1)), np.arange(len(points))
+    last = np.full(len(points), len(tokens) - 1)
     batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), every, last, np.zeros_like(every))
-    cache: Any = DynamicCache()
+    cache: Any = before.cache(points) if before else DynamicCache()
     this = take(loaded, batch, every, every)
-    with loaded.perturber.applying(perturb(this)):
-        logits(loaded, this, past_key_values=cache)
+    with loaded.perturber.applying(perturb(this.behind(first))):
+        logits(loaded, this, first, past_key_values=cache)
     nothing = torch.zeros(1, 1, 1, 1, device=loaded.device).expand(1, 1, len(tokens), 1)  # below a cut
     return Begun(
         len(tokens),
+        points,
         [(nothing, nothing) if layer.keys is None else (layer.keys, layer.values) for layer in cache.layers],
     )
 
@@ -216,11 +239,24 @@ def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
     return layers if all(type(layer) is DynamicLayer and layer.keys is not None for layer in layers) else []
 
 
-def mean_loss(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Tensor:
-    """Return the mean loss of a mini-batch that is small enough for one pass, for a backward pass, too."""
+def mean_loss(
+    loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None, *, at_once: bool = False
+) -> Tensor:
+    """Return the mean loss of a mini-batch that is small enough for one pass, for a backward pass, too; what
+    its texts begin with is read once for all, unless they are to be read `at_once`."""
     batch = batch_of(encoded)
-    this = take(loaded, batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)))
-    return encoded.losses(log_probs(loaded, this, perturb(this) if perturb else None)).mean()
+    every = np.arange(len(batch.input_ids))
+    point = np.zeros_like(every)
+    first = 0 if at_once else shared(loaded, batch, every)
+    cache = None
+    if may_begin(loaded, first, 1, len(every)):
+        beginning = batch.input_ids[0, :first]
+        cache = begin(loaded, beginning, point[:1], perturb or (lambda this: None)).cache(point)
+    else:
+        first = 0
+    this = take(loaded, batch, every, np.arange(len(batch.targets)))
+    perturbation = perturb(this.behind(first)) if perturb else None
+    return encoded.losses(log_probs(loaded, this, perturbation, first, cache)).mean()
 
 
 def batch_of(encoded: Encoded) -> Batch:

@@ -238,7 +238,7 @@ class _Decoder:
             return DynamicCache()
         if self._beginning is None:
             tokens = np.array(rows[0].row.prompt[: self._shared], np.int64)
-            self._beginning = forward.begin(self._loaded, tokens, 1, self._moved)
+            self._beginning = forward.begin(self._loaded, tokens, np.zeros(1, np.int64), self._moved)
         return self._beginning.cache(np.zeros(len(rows), np.int64))
 
     def _write(self) -> None:

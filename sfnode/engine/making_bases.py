@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sfnode.engine import forward
-from sfnode.engine.reward_objective import ANSWERS, Rewards
+from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.task import ANSWERS
 from sfnode.manifest.training import PUBLISHED_UNIT
 from sfnode.models import bases as published_bases
 from sfnode.models.cuts import hidden
@@ -214,7 +215,7 @@ def errors(
     with _watched(loaded, take), _read_out(loaded) as states:
         for batch in sketches.halves_of(batches, advance):
             places, positions = _answered(loaded, batch)
-            forward.mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
+            forward.mean_loss(loaded, batch, at_once=True).backward()  # type: ignore[no-untyped-call]
             gradient = states[0].grad
             assert gradient is not None
             error = _rows(gradient)[places].float()

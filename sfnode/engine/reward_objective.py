@@ -13,6 +13,7 @@ says nothing, and costs no more passes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,18 +27,17 @@ from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES
 from sfnode.engine.objective import OWN, Held, KeepGoing, RowLosses, always, paused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.task import ANSWERS
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import EvaluationOfRows, PassAt
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics, tokenization, verifying
-from sfnode.tasks.encoding import Encoded, encode_written
+from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode_written
 from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Prompt, Row, render_row
+from sfnode.tasks.templates import common_prefix
 from sfprotocol.seeds import derive_key, stream, token_keys
-
-ANSWERS = 4
-"""Answers that are drawn to each prompt of a mini-batch, and compared with each other."""
 
 ROUNDING = 1e-9
 """Difference of rewards that is none."""
@@ -98,15 +98,24 @@ class Drawn(NamedTuple):
     @property
     def encoded(self) -> Encoded:
         """The answers as examples whose mean loss has the slopes of `loss`, without those that say nothing;
-        one is always there."""
-        above = self.above
-        telling = np.flatnonzero(above).tolist() or [0]
-        share = len(telling) / len(above)
-        return encode_written(
-            [self.questions[number // ANSWERS].prompt for number in telling],
-            [self.answers[number].tokens for number in telling],
-            [share * above[number] for number in telling],
-        )
+        one is always there. Equal answers to a question are one; what all of them begin with is no target, as
+        there their weights add up to 0."""
+        weights: dict[tuple[int, tuple[int, ...]], float] = {}
+        for number, by in enumerate(self.above.tolist()):
+            one = number // ANSWERS, tuple(self.answers[number].tokens)
+            weights[one] = weights.get(one, 0.0) + by
+        told = {one: by for one, by in weights.items() if abs(by) > ROUNDING}
+        told = told or dict([next(iter(weights.items()))])
+        share = len(told) / len(self.answers)
+        found: list[WrittenAnswer] = []
+        for question, same in groupby(told, key=lambda one: one[0]):
+            answers = [answer for _, answer in same]
+            alike = common_prefix(min(answers)[:-1], max(answers)[:-1])  # each has a target
+            prompt = self.questions[question].prompt
+            found += [
+                WrittenAnswer(prompt, answer, alike, share * told[question, answer]) for answer in answers
+            ]
+        return encode_written(found)
 
 
 RIGHT = 1 - 1e-8
@@ -255,15 +264,12 @@ class Rewards:
             samples.shown(
                 self._text(row),
                 verifying.reference(self._task, row),
-                self._judged(answer.text, row),
+                answer.text,
                 1.0 if reward >= RIGHT else reward,
+                verifying.remark(self._task, answer.text, row),
             )
             for row, answer, reward in zip(rows, answers, found, strict=True)
         ]
-
-    def _judged(self, answer: str, row: Row) -> str:
-        remark = verifying.remark(self._task, answer, row)
-        return f"{answer.strip()} ({remark})" if remark else answer
 
     def _rewards(
         self,

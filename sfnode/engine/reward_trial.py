@@ -41,10 +41,10 @@ F64 = NDArray[np.float64]
 UPDATES = 32
 """Updates that are measured: the root mean square of as many slopes is right to an eighth."""
 
-MOVE = 0.005
+MOVE = 0.1
 """Kullback-Leibler divergence, in nats an answer, by which the step of a group may move the model if there is
-no noise in it: between what suits random bases on the embedded sums and gradients on SmolLM2, which are ten
-times apart (docs/research-log.md)."""
+no noise in it: what suits gradients on SmolLM2. Random bases on the embedded sums want 0.0024; there searches
+have to find the rate (docs/research-log.md)."""
 
 ROWS = 8
 """Answers by which epsilon is found, each along a direction of its own mini-batch."""

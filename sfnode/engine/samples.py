@@ -110,11 +110,12 @@ def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> 
     return beginning, beginning, " ".join(words[count:])
 
 
-def shown(text: str, right: str, said: str, score: float | None = None) -> Answered:
-    """Return a row and an answer as people are shown them; without a score it is right if it is the right
-    one."""
+def shown(text: str, right: str, said: str, score: float | None = None, remark: str = "") -> Answered:
+    """Return a row and an answer as people are shown them, with a remark on it, if there is one; without a
+    score it is right if it is the right one."""
     text, right, said = text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}", right.strip(), said.strip()
-    return Answered(text, _cut(right), _cut(said), float(right == said) if score is None else score)
+    behind = f" ({_cut(remark)})" if remark else ""
+    return Answered(text, _cut(right), _cut(said) + behind, float(right == said) if score is None else score)
 
 
 def _cut(text: str) -> str:

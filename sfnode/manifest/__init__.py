@@ -13,6 +13,7 @@ Strangers see sources of the base model and of rows without the folders of a mac
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -33,7 +34,7 @@ from sfnode.manifest.sections import (
     is_file,
     sorted_keys,
 )
-from sfnode.manifest.task import Task
+from sfnode.manifest.task import ANSWERS, READING, Task
 from sfnode.manifest.training import Training
 from sfnode.printable import command
 from sfprotocol.decisions import RATE_ONE
@@ -185,6 +186,15 @@ class Manifest(Section):
     def dimensions(self) -> int:
         """Dimensions of a subspace: the entries of its core."""
         return len(self.model.targets) * self.training.rank**2
+
+    @property
+    def update_forwards(self) -> int:
+        """Example-forwards that an update takes; in a reward run the answers that could be written
+        meanwhile."""
+        numbers, rows = self.training, self.training.batch_size
+        if not self.task.is_rewarded:
+            return numbers.points * rows
+        return math.ceil(ANSWERS * rows * (1 / numbers.batch_updates + numbers.points * READING))
 
     @property
     def run_id(self) -> bytes:

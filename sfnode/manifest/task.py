@@ -15,6 +15,13 @@ MAX_ANSWER_TOKENS = 4096
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1 / 64, 64.0
 """Bounds of a temperature that is not 0: beyond them the likeliest token, or any, would be drawn."""
 
+ANSWERS = 4
+"""Answers that are drawn to each prompt of a mini-batch, and compared with each other (SPEC T8)."""
+
+READING = 1 / 3
+"""Reading a written answer at one more point, as a share of writing it: 0.19 and 0.53 CPU seconds on SmolLM2
+(docs/benchmarks.md)."""
+
 MAX_STOPS, MAX_STOP = 8, 64
 """Most texts that end an answer, and characters of each: they are looked for after every token."""
 

@@ -158,11 +158,6 @@ class Training(Section):
         return 1 if self.group else 2
 
     @property
-    def update_forwards(self) -> int:
-        """Number of example-forwards that an update takes."""
-        return self.points * self.batch_size
-
-    @property
     def epochs(self) -> int:
         """Number of epochs that the budget spans."""
         return -(-self.update_budget // self.epoch_updates)

@@ -129,5 +129,5 @@ def policy_of(
         kept=numbers.trains_a_head,
         renew_updates=renew_bases if numbers.bases else 0,
         guard=guard and validates,
-        update_forwards=numbers.update_forwards,
+        update_forwards=manifest.update_forwards,
     )

@@ -161,18 +161,25 @@ def encode(
     return _collate(examples, tokenizer.pad_token_id or 0, task.labelled, centred, len(references))
 
 
-def encode_written(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], weights: Sequence[float]
-) -> Encoded:
-    """Encode answers that a model has written to prompts, both as token ids: the loss of each is minus the
-    log-probability of all its tokens, times its weight."""
+class WrittenAnswer(NamedTuple):
+    """An answer that a model has written to a prompt, both as token ids."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    given: int
+    """Tokens of it that are no targets, fewer than there are."""
+    weight: float
+
+
+def encode_written(written: Sequence[WrittenAnswer]) -> Encoded:
+    """Encode answers whose loss is minus the log-probability of all their targets, times their weight."""
     examples = []
-    for prompt, answer in zip(prompts, answers, strict=True):
+    for prompt, answer, given, _ in written:
         fed = np.array([*prompt, *answer[:-1]], np.int32)  # the last token predicts nothing
-        targets = [(0, len(prompt) - 1 + place, token, 0) for place, token in enumerate(answer)]
+        targets = [(0, len(prompt) - 1 + n, token, 0) for n, token in enumerate(answer) if n >= given]
         examples.append(Example((fed,), (np.zeros(len(fed), np.int8),), np.array(targets, np.int32), (0,)))
     found = _collate(examples, 0, False, False, 0)
-    return replace(found, weights=torch.tensor(weights) * found.tokens[:, 0])
+    return replace(found, weights=torch.tensor([one.weight for one in written]) * found.tokens[:, 0])
 
 
 def evaluate(

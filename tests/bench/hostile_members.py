@@ -186,8 +186,8 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "sealed": result.sealed,
         "seconds": result.seconds,
         "own": [node.own_updates for node in result.nodes],
-        "organiser": end.shares(begin, run.training.update_forwards),
-        "second_half": end.shares(half, run.training.update_forwards) if half else None,
+        "organiser": end.shares(begin, run.update_forwards),
+        "second_half": end.shares(half, run.update_forwards) if half else None,
     }
 
 

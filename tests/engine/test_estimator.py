@@ -23,7 +23,7 @@ from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
 from sfnode.models.targets import Form, Selection, view
-from sfnode.tasks.encoding import Encoded, encode
+from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode, encode_written
 from sfprotocol.seeds import basis_signs, coordinates, update_seeds
 from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, data_file, trainer, updates, weights
 from tests.engine.helpers import manifest as described
@@ -297,6 +297,42 @@ def test_what_all_texts_begin_with_is_read_once_for_each_point(
     assert seen[:2] == [(1, 1), (points, tokens)]
     assert tokens >= 20
     assert max(width for _, width in seen[2:]) < tokens
+    monkeypatch.setattr(forward, "LEAST_SHARED", 1 << 20)
+    for one, other in zip(found, estimates(run.loaded, directions, each, 0.02, group), strict=True):
+        assert one.alpha == pytest.approx(other.alpha, rel=1e-3, abs=1e-4)
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("group", [0, 3])
+def test_what_a_family_of_texts_begins_with_is_read_once_at_each_of_its_points(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(manifest("llama"))
+    prompts = [[token] * length for token, length in ((4, 26), (5, 31), (6, 22))]
+    answers = [
+        WrittenAnswer(prompt, answer, 0, weight)
+        for prompt in prompts
+        for answer, weight in (((7, 8), 1.0), ((7, 9, 10), -1.0))
+    ]
+    every, some = (
+        encode_written([*answers, WrittenAnswer([3] * 20, (4,), 0, 1.0)]),
+        encode_written(answers[:2]),
+    )
+    each = [every] * 3 if group else [every, some, every]
+    directions = run.space.directions(SEEDS, 2)
+    seen: list[tuple[int, int]] = []
+    plain = forward._outputs
+
+    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
+        seen.append(tuple(this.input_ids.shape))
+        return plain(loaded, this, **cached)
+
+    monkeypatch.setattr(forward, "_outputs", outputs)
+    found = estimates(run.loaded, directions, each, 0.02, group)
+    beginnings = [(3, 25), (3, 30), (3, 21)] if group else [(6, 25), (4, 30), (4, 21)]
+    assert {*beginnings} <= {*seen}
+    whole = sum(int(part.attention_mask.sum()) for part in each) * (1 if group else 2)
+    assert sum(rows * width for rows, width in seen) < 0.75 * whole
     monkeypatch.setattr(forward, "LEAST_SHARED", 1 << 20)
     for one, other in zip(found, estimates(run.loaded, directions, each, 0.02, group), strict=True):
         assert one.alpha == pytest.approx(other.alpha, rel=1e-3, abs=1e-4)

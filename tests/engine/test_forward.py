@@ -18,7 +18,7 @@ from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
-from sfnode.tasks.encoding import Encoded, encode
+from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode, encode_written
 from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, data_file, in_float64, manifest, trainer
 
 CPU = torch.device("cpu")
@@ -55,6 +55,24 @@ def test_a_score_is_the_models_own_log_probability_of_each_target(family: str) -
     )
     assert torch.equal(found.greedy, wanted.argmax(-1) == encoded.targets)
     assert found.log_probs.std() > 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_backward_pass_goes_through_what_texts_begin_with_too_which_is_read_once(family: str) -> None:
+    run = trainer(manifest(family))
+    prompts = [[4] * 20 + [token] for token in (5, 6, 7)]
+    written = encode_written([WrittenAnswer(prompt, (8, 9), 0, 1.0) for prompt in prompts])
+    weight = next(getattr(site.module, site.parameter) for site in run.loaded.sites)
+    weight.requires_grad_(True)
+    found = []
+    for at_once in (False, True):
+        loss = forward.mean_loss(run.loaded, written, at_once=at_once)
+        (gradient,) = torch.autograd.grad(loss, [weight])
+        found.append((float(loss.detach()), gradient))
+    weight.requires_grad_(False)
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-3, atol=1e-6)
+    assert found[0][1].abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mistral", "bert"])

@@ -18,12 +18,12 @@ from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, ge
 from sfnode.engine.line import line_to
 from sfnode.engine.losses import BATCH_ROWS, line_rows
 from sfnode.engine.model_card import model_card
-from sfnode.engine.reward_objective import ANSWERS, Drawn, Question, Rewards
+from sfnode.engine.reward_objective import Drawn, Question, Rewards
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
-from sfnode.manifest.task import Task
+from sfnode.manifest.task import ANSWERS, Task
 from sfnode.models.targets import Selection
 from sfnode.organising.evaluation.line_search import AMOUNTS, LineSearch
 from sfnode.tasks import public_files
@@ -176,7 +176,22 @@ def test_a_prompt_whose_answers_get_the_same_says_nothing_and_is_not_read_again(
         [-1 / 3] * (ANSWERS - 1) + [1.0]
     )  # 2 tokens, half of the answers
     alike = Drawn(questions, answers, np.full((2, ANSWERS), 0.1))
-    assert alike.encoded.losses(torch.tensor([-1.0, -2.0])).tolist() == [0.0], "one at least is there"
+    assert alike.encoded.losses(torch.tensor([-1.0])).tolist() == [0.0], "one at least is there"
+
+
+def test_equal_answers_are_read_once_and_only_from_where_answers_part() -> None:
+    written = [(7, 8, 1), (7, 8, 1), (7, 8, 2, 3), (7, 8, 1)], [(9,), (9,), (9, 4), (5,)]
+    answers = [Continuation("", tokens, True) for one in written for tokens in one]
+    drawn = Drawn(
+        [Question([1], None), Question([2], None)], answers, np.array([[0, 0, 1, 0], [1, 1, 0, 1.0]])
+    )
+    found = drawn.encoded
+    assert found.input_ids.tolist() == [[1, 7, 8, 0], [1, 7, 8, 2], [2, 0, 0, 0], [2, 9, 0, 0], [2, 0, 0, 0]]
+    assert found.targets.tolist() == [1, 2, 3, 9, 9, 4, 5]
+    assert found.columns.tolist() == [2, 2, 3, 0, 0, 1, 0]
+    assert found.weights is not None
+    by = (found.weights / found.tokens[:, 0] / found.examples * len(answers)).tolist()
+    assert by == pytest.approx([-1.0, 1.0, 2 / 3, -1.0, 1 / 3])
 
 
 def test_answers_come_in_parts_as_they_were_drawn() -> None:

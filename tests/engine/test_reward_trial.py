@@ -12,11 +12,12 @@ import torch
 
 from sfnode.engine import reward_trial
 from sfnode.engine.estimator import quantise
-from sfnode.engine.reward_objective import ANSWERS, Rewards
+from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.reward_trial import MOVE, RewardTrial, alike, run
 from sfnode.engine.scalar_limit import seeds_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
+from sfnode.manifest.task import ANSWERS
 from sfnode.models import manifest_builder
 from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_reward_objective import log_prob
@@ -76,7 +77,7 @@ def test_numbers_follow_from_answers_that_are_drawn(reward_run: Any, group: int)
 
 def test_an_update_moves_what_the_model_writes_by_as_much_as_it_may(reward_run: Any) -> None:
     """By weights moved by hand: half the mean square of the changes of log-probabilities, which is the
-    divergence of the answers."""
+    divergence of the answers that are read."""
     trainer = reward_run(group=UPDATES, epsilon=1e-4)
     found, seeds = run(trainer, keep_epsilon=True), seeds_of(trainer, UPDATES)
     objective = trainer.objective
@@ -89,11 +90,14 @@ def test_an_update_moves_what_the_model_writes_by_as_much_as_it_may(reward_run: 
         for layer in zip(*each, strict=True)
     ]
     changes = []
-    for number in np.flatnonzero(drawn.above).tolist():
-        answer = drawn.questions[number // ANSWERS].prompt, drawn.answers[number].tokens
+    batch = drawn.encoded
+    for number, size in enumerate(batch.tokens[:, 0].int().tolist()):
+        told = batch.targets[batch.sequences == number].tolist()
+        read = batch.input_ids[number, : int(batch.attention_mask[number].sum())].tolist()
+        answer = read[: len(read) - size + 1], told  # from where answers to its prompt part
         before = log_prob(trainer, *answer)
-        with hand_moved(trainer, moves, 1.0):
-            changes.append(log_prob(trainer, *answer) - before)
+        with hand_moved(trainer, moves, 0.1):  # as far as slopes reach
+            changes.append((log_prob(trainer, *answer) - before) / 0.1)
     signal = UPDATES / (UPDATES + trainer.manifest.dimensions)
     assert np.mean(np.square(changes)) / 2 == pytest.approx(MOVE * signal, rel=0.15)
 

@@ -61,6 +61,12 @@ def test_what_a_model_writes_is_cut_to_what_is_shown(tmp_path: Path, monkeypatch
     assert len(one.right) == samples.SHOWN_ANSWER
 
 
+def test_a_remark_stands_behind_an_answer_however_long_that_is() -> None:
+    one = samples.shown("a prompt", "right", "x" * 1000, 0.5, "wrong: town")
+    assert one.said == "x" * (samples.SHOWN_ANSWER - 1) + "… (wrong: town)"
+    assert samples.shown("a prompt", "right", "short", 0.5).said == "short"
+
+
 def test_a_plain_text_is_to_be_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "WRITTEN", 4)
     task = Task(kind="text", template="{text}")

@@ -11,6 +11,7 @@ import torch
 from sfnode.engine.estimator import quantise
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.task import READING, Task
 from sfnode.manifest.training import LEAST_DELTA, LEAST_EPSILON, MAX_GROUP, MOST_DELTA, Training
 from tests.manifest.fields import FIELDS, changed, organised
 
@@ -92,9 +93,28 @@ def test_a_run_with_groups_says_so_and_others_keep_their_bytes() -> None:
     assert said.fields()["training"]["group"] == 8
     again = said.model_copy(update={"training": said.training.model_copy(update={"group": 0})})
     assert "group" not in again.fields()["training"]
-    assert (plain.batch_updates, plain.points, plain.update_forwards) == (1, 2, 8)
+    assert (plain.batch_updates, plain.points) == (1, 2)
     assert (said.training.batch_updates, said.training.points) == (8, 1)
-    assert said.training.update_forwards == said.training.batch_size
+
+
+def test_an_update_takes_as_many_forwards_as_its_points_have_rows() -> None:
+    run = Manifest.model_validate(changed("training", batch_size=6))
+    assert run.update_forwards == 12
+    assert Manifest.model_validate(changed("training", batch_size=6, group=8)).update_forwards == 6
+
+
+REWARDED: dict[str, Any] = {
+    "kind": "reward",
+    "template": "{text}",
+    "answer_tokens": 8,
+    "verifier": {"kind": "length", "most": 9},
+}
+
+
+def test_an_update_of_rewards_takes_the_answers_that_could_be_written_meanwhile() -> None:
+    run = Manifest.model_validate(changed("training", batch_size=6, group=8))
+    rewarded = run.model_copy(update={"task": Task(**REWARDED)})
+    assert rewarded.update_forwards == 24 / 8 + 24 * READING
 
 
 @pytest.mark.parametrize("group", [-1, 1, MAX_GROUP + 1])
