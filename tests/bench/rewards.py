@@ -1,0 +1,203 @@
+"""What a user could do with the base model in place of a reward run, at one greedy answer a prompt.
+
+    python -m tests.bench.rewards [--task extract] [--prompts 192] [--rates 3e-4 1e-3] [--only base]
+
+The model is that of scripts/real_model.py. Prints a line of JSON for each of
+
+    base       the model as it is, and the best of 4 answers that are drawn
+    few-shot   with 8 more training rows and their right answers in the prompt
+    right      LoRA on the right answers to some training prompts, which a reward run never sees
+    own        LoRA on those of the answers drawn to them, 4 each, that were right (rejection sampling)
+
+with the share of right answers to the test prompts, its interval, the mean reward, the answers that were
+drawn to train, and the seconds. LoRA as in tests.bench.lora: rank 8 on the query and value projections,
+AdamW, mini-batches of 8, the best look of three passes, by the loss on every eighth row. `sfnode swarm`
+prints the same figures of a run. Results: docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import (
+    LoraConfig,
+    TaskType,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
+from transformers import AutoModelForCausalLM
+
+from scripts import real_model
+from sflab.baselines.model_problem import LORA_ALPHA
+from sfnode.engine.objective import Held
+from sfnode.engine.reward_objective import RIGHT, Question, Rewards
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import ANSWERS
+from sfnode.models import loader
+from sfnode.tasks import dataset, presets, tokenization
+from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode_written
+from sfprotocol.seeds import derive_key, stream
+from tests.bench.lora import BATCH, RANK, WARMUP
+
+SHOTS, PASSES = 8, 3
+TARGET = "json"
+"""The column with the right answer."""
+
+
+class Subject:
+    """A reward task, and a model that answers it."""
+
+    def __init__(self, folder: Path, preset: presets.Preset, template: str = "") -> None:
+        task = preset.task.model_copy(update={"template": template or preset.task.template})
+        manifest = Manifest(model=loader.describe(str(folder), ""), task=task, data=preset.data)
+        self.train = dataset.training_rows(preset.data, task)
+        self.test = dataset.held_out_rows(preset.data, task, "test")
+        self.loaded = loader.load(manifest, override=None, device=torch.device("cpu"))
+        self.objective = Rewards(manifest, self.loaded, self.train)
+
+    def measured(self, best_of: int = 0) -> dict[str, Any]:
+        """Return what the answers to the test prompts are worth."""
+        held = Held("test", 0, self.test)
+        found = self.objective.evaluate(held)
+        figures = {"exact": found.value, "low": found.low, "high": found.high, "reward": 1 - found.loss}
+        if best_of:
+            drawn = self.objective.pass_at(held, best_of, best_of)
+            figures[f"best_of_{best_of}"] = drawn.value
+        return figures
+
+    def questions(self, prompts: int) -> list[Question]:
+        """Return some training prompts, which follow from their number."""
+        order = np.argsort(stream(derive_key(b"reward controls"), 0, len(self.train)))
+        return self.objective.questions([self.train[place] for place in order[:prompts]])
+
+    def right(self, prompts: int) -> list[WrittenAnswer]:
+        """Return training prompts with their right answers, which the task's stop ends."""
+        end = self.objective._task.stop[0]
+        tokens = self.loaded.tokenizer
+        return [
+            WrittenAnswer(one.prompt, tokenization.prompt_ids(tokens, one.row[TARGET] + end, 1 << 16), 0, 1.0)
+            for one in self.questions(prompts)
+        ]
+
+    def own(self, prompts: int) -> list[WrittenAnswer]:
+        """Return those of the answers drawn to training prompts that are right, each once."""
+        found: dict[tuple[Any, ...], WrittenAnswer] = {}
+        questions = self.questions(prompts)
+        for number in range(0, prompts, BATCH):
+            (seed,) = stream(derive_key(b"own answers"), number, 1).tolist()
+            drawn = self.objective.draw(questions[number : number + BATCH], seed)
+            for place in np.flatnonzero(drawn.rewards.flatten() >= RIGHT).tolist():
+                question, answer = drawn.questions[place // ANSWERS], drawn.answers[place].tokens
+                one = WrittenAnswer(question.prompt, answer, 0, 1.0)
+                found[tuple(question.prompt), answer] = one
+        return list(found.values())
+
+
+def few_shot(preset: presets.Preset) -> str:
+    """Return the task's prompt with more examples."""
+    rows = dataset.training_rows(preset.data, preset.task)[:SHOTS]
+    before, after = preset.task.template.split("{text}")
+    shown = "".join(f"{row['text']}\n{row[TARGET]}\n\n" for row in rows)
+    return before + shown.replace("{", "{{").replace("}", "}}") + "{text}" + after
+
+
+def low_rank(folder: Path, written: Sequence[WrittenAnswer], rates: Sequence[float], into: Path) -> None:
+    """Train adapters on these answers, and write the model with the best of them in its weights."""
+    validating = [one for number, one in enumerate(written) if number % 8 == 7]
+    training = [one for number, one in enumerate(written) if number % 8 != 7]
+    found: tuple[float, Any] | None = None
+    for rate in rates:
+        model = _adapted(folder)
+        for loss in _losses(model, training, validating, rate):
+            print(f"  rate {rate:g}: {loss:.4f}", flush=True)
+            if found is None or loss < found[0]:
+                found = loss, copy.deepcopy(get_peft_model_state_dict(model))
+    assert found
+    model = _adapted(folder)
+    set_peft_model_state_dict(model, found[1])
+    shutil.copytree(folder, into)
+    model.merge_and_unload().save_pretrained(into)
+
+
+def _adapted(folder: Path) -> Any:
+    torch.manual_seed(0)
+    settings = LoraConfig(
+        task_type=TaskType.CAUSAL_LM, r=RANK, lora_alpha=LORA_ALPHA, target_modules=["q_proj", "v_proj"]
+    )
+    return get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), settings)
+
+
+def _losses(
+    model: Any, training: Sequence[WrittenAnswer], validating: Sequence[WrittenAnswer], rate: float
+) -> Iterator[float]:
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimiser = torch.optim.AdamW(trained, rate)
+    each = -(-len(training) // BATCH)
+    steps, order = PASSES * each, np.random.default_rng(0)
+    warm = max(1, round(WARMUP * steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm))
+    )
+    for _ in range(PASSES):
+        model.train()
+        for places in np.array_split(order.permutation(len(training)), each):
+            optimiser.zero_grad()
+            _loss(model, encode_written([training[place] for place in places])).backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimiser.step()
+            schedule.step()
+        model.eval()
+        with torch.no_grad():
+            parts = [encode_written(validating[n : n + BATCH]) for n in range(0, len(validating), BATCH)]
+            losses = [float(_loss(model, one)) * one.examples for one in parts]
+        yield sum(losses) / len(validating)
+
+
+def _loss(model: Any, batch: Encoded) -> Any:
+    logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    chosen = logits[batch.sequences, batch.columns].log_softmax(-1)
+    plain = replace(batch, weights=None)  # the mean of the tokens' losses
+    return plain.losses(chosen.gather(1, batch.targets[:, None]).flatten()).mean()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--task", default="extract")
+    parser.add_argument("--prompts", type=int, default=192, help="training prompts of right and own answers")
+    parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3])
+    parser.add_argument("--only", choices=("base", "few-shot", "right", "own"), nargs="+")
+    asked = parser.parse_args()
+    folder, preset = real_model.FOLDER, presets.preset(asked.task)
+    real_model.write(folder)
+    for name in asked.only or ("base", "few-shot", "right", "own"):
+        began, drawn, taught = time.monotonic(), 0, 0
+        if name in ("base", "few-shot"):
+            subject = Subject(folder, preset, few_shot(preset) if name == "few-shot" else "")
+            found = subject.measured(ANSWERS if name == "base" else 0)
+        else:
+            subject = Subject(folder, preset)
+            written = subject.right(asked.prompts) if name == "right" else subject.own(asked.prompts)
+            drawn, taught = asked.prompts * ANSWERS * (name == "own"), len(written)
+            del subject
+            with tempfile.TemporaryDirectory() as into:
+                model = Path(into, "model")
+                low_rank(folder, written, asked.rates, model)
+                found = Subject(model, preset).measured()
+        seconds = round(time.monotonic() - began, 1)
+        print(json.dumps({"name": name, **found, "drawn": drawn, "taught": taught, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()
