@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 from rich.console import Console
@@ -23,6 +24,7 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import run as run_loop
+from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, count, percent, probe_in_words
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -54,6 +56,11 @@ from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
     help="Without a manifest: a ready-made task, such as sums, and its model.  [default: reviews]",
 )
 @option(
+    "--model",
+    metavar="SOURCE",
+    help="Another base model for it: what suits it is measured first, as by `sfnode init`.",
+)
+@option(
     "--organised/--open",
     default=True,
     show_default=True,
@@ -76,6 +83,7 @@ def swarm(
     nodes: int,
     run: Path | None,
     preset: str | None,
+    model: str | None,
     organised: bool,
     split_data: bool,
     out: Path | None,
@@ -93,21 +101,23 @@ def swarm(
     """
     if run and not organised:
         raise UserError(Code.BAD_OPTION, "--open: the manifest says it", "Leave --open out.")
-    if run and preset:
-        raise UserError(Code.BAD_OPTION, "--task: the manifest says it", "Leave --task out.")
+    for flag in ("--task" if preset else "", "--model" if model else ""):
+        if run and flag:
+            raise UserError(Code.BAD_OPTION, f"{flag}: the manifest says it", f"Leave {flag} out.")
     started = time.monotonic()
-    local = LocalSwarm(
-        Manifest.from_toml(run) if run else _built_in(preset, organised),
-        nodes=nodes,
-        folder=out,
-        split_data=split_data,
-        threads=threads,
-        device=device,
-        dtype=dtype,
-        beside=run.parent if run else None,
-    )
-    console = Console(stderr=as_json, highlight=False)
-    result = run_loop(show_swarm(local, console, nodes))
+    with TemporaryDirectory(prefix="sfnode-") as made:
+        local = LocalSwarm(
+            Manifest.from_toml(run) if run else _made(preset, model, organised, device, dtype, Path(made)),
+            nodes=nodes,
+            folder=out,
+            split_data=split_data,
+            threads=threads,
+            device=device,
+            dtype=dtype,
+            beside=run.parent if run else Path(made),
+        )
+        console = Console(stderr=as_json, highlight=False)
+        result = run_loop(show_swarm(local, console, nodes))
     if as_json:
         in_all = {"seconds_in_all": round(time.monotonic() - started, 1)}
         echo(result.model_copy(update=in_all).model_dump_json(indent=2))
@@ -119,12 +129,23 @@ def swarm(
         )
 
 
-def _built_in(preset: str | None, organised: bool) -> Manifest:
-    from sfnode.models.manifest_builder import build
-    from sfnode.store.run_keys import RunKeys
+def _made(
+    preset: str | None, model: str | None, organised: bool, device: str, dtype: str, folder: Path
+) -> Manifest:
+    """Return the manifest of a ready-made task; with another model its numbers are measured, and bases are
+    put in the folder."""
+    with waiting("loading libraries"):
+        from sfnode import preparing
+        from sfnode.models.manifest_builder import build
+        from sfnode.store.run_keys import RunKeys
 
-    chosen = {"preset": preset} if preset else {}
-    return build(chosen | (RunKeys.generate().options() if organised else {}))
+    given = {name: one for name, one in (("preset", preset), ("model", model)) if one}
+    manifest = build(given | (RunKeys.generate().options() if organised else {}))
+    if not model:
+        return manifest
+    asked = preparing.wanted(manifest, given, None, None, measure=True)
+    means = preparing.Means(device, dtype, folder)
+    return preparing.prepare(manifest, given, means, asked, waiting).manifest
 
 
 # Formats a local swarm for 80 columns: live progress, and what is said at its end.

@@ -18,6 +18,7 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.swarm import local_swarm
 from tests.cli.helpers import Ended
+from tests.node.training.test_engine_loading import make_model
 from tests.swarm.conftest import script as script
 from tests.swarm.helpers import MANIFEST, NONE, PROBE, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL
@@ -230,7 +231,23 @@ def test_a_manifest_that_is_not_there_is_an_error_before_anything_starts(sfnode:
     assert ended.err.startswith("sfnode: SF011: cannot read the run manifest nowhere.toml")
 
 
-def test_a_manifest_and_a_ready_made_task_are_one_too_many(tmp_path: Path, sfnode: Run) -> None:
-    ended = sfnode("swarm", "--run", tmp_path / "run.toml", "--task", "sums")
+@pytest.mark.parametrize("option", ["--task", "--model"])
+def test_a_manifest_says_task_and_model_itself(option: str, tmp_path: Path, sfnode: Run) -> None:
+    ended = sfnode("swarm", "--run", tmp_path / "run.toml", option, "sums")
     assert ended.status
-    assert "--task: the manifest says it" in ended.err
+    assert f"{option}: the manifest says it" in ended.err
+
+
+def test_what_suits_another_base_model_is_measured_before_nodes_start(
+    script: Script, sfnode: Run, tmp_path: Path
+) -> None:
+    make_model(tmp_path / "model")
+    ended = sfnode(
+        "swarm", "--task", "reviews", "--model", tmp_path / "model", "--out", "kept", "--nodes", "2"
+    )
+    assert ended.status == 0, ended.err
+    (file,) = (tmp_path / "kept").rglob("run.toml")
+    run = Manifest.from_toml(file)
+    assert run.model.source == str(tmp_path / "model")
+    assert run.training.features, "which were measured"
+    assert "measuring what suits the model" in ended.err
