@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import gc
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's library reads it once, when it is imported
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background jobs ignore it
     if CACHE not in os.environ:  # as in the workers of pytest-xdist, which share it
         folder = tempfile.TemporaryDirectory(prefix="sfnode-cache-")
         atexit.register(folder.cleanup)
