@@ -271,6 +271,19 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def passes_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list to which every pass through a model adds its rows and tokens."""
+    seen: list[tuple[int, int]] = []
+    plain = forward._outputs
+
+    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
+        seen.append(tuple(this.input_ids.shape))
+        return plain(loaded, this, **cached)
+
+    monkeypatch.setattr(forward, "_outputs", outputs)
+    return seen
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("group", [0, 3])
 def test_what_all_texts_begin_with_is_read_once_for_each_point(
@@ -283,14 +296,7 @@ def test_what_all_texts_begin_with_is_read_once_for_each_point(
     each = [encode(task, run.loaded.tokenizer, rows) for rows in (ROWS[:3], ROWS[3:], ROWS[1:])]
     each = [each[0]] * 3 if group else each
     directions = run.space.directions(SEEDS, 2)
-    seen: list[tuple[int, int]] = []
-    plain = forward._outputs
-
-    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
-        seen.append(tuple(this.input_ids.shape))
-        return plain(loaded, this, **cached)
-
-    monkeypatch.setattr(forward, "_outputs", outputs)
+    seen = passes_seen(monkeypatch)
     found = estimates(run.loaded, directions, each, 0.02, group)
     points = 3 if group else 6
     tokens = seen[1][1]
@@ -320,14 +326,7 @@ def test_what_a_family_of_texts_begins_with_is_read_once_at_each_of_its_points(
     )
     each = [every] * 3 if group else [every, some, every]
     directions = run.space.directions(SEEDS, 2)
-    seen: list[tuple[int, int]] = []
-    plain = forward._outputs
-
-    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
-        seen.append(tuple(this.input_ids.shape))
-        return plain(loaded, this, **cached)
-
-    monkeypatch.setattr(forward, "_outputs", outputs)
+    seen = passes_seen(monkeypatch)
     found = estimates(run.loaded, directions, each, 0.02, group)
     beginnings = [(3, 25), (3, 30), (3, 21)] if group else [(6, 25), (4, 30), (4, 21)]
     assert {*beginnings} <= {*seen}
