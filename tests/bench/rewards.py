@@ -60,7 +60,8 @@ class Subject:
     """A reward task, and a model that answers it."""
 
     def __init__(self, folder: Path, preset: presets.Preset, template: str = "") -> None:
-        task = preset.task.model_copy(update={"template": template or preset.task.template})
+        room = {"template": template, "max_tokens": 2 * preset.task.max_tokens} if template else {}
+        task = preset.task.model_copy(update=room)
         manifest = Manifest(model=loader.describe(str(folder), ""), task=task, data=preset.data)
         self.train = dataset.training_rows(preset.data, task)
         self.test = dataset.held_out_rows(preset.data, task, "test")
