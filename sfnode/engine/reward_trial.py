@@ -6,11 +6,12 @@ What it is for:
     scalar_delta   a power of two of which the scalars' root mean square is UNITS, as in other runs.
     rate           rewards have no bend that would say how far a slope reaches; by how much the model would
                    write something else does (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). With z
-                   the slopes of answers' log-probabilities along the step of a group, their
-                   Kullback-Leibler divergence is rate^2 E[z^2] / 2. A step without noise may move the model
-                   by MOVE. That of n directions in a subspace of D dimensions has (n + D) / n times the
-                   square of the slope; with a rate that much smaller, which is what such noise asks for
-                   (McCandlish et al. 2018, arXiv 1812.06162), it moves the model by n / (n + D) of that.
+                   the slopes of answers' log-probabilities along the step of a group, from where answers
+                   to a prompt part, their Kullback-Leibler divergence is rate^2 E[z^2] / 2. A step without
+                   noise may move the model by MOVE. That of n directions in a subspace of D dimensions has
+                   (n + D) / n times the square of the slope; with a rate that much smaller, which is what
+                   such noise asks for (McCandlish et al. 2018, arXiv 1812.06162), it moves the model by
+                   n / (n + D) of that.
     speed          of writing answers, which is most of what a node does in such a run.
 
 Where all answers to a prompt get the same reward nothing can be learnt of it; where that is so of all prompts

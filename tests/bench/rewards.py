@@ -46,7 +46,7 @@ from sfnode.engine.reward_objective import RIGHT, Question, Rewards
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
 from sfnode.models import loader
-from sfnode.tasks import dataset, presets, tokenization
+from sfnode.tasks import dataset, presets
 from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode_written
 from sfprotocol.seeds import derive_key, stream
 from tests.bench.lora import BATCH, RANK, WARMUP
@@ -86,10 +86,11 @@ class Subject:
     def right(self, prompts: int) -> list[WrittenAnswer]:
         """Return training prompts with their right answers, which the task's stop ends."""
         end = self.objective._task.stop[0]
-        tokens = self.loaded.tokenizer
+        texts = [one.row[TARGET] + end for one in self.questions(prompts)]
+        answers = self.loaded.tokenizer(texts, add_special_tokens=False).input_ids
         return [
-            WrittenAnswer(one.prompt, tokenization.prompt_ids(tokens, one.row[TARGET] + end, 1 << 16), 0, 1.0)
-            for one in self.questions(prompts)
+            WrittenAnswer(one.prompt, answer, 0, 1.0)
+            for one, answer in zip(self.questions(prompts), answers, strict=True)
         ]
 
     def own(self, prompts: int) -> list[WrittenAnswer]:
