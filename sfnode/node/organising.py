@@ -55,6 +55,7 @@ from sfprotocol.weighing import Counted, counts_alike
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfprotocol.seeds import I64
 
 SIGN_DEADLINE = 60.0
 """Seconds for an owner's decision to be signed: one is under way at a time, and each takes a commit."""
@@ -304,23 +305,24 @@ class Organising:
 
         Nothing is found if what counts of earlier epochs has changed meanwhile.
         """
-        search, begun, ask = self._line_search(asked), [], self._node.model.ask
+        search, begun = self._line_search(asked), []
         before = partial(self._organised.named, asked.epoch - 1)
 
         def named(of: Callable[[], Mapping[Feed, Counted]]) -> Mapping[Feed, Counted]:
             begun.append(before())
             return of()
 
-        def look(engine: Engine) -> tuple[Evaluation | None, int]:
+        def look(engine: Engine, after: Mapping[int, I64]) -> tuple[Evaluation | None, int]:
             taken = engine.search(after, search, wanted)
             if not asked.scored:
                 return None, taken
             return engine.evaluate_towards(after, search.found.factor, wanted, "validation"), taken
 
         closed = partial(self._organised.named, asked.epoch, asked.skipped, asked.recounted)
-        _, after = await ask(lambda engine: engine.cores(), partial(named, closed))
         what = f"searching how far round {asked.epoch} goes"
-        _, (result, taken) = await ask(look, partial(named, before), what)
+        result, taken = await self._node.model.ask_of_step(
+            look, partial(named, closed), partial(named, before), what
+        )
         if not counts_alike(*begun):
             return None, None, taken
         found = search.found

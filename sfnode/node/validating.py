@@ -29,6 +29,7 @@ from sfprotocol.wire_codec import MAX_ENTRIES
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfprotocol.seeds import I64
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks whether an epoch is to be measured: one takes some microseconds for each feed."""
@@ -65,15 +66,13 @@ async def measured(
             after.clear()
         return organised.named(epoch - 1)
 
-    def look(engine: Engine) -> tuple[dict[Feed, StepShare], int]:
+    def look(engine: Engine, cores: Mapping[int, I64]) -> tuple[dict[Feed, StepShare], int]:
         found = counted_anew(node.log, before, after, node.machine.run.subspace_epochs)
         shares, taken = engine.shares(cores, list(found.values()), rows.number, rows.turn, wanted)
         return dict(zip(found, shares, strict=True)), taken
 
-    _, cores = await node.model.ask(lambda engine: engine.cores(), closed)
     what = f"measuring what members have brought in round {epoch}"
-    _, found = await node.model.ask(look, sealed, what)
-    return found
+    return await node.model.ask_of_step(look, closed, sealed, what)
 
 
 class Validating:

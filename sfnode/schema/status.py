@@ -49,7 +49,7 @@ class DoingStatus(Answer):
     what: str
     """Such as `measuring epoch 3`."""
     seconds: float
-    """Time since it was asked for."""
+    """Time since it began."""
 
 
 class DeviceStatus(Answer):

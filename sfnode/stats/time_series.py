@@ -12,8 +12,9 @@ from typing import NamedTuple
 MAX_SAMPLES = 512
 """Most samples of a time series: more than a browser's chart has pixels for; 40 KiB."""
 
-RATE_WINDOW = 10.0
-"""Seconds over which the swarm's rate is measured, as is the rate of own updates."""
+RATE_WINDOW, RATE_STEPS = 10.0, 4
+"""Seconds, and times that a count has grown, over which a rate is measured, whatever takes longer: a step of
+a large model on a CPU takes minutes."""
 
 
 class SeriesSample(NamedTuple):
@@ -62,16 +63,21 @@ class Rate:
         self._counts: deque[tuple[float, float]] = deque()
 
     def update(self, now: float, count: float) -> float:
-        """Take in a count; return the growth per second over the last RATE_WINDOW seconds.
+        """Take in a count; return its growth per second of late, 0 if it has not grown for long.
 
         A count that falls starts a new measurement.
         """
-        if self._counts and count < self._counts[-1][1]:
-            self._counts.clear()
-        self._counts.append((now, count))
-        while now - self._counts[0][0] > RATE_WINDOW:
-            self._counts.popleft()
-        since, first = self._counts[0]
+        counts = self._counts
+        if counts and count < counts[-1][1]:
+            counts.clear()
+        if not counts or count > counts[-1][1]:
+            counts.append((now, count))
+        while len(counts) > RATE_STEPS + 1 and now - counts[0][0] > RATE_WINDOW:
+            counts.popleft()
+        (since, first), (last, _) = counts[0], counts[-1]
+        usual = (last - since) / max(1, len(counts) - 1)
+        if now - last > max(RATE_WINDOW, RATE_STEPS * usual):
+            return 0.0
         return (count - first) / (now - since) if now > since else 0.0
 
 

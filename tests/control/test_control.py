@@ -93,6 +93,21 @@ async def test_the_status_says_what_the_model_is_asked_until_it_has_answered(swa
     assert (await a.client.status()).doing is None
 
 
+async def test_the_status_does_not_take_waiting_for_a_step_for_what_is_asked(swarm: Swarm) -> None:
+    swarm.node("a", make_engine=SmallEngine)
+    a = await swarm.first()
+    await a.until(lambda: a.engine and a.engine.stepping.is_set())
+    a.engine.endless = True
+    asking = asyncio.create_task(a.client.evaluate())
+    await a.until(lambda: bool(a.node.model._asked))
+    assert (await a.client.status()).doing is None
+    a.engine.steps.release(1_000)
+    await a.until(lambda: a.engine.measuring.is_set())
+    assert (await a.client.status()).doing
+    a.engine.endless = False
+    await asking
+
+
 async def test_a_relay_evaluates_nothing_and_says_so(swarm: Swarm) -> None:
     a = await swarm.first(role="relay")
     with pytest.raises(UserError) as refusal:

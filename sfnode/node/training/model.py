@@ -7,7 +7,9 @@ the rest of the node may say what it likes, and every question is refused.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -30,6 +32,7 @@ from sfprotocol.weighing import Counted
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
     from sfnode.engine.trainable_model import StepResult
+    from sfprotocol.seeds import I64
 
 ENGINE_GRACE = 0.5
 """Seconds that a step in progress may still take when the node stops; then it is abandoned."""
@@ -49,12 +52,14 @@ class ModelMoment(NamedTuple):
     """Epoch of the seal; in an open run the one that is open."""
 
 
-class PendingQuestion(NamedTuple):
+@dataclass(eq=False, slots=True)
+class PendingQuestion:
     """A question that the engine has not answered yet."""
 
     what: str
     """Work that the engine does for it, such as `measuring epoch 3`; empty if that is soon done."""
-    since: float
+    since: float = math.inf
+    """When it began with that."""
 
 
 class LocalModel:
@@ -207,7 +212,7 @@ class LocalModel:
     @property
     def asked(self) -> PendingQuestion | None:
         """The question that keeps the engine busy beside steps; None if none does that takes long."""
-        return next((one for one in self._asked if one.what), None) if self.loaded else None
+        return next((one for one in self._asked if one.what and one.since < math.inf), None)
 
     async def ask(
         self,
@@ -230,8 +235,13 @@ class LocalModel:
             moment = ModelMoment(frontier.digest().hex(), frontier.known)
             if self._bases:
                 self._bases.tell(self.thread)  # it knows of all that this moment's decisions name
-            answer = self.thread.ask(self._limiter.offloading_again(question), of and of())
-        asked = PendingQuestion(what, self._context.clock())
+            asked, do = PendingQuestion(what), self._limiter.offloading_again(question)
+
+            def begun(engine: Engine) -> T:
+                asked.since = self._context.clock()
+                return do(engine)
+
+            answer = self.thread.ask(begun, of and of())
         self._asked.append(asked)
         try:
             return moment, await answer
@@ -245,6 +255,22 @@ class LocalModel:
             ) from None
         finally:
             self._asked.remove(asked)
+
+    async def ask_of_step(
+        self,
+        question: Callable[[Engine, Mapping[int, I64]], T],
+        after: Callable[[], Mapping[Feed, Counted]],
+        before: Callable[[], Mapping[Feed, Counted]],
+        what: str,
+    ) -> T:
+        """Return the engine's answer about the way from one state to another: it holds that before, and is
+        given the cores after, which it is asked for first, with nothing else in between. Raises as `ask`."""
+        cores: list[Mapping[int, I64]] = []
+        _, (_, answer) = await asyncio.gather(
+            self.ask(lambda engine: cores.append(engine.cores()), after),
+            self.ask(lambda engine: question(engine, cores[0]), before, what),
+        )
+        return answer
 
     async def ask_of_last_seal(
         self, question: Callable[[Engine], T], what: str = ""

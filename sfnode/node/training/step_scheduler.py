@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node.training.engine_thread import Order
+from sfnode.stats.time_series import Rate
 from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
 from sfprotocol.joining import Joining
@@ -36,8 +36,9 @@ BATCHES_A_DEVICE = 4
 """Batches of a step for each of several devices: with few, devices of different speeds, or mini-batches of
 different lengths, have most of them wait for the last one; with many, a pause waits for a long step."""
 
-RATE_WINDOW = 10.0
-"""Seconds over which the update rate is measured."""
+LONG_STEP = 2.0
+"""Seconds of a step after which the next one is not handed over ahead. The engine then waits for a thousandth
+of its time, and who asks it something, such as an organiser about the rate, for one step and not for two."""
 
 LOSS_MEMORY = 0.95
 """Weight of the past in the moving average of the loss."""
@@ -102,7 +103,11 @@ class StepScheduler:
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
         """Measurements of this process without a finite number."""
-        self._recent: deque[tuple[float, int]] = deque()
+        self._begun = 0.0
+        """When the engine has begun its step, or will as soon as it can."""
+        self._long = False
+        """Whether the last step took LONG_STEP."""
+        self._finished, self._rate = 0, Rate()
 
     @property
     def made(self) -> int:
@@ -127,14 +132,8 @@ class StepScheduler:
         return at_work or self._joining.stop > self._machine.frontier.next(self._joining.feed)
 
     def rate(self) -> float:
-        """Return own updates per second over RATE_WINDOW."""
-        now = self._clock()
-        while self._recent and self._recent[0][0] < now - RATE_WINDOW:
-            self._recent.popleft()
-        if not self._recent:
-            return 0.0
-        span = max(now - self._recent[0][0], 1.0)
-        return sum(count for _, count in self._recent) / span
+        """Return own updates per second of late."""
+        return self._rate.update(self._clock(), self._finished)
 
     def advance(self) -> None:
         """Order as many steps as the engine should have, and post what has waited long enough."""
@@ -142,10 +141,14 @@ class StepScheduler:
         if joining is None:
             return
         held = self.held or self.hindered()
-        while self.ready and not held and self._machine.may_compute and self._at_work < self.ahead:
+        ahead = 1 if self._long else self.ahead
+        while self.ready and not held and self._machine.may_compute and self._at_work < ahead:
             allowed = self._allowed(joining.feed)
             if allowed <= 0 or self._clock() < self._rests_until:
                 break
+            if self._at_work == 0:
+                self._begun = self._clock()
+                self._rate.update(self._begun, self._finished)
             before = self._ordered
             self._order(self._next(joining.feed, allowed))
             rest = (self._ordered - before) / self._machine.pace
@@ -160,13 +163,15 @@ class StepScheduler:
         measurements go on failing.
         """
         self._at_work -= 1
+        self._long, self._begun = self._clock() - self._begun >= LONG_STEP, self._clock()
         joining = self._joining
         assert joining is not None  # there was an order
         self._count_failures(result)
         if not self._machine.complete and (order.feed, order.first) == (joining.feed, joining.stop):
             scalars = order.asked(result.scalars)
             joining.add((EpochScalars(order.epoch, scalars),))
-            self._recent.append((self._clock(), len(scalars)))
+            self._finished += len(scalars)
+            self._rate.update(self._begun, self._finished)
             self._smooth(result.loss)
         if self._at_work == 0:
             self._ordered = joining.stop  # what was dropped is ordered again if it is still needed

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.training.engine_thread import Order
-from sfnode.node.training.step_scheduler import FAILURES, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
+from sfnode.node.training.step_scheduler import (
+    FAILURES,
+    LONG_STEP,
+    LOSS_MEMORY,
+    ORDERS_AHEAD,
+    StepScheduler,
+)
 from sfnode.store.log import Tail
 from sfprotocol import seeds
 from sfprotocol.events import Admit, OwnUpdates
@@ -121,6 +127,16 @@ async def test_nothing_is_ordered_before_the_node_has_caught_up() -> None:
     desk.scheduler.advance()
     assert desk.orders == []
     assert len(desk.begin().orders) == ORDERS_AHEAD
+
+
+async def test_no_step_is_ordered_ahead_while_they_take_long() -> None:
+    desk = Desk(LONG).begin()
+    desk.finish(LONG_STEP)
+    assert len(desk.orders) == 1
+    desk.finish(LONG_STEP)
+    assert len(desk.orders) == 1
+    desk.finish(LONG_STEP / 2)
+    assert len(desk.orders) == ORDERS_AHEAD
 
 
 async def test_nothing_is_ordered_while_peers_are_asked() -> None:
@@ -509,6 +525,17 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
         desk.finish(0.5)
     assert desk.scheduler.rate() == pytest.approx(4, rel=0.1)
     desk.now += 60
+    assert desk.scheduler.rate() == 0
+
+
+async def test_the_rate_of_steps_that_take_minutes_is_that_of_the_last_ones() -> None:
+    desk = Desk(GROUPS).begin()
+    for _ in range(6):
+        desk.finish(160.0)
+        assert desk.scheduler.rate() == 8 / 160
+    desk.now += 160
+    assert desk.scheduler.rate() == pytest.approx(8 / 200, rel=0.05)
+    desk.now += 600
     assert desk.scheduler.rate() == 0
 
 
