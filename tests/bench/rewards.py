@@ -8,11 +8,15 @@ The model is that of scripts/real_model.py. Prints a line of JSON for each of
     few-shot   with 8 more training rows and their right answers in the prompt
     right      LoRA on the right answers to some training prompts, which a reward run never sees
     own        LoRA on those of the answers drawn to them, 4 each, that were right (rejection sampling)
+    supervised a run of three nodes on the right answers of `right`, with forward passes alone
+    random     a reward run of three nodes whose rewards follow from a hash of the answer
+    form       one in which every answer of the right form is rewarded, whatever it says
 
-with the share of right answers to the test prompts, its interval, the mean reward, the answers that were
-drawn to train, and the seconds. LoRA as in tests.bench.lora: rank 8 on the query and value projections,
-AdamW, mini-batches of 8, the best look of three passes, by the loss on every eighth row. `sfnode swarm`
-prints the same figures of a run. Results: docs/benchmarks.md.
+with the share of right answers to the test prompts, its interval, the mean reward, the share of answers of
+the right form, the answers that were drawn to train, and the seconds. LoRA as in tests.bench.lora: rank 8 on
+the query and value projections, AdamW, mini-batches of 8, the best look of three passes, by the loss on every
+eighth row. Runs have the layers, bases and updates of a reward run of 384 updates, and whatever else `sfnode
+init` measures. `sfnode swarm` prints the same figures of a run. Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -41,19 +46,55 @@ from transformers import AutoModelForCausalLM
 
 from scripts import real_model
 from sflab.baselines.model_problem import LORA_ALPHA
+from sfnode.engine.generation import AnswerRequest, generate
 from sfnode.engine.objective import Held
 from sfnode.engine.reward_objective import RIGHT, Question, Rewards
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
 from sfnode.models import loader
-from sfnode.tasks import dataset, presets
+from sfnode.tasks import dataset, metrics, presets
 from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode_written
+from sfnode.tasks.orders import DAYS
+from sfnode.tasks.verifying import score_of
 from sfprotocol.seeds import derive_key, stream
 from tests.bench.lora import BATCH, RANK, WARMUP
+from tests.bench.real import sfnode
 
 SHOTS, PASSES = 8, 3
 TARGET = "json"
 """The column with the right answer."""
+
+RANDOM = "tests.bench.random_reward:reward"
+UPDATES = 384
+LIKE_REWARDS = {
+    "model.target_modules": "values",
+    "training.basis": "gradients",
+    "training.group": 16,
+    "training.batch_size": 8,
+}
+"""What a reward run has by default, for others."""
+
+WORDS = {"type": "string", "minLength": 1}
+MEMBERS = {
+    "name": WORDS,
+    "item": WORDS,
+    "count": {"type": "integer", "minimum": 1},
+    "town": WORDS,
+    "day": {"type": "string", "enum": list(DAYS)},
+}
+FORM = {
+    "kind": "json",
+    "satisfies": {
+        "type": "object",
+        "properties": MEMBERS,
+        "required": list(MEMBERS),
+        "additionalProperties": False,
+    },
+}
+"""Verifier of an order's form."""
+
+RUNS = ("supervised", "random", "form")
+NAMES = ("base", "few-shot", "right", "own", *RUNS)
 
 
 class Subject:
@@ -62,6 +103,7 @@ class Subject:
     def __init__(self, folder: Path, preset: presets.Preset, template: str = "") -> None:
         room = {"template": template, "max_tokens": 2 * preset.task.max_tokens} if template else {}
         task = preset.task.model_copy(update=room)
+        self.task, self.data = task, preset.data
         manifest = Manifest(model=loader.describe(str(folder), ""), task=task, data=preset.data)
         self.train = dataset.training_rows(preset.data, task)
         self.test = dataset.held_out_rows(preset.data, task, "test")
@@ -71,8 +113,16 @@ class Subject:
     def measured(self, best_of: int = 0) -> dict[str, Any]:
         """Return what the answers to the test prompts are worth."""
         held = Held("test", 0, self.test)
-        found = self.objective.evaluate(held)
-        figures = {"exact": found.value, "low": found.low, "high": found.high, "reward": 1 - found.loss}
+        asked = [AnswerRequest(one.prompt) for one in self.objective.questions(self.test)]
+        answers = generate(self.loaded, asked, self.objective._likeliest) or []
+        told = [score_of(task) for task in (self.task, self.task.model_copy(update={"verifier": FORM}))]
+        rewards, forms = (
+            np.array([score(answer.text, row) for answer, row in zip(answers, self.test, strict=True)])
+            for score in told
+        )
+        exact = metrics.share(int((rewards >= RIGHT).sum()), len(rewards))
+        figures = {"exact": exact.value, "low": exact.low, "high": exact.high}
+        figures |= {"reward": float(rewards.mean()), "form": float(forms.mean())}
         if best_of:
             drawn = self.objective.pass_at(held, best_of, best_of)
             figures[f"best_of_{best_of}"] = drawn.value
@@ -174,31 +224,64 @@ def _loss(model: Any, batch: Encoded) -> Any:
     return plain.losses(chosen.gather(1, batch.targets[:, None]).flatten()).mean()
 
 
+def run(name: str, subject: Subject, given: argparse.Namespace, folder: Path) -> Path:
+    """Have a run made and three nodes train; return the folder of the exported model."""
+    made, swarm, model = folder / "run.toml", folder / "swarm", folder / "model"
+    options: dict[str, Any] = {"name": name, "keys.dir": folder / "keys", "training.update_budget": UPDATES}
+    what: list[Any] = ["--task", given.task]
+    if name == "supervised":
+        rows = folder / "rows.jsonl"
+        rows.write_text("".join(json.dumps(one.row) + "\n" for one in subject.questions(given.prompts)))
+        what = [rows, "--test", subject.data.test]
+        options |= LIKE_REWARDS | {
+            "task.kind": "completion",
+            "task.template": subject.task.template,
+            "task.completion": f"{{{TARGET}}}{subject.task.stop[0]}",
+            "data.validation": subject.data.validation,
+        }
+    elif name == "random":
+        options["task.verifier"] = RANDOM
+    else:
+        form = folder / "form.json"
+        form.write_text(json.dumps(FORM))
+        options["task.verifier"] = form
+    settings = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
+    os.environ["SFNODE_VERIFIER"] = RANDOM if name == "random" else ""
+    sfnode("init", *what, "--yes", "--model", real_model.FOLDER, "--out", made, *settings)
+    ended = json.loads(sfnode("swarm", "--nodes", 3, "--run", made, "--out", swarm, "--json"))
+    assert ended["equal"], "digests differ"
+    print(f"  {ended['counted']} of {ended['updates']} updates count", flush=True)
+    sfnode("export", "--data-dir", swarm / "node-1", "--out", model)
+    return model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--task", default="extract")
     parser.add_argument("--prompts", type=int, default=192, help="training prompts of right and own answers")
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3])
-    parser.add_argument("--only", choices=("base", "few-shot", "right", "own"), nargs="+")
-    asked = parser.parse_args()
-    folder, preset = real_model.FOLDER, presets.preset(asked.task)
+    parser.add_argument("--only", choices=NAMES, nargs="+", default=NAMES)
+    given = parser.parse_args()
+    folder, preset = real_model.FOLDER, presets.preset(given.task)
     real_model.write(folder)
-    for name in asked.only or ("base", "few-shot", "right", "own"):
+    for name in given.only:
         began, drawn, taught = time.monotonic(), 0, 0
-        if name in ("base", "few-shot"):
-            subject = Subject(folder, preset, few_shot(preset) if name == "few-shot" else "")
-            found = subject.measured(ANSWERS if name == "base" else 0)
-        else:
-            subject = Subject(folder, preset)
-            written = subject.right(asked.prompts) if name == "right" else subject.own(asked.prompts)
-            drawn, taught = asked.prompts * ANSWERS * (name == "own"), len(written)
-            del subject
-            with tempfile.TemporaryDirectory() as into:
-                model = Path(into, "model")
-                low_rank(folder, written, asked.rates, model)
+        subject = Subject(folder, preset, few_shot(preset) if name == "few-shot" else "")
+        with tempfile.TemporaryDirectory() as scratch:
+            if name in ("base", "few-shot"):
+                found = subject.measured(ANSWERS if name == "base" else 0)
+            else:
+                if name in RUNS:
+                    model = run(name, subject, given, Path(scratch))
+                else:
+                    written = subject.right(given.prompts) if name == "right" else subject.own(given.prompts)
+                    drawn, taught = given.prompts * ANSWERS * (name == "own"), len(written)
+                    model = Path(scratch, "model")
+                    low_rank(folder, written, given.rates, model)
                 found = Subject(model, preset).measured()
         seconds = round(time.monotonic() - began, 1)
-        print(json.dumps({"name": name, **found, "drawn": drawn, "taught": taught, "seconds": seconds}))
+        told = {"name": name, **found, "drawn": drawn, "taught": taught, "seconds": seconds}
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
