@@ -92,12 +92,16 @@ class Swarm:
             q *= np.exp(self._tail * self._rng.standard_normal(q.shape)) if self._tail else 1.0
             if self.hostile:
                 q[: self.hostile] = ATTACKS[self._attack](q[: self.hostile], self._rng, self.epoch)
-            self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
-            self.skipped.append([not self.origins.trusts(member) for member in range(len(q))])
-            waits = np.array([*self.waits, self.skipped[-1]])
-            self.waits = list(waits & ~self.recounted(last=False))
-            self.epoch += 1
+            self.judge(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
         return self
+
+    def judge(self, worth: Worth) -> None:
+        """Take in what was measured of an epoch, which is then over."""
+        self.origins.take(worth)
+        self.skipped.append([not self.origins.trusts(member) for member in range(len(self._rho))])
+        waits = np.array([*self.waits, self.skipped[-1]])
+        self.waits = list(waits & ~self.recounted(last=False))
+        self.epoch += 1
 
     def blow_up(self, weight: float = 1.1 * OUTLIER) -> Swarm:
         """Go through an epoch in which what the first member makes weighs so many times as much as usual."""
@@ -119,7 +123,12 @@ class Swarm:
     @property
     def counted(self) -> float:
         """Updates of a hostile member that count in the end, on average."""
-        return float((~self._never_counts[:, : self.hostile]).sum(0).mean()) * UPDATES
+        return self.counted_share * self.epoch * UPDATES
+
+    @property
+    def counted_share(self) -> float:
+        """Share of hostile work that counts in the end."""
+        return float((~self._never_counts[:, : self.hostile]).mean())
 
     @property
     def _never_counts(self) -> NDArray[np.bool_]:
