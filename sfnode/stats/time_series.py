@@ -78,7 +78,8 @@ class Rate:
         usual = (last - since) / max(1, len(counts) - 1)
         if now - last > max(RATE_WINDOW, RATE_STEPS * usual):
             return 0.0
-        return (count - first) / (now - since) if now > since else 0.0
+        spent = max(last - since, now - since - usual)  # what is under way is not late yet
+        return (count - first) / spent if spent else 0.0
 
 
 def _finite(number: float | None) -> float | None:
