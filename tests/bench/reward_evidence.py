@@ -113,10 +113,9 @@ def main() -> None:
     manifest = Manifest.from_toml(given.run)
     if not given.keep.exists():
         began = time.monotonic()
+        trainer, _ = scalar_limit.any_trainer(manifest, "cpu", "float32", given.run.parent)
         if given.data_dir:
-            trainer = trained_model.load(given.data_dir, None, "cpu", "auto").trainer
-        else:
-            trainer, _ = scalar_limit.any_trainer(manifest, "cpu", "float32", given.run.parent)
+            trainer.begin(trained_model.load(given.data_dir, None, "cpu", "auto").trainer.core.cores())
         groups, rows = measured(trainer, given.groups)
         np.savez(given.keep, groups=groups, rows=rows)
         print(f"{len(groups)} and {len(rows)} gradients in {time.monotonic() - began:.0f} s")
