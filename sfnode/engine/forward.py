@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -224,9 +225,19 @@ def begin(
     )
 
 
+_KEPT: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+"""What `kept_of_a_token` returns, by model: it takes a pass."""
+
+
 def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
     """Return the layers of a cache that holds a single token; none if there is more to a model's past than
     keys and values, as in state-space models and hybrids."""
+    if loaded.model not in _KEPT:
+        _KEPT[loaded.model] = _kept_of_a_token(loaded)
+    return _KEPT[loaded.model]
+
+
+def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
     cache: Any = DynamicCache()
     one = np.zeros((1, 1), np.int64)
     first = np.zeros(1, np.int64)

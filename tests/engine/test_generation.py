@@ -131,8 +131,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_rows_cost_a_pass_for_their_prompts_and_one_for_each_further_token(
     llama: Trainer, passes: list[tuple[int, int]]
 ) -> None:
+    write(llama, ROWS)  # what is kept of a token is looked at once for each model
+    passes.clear()
     write(llama, ROWS)
-    assert passes == [(1, 1), (6, 9)] + [(6, 1)] * (TOKENS - 1)  # the first one shows what is kept
+    assert passes == [(6, 9)] + [(6, 1)] * (TOKENS - 1)
 
 
 INSTRUCTIONS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
@@ -150,7 +152,7 @@ def test_what_all_prompts_begin_with_is_read_once(family: str, passes: list[tupl
     assert [list(answer.tokens) for answer in answers] == [likeliest(run, row.prompt) for row in rows]
     passes.clear()
     assert write(run, [*rows, rows[0]._replace(prompt=INSTRUCTIONS)])[:3] == answers
-    assert passes[1] == (4, shared + 4), "a prompt keeps a token of its own, and then too few are left"
+    assert passes[0] == (4, shared + 4), "a prompt keeps a token of its own, and then too few are left"
 
 
 def test_the_bound_on_the_cache_bounds_the_rows_at_once(
