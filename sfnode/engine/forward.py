@@ -226,7 +226,7 @@ def begin(
 
 
 _KEPT: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-"""What `kept_of_a_token` returns, by model: it takes a pass."""
+"""Answers of `kept_of_a_token` by model: each takes a pass."""
 
 
 def kept_of_a_token(loaded: LoadedModel) -> list[Any]:

@@ -59,7 +59,7 @@ class PendingQuestion:
     what: str
     """Work that the engine does for it, such as `measuring epoch 3`; empty if that is soon done."""
     since: float = math.inf
-    """When it began with that."""
+    """Time at which it began with that."""
 
 
 class LocalModel:

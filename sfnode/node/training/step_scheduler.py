@@ -104,7 +104,7 @@ class StepScheduler:
         self._failed = self._failed_in_a_row = 0
         """Measurements of this process without a finite number."""
         self._begun = 0.0
-        """When the engine has begun its step, or will as soon as it can."""
+        """Time at which the engine has begun its step, or will as soon as it can."""
         self._long = False
         """Whether the last step took LONG_STEP."""
         self._finished, self._rate = 0, Rate()
