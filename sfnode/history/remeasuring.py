@@ -102,7 +102,7 @@ def _asked(
     other reasons.
     """
     run = manifest.parameters()
-    counting, origins = Counting.of(run), MembersEvidence(kept=manifest.training.trains_a_head)
+    counting, origins = Counting.of(run), MembersEvidence.of(manifest.training)
     doubted: dict[int, set[int]] = {}
     for entry in entries:
         recorded = decisions.read(entry.record)

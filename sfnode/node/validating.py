@@ -84,7 +84,7 @@ class Validating:
         self._organised: Organised = node.machine.organised
         data = node.manifest.data
         self._able = bool(data.validation or data.validation_limit)
-        self._origins = MembersEvidence(kept=node.manifest.training.trains_a_head)
+        self._origins = MembersEvidence.of(node.manifest.training)
         self._named = False
         """Whether this node was named when it was last looked at."""
         self._measured = 0

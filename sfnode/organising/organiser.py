@@ -209,7 +209,7 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._unseen = view.feeds()
         """Feeds that have not been looked at yet."""
-        self._known = MembersEvidence(kept=policy.kept)
+        self._known = MembersEvidence(kept=policy.kept, alike=policy.alike)
         self._sanctions = Sanctions(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""

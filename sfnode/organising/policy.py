@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sfnode.manifest import Manifest
+from sfnode.organising.evaluation.evidence import alike
 
 
 class Admission(Enum):
@@ -67,6 +68,8 @@ class OrganiserPolicy:
     kept: bool = False
     """Whether a row costs next to nothing, as states that enter a linear head are kept: every epoch is
     measured on all of them. Of thousands of updates 32 rows say which agree with these 32 rows."""
+    alike: float = 1.0
+    """Updates that say as much about their author as one that is measured alone."""
     revokes: bool = True
     """Whether members whose work evidently does harm are revoked, and it is taken back since that began.
     Nothing else would undo what was sealed before the evidence was there; by accident it befalls one honest
@@ -127,6 +130,7 @@ def policy_of(
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
         origins=search and validates,
         kept=numbers.trains_a_head,
+        alike=alike(numbers),
         renew_updates=renew_bases if numbers.bases else 0,
         guard=guard and validates,
         update_forwards=manifest.update_forwards,

@@ -6,10 +6,12 @@ is a function of these alone: whoever has the feed knows for whom it speaks. Kno
 measures.
 
 Theory of operation. The score z of n updates adds up to a random walk with steps of variance 1 / n if their
-scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured. m
-is estimated from the swarm, by the median over its members; of that the test takes SHARE for a useful member,
-so that somebody with rows of another kind, whose scalars agree with the validation rows less, is not taken
-for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
+scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured.
+Updates that were measured on one mini-batch share what it is unlike others, and n counts as many as would say
+as much apart (`alike`). m is estimated from the swarm, by the median over its members; of that the
+test takes SHARE for a useful member, so that somebody with rows of another kind, whose scalars agree with the
+validation rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE *
+m, and a comparison:
 
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
               No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Work is skipped
@@ -45,6 +47,7 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
+from sfnode.manifest.training import Training
 from sfnode.organising.view import DecisionReader
 from sfnode.schema.evaluation import StepShare
 from sfprotocol.counting import Counting
@@ -150,6 +153,20 @@ PARTS_PER_WORTH = 7_000
 """Parts of one decision: at 28 bytes each at most they fit MAX_DECISION."""
 
 
+UNLIKE = 0.1
+"""Variance of the cosine of a mini-batch's gradient and that of validation rows, from one mini-batch to the
+next: 0.31^2 for 32 answers of SmolLM2 as it is (docs/research-log.md). It grows as a run learns."""
+
+
+def alike(training: Training) -> float:
+    """Return how many updates say as much about their author as one that is measured alone.
+
+    Those of a group have one mini-batch, and what it is unlike others shows wherever two of them move the
+    same entry of a core, of which the chance is 1 / rank^2 in each layer.
+    """
+    return 1 + UNLIKE * (training.batch_updates - 1) / training.rank**2
+
+
 def parts_of(shares: Mapping[Feed, StepShare], counting: Counting) -> tuple[Part, ...]:
     """Return what was measured as it is told, ascending by feed; nothing if something of it is no number."""
     figures = [figure for one in shares.values() for figure in (one.sum, one.squares, one.worth)]
@@ -171,6 +188,20 @@ def _part(number: int, one: StepShare) -> Part:
     most = (1 << 63) - 1
     worth = max(-most, min(most, round(one.worth * WORTH_ONE)))
     return Part(number, one.updates, worth, round(score * SCORE_ONE))
+
+
+class Scored(NamedTuple):
+    """What an epoch's figures say of the updates of one feed."""
+
+    feed: int
+    updates: float
+    """Independent ones."""
+    score: float
+    """Standard deviations of their mean beyond chance."""
+
+
+def _scored(part: Part, alike: float) -> Scored:
+    return Scored(part.feed, part.updates / alike, part.score / SCORE_ONE / math.sqrt(alike))
 
 
 class Compared(NamedTuple):
@@ -264,7 +295,7 @@ class Evidence:
             return Compared(0.0, 0.0, 0.0)
         return Compared(self._beyond / self._compared, self._usual / self._compared, self._compared)
 
-    def drifts(self, parts: Sequence[Part], usual: float | None) -> None:
+    def drifts(self, parts: Sequence[Scored], usual: float | None) -> None:
         """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
         None if too few were there to tell."""
         drift, updates = _drift(parts), _updates(parts)
@@ -289,18 +320,19 @@ class Evidence:
         share = min(1.0, expected / SOON)
         self.bound = TRUSTED_FROM + (1 - share) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
 
-    def latest(self, parts: Sequence[Part]) -> None:
-        """Take in what was measured in an epoch of a linear head, forgetting what was before."""
-        self.updates += _updates(parts)
-        self.worth += sum(part.worth for part in parts)
-        self.useful, self.bound = _drift(parts) * math.sqrt(_updates(parts)), DOUBTED
-
-    def take(self, epoch: int, part: Part, drift: float) -> None:
-        """Take in what was measured in an epoch, where a useful member has at least this drift."""
+    def measured(self, part: Part) -> None:
+        """Add up what was measured."""
         self.updates += part.updates
         self.worth += part.worth
+
+    def latest(self, parts: Sequence[Scored]) -> None:
+        """Take in what was measured in an epoch of a linear head, forgetting what was before."""
+        self.useful, self.bound = _drift(parts) * math.sqrt(_updates(parts)), DOUBTED
+
+    def take(self, epoch: int, part: Scored, drift: float) -> None:
+        """Take in what was measured in an epoch, where a useful member has at least this drift."""
         self._epochs += 1
-        score, tilt = part.score / SCORE_ONE, drift * math.sqrt(part.updates)
+        score, tilt = part.score, drift * math.sqrt(part.updates)
         self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
         if self.harmful:
             return
@@ -324,11 +356,16 @@ def _added(one: float, other: float) -> float:
 class MembersEvidence(DecisionReader):
     """The evidence about all members of a run, by the figures in its control feed."""
 
-    def __init__(self, *, kept: bool = False) -> None:
+    def __init__(self, *, kept: bool = False, alike: float = 1.0) -> None:
         """`kept`: the run trains a linear head, of which every epoch is measured on all rows."""
         super().__init__()
-        self._kept = kept
+        self._kept, self._alike = kept, alike
         self._begin()
+
+    @classmethod
+    def of(cls, training: Training) -> MembersEvidence:
+        """Return that of a run with these numbers."""
+        return cls(kept=training.trains_a_head, alike=alike(training))
 
     def _begin(self) -> None:
         self.members: dict[int, Evidence] = {}
@@ -359,26 +396,29 @@ class MembersEvidence(DecisionReader):
     def _measured(self, said: Worth) -> None:
         self.said.append(said)
         parts = [part for part in said.parts if part.updates]
-        members = _by_member(parts)
+        for part in parts:
+            self.members.setdefault(part.feed // INCARNATIONS, Evidence()).measured(part)
+        figures = _by_member(parts)
+        members = {member: [_scored(part, self._alike) for part in made] for member, made in figures.items()}
         if self._kept:
             for member, made in members.items():
-                self.members.setdefault(member, Evidence()).latest(made)
+                self.members[member].latest(made)
             return
         telling, told_of = references(members, self.vouched.__contains__)
         known = {member: members[member] for member in telling}
         usual = weighted_median(map(_weighted_drift, known.values())) if known else None
         for member, made in members.items():
-            one = self.members.setdefault(member, Evidence())
-            one.drifts(made, usual if member in told_of else None)
+            self.members[member].drifts(made, usual if member in told_of else None)
         drift = SHARE * self._usual_drift(known)
-        weights = _weights(known, [part for member in told_of for part in members[member]])
+        weighed = [part for member in told_of for part in figures[member]]
+        weights = _weights({member: figures[member] for member in telling}, weighed)
         outliers = (feed for feed, weight in weights.items() if weight > OUTLIER)
         self.outliers.update(Recount(feed, said.epoch) for feed in outliers)
         for member, made in members.items():
             evidence, least = self.members[member], drift if member in told_of else 0.0
             evidence.ask(least**2 * _updates(made))
-            for part in made:
-                evidence.take(said.epoch, part, least)
+            for scored in made:
+                evidence.take(said.epoch, scored, least)
             evidence.sized(max(weights.get(part.feed, 1.0) for part in made))
             if evidence.harmful:
                 self.harmful.add(member)
@@ -386,7 +426,7 @@ class MembersEvidence(DecisionReader):
 
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
-        after = MembersEvidence(kept=self._kept)
+        after = MembersEvidence(kept=self._kept, alike=self._alike)
         after.vouched = self.vouched
         after.members = {member: copy(evidence) for member, evidence in self.members.items()}
         after.take(said)
@@ -427,7 +467,7 @@ class MembersEvidence(DecisionReader):
         for known, drift in zip(found, likely, strict=True):
             known.agreement = drift / reference if reference > 0 else 1.0
 
-    def _usual_drift(self, members: Mapping[int, Sequence[Part]]) -> float:
+    def _usual_drift(self, members: Mapping[int, Sequence[Scored]]) -> float:
         """Return the drift of an honest member, as far as the parts of these members tell; 0 if there is
         none, or the median is not above 0.
 
@@ -497,11 +537,11 @@ def weighted_median(figures: Iterable[Weighted]) -> float:
     return (low + next((one.value for one, s in zip(known, below, strict=True) if s > half), low)) / 2
 
 
-def _weighted_drift(parts: Sequence[Part]) -> Weighted:
+def _weighted_drift(parts: Sequence[Scored]) -> Weighted:
     return Weighted(_drift(parts), _updates(parts))
 
 
-def _updates(parts: Iterable[Part]) -> int:
+def _updates(parts: Iterable[Part | Scored]) -> float:
     return sum(part.updates for part in parts)
 
 
@@ -513,10 +553,9 @@ def _by_member(parts: Sequence[Part]) -> dict[int, list[Part]]:
     return found
 
 
-def _drift(parts: Sequence[Part]) -> float:
+def _drift(parts: Sequence[Scored]) -> float:
     """Return the mean score of an update of these."""
-    scores = sum(part.score / SCORE_ONE * math.sqrt(part.updates) for part in parts)
-    return scores / _updates(parts)
+    return sum(part.score * math.sqrt(part.updates) for part in parts) / _updates(parts)
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -99,7 +99,7 @@ class Reports:
         """Time since which updates wait without a decision, and of the next look at that."""
         self._results = Results()
         self._verdict = self._results.verdict()
-        self._origins = MembersEvidence(kept=manifest.training.trains_a_head)
+        self._origins = MembersEvidence.of(manifest.training)
 
     @property
     def counting(self) -> Counting:

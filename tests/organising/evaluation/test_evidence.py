@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sfnode.manifest.training import Training
 from sfnode.organising.evaluation.evidence import (
     EXTREME,
     LEAST_MEMBERS,
@@ -23,6 +24,8 @@ from sfnode.organising.evaluation.evidence import (
     WORTHWHILE,
     Evidence,
     MembersEvidence,
+    Scored,
+    alike,
     parts_of,
     worths_of,
 )
@@ -68,11 +71,14 @@ class Swarm:
         seed: int = 0,
         spread: float = 0.0,
         tail: float = 0.0,
+        apart: float = 0.0,
+        alike: float = 1.0,
     ) -> None:
-        """`tail`: standard deviation of the logarithm of the size of an update's scalar."""
-        self._tail = tail
+        """`tail`: standard deviation of the logarithm of the size of an update's scalar; `apart`: of `rho`
+        from one epoch of a member to the next."""
+        self._tail, self._apart = tail, apart
         self.hostile = int(HOSTILE * members) if attack else 0
-        self.origins, self.epoch = MembersEvidence(), 0
+        self.origins, self.epoch = MembersEvidence(alike=alike), 0
         self._rng, self._attack = np.random.default_rng(seed), attack
         factors = 1 + spread * self._rng.uniform(-1, 1, members)
         self._rho = np.clip(rho * factors, 0, 0.95)[:, None]
@@ -88,7 +94,10 @@ class Swarm:
     def run(self, epochs: int, updates: int = UPDATES) -> Swarm:
         for _ in range(epochs):
             p, noise = self._rng.standard_normal((2, len(self._rho), updates))
-            q = self._rho * p + np.sqrt(1 - self._rho**2) * noise
+            rho = self._rho
+            if self._apart:
+                rho = np.clip(rho + self._apart * self._rng.standard_normal(rho.shape), -0.95, 0.95)
+            q = rho * p + np.sqrt(1 - rho**2) * noise
             q *= np.exp(self._tail * self._rng.standard_normal(q.shape)) if self._tail else 1.0
             if self.hostile:
                 q[: self.hostile] = ATTACKS[self._attack](q[: self.hostile], self._rng, self.epoch)
@@ -183,6 +192,26 @@ def test_who_turns_is_found_out_as_soon_as_who_comes_and_is_revoked(rho: float) 
     assert swarm.revoked() == list(range(swarm.hostile))
     first = [swarm.origins.members[member].harm_since for member in swarm.revoked()]
     assert all(epoch is not None and 18 <= epoch <= 24 for epoch in first), "from when it began"
+
+
+def test_a_mini_batch_that_is_unlike_others_is_held_against_nobody() -> None:
+    """As on a real model where rewards have taught it most of what they can."""
+
+    def waits(one: float) -> float:
+        swarms = [Swarm(9, 0.3, seed=seed, apart=0.5, alike=one).run(12, 16) for seed in range(10)]
+        assert not any(swarm.revoked() for swarm in swarms)
+        return float(np.mean([swarm.late + swarm.lost for swarm in swarms]))
+
+    values = Training(rank=1, group=16)
+    assert waits(alike(values)) < 0.1 < 0.15 < waits(1.0)
+    swarm = Swarm(9, 0.85, "flip", apart=0.3, alike=alike(values)).run(6, 16)
+    assert swarm.counted_share < 0.1, "while there is much to learn"
+
+
+def test_updates_that_share_no_mini_batch_or_no_entry_count_as_many() -> None:
+    assert alike(Training(rank=1)) == 1
+    assert alike(Training(rank=8, group=16)) == pytest.approx(1, abs=0.05)
+    assert alike(Training(rank=1, group=16)) == 2.5
 
 
 def test_useless_work_is_skipped_and_nobody_is_revoked_for_it() -> None:
@@ -409,7 +438,7 @@ def test_two_who_are_vouched_for_say_nothing_of_each_other_nor_two_strangers() -
 def test_work_counts_from_the_evidence_of_a_newcomer_on() -> None:
     evidence, trusted = Evidence(), [Evidence().trusted]
     for epoch, score in enumerate([-1.0, 1.0, 1.0]):
-        evidence.take(epoch, Part(0, 9, 0, round(score * SCORE_ONE)), 0.2)
+        evidence.take(epoch, Scored(0, 9, score), 0.2)
         trusted.append(evidence.trusted)
     assert trusted == [True, False, False, True]
 
