@@ -191,7 +191,7 @@ def _part(number: int, one: StepShare) -> Part:
 
 
 class Scored(NamedTuple):
-    """What an epoch's figures say of the updates of one feed."""
+    """Finding about the updates of one feed in an epoch."""
 
     feed: int
     updates: float
