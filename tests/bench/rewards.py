@@ -246,7 +246,9 @@ def run(name: str, subject: Subject, given: argparse.Namespace, folder: Path) ->
         form.write_text(json.dumps(FORM))
         options["task.verifier"] = form
     settings = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
-    os.environ["SFNODE_VERIFIER"] = RANDOM if name == "random" else ""
+    os.environ.pop("SFNODE_VERIFIER", None)
+    if name == "random":
+        os.environ["SFNODE_VERIFIER"] = RANDOM
     sfnode("init", *what, "--yes", "--model", real_model.FOLDER, "--out", made, *settings)
     ended = json.loads(sfnode("swarm", "--nodes", 3, "--run", made, "--out", swarm, "--json"))
     assert ended["equal"], "digests differ"

@@ -37,8 +37,8 @@ BATCHES_A_DEVICE = 4
 different lengths, have most of them wait for the last one; with many, a pause waits for a long step."""
 
 LONG_STEP = 2.0
-"""Seconds of a step after which the next one is not handed over ahead. The engine then waits for a thousandth
-of its time, and who asks it something, such as an organiser about the rate, for one step and not for two."""
+"""Seconds of a step after which the next one is not handed over ahead. The engine then waits for a turn of
+the event loop, and who asks it something, such as an organiser about the rate, for one step and not two."""
 
 LOSS_MEMORY = 0.95
 """Weight of the past in the moving average of the loss."""

@@ -8,10 +8,9 @@ measures.
 Theory of operation. The score z of n updates adds up to a random walk with steps of variance 1 / n if their
 scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured.
 Updates that were measured on one mini-batch share what it is unlike others, and n counts as many as would say
-as much apart (`alike`). m is estimated from the swarm, by the median over its members; of that the
-test takes SHARE for a useful member, so that somebody with rows of another kind, whose scalars agree with the
-validation rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE *
-m, and a comparison:
+as much apart (`alike`). m is estimated from the swarm, by the median over its members; of that the test takes
+SHARE for a useful member, so that somebody with rows of another kind, whose scalars agree with the validation
+rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
 
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
               No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Work is skipped
@@ -190,7 +189,7 @@ def _part(number: int, one: StepShare) -> Part:
     return Part(number, one.updates, worth, round(score * SCORE_ONE))
 
 
-class Scored(NamedTuple):
+class FeedScore(NamedTuple):
     """Finding about the updates of one feed in an epoch."""
 
     feed: int
@@ -200,8 +199,8 @@ class Scored(NamedTuple):
     """Standard deviations of their mean beyond chance."""
 
 
-def _scored(part: Part, alike: float) -> Scored:
-    return Scored(part.feed, part.updates / alike, part.score / SCORE_ONE / math.sqrt(alike))
+def _scored(part: Part, alike: float) -> FeedScore:
+    return FeedScore(part.feed, part.updates / alike, part.score / SCORE_ONE / math.sqrt(alike))
 
 
 class Compared(NamedTuple):
@@ -295,7 +294,7 @@ class Evidence:
             return Compared(0.0, 0.0, 0.0)
         return Compared(self._beyond / self._compared, self._usual / self._compared, self._compared)
 
-    def drifts(self, parts: Sequence[Scored], usual: float | None) -> None:
+    def drifts(self, parts: Sequence[FeedScore], usual: float | None) -> None:
         """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
         None if too few were there to tell."""
         drift, updates = _drift(parts), _updates(parts)
@@ -325,11 +324,11 @@ class Evidence:
         self.updates += part.updates
         self.worth += part.worth
 
-    def latest(self, parts: Sequence[Scored]) -> None:
+    def latest(self, parts: Sequence[FeedScore]) -> None:
         """Take in what was measured in an epoch of a linear head, forgetting what was before."""
         self.useful, self.bound = _drift(parts) * math.sqrt(_updates(parts)), DOUBTED
 
-    def take(self, epoch: int, part: Scored, drift: float) -> None:
+    def take(self, epoch: int, part: FeedScore, drift: float) -> None:
         """Take in what was measured in an epoch, where a useful member has at least this drift."""
         self._epochs += 1
         score, tilt = part.score, drift * math.sqrt(part.updates)
@@ -467,7 +466,7 @@ class MembersEvidence(DecisionReader):
         for known, drift in zip(found, likely, strict=True):
             known.agreement = drift / reference if reference > 0 else 1.0
 
-    def _usual_drift(self, members: Mapping[int, Sequence[Scored]]) -> float:
+    def _usual_drift(self, members: Mapping[int, Sequence[FeedScore]]) -> float:
         """Return the drift of an honest member, as far as the parts of these members tell; 0 if there is
         none, or the median is not above 0.
 
@@ -537,11 +536,11 @@ def weighted_median(figures: Iterable[Weighted]) -> float:
     return (low + next((one.value for one, s in zip(known, below, strict=True) if s > half), low)) / 2
 
 
-def _weighted_drift(parts: Sequence[Scored]) -> Weighted:
+def _weighted_drift(parts: Sequence[FeedScore]) -> Weighted:
     return Weighted(_drift(parts), _updates(parts))
 
 
-def _updates(parts: Iterable[Part | Scored]) -> float:
+def _updates(parts: Iterable[Part | FeedScore]) -> float:
     return sum(part.updates for part in parts)
 
 
@@ -553,7 +552,7 @@ def _by_member(parts: Sequence[Part]) -> dict[int, list[Part]]:
     return found
 
 
-def _drift(parts: Sequence[Scored]) -> float:
+def _drift(parts: Sequence[FeedScore]) -> float:
     """Return the mean score of an update of these."""
     return sum(part.score * math.sqrt(part.updates) for part in parts) / _updates(parts)
 

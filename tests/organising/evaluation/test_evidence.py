@@ -23,8 +23,8 @@ from sfnode.organising.evaluation.evidence import (
     TRUSTED_FROM,
     WORTHWHILE,
     Evidence,
+    FeedScore,
     MembersEvidence,
-    Scored,
     alike,
     parts_of,
     worths_of,
@@ -438,7 +438,7 @@ def test_two_who_are_vouched_for_say_nothing_of_each_other_nor_two_strangers() -
 def test_work_counts_from_the_evidence_of_a_newcomer_on() -> None:
     evidence, trusted = Evidence(), [Evidence().trusted]
     for epoch, score in enumerate([-1.0, 1.0, 1.0]):
-        evidence.take(epoch, Scored(0, 9, score), 0.2)
+        evidence.take(epoch, FeedScore(0, 9, score), 0.2)
         trusted.append(evidence.trusted)
     assert trusted == [True, False, False, True]
 
