@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +46,9 @@ MOVE = 0.1
 """Kullback-Leibler divergence, in nats an answer, by which the step of a group may move the model if there is
 no noise in it: what suits gradients on SmolLM2. Random bases on the embedded sums want 0.0024; there searches
 have to find the rate (docs/research-log.md)."""
+
+SLOPES_TAKE = 5
+"""Time that the slopes of a group take, in that of writing its answers (docs/benchmarks.md)."""
 
 ROWS = 8
 """Answers by which epsilon is found, each along a direction of its own mini-batch."""
@@ -82,8 +85,9 @@ def run(
     With `keep_epsilon` by the run's own. Raises UserError REWARDS_ALIKE.
     """
     numbers, seeds = trainer.manifest.training, seeds_of(trainer, UPDATES)
+    groups = len(seeds) // numbers.batch_updates
     begun = time.monotonic()
-    drawn = _drawn(trainer, seeds, advance)
+    drawn = _drawn(trainer, seeds, lambda done: advance(done, groups * (1 + SLOPES_TAKE)))
     seconds = time.monotonic() - begun
     answers = [one for each in drawn for one in each.answers]
     rewards = np.concatenate([one.rewards for one in drawn])  # (prompts, ANSWERS)
@@ -93,7 +97,13 @@ def run(
         raise alike(rewards, cut)
     found = _epsilons(trainer, seeds[:: numbers.batch_updates], drawn)
     epsilon = numbers.epsilon if keep_epsilon else found[trainer.dtype]
-    alphas, squares = _slopes(trainer, seeds, [one.encoded for one in drawn], epsilon)
+    alphas, squares = _slopes(
+        trainer,
+        seeds,
+        [one.encoded for one in drawn],
+        epsilon,
+        lambda done: advance(groups + SLOPES_TAKE * done, groups * (1 + SLOPES_TAKE)),
+    )
     sample = SlopeSample(alphas, typical_weight(trainer.loaded))
     spread = sample.spread
     return RewardTrial(
@@ -112,14 +122,13 @@ def run(
     )
 
 
-def _drawn(trainer: Trainer, seeds: Sequence[int], advance: Advance) -> list[Drawn]:
+def _drawn(trainer: Trainer, seeds: Sequence[int], advance: Callable[[int], None]) -> list[Drawn]:
     """Return the answers of each group of these seeds, or of each."""
     objective, found = trainer.objective, []
     assert isinstance(objective, Rewards)
-    first = seeds[:: trainer.manifest.training.batch_updates]
-    for done, seed in enumerate(first, 1):
+    for done, seed in enumerate(seeds[:: trainer.manifest.training.batch_updates], 1):
         found.append(objective.draw(trainer.mini_batch(seed), seed))
-        advance(done, len(first))
+        advance(done)
     return found
 
 
@@ -133,29 +142,34 @@ def _epsilons(trainer: Trainer, seeds: Sequence[int], drawn: Sequence[Drawn]) ->
 
 
 def _slopes(
-    trainer: Trainer, seeds: Sequence[int], batches: Sequence[Encoded], epsilon: float
+    trainer: Trainer,
+    seeds: Sequence[int],
+    batches: Sequence[Encoded],
+    epsilon: float,
+    advance: Callable[[int], None],
 ) -> tuple[F64, float]:
     """Return the slopes that members would tell along the directions of these seeds (n,), and the mean square
     of z."""
     numbers = trainer.manifest.training
-    group, sides = numbers.group, ONE_SIDE if numbers.group else BOTH_SIDES
-    directions = trainer.space.directions(seeds, 0)
-    exact = representable(epsilon, directions)
-    each = [batch for batch in batches for _ in range(numbers.batch_updates)]
-    losses = losses_along(trainer.loaded, directions, each, epsilon, sides)
-    alphas = [one.alpha for one in (of_groups(losses, group, exact) if group else of_pairs(losses, exact))]
+    group, size, sides = numbers.group, numbers.batch_updates, ONE_SIDE if numbers.group else BOTH_SIDES
+    slopes: list[float] = []
     squares: list[F64] = []
-    for number, batch in enumerate(batches):
-        own = slice(number * numbers.batch_updates, (number + 1) * numbers.batch_updates)
-        plus = np.stack([one.numpy() for one in losses[: len(each)][own]])  # (updates, answers)
-        other = plus.mean(0) if group else np.stack([one.numpy() for one in losses[len(each) :][own]])
-        slopes = (plus - other) / (len(sides) * exact)
+    for done, batch in enumerate(batches, 1):
+        directions = trainer.space.directions(seeds[len(slopes) :][:size], 0)
+        exact = representable(epsilon, directions)
+        losses = losses_along(trainer.loaded, directions, [batch] * size, epsilon, sides)
+        found = of_groups(losses, group, exact) if group else of_pairs(losses, exact)
+        alphas = [one.alpha for one in found]
+        plus = np.stack([one.numpy() for one in losses[:size]])  # (updates, answers)
+        other = plus.mean(0) if group else np.stack([one.numpy() for one in losses[size:]])
         assert batch.weights is not None
         by = (batch.weights / batch.tokens[:, 0]).double().numpy()
-        z = np.array(alphas[own]) @ slopes  # (answers,)
+        z = np.array(alphas) @ (plus - other) / (len(sides) * exact)  # (answers,)
         squares.append(np.divide(z, by, out=np.zeros_like(z), where=by != 0) ** 2)
-    found = np.nan_to_num(np.array(alphas), nan=0.0, posinf=0.0, neginf=0.0)
-    return found, float(np.nan_to_num(np.concatenate(squares)).mean())
+        slopes += alphas
+        advance(done)
+    told = np.nan_to_num(np.array(slopes), nan=0.0, posinf=0.0, neginf=0.0)
+    return told, float(np.nan_to_num(np.concatenate(squares)).mean())
 
 
 def _rate(manifest: Manifest, squares: float) -> float:

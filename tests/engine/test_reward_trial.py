@@ -64,8 +64,11 @@ def reward_run(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("group", [0, 4])
 def test_numbers_follow_from_answers_that_are_drawn(reward_run: Any, group: int) -> None:
     trainer = reward_run(group=group)
-    found = run(trainer)
+    far: list[tuple[int, int]] = []
+    found = run(trainer, advance=lambda done, total: far.append((done, total)))
     assert isinstance(found, RewardTrial)
+    assert far == sorted(far)
+    assert far[-1][0] == far[-1][1] == 6 * len(far) / 2
     assert (found.updates, found.answers) == (UPDATES, UPDATES // (group or 1) * 4 * ANSWERS)
     assert found.answers <= found.tokens <= 6 * found.answers
     assert 0 < found.reward < 1
