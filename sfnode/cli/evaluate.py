@@ -53,8 +53,8 @@ MOST_SAMPLES = 1000
     "--neutral",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Text on which the answers of both models are compared, one sample a line: how far training has "
-    "drifted.  [default: a few sentences of sfnode's own]",
+    help="Text on which both models are compared, with what the base model writes after each line: how far "
+    "training has drifted.  [default: a few sentences of sfnode's own]",
 )
 @option(
     "--pass-at",

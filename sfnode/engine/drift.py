@@ -1,5 +1,6 @@
 """Drift of a model from its base: how far its weights are from the base's, and how differently it goes on
-with text that has nothing to do with the task. Long runs of evolution strategies forget; this shows it.
+with text that has nothing to do with the task, written here or by the base model. Long runs of evolution
+strategies forget; this shows it.
 
 Measures only: nothing here feeds back into a run. It knows cores, bases and a model; it knows neither
 updates nor the task.
@@ -8,7 +9,7 @@ updates nor the task.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from sfnode.engine import forward
 from sfnode.engine.basis import PublishedBasis
 from sfnode.engine.forward import Pass
-from sfnode.engine.generation import prompt_ids
+from sfnode.engine.generation import AnswerPlan, AnswerRequest, generate, prompt_ids
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
@@ -43,6 +44,10 @@ When the children had finished their work, they carried the chairs inside and sw
 """
 """Text of no task, written for this: every line is a text of its own."""
 
+WRITTEN = 16
+"""Tokens that the base model goes on with after each line, the likeliest ones: what it is surest of, in words
+of its own."""
+
 TOKENS = 512
 """Most tokens that are predicted: with a few hundred the mean is known to some percent, which is enough to
 see a drift, in a fraction of a second on small models."""
@@ -53,8 +58,8 @@ leaves 220 tokens."""
 
 
 def drift(model: TrainableModel, text: str = "") -> LayeredDrift:
-    """Return how far the model as of now is from the base model, also by its answers on NEUTRAL or another
-    text, one sample a line.
+    """Return how far the model as of now is from the base model, also by what it expects of NEUTRAL or
+    another text, one sample a line, and of what the base model goes on with.
 
     Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
     """
@@ -79,15 +84,16 @@ def drift(model: TrainableModel, text: str = "") -> LayeredDrift:
 
 
 def _kl(model: TrainableModel, text: str) -> tuple[float, int]:
-    """Return the mean of KL(base || now) over the tokens of a text, in nats, and how many there are."""
-    texts = list(_samples(model.loaded, text))
+    """Return the mean of KL(base || now) over the tokens of a text and of what the base model goes on with
+    after each line, in nats, and how many there are."""
     if model.of_base.get("text") != text:
         with model.weights.at_base():
-            model.of_base["text"] = text
-            model.of_base["log_probs"] = [_log_probs(model.loaded, this).cpu() for this in texts]
+            passes = _passes(model.loaded, text)
+            told = [(this, _log_probs(model.loaded, this).cpu()) for this in passes]
+        model.of_base |= {"text": text, "log_probs": told}
     model.weights.rebuild()
     total = tokens = 0.0
-    for this, base in zip(texts, model.of_base["log_probs"], strict=True):  # (tokens, vocabulary) each
+    for this, base in model.of_base["log_probs"]:  # (tokens, vocabulary) each
         now = _log_probs(model.loaded, this).cpu()
         total += float((base.exp() * (base - now)).double().sum())
         tokens += len(base)
@@ -154,22 +160,30 @@ def _ratio(change: float, base: float) -> float:
     return change / base if base else math.inf if change else 0.0
 
 
-def _samples(loaded: LoadedModel, text: str) -> Iterator[Pass]:
-    """Yield the lines of a text as passes whose targets are all their tokens but the first, up to TOKENS."""
+def _passes(loaded: LoadedModel, text: str) -> list[Pass]:
+    """Return passes over the lines of a text, up to TOKENS, each with what the model goes on with: all tokens
+    but the first of each are targets."""
     vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
     room = min(TOKENS, max(1, KEPT_ENTRIES // vocabulary))
+    prompts: list[list[int]] = []
+    left = room
     for line in filter(None, map(str.strip, text.splitlines())):
-        ids = torch.tensor(prompt_ids(loaded, line, 0)[: room + 1], device=loaded.device)
+        if left > 0:
+            prompts.append(prompt_ids(loaded, line, WRITTEN)[: left + 1])
+            left -= len(prompts[-1]) - 1 + WRITTEN
+    answers = generate(loaded, [AnswerRequest(prompt) for prompt in prompts], AnswerPlan(WRITTEN)) or []
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([*prompt, *answer.tokens][: room + 1], device=loaded.device)
         count = len(ids) - 1
         if count < 1:
             continue
         zeros = torch.zeros(count, dtype=torch.int64, device=loaded.device)
         columns = torch.arange(count, device=loaded.device)
         mask = torch.ones_like(ids[None])
-        yield Pass(ids[None], mask, torch.zeros_like(mask), zeros, columns, ids[1:])
+        found.append(Pass(ids[None], mask, torch.zeros_like(mask), zeros, columns, ids[1:]))
         room -= count
-        if room < 1:
-            return
+    return found
 
 
 def _log_probs(loaded: LoadedModel, this: Pass) -> Tensor:

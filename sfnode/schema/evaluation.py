@@ -114,9 +114,10 @@ class Drift(Answer):
     distance: float
     """The same relative to the norm of their base weights."""
     kl: float | None
-    """Mean of KL(base || model) over the tokens of a neutral text, in nats; None for a classifier."""
+    """Mean of KL(base || model), in nats, over the tokens of a neutral text and of what the base model goes
+    on with after each line; None for a classifier."""
     tokens: int
-    """Tokens of that text that were predicted; 0 for a classifier."""
+    """Tokens that were predicted; 0 for a classifier."""
 
     @property
     def in_words(self) -> str:

@@ -94,6 +94,9 @@ def test_the_divergence_is_that_of_the_two_models_and_measuring_changes_nothing(
     for line in ("the film was bright .", "a dull story about the sea"):
         start = [] if run.loaded.tokenizer.bos_token_id is None else [run.loaded.tokenizer.bos_token_id]
         ids = start + run.loaded.tokenizer(line, add_special_tokens=False).input_ids
+        told = base.loaded.model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=drift.WRITTEN)
+        assert len(told[0]) > len(ids)
+        ids = told[0].tolist()
         both = (one.loaded.model(torch.tensor([ids])).logits[0, :-1] for one in (run, base))
         now, then = (logits.double().log_softmax(-1) for logits in both)
         total += float(kl_div(now, then, reduction="sum", log_target=True))
@@ -109,8 +112,8 @@ def test_the_divergence_is_that_of_the_two_models_and_measuring_changes_nothing(
 
 def test_a_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     run = moved(trainer(manifest("opt", learning_rate=1e-3)))
-    monkeypatch.setattr(drift, "TOKENS", 40)
-    assert run.drift().tokens == 40
+    monkeypatch.setattr(drift, "TOKENS", 20)
+    assert run.drift().tokens == 20
     monkeypatch.setattr(drift, "TOKENS", 10**6)
     monkeypatch.setattr(drift, "KEPT_ENTRIES", 30 * run.loaded.model.config.vocab_size)
     assert run.drift("some other text . " * 50).tokens == 30
