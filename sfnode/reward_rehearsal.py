@@ -76,7 +76,7 @@ def _tried(trainer: Trainer, prompts: int, loaded: float, waiting: Waiting) -> T
         model=manifest.model.source,
         device=str(trainer.loaded.device),
         dtype=trainer.dtype,
-        temperature=manifest.task.temperature,
+        temperature=objective.temperature,
         prompts=len(judged),
         reward=mean.value,
         reward_low=mean.low,

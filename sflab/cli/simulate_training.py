@@ -180,7 +180,7 @@ def training(
             )
         return _replay(replay, cell, as_json)
     what = f"{cell.method}, {cell.network.clients} clients"
-    with closing(opened(log_to)) as logger, waiting(what, time_left=True) as advance:
+    with closing(opened(log_to)) as logger, waiting(what) as advance:
         values = run_cell(cell, results, Place(device, threads or 1), [logger], advance, log=write_log)
     path = results / f"{cell.name}.jsonl"
     if as_json:

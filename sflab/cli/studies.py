@@ -93,7 +93,7 @@ def run_study(
     count = workers or cores()
     pool: Pool = Ray(job, ray) if ray else Here(job) if count == 1 else Processes(job, count)
     began = time.monotonic()
-    with waiting(f"{len(study.distinct(plan))} cells", time_left=True) as advance:
+    with waiting(f"{len(study.distinct(plan))} cells") as advance:
 
         def told(progress: StudyProgress) -> None:
             advance(progress.done, progress.total)

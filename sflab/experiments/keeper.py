@@ -20,7 +20,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
-from sfnode.organising.evaluation.judging import Schedule, by_schedule
+from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import (
     BasesMade,
@@ -177,7 +177,7 @@ class Keeper:
         return Organiser(
             View(self.machine, self._store),
             policy,
-            by_schedule(Schedule(self._manifest.training.schedule, self.run.rate)),
+            at_rate(self.run.rate),
             key=public(self._key),
             draw=self._draw,
             alone=True,

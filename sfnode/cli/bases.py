@@ -61,7 +61,7 @@ def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
     """
     from sfnode import preparing
 
-    with waiting(f"making bases from {kind}", time_left=True) as advance:
+    with waiting(f"making bases from {kind}") as advance:
         file, found = preparing.make_bases(trainer, kind, folder, advance)
     return file, words(kind, found)
 

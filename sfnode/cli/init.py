@@ -199,6 +199,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         from sfnode import preparing
         from sfnode.cli import init_output as output
         from sfnode.store.run_keys import RunKeys
+        from sfnode.verifiers.plugins import is_plugin
 
     keys = RunKeys.generate() if organised else None
     keys_dir = keys_folder(keys_dir, out) if keys else keys_dir
@@ -221,9 +222,10 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     for line in [*said, *output.notes(manifest, "epsilon" in given)]:
         echo(line)
     echo("What happens next:")
-    start = command("sfnode", "join", "--run", out, *(organising_options(keys_dir) if keys else ()))
+    trusted = ("--verifier", given["verifier"]) if is_plugin(given.get("verifier", "")) else ()
+    start = command("sfnode", "join", "--run", out, *trusted, *(organising_options(keys_dir) if keys else ()))
     if manifest.data.train:
-        alone = command("sfnode", "swarm", "--run", out)
+        alone = command("sfnode", "swarm", "--run", out, *trusted)
         echo(f"  {alone}    trains it here alone, to see how well it goes")
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")

@@ -191,7 +191,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _number(
         "decay",
         "Factor by which what was learnt shrinks with each subspace that follows, so that a long run stays "
-        "near the base model; 1: it stays. Not in an open run (docs/organising.md).",
+        "near the base model; 1: it stays. Not in an open run (docs/judging.md).",
     ),
     _number("epoch_updates", "Updates for which one subspace serves."),
     _number("update_budget", "Updates after which the run is complete."),

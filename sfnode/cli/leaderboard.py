@@ -69,7 +69,7 @@ def leaderboard(
     Computed from the manifest and the log of a node's folder alone, running or not: everybody who has the
     same decisions sees the same digits. The gain of a member is its part in what all have gained: by how much
     its updates that count have lowered the loss on the organiser's validation rows, as signed
-    (docs/organising.md); --details has it in nats, or in reward."""
+    (docs/judging.md); --details has it in nats, or in reward."""
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.node.startup import settled
         from sfnode.organising.reporting.run_history import RunHistory

@@ -268,7 +268,7 @@ def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> t
 
 def details_option(function: F) -> F:
     """Add --details, for commands that otherwise say it in plain words."""
-    return option("--details", is_flag=True, help="Say it in the precise terms of docs/glossary.md, too.")(
+    return option("--details", is_flag=True, help="Say it in precise terms, too (protocol/GLOSSARY.md).")(
         function
     )
 

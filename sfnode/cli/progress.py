@@ -17,7 +17,6 @@ import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
@@ -26,7 +25,6 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -57,9 +55,7 @@ Advance = Callable[[int, int], None]
 
 
 @contextmanager
-def waiting(
-    what: str, seconds: float = 0.0, *, of_bytes: bool = False, time_left: bool = False
-) -> Iterator[Advance]:
+def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
     """Show that `what` is under way while the block runs, and how far once the block reports it.
 
     At a terminal it is a bar, elsewhere a line and then another one every LINES seconds. `seconds` it may
@@ -69,11 +65,9 @@ def waiting(
         with _lines(what, seconds) as advance:
             yield advance
         return
-    amount = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
     left = _Left(seconds) if seconds else TimeRemainingColumn()
-    times = (TimeElapsedColumn(), *((left,) if time_left or seconds else ()))
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), _Bar(), *amount, *times)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), _Bar(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), left, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
 
@@ -165,6 +159,8 @@ class Narration:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for handler in logging.getLogger().handlers:
+            handler.removeFilter(self.heard)
         self._ended.set()
         self._done()
 

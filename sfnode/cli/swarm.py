@@ -21,6 +21,7 @@ from sfnode.cli.options import (
     out_option,
     run_option,
     threads_option,
+    verifier_option,
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import run as run_loop
@@ -37,6 +38,7 @@ from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
 from sfnode.schema.views import Samples
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
+from sfnode.tasks.verifying import permit
 
 
 @click.command
@@ -78,6 +80,7 @@ from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
 @device_option
 @dtype_option
 @threads_option("CPU threads of each node.  [default: the cores shared out]")
+@verifier_option
 @json_option
 def swarm(
     nodes: int,
@@ -90,6 +93,7 @@ def swarm(
     device: str,
     dtype: str,
     threads: int,
+    verifier: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Run a local swarm of real processes until the run is complete, and compare the nodes.
@@ -106,8 +110,12 @@ def swarm(
             raise UserError(Code.BAD_OPTION, f"{flag}: the manifest says it", f"Leave {flag} out.")
     started = time.monotonic()
     with TemporaryDirectory(prefix="sfnode-") as made:
+        manifest = (
+            Manifest.from_toml(run) if run else _made(preset, model, organised, device, dtype, Path(made))
+        )
+        permit(manifest.task, verifier)
         local = LocalSwarm(
-            Manifest.from_toml(run) if run else _made(preset, model, organised, device, dtype, Path(made)),
+            manifest,
             nodes=nodes,
             folder=out,
             split_data=split_data,
@@ -115,6 +123,7 @@ def swarm(
             device=device,
             dtype=dtype,
             beside=run.parent if run else Path(made),
+            verifiers=verifier,
         )
         console = Console(stderr=as_json, highlight=False)
         result = run_loop(show_swarm(local, console, nodes))

@@ -97,7 +97,8 @@ def _kl(model: TrainableModel, text: str) -> tuple[float, int]:
         now = _log_probs(model.loaded, this).cpu()
         total += float((base.exp() * (base - now)).double().sum())
         tokens += len(base)
-    return (max(0.0, total / tokens), int(tokens)) if tokens else (0.0, 0)
+    mean = total / max(1, tokens)
+    return (math.inf if math.isnan(mean) else max(0.0, mean)), int(tokens)
 
 
 def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]) -> list[float]:

@@ -87,7 +87,7 @@ class Replica:
 
     def _fail(self, error: Exception) -> None:
         """Take the device out, if the error is its fault and others remain; else raise."""
-        fault = _fault(self.name, error)
+        fault = fault_of(self.name, error)
         if fault is None:
             raise error
         log.debug("a step on %s has failed", self.name, exc_info=error)
@@ -225,7 +225,7 @@ class ReplicatedTrainer(Trainer):
             try:
                 other.trainer.offload()
             except RuntimeError as error:  # of a device that is beyond help, too
-                other.fault = _fault(other.name, error)
+                other.fault = fault_of(other.name, error)
             else:
                 other.fault = None
 
@@ -313,15 +313,15 @@ def _joined(results: Sequence[StepResult]) -> StepResult:
     return StepResult(scalars, sum(losses) / sum(weights) if losses else math.nan, failed)
 
 
-def _fault(name: str, error: Exception) -> UserError | None:
-    """Return what to say of a device on which a step has failed so; None if that is not the device's
-    fault."""
+def fault_of(name: str, error: Exception) -> UserError | None:
+    """Return what to say of a device on which a step or a question has failed so; None if that is not the
+    device's fault."""
     if isinstance(error, UserError):
         return error if error.code is Code.OUT_OF_MEMORY else None
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
         return UserError(
             Code.OUT_OF_MEMORY,
-            f"the device {name!r} has not enough memory for a step",
+            f"the device {name!r} has not enough memory",
             "Take fewer queries (`--set node.queries=COUNT`) or a narrower --dtype, or close other programs "
             "that use its memory; `sfnode pause` and `sfnode resume` try it again.",
         )
@@ -330,7 +330,7 @@ def _fault(name: str, error: Exception) -> UserError | None:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UserError(
         Code.DEVICE,
-        f"the device {name!r} has failed in a step: {reason}",
+        f"the device {name!r} has failed: {reason}",
         "`sfnode pause` and `sfnode resume` try it again. If that does not help, start the node again, "
         "without this device, or restart the machine; with --log-level debug the log says where it failed.",
     )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sfnode.engine import samples
 from sfnode.engine.estimator import Estimate, estimates, standing
 from sfnode.engine.forward import Perturb
-from sfnode.engine.generation import CACHE_BYTES, AnswerPlan, AnswerRequest, Continuation, generate, positions
+from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate, positions
 from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES
 from sfnode.engine.objective import OWN, Held, KeepGoing, RowLosses, always, paused
 from sfnode.errors import Code, UserError
@@ -147,8 +147,8 @@ class Rewards:
                 "Make the run with fewer answer_tokens, or with a model of more positions.",
             )
         # bounded by a constant, whatever memory there is: rows that are written together round alike
-        temperature = task.temperature or SAMPLED_AT
-        self._plan = AnswerPlan(task.answer_tokens, temperature, task.stop, cache_bytes=CACHE_BYTES)
+        self.temperature = task.temperature or SAMPLED_AT
+        self._plan = AnswerPlan(task.answer_tokens, self.temperature, task.stop)
         self._likeliest = self._plan._replace(temperature=0.0)
         self._score = verifying.score_of(task)
         self._shard = Shard(task, loaded.tokenizer, rows, manifest.training.batch_size, secret=secret)
@@ -220,19 +220,19 @@ class Rewards:
             )
         return self.evaluate(held, keep_going=keep_going)
 
-    def pass_at(self, held: Held, k: int, count: int, keep_going: KeepGoing = always) -> PassAt:
+    def pass_at(self, held: Held, k: int, count: int) -> PassAt:
         """Estimate how often one of `k` answers to a row is right, from `count` that are drawn for each.
 
-        By everybody with the same draws. Raises UserError PAUSED.
+        By everybody with the same draws.
         """
         keys = token_keys(derive_key(b"sfnode pass at k"), count * len(held.rows)).tolist()
         rows = [row for row in held.rows for _ in range(count)]
-        prompts = [self._prompt(row) for row in held.rows for _ in range(count)]
+        prompts = [prompt for row in held.rows for prompt in [self._prompt(row)] * count]
         asked = [AnswerRequest(prompt, key=key) for prompt, key in zip(prompts, keys, strict=True)]
-        found = [reward >= RIGHT for reward in self._rewards(rows, asked, self._plan, keep_going)]
+        found = [reward >= RIGHT for reward in self._rewards(rows, asked, self._plan, always)]
         right = [sum(found[start : start + count]) for start in range(0, len(found), count)]
         measured = metrics.pass_at(right, count, k)
-        return PassAt(k=k, samples=count, temperature=self._plan.temperature, **measured._asdict())
+        return PassAt(k=k, samples=count, temperature=self.temperature, **measured._asdict())
 
     def losses_of(self, rows: Sequence[Row]) -> RowLosses:
         """Return what measures 1 less the reward of one answer to each of these rows, of the likeliest

@@ -12,7 +12,7 @@ What it is for:
                    (n + D) / n times the square of the slope; with a rate that much smaller, which is what
                    such noise asks for (McCandlish et al. 2018, arXiv 1812.06162), it moves the model by
                    n / (n + D) of that.
-    speed          of writing answers, which is most of what a node does in such a run.
+    speed          of writing answers.
 
 Where all answers to a prompt get the same reward nothing can be learnt of it; where that is so of all prompts
 it is an error with advice. This module prints nothing.
@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from sfnode.engine import trial
 from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, losses_along, of_groups, of_pairs, representable
-from sfnode.engine.reward_objective import Drawn, Rewards
-from sfnode.engine.scalar_limit import Advance, SlopeSample, seeds_of, typical_weight
+from sfnode.engine.reward_objective import RIGHT, Drawn, Rewards
+from sfnode.engine.scalar_limit import Advance, SlopeSample, require_slopes, seeds_of, typical_weight
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -51,7 +51,7 @@ SLOPES_TAKE = 5
 """Time that the slopes of a group take, in that of writing its answers (docs/benchmarks.md)."""
 
 ROWS = 8
-"""Answers by which epsilon is found, each along a direction of its own mini-batch."""
+"""Prompts by whose answers epsilon is found, each along a direction of its own mini-batch."""
 
 
 class RewardTrial(NamedTuple):
@@ -63,12 +63,7 @@ class RewardTrial(NamedTuple):
     sample: SlopeSample
     delta: float
     rate: float
-    updates: int
     answers: int
-    tokens: int
-    """Tokens written, all answers together."""
-    cut: int
-    """Answers that had not ended when they had all tokens that they may have."""
     reward: float
     """Mean of all answers."""
     apart: float
@@ -82,7 +77,8 @@ def run(
 ) -> RewardTrial:
     """Measure some updates of a reward run, or a few more that complete a group.
 
-    With `keep_epsilon` by the run's own. Raises UserError REWARDS_ALIKE.
+    With `keep_epsilon` by the run's own. Raises UserError REWARDS_ALIKE, and LOSS_FLAT if no
+    direction has a slope.
     """
     numbers, seeds = trainer.manifest.training, seeds_of(trainer, UPDATES)
     groups = len(seeds) // numbers.batch_updates
@@ -104,18 +100,15 @@ def run(
         epsilon,
         lambda done: advance(groups + SLOPES_TAKE * done, groups * (1 + SLOPES_TAKE)),
     )
+    require_slopes(alphas)
     sample = SlopeSample(alphas, typical_weight(trainer.loaded))
-    spread = sample.spread
     return RewardTrial(
         found["float32"],
         {name: one for name, one in found.items() if name != "float32"},
         sample,
-        trial.suitable_delta(numbers, spread) if spread else numbers.scalar_delta,
+        trial.suitable_delta(numbers, sample.spread),
         _rate(trainer.manifest, squares),
-        len(seeds),
         len(answers),
-        sum(len(one.tokens) for one in answers),
-        cut,
         float(rewards.mean()),
         apart,
         seconds,
@@ -173,10 +166,10 @@ def _slopes(
 
 
 def _rate(manifest: Manifest, squares: float) -> float:
-    """Return the rate, in two digits, where z has this mean square; the run's own if it is 0."""
+    """Return the rate where z has this mean square; the run's own if it is 0."""
     numbers = manifest.training
     signal = numbers.batch_updates / (numbers.batch_updates + manifest.dimensions)
-    return float(f"{math.sqrt(2 * MOVE * signal / squares):.1e}") if squares else numbers.learning_rate
+    return trial.as_rate(math.sqrt(2 * MOVE * signal / squares)) if squares else numbers.learning_rate
 
 
 def alike(rewards: F64, cut: int) -> UserError:
@@ -191,7 +184,7 @@ def alike(rewards: F64, cut: int) -> UserError:
     if rewards.max() <= 0:
         off = f", and {cut} of them were cut off: raise answer_tokens" if cut else ""
         return UserError(Code.REWARDS_ALIKE, f"{said}: all {count} answers have the reward 0{off}", easier)
-    if rewards.min() >= 1 - 1e-9:
+    if rewards.min() >= RIGHT:
         return UserError(
             Code.REWARDS_ALIKE,
             f"{said}: all {count} answers have the reward 1, and there is nothing to learn",

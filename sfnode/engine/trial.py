@@ -256,7 +256,11 @@ def _cosine(one: F64, other: F64) -> float:
 def _first_rate(manifest: Manifest, rate: float) -> float:
     """Return the rate to start with in two digits, as a manifest can have it: in an open run OPEN_SHARE of
     the one that suits."""
-    rate *= 1.0 if manifest.organised.organiser else OPEN_SHARE
+    return as_rate(rate * (1.0 if manifest.organised.organiser else OPEN_SHARE))
+
+
+def as_rate(rate: float) -> float:
+    """Return a rate in two digits, or the nearest one that a manifest can have."""
     return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5)
 
 

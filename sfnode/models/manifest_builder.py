@@ -241,7 +241,13 @@ def _beginning(given: dict[str, Any]) -> Beginning:
     source, revision = _absolute(given.get("model", "")), given.get("revision", "")
     name = _preset_name(given)
     preset = _for_data(presets.preset(name), given) if name else None
-    source = source or (preset.model if preset else "") or presets.DEFAULT_MODEL
+    if preset and not (source or preset.model):
+        raise UserError(
+            Code.BAD_OPTION,
+            f"no base model comes with the task {name}",
+            "Name one with --model: a folder, or a Hugging Face id.",
+        )
+    source = source or (preset.model if preset else presets.DEFAULT_MODEL)
     task = _task(preset, given, files.resolve(source, revision, None))
     return Beginning(name, preset, source, revision, task, _section(preset.data if preset else Data(), given))
 

@@ -20,7 +20,7 @@ from sfnode.node.readiness import Readiness
 from sfnode.node.run_context import RunContext
 from sfnode.node.validating import MeasuredRows, measured
 from sfnode.organising import admission
-from sfnode.organising.evaluation.judging import Schedule, by_schedule
+from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.events import (
     Action,
@@ -50,7 +50,6 @@ from sfprotocol.events import FindingHeard, OwnDecision, OwnPetition
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
-from sfprotocol.signing import Sign as SignWith
 from sfprotocol.weighing import Counted, counts_alike
 
 if TYPE_CHECKING:
@@ -80,14 +79,16 @@ class Organising:
         node: NodeContext,
         readiness: Readiness,
         state_of: Callable[[int], Awaitable[CheckpointState | None]],
+        fail: Callable[[BaseException], None],
     ) -> None:
         """Be told by the driver from now on; `organises(node)` has to hold. `state_of` works out the state of
-        a checkpoint."""
+        a checkpoint; `fail` ends the node."""
         assert node.machine.organised is not None
         self._organised: Organised = node.machine.organised
         feed, run = self._organised.control.feed, node.machine.run
         assert feed.key is not None
         self._node, self._readiness, self._state_of = node, readiness, state_of
+        self._fail = fail
         self._has_base = False
         self._running: dict[asyncio.Task[None], None] = {}
         self._stopped = False
@@ -106,7 +107,7 @@ class Organising:
                 node.settings.renew_bases,
                 node.settings.guard,
             ),
-            node.outside.judge or by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
+            node.outside.judge or at_rate(run.rate),
             key=feed.key,
             draw=node.outside.random.randbytes,
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
@@ -206,7 +207,13 @@ class Organising:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._running[task] = None
-        task.add_done_callback(self._running.pop)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End the node if the work has raised: the organiser would wait for its answer for ever."""
+        del self._running[task]
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
 
     async def _summarise(self, epoch: int) -> None:
         """Work out the checkpoint of an epoch."""
@@ -294,9 +301,6 @@ class Organising:
             return None
         return found
 
-    def _line_search(self, asked: Evaluate) -> LineSearch:
-        return LineSearch(asked.rows, wary=is_wary(self._node.manifest), scale=asked.scale)
-
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[SearchResult | None, Evaluation | None, int]:
@@ -305,7 +309,8 @@ class Organising:
 
         Nothing is found if what counts of earlier epochs has changed meanwhile.
         """
-        search, begun = self._line_search(asked), []
+        search = LineSearch(asked.rows, wary=is_wary(self._node.manifest), scale=asked.scale)
+        begun: list[Mapping[Feed, Counted]] = []
         before = partial(self._organised.named, asked.epoch - 1)
 
         def named(of: Callable[[], Mapping[Feed, Counted]]) -> Mapping[Feed, Counted]:
@@ -367,38 +372,24 @@ async def be_admitted(
 
 
 async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]) -> bool:
-    """Ask the organiser to admit this node, again and again until it does; return whether it was asked."""
-    ticket = node.settings.invitation
-    bits = node.outside.policy.work_bits if node.outside.policy else WORK_BITS
-    asked = await petition(node.manifest.run_id, origin, node.machine.sign, ticket, interrupted, bits)
-    if asked:
-        node.driver.post(asked)
-    return asked is not None
+    """Ask the organiser to admit this node, again and again until it does: with the ticket of its link
+    (`NUMBER:HEX`), else with a proof of work, which takes some seconds of a core, on a thread of its own.
 
-
-async def petition(
-    run_id: bytes,
-    origin: bytes,
-    sign: SignWith,
-    ticket: str,
-    interrupted: Callable[[], bool],
-    bits: int = WORK_BITS,
-) -> OwnPetition | None:
-    """Return a newcomer's petition: with the ticket of its link (`NUMBER:HEX`), else with a proof of work.
-
-    Takes some seconds of a core, on a thread of its own. None when `interrupted`.
+    Return whether it was asked, which it is not when `interrupted`.
     """
-    nonce, number, voucher = 0, 0, b""
-    if ticket:
-        place, _, secret = ticket.partition(":")
+    run_id, nonce, number, voucher = node.manifest.run_id, 0, 0, b""
+    if node.settings.invitation:
+        place, _, secret = node.settings.invitation.partition(":")
         number = int(place)
         key = admission.invitation_key(run_id, bytes.fromhex(secret))
         voucher = key.sign(admission.voucher_message(run_id, origin))
     else:
-        solve = admission.solve
-        found = await asyncio.to_thread(solve, run_id, origin, bits, interrupted)
+        bits = node.outside.policy.work_bits if node.outside.policy else WORK_BITS
+        found = await asyncio.to_thread(admission.solve, run_id, origin, bits, interrupted)
         if found is None:
-            return None
+            return False
         nonce = found
     unsigned = Petition(origin, nonce, number, voucher, bytes(64))
-    return OwnPetition(replace(unsigned, signature=sign(petition_message(run_id, unsigned))))
+    signature = node.machine.sign(petition_message(run_id, unsigned))
+    node.driver.post(OwnPetition(replace(unsigned, signature=signature)))
+    return True

@@ -116,6 +116,6 @@ class Outside:
     policy: OrganiserPolicy | None = None
     """An organiser's policy in place of that of the manifest, and the proof of work that petitions show."""
     judge: Judge | None = None
-    """Judgement of seals, in place of the manifest's schedule."""
+    """Judgement of seals, in place of that which counts everything."""
     listens: bool = True
     """Whether the node answers on a control socket, and serves metrics where its settings say so."""

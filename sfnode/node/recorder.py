@@ -21,7 +21,7 @@ from sfnode.printable import pace, part_of, span
 from sfnode.schema.metrics import trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import AlarmStatus, Status
-from sfprotocol.decisions import FACTOR_ONE
+from sfprotocol.decisions import FACTOR_ONE, RATE_ONE
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import Evaluation, NodeEvaluation
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 RECORD_INTERVAL = 10.0
 """Seconds between records of what changes all the time: some 400 bytes, 4 MB a day."""
-
-RATE_ONE = 1 << 32
-"""The unit in which a run counts rates (SPEC O5)."""
 
 METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
 """Names of metrics that become names of curves; the organiser's are a stranger's text."""

@@ -169,7 +169,7 @@ class RunningNode:
 
     def _make_organising(self) -> Organising:
         assert self.checkpoints is not None  # as in every organised run
-        return Organising(self.context, self.readiness, self.checkpoints.state_of)
+        return Organising(self.context, self.readiness, self.checkpoints.state_of, self.fail)
 
     def _make_model(self, joined: RunContext, load_engine: LoadEngine) -> LocalModel:
         return LocalModel(

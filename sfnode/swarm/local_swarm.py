@@ -102,6 +102,7 @@ class LocalSwarm:
         dtype: str | None = None,
         evaluate: bool = True,
         beside: Path | None = None,
+        verifiers: Sequence[str] = (),
     ) -> None:
         """Nothing is started or written before `start` (or `async with`).
 
@@ -110,6 +111,8 @@ class LocalSwarm:
         rows. `threads` of each node: 0 shares out the cores. Of several `device`s nodes take one each, by
         turns. `evaluate`: measure the base model meanwhile and the trained one at the end, if the run has
         test data. `beside` is the folder with published bases and data, that of a manifest of `sfnode init`.
+        `verifiers` are plug-ins that nodes may run; this process may have to be allowed to, too
+        (`verifying.permit`).
         """
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
@@ -123,6 +126,7 @@ class LocalSwarm:
         self._shared = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
         self._shared += ["--threads", str(threads or max(1, (os.cpu_count() or 1) // nodes))]
         self._shared += ["--dtype", dtype] if dtype else []
+        self._shared += [part for one in verifiers for part in ("--verifier", one)]
         self._devices = [device] if isinstance(device, str) else list(device or ())
         self._beside = beside
         self._split_data = split_data and nodes > 1
@@ -219,7 +223,7 @@ class LocalSwarm:
             raise UserError(
                 Code.BAD_OPTION,
                 f"cannot write to {self.folder}: {error.strerror}",
-                "Name another --folder.",
+                "Name another --out.",
             ) from error
         return path
 

@@ -111,11 +111,8 @@ def _labelled(template: str, *answers: str) -> Task:
 def _rewarded(
     name: str, template: str, tokens: int, *stop: str, prompt_tokens: int = REWARDED_PROMPT
 ) -> Task:
-    """Return the task of writing answers of so many tokens for the verifier of this name.
-
-    It is not validated: that would import all verifiers whenever this module is, which takes as long as it.
-    """
-    return Task.model_construct(
+    """Return the task of writing answers of so many tokens for the verifier of this name."""
+    return Task(
         kind="reward",
         template=template,
         verifier=VERIFIERS[name],

@@ -1,7 +1,4 @@
-"""Rewards of the answers to a task's rows, by the verifier that its manifest carries.
-
-Reads verifiers once, and only where a task has one: that takes a tenth of a second.
-"""
+"""Rewards of the answers to a task's rows, by the verifier that its manifest carries."""
 
 from __future__ import annotations
 
@@ -10,15 +7,12 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
+from sfnode.verifiers import plugins, scoring, specs
 from sfnode.verifiers.specs import PRESETS
-
-if TYPE_CHECKING:
-    from sfnode.verifiers.specs import Verifier
-
 
 Row = Mapping[str, Any]
 
@@ -27,32 +21,25 @@ EXAMPLE = "1"
 
 
 def score_of(task: Task) -> Callable[[str, Row], float]:
-    """Return what gives the reward of an answer, 0 to 1, by its row. It never raises."""
-    from sfnode.verifiers import scoring
-
+    """Return what gives the reward of an answer, 0 to 1, by its row. It raises nothing but
+    UserError VERIFIER_NOT_ALLOWED for a plug-in that was not permitted."""
     verifier = _verifier(task)
     return lambda answer, row: scoring.score(verifier, answer, scoring.texts(verifier, row))
 
 
 def remark(task: Task, answer: str, row: Row) -> str:
     """Return in words what is wrong with an answer, if more can be said than that it is."""
-    from sfnode.verifiers import scoring
-
     verifier = _verifier(task)
     return scoring.remark(verifier, answer, scoring.texts(verifier, row))
 
 
 def columns(task: Task) -> tuple[str, ...]:
     """Return the columns of a row that the task's verifier reads."""
-    from sfnode.verifiers import scoring
-
     return scoring.columns(_verifier(task))
 
 
 def problem(task: Task, row: Row) -> str | None:
     """Return why no answer to a row can be right, or None if one may."""
-    from sfnode.verifiers import scoring
-
     verifier = _verifier(task)
     return scoring.problem(verifier, scoring.texts(verifier, row))
 
@@ -65,8 +52,6 @@ def permit(task: Task, sources: Sequence[str] = ()) -> None:
     """
     if not (task.verifier or sources):
         return
-    from sfnode.verifiers import plugins, specs
-
     leaves = specs.leaves(_verifier(task)) if task.verifier else iter(())
     wanted = [leaf.name for leaf in leaves if isinstance(leaf, specs.Plugin)]
     if sources and not wanted:
@@ -90,20 +75,16 @@ def require_rewards(task: Task) -> None:
 
 def reference(task: Task, row: Row) -> str:
     """Return what answers to a row are compared with, for people; nothing if the verifier reads no column."""
-    from sfnode.verifiers import scoring
-
     found = scoring.texts(_verifier(task), row)
     return next(iter(found.values())) if len(found) == 1 else ", ".join(f"{k}: {v}" for k, v in found.items())
 
 
-def _verifier(task: Task) -> Verifier:
+def _verifier(task: Task) -> specs.Verifier:
     return _read(json.dumps(task.verifier))
 
 
 @lru_cache(maxsize=16)
-def _read(text: str) -> Verifier:
-    from sfnode.verifiers import specs
-
+def _read(text: str) -> specs.Verifier:
     return specs.read(json.loads(text))
 
 
@@ -122,8 +103,6 @@ def load(source: str) -> dict[str, Any]:
 
     Raises UserError BAD_OPTION, and EXTRA_MISSING for a regular expression without RE2.
     """
-    from sfnode.verifiers import plugins, specs  # a tenth of a second, which other runs save
-
     if source.lower() in PRESETS:
         return PRESETS[source.lower()]
     if plugins.is_plugin(source):

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -246,11 +245,9 @@ def run(name: str, subject: Subject, given: argparse.Namespace, folder: Path) ->
         form.write_text(json.dumps(FORM))
         options["task.verifier"] = form
     settings = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
-    os.environ.pop("SFNODE_VERIFIER", None)
-    if name == "random":
-        os.environ["SFNODE_VERIFIER"] = RANDOM
+    trusted = ["--verifier", RANDOM] if name == "random" else []
     sfnode("init", *what, "--yes", "--model", real_model.FOLDER, "--out", made, *settings)
-    ended = json.loads(sfnode("swarm", "--nodes", 3, "--run", made, "--out", swarm, "--json"))
+    ended = json.loads(sfnode("swarm", "--nodes", 3, "--run", made, "--out", swarm, "--json", *trusted))
     assert ended["equal"], "digests differ"
     print(f"  {ended['counted']} of {ended['updates']} updates count", flush=True)
     sfnode("export", "--data-dir", swarm / "node-1", "--out", model)

@@ -218,7 +218,10 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
     Path("mine.py").write_text(source)
     monkeypatch.setenv("SFNODE_CALIBRATE", "true")
     flags = ("--set", "task.template={question} it was", "--set", "task.answer_tokens=4", data_file("reward"))
-    manifest = written(sfnode("init", "--model", model, "--set", "task.verifier=mine:longer", *flags))
+    ended = sfnode("init", "--model", model, "--set", "task.verifier=mine:longer", *flags)
+    manifest = written(ended)
+    for command in ("swarm --run run.toml", "join --run run.toml"):
+        assert f"  sfnode {command} --verifier mine:longer " in ended.out
     digest = hashlib.sha256(source.encode()).hexdigest()
     assert manifest.task.verifier == {"kind": "plugin", "digest": digest, "function": "longer"}
     monkeypatch.setattr(plugins, "_allowed", {})
@@ -308,7 +311,7 @@ def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest
     flags = (
         "--open",
         "--set",
-        "training.rank=4",
+        "training.rank=16",  # a column in two pushes both classes alike; all of four would, in one run of 16
         "--set",
         "training.epsilon=0.01",
         "--set",
@@ -329,7 +332,7 @@ def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest
         "data.train_min_words=2",
     )
     training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
-    assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.002)
+    assert (training.rank, training.epsilon, training.learning_rate) == (16, 0.01, 0.002)
     assert (training.schedule, training.batch_size, training.group) == ("cosine", 3, 5)
     assert (training.epoch_updates, training.update_budget) == (11, 77)
 
@@ -606,6 +609,7 @@ def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
         (("--task", "reviews", "--set", "training.update_budget=0"), 10, "training.update_budget: "),
         (("--task", "reviews", "--set", "name=two words"), 10, "name: "),
         (("--task", "juggling"), 10, "'juggling'"),
+        (("--task", "extract"), 10, "no base model comes with the task extract"),
         (("--task", "sst2", "--set", "task.kind=text"), 10, "--task names a ready-made task"),
         (("--set", "task.template={text}"), 10, "nothing says what is to be learnt"),
         ((), 10, "nothing says what is to be learnt"),

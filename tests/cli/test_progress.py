@@ -199,6 +199,16 @@ def test_other_lines_of_the_log_break_the_silence_too_and_after_the_end_there_is
     assert caplog.messages == ["loading the model", "model loaded", last]
 
 
+def test_a_narration_that_has_ended_keeps_nothing_from_the_next_one(
+    now: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sfnode")
+    with Narration(terminal=True, clock=lambda: now[0]):
+        begins("loading the model")
+    begins("loading another model")
+    assert caplog.messages[-1] == "loading another model"  # after a line of the narration itself
+
+
 def test_programs_that_read_the_log_get_what_begins_and_nothing_in_between(
     now: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:

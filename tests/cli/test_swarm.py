@@ -17,6 +17,8 @@ from sfnode.manifest.sections import Data
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.swarm import local_swarm
+from sfnode.tasks import verifying
+from sfnode.verifiers import plugins
 from tests.cli.helpers import Ended
 from tests.node.training.test_engine_loading import make_model
 from tests.swarm.conftest import script as script
@@ -236,6 +238,24 @@ def test_a_manifest_says_task_and_model_itself(option: str, tmp_path: Path, sfno
     ended = sfnode("swarm", "--run", tmp_path / "run.toml", option, "sums")
     assert ended.status
     assert f"{option}: the manifest says it" in ended.err
+
+
+def test_a_plug_in_scores_in_all_nodes_once_it_is_allowed(
+    script: Script, sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "_allowed", {})
+    Path("mine.py").write_text("def polite(answer, row):\n    return 1.0\n")
+    task = MANIFEST.task.model_copy(
+        update={"kind": "reward", "verifier": verifying.load("mine:polite"), "answer_tokens": 4}
+    )
+    (tmp_path / "run.toml").write_text(MANIFEST.model_copy(update={"task": task}).to_toml())
+    asked = ("swarm", "--run", "run.toml", "--nodes", "2")
+    monkeypatch.setattr(plugins, "_allowed", {})
+    refused = sfnode(*asked)
+    assert (refused.status, "sfnode: SF090: " in refused.err, script.arguments) == (1, True, {})
+    assert sfnode(*asked, "--verifier", "mine:polite").status == 0
+    for arguments in script.arguments.values():
+        assert arguments[arguments.index("--verifier") + 1] == "mine:polite"
 
 
 def test_what_suits_another_base_model_is_measured_before_nodes_start(

@@ -40,6 +40,11 @@ def test_one_sees_answers_their_rewards_and_what_the_machine_would_do(sfnode: Ru
     assert " answers/s, " in ended.out
 
 
+def test_answers_are_drawn_at_temperature_1_where_the_run_has_none(sfnode: Run, manifest: Path) -> None:
+    ended = sfnode("organise", "try-reward", manifest, "--temperature", 0, "--prompts", 2)
+    assert "8 answers to them, drawn as in training at temperature 1:" in ended.out
+
+
 def test_programs_get_the_same_figures(sfnode: Run, manifest: Path) -> None:
     ended = sfnode("organise", "try-reward", manifest, "--temperature", 0.5, "--json")
     found = TryRewardResult.model_validate_json(ended.out)
@@ -68,7 +73,9 @@ def test_a_ready_made_task_takes_rows_of_ones_own(sfnode: Run) -> None:
         for name, age in (("Ann", 7), ("Bo", 9))
     ]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    ended = sfnode("organise", "try-reward", "--task", "json", "--train", "rows.jsonl")
+    ended = sfnode(
+        "organise", "try-reward", "--task", "json", "--model", "builtin:tiny", "--train", "rows.jsonl"
+    )
     assert (ended.status, "all 8 answers have the reward 0" in ended.err) == (1, True)
     assert '{"name": "Ann"}' in ended.out
 
@@ -81,7 +88,10 @@ def test_a_ready_made_task_takes_rows_of_ones_own(sfnode: Run) -> None:
         (("run.toml", "--temperature", "-1"), "SF010: temperature: Input should be greater than or equal"),
         (("run.toml", "--temperature", "0.001"), "SF010: temperature: temperature is 0 or at least"),
         (("missing.toml",), "SF011: cannot read the run manifest missing.toml"),
-        (("--task", "gsm8k"), "SF032: there are no prompts: cannot load hf:openai/gsm8k"),
+        (
+            ("--task", "gsm8k", "--model", "builtin:tiny"),
+            "SF032: there are no prompts: cannot load hf:openai/gsm8k",
+        ),
         (("reviews.toml",), "SF010: the task kind classification has no rewards"),
     ],
 )

@@ -110,6 +110,13 @@ def test_the_divergence_is_that_of_the_two_models_and_measuring_changes_nothing(
     assert run.drift().kl != found.kl
 
 
+def test_a_model_that_says_nothing_has_drifted_as_far_as_can_be() -> None:
+    run = moved(trainer(manifest("opt", learning_rate=1e-3)))
+    run.drift()
+    run.loaded.model.get_output_embeddings().weight.data.fill_(math.nan)
+    assert run.drift().kl == math.inf
+
+
 def test_a_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     run = moved(trainer(manifest("opt", learning_rate=1e-3)))
     monkeypatch.setattr(drift, "TOKENS", 20)

@@ -216,7 +216,7 @@ def test_without_the_first_device_a_step_raises_and_names_it(tmp_path: Path) -> 
     assert refusal.value.code is Code.OUT_OF_MEMORY
     single = replicated(manifest("opt"), tmp_path, devices=1)
     break_down(single, 0, RuntimeError("it burns"), after=0)
-    with pytest.raises(UserError, match="the device 'cpu' has failed in a step: it burns"):
+    with pytest.raises(UserError, match="the device 'cpu' has failed: it burns"):
         single.step(SEEDS, 0)
 
 

@@ -370,6 +370,35 @@ async def test_the_model_is_evaluated_as_of_the_close(
     assert a.known > named[0]
 
 
+@pytest.mark.parametrize("organised", ["rows"], indirect=True)
+async def test_a_round_that_cannot_be_measured_for_want_of_memory_counts_unmeasured_and_later_ones_do_not(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking, evaluate = [1], SmallEngine.evaluate
+
+    def evaluated(engine: SmallEngine, *arguments: Any) -> Any:
+        if lacking:
+            lacking.pop()
+            raise MemoryError
+        return evaluate(engine, *arguments)
+
+    monkeypatch.setattr(SmallEngine, "evaluate", evaluated)
+    a = await organised.first(**options(tmp_path), search=False)
+    decisions = a.machine.organised.control.feed.entries
+    await a.until(lambda: any(isinstance(read(one.record).decision, Evaluated) for one in decisions))
+    assert "counts without an evaluation: the device 'cpu' has not enough memory" in caplog.text
+
+
+@pytest.mark.parametrize("organised", ["rows"], indirect=True)
+async def test_an_organiser_whose_measuring_fails_otherwise_ends_in_place_of_waiting_for_ever(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SmallEngine, "evaluate", lambda engine, *arguments: {}["a mistake of ours"])
+    a = await organised.first(**options(tmp_path), search=False)
+    with pytest.raises(KeyError, match="a mistake of ours"):
+        await a.ended()
+
+
 async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoever_has_it(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sfnode.organising.evaluation.evidence import MembersEvidence
-from sfnode.organising.evaluation.judging import Judge, Judgement, Schedule, by_schedule
+from sfnode.organising.evaluation.judging import Judge, Judgement, at_rate
 from sfnode.organising.events import (
     Action,
     AnswerOwner,
@@ -43,7 +43,7 @@ KEY = bytes(range(1, 33))
 RATE = 1 << 20
 BUDGET = 100_000
 
-CONSTANT = by_schedule(Schedule("constant", RATE))
+CONSTANT = at_rate(RATE)
 
 
 def skipping(members: set[int]) -> Judge:

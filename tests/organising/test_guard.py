@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sfnode.organising import guard as policy
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
+from sfnode.organising.evaluation.judging import Judgement, at_rate
 from sfnode.organising.events import EvaluationEnded
 from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guard
 from sfnode.schema.evaluation import EvaluationOfRows
@@ -90,7 +90,7 @@ class Run:
         counting = self.counting
         if counting.open_epoch == counting.sealed:
             self.decide(Close(counting.open_epoch, bytes(8), (Move(0, UPDATES, bytes(8)),)))
-        judgement = Judgement() if self.searched else by_schedule(Schedule("constant", RATE))(counting)
+        judgement = Judgement() if self.searched else at_rate(RATE)(counting)
         judgement = self.guard.judged(counting, judgement, searched=self.searched)
         seal = Seal(counting.sealed, (), (), bytes(32), judgement.factor, judgement.rates)
         self.decide(seal)

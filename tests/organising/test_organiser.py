@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sfnode.organising import sanctions
-from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
+from sfnode.organising.evaluation.judging import Judgement, at_rate
 from sfnode.organising.events import NobodyElse, Round
 from sfnode.organising.organiser import (
     ACTIVE_TIME,
@@ -380,13 +380,15 @@ def test_who_has_a_key_and_no_decisions_asks_for_a_moment_whether_there_are_any(
     assert bench.signed
 
 
-def test_rates_follow_the_schedule_over_the_budget() -> None:
-    bench = Bench(judge=by_schedule(Schedule("linear", RATE)), budget=1000).begin("anne")
+def test_rates_of_coming_epochs_are_the_judges() -> None:
+    bench = Bench(judge=lambda counting: at_rate(RATE - counting.counted)(counting), budget=1000).begin(
+        "anne"
+    )
     for _ in range(3):
         bench.update(ANNE, 100)
         bench.advance(3)
     rates = [seal.rates for seal in bench.of(Seal) if isinstance(seal, Seal)]
-    assert rates == [(), (RateFrom(3, RATE * 9 // 10),), (RateFrom(4, RATE * 8 // 10),)]
+    assert rates == [(), (RateFrom(3, RATE - 100),), (RateFrom(4, RATE - 200),)]
 
 
 @pytest.mark.parametrize(
@@ -397,7 +399,7 @@ def test_there_is_no_rate_of_an_epoch_beyond_the_last(
 ) -> None:
     counting = Counting(budget=BUDGET, rate=RATE)
     monkeypatch.setattr(Counting, "open_epoch", epochs)
-    assert by_schedule(Schedule("constant", 1))(counting).rates == rates
+    assert at_rate(1)(counting).rates == rates
 
 
 # -- what a judge says ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from sfnode.organising.evaluation.judging import Schedule, by_schedule
+from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.events import Round
 from sfnode.organising.policy import Admission
 from sfprotocol.counting import NEVER
@@ -49,7 +49,7 @@ class Story:
         )
         self.bench = Bench(
             policy=policy,
-            judge=by_schedule(Schedule("cosine", RATE)),
+            judge=lambda counting: at_rate(max(0, RATE - counting.counted))(counting),
             bases=self.random.choice([b"", FIRST_BASES]),
             held_back=True,
         )

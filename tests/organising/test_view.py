@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.organising.evaluation.judging import Schedule, by_schedule
+from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.events import Action, AnswerOwner, OwnerDecision, Round, Sign
 from sfnode.organising.feeds import HeldFeed
 from sfnode.organising.organiser import Organiser
@@ -56,7 +56,7 @@ class Office:
         return Organiser(
             View(self.node.machine, self.node),
             UNEVALUATED,
-            by_schedule(Schedule("constant", 1 << 22)),
+            at_rate(1 << 22),
             key=origin_of("organiser"),
             draw=lambda count: b"s" * count,
             alone=True,

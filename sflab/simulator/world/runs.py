@@ -10,7 +10,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.organising.evaluation.judging import Judgement, Schedule, by_schedule
+from sfnode.organising.evaluation.judging import Judgement, at_rate
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import RateFrom
@@ -33,8 +33,12 @@ VOTES = 2
 RATE = 1 << 22
 """Rate of the first epoch, in units of 2^-32."""
 
-falling = by_schedule(Schedule("linear", RATE))
-"""Judges that all counts, at a rate that falls."""
+
+def falling(counting: Counting) -> Judgement:
+    """Judge that all counts, at a rate that falls to 0 when the budget is reached."""
+    left = max(0, counting.budget - counting.counted)
+    return at_rate(RATE * left // max(1, counting.budget))(counting)
+
 
 POLICY = OrganiserPolicy(
     target_updates=48,

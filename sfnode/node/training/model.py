@@ -223,11 +223,17 @@ class LocalModel:
         """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
 
         With `of`, which is asked at that moment, it has applied those instead. `what` tells the owner
-        meanwhile what is being done. Raises UserError BAD_OPTION for a relay, and NODE_NOT_RUNNING if the
-        node ends before it has answered.
+        meanwhile what is being done. Raises UserError BAD_OPTION for a relay, NODE_NOT_RUNNING before the
+        model is loaded and if the node ends before it has answered, OUT_OF_MEMORY and DEVICE.
         """
-        if self.thread is None:
+        if self._context.settings.role == "relay":
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
+        if self.thread is None:
+            raise UserError(
+                Code.NODE_NOT_RUNNING,
+                "the node has no model yet",
+                "Ask again once it trains: `sfnode status` says when.",
+            )
         if problem := self._doubt():
             raise problem
         async with self._driver.between_rounds:
@@ -253,6 +259,10 @@ class LocalModel:
                 "the node ended before it could answer",
                 "Start it again, or use `sfnode eval` on its folder.",
             ) from None
+        except (MemoryError, RuntimeError) as error:
+            from sfnode.engine.replicas import fault_of  # it loads torch
+
+            raise fault_of(self._context.settings.devices[0], error) or error from error
         finally:
             self._asked.remove(asked)
 
