@@ -45,8 +45,8 @@ DESCRIBED = ("preset", "kind", "verifier")
 @option(
     "--model",
     metavar="SOURCE",
-    help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.  [default: the task's, the one that "
-    "was used last, or a recommended one]",
+    help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.  [default: what is proposed; of "
+    "reviews and sums their own]",
 )
 @option(
     "--test",

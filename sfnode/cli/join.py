@@ -272,7 +272,7 @@ def join(
     dashboard_control: bool,
     **fields: Any,
 ) -> None:
-    """Run a node: join a run by LINK (with - it asks for it). Ctrl-C ends it and loses nothing."""
+    """Run a node: join a run by LINK (with - it asks for it). Ctrl-C ends it and loses one step at most."""
     if not (link or fields["peers"] or fields["run"] or fields["contacts_url"]):
         link = _link_unless_run(fields["data_dir"])
     fields = _following(link, fields) if link else fields

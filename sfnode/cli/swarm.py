@@ -60,7 +60,8 @@ from sfnode.tasks.verifying import permit
 @option(
     "--model",
     metavar="SOURCE",
-    help="Another base model for it: what suits it is measured first, as by `sfnode init`.",
+    help="Base model: what suits it is measured first, as by `sfnode init`.  [default: the task's own, which "
+    "reviews and sums have]",
 )
 @option(
     "--organised/--open",
