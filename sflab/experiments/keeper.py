@@ -11,7 +11,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -21,7 +21,6 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
 from sfnode.organising.evaluation.judging import at_rate
-from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import (
     BasesMade,
     Evaluate,
@@ -376,7 +375,7 @@ class Keeper:
     # -- restarts --------------------------------------------------------------------------------------
 
     @property
-    def memory(self) -> Memory | None:
+    def memory(self) -> dict[str, Any] | None:
         """The memory of the search, if there is one."""
         search = self._organiser.search if self._organiser else None
         return search.memory if search else None
@@ -393,7 +392,9 @@ class Keeper:
         guard = self._organiser.guard if self._organiser else None
         return guard.rows if guard else {}
 
-    def restore(self, state: bytes, memory: Memory | None = None, rows: Rows | None = None) -> None:
+    def restore(
+        self, state: bytes, memory: Mapping[str, Any] | None = None, rows: Rows | None = None
+    ) -> None:
         """Go on from the log as it was, and from what the search and the guard knew."""
         self.close()
         path = self._layout.log

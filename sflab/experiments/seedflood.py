@@ -31,7 +31,6 @@ from sfnode.engine.line import difference
 from sfnode.engine.losses import batches_of, line_batches, line_rows
 from sfnode.models import bases
 from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
-from sfnode.organising.evaluation.searching import Memory
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import is_wary
 from sfnode.schema.evaluation import Evaluation, StepShare
@@ -426,7 +425,7 @@ class SeedFlood:
             "sent": [(*edge, size) for edge, size in self.traffic.sent.items()],
             "example_forwards": self.example_forwards,
             "bases": self._made_bases(),
-            "search": list((self._keeper and self._keeper.memory) or ()),
+            "search": (self._keeper and self._keeper.memory) or {},
             "guard": [
                 (*key, torch.from_numpy(rows))
                 for key, rows in (self._keeper.rows if self._keeper else {}).items()
@@ -449,10 +448,9 @@ class SeedFlood:
         self.flood.known[:] = state["known"].numpy()
         self._kept_own = state["kept_own"]
         if self._keeper:
-            memory = Memory(*state["search"]) if state["search"] else None
             self._has_base = state["has_base"]
             rows = {(epoch, base, measure): losses.numpy() for epoch, base, measure, losses in state["guard"]}
-            self._keeper.restore(state["log"].numpy().tobytes(), memory, rows)
+            self._keeper.restore(state["log"].numpy().tobytes(), state["search"], rows)
             for name, content in state["bases"].items():
                 assert self._kept_bases
                 (self._kept_bases / name).write_bytes(content.numpy().tobytes())

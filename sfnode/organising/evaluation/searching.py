@@ -29,8 +29,9 @@ phase and length follow from the last close. This module knows no time, and nobo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult, next_rate
@@ -98,19 +99,11 @@ class EpochPlan(NamedTuple):
     """Rows on which it is measured what each feed has brought; 0 if it is not."""
 
 
-class Memory(NamedTuple):
-    """The numbers of a Search; see there."""
-
-    credit: float
-    credited: int
-    target: int
-    settled: bool
-    has_base: bool
-    scored: int | None
-    steady: int
-    cut: tuple[int, int, float] | None
-    lead: float
-    most: int
+REMEMBERED = (
+    *("_credit", "_credited", "_target", "settled", "_has_base", "_scored", "_steady", "_cut", "_lead"),
+    "_most",
+)
+"""Fields of a Search that a restart forgets but for what was found."""
 
 
 class Search:
@@ -153,25 +146,13 @@ class Search:
         settled."""
 
     @property
-    def memory(self) -> Memory:
-        """Everything that a restart forgets but for what was found."""
-        return Memory(
-            self._credit,
-            self._credited,
-            self._target,
-            self.settled,
-            self._has_base,
-            self._scored,
-            self._steady,
-            self._cut,
-            self._lead,
-            self._most,
-        )
+    def memory(self) -> dict[str, Any]:
+        """The values of REMEMBERED."""
+        return {name: getattr(self, name) for name in REMEMBERED}
 
-    def remember(self, memory: Memory) -> None:
+    def remember(self, memory: Mapping[str, Any]) -> None:
         """Go on as the search that had this memory when nothing was under way."""
-        self._credit, self._credited, self._target, self.settled = memory[:4]
-        self._has_base, self._scored, self._steady, self._cut, self._lead, self._most = memory[4:]
+        vars(self).update(memory)
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
