@@ -15,8 +15,8 @@ The model is that of scripts/real_model.py. Prints a line of JSON for each of
 with the share of right answers to the test prompts, its interval, the mean reward, the share of answers of
 the right form, the answers that were drawn to train, and the seconds. LoRA as in tests.bench.lora: rank 8 on
 the query and value projections, AdamW, mini-batches of 8, the best look of three passes, by the loss on every
-eighth row. Runs have the layers, bases and updates of a reward run of 384 updates, and whatever else `sfnode
-init` measures. `sfnode swarm` prints the same figures of a run. Results: docs/benchmarks.md.
+eighth row. Runs have the layers and bases of a reward run, and whatever else `sfnode init`
+measures. `sfnode swarm` prints the same figures of a run. Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ TARGET = "json"
 """The column with the right answer."""
 
 RANDOM = "tests.bench.random_reward:reward"
-UPDATES = 384
 LIKE_REWARDS = {
     "model.target_modules": "values",
     "training.basis": "gradients",
@@ -226,7 +225,11 @@ def _loss(model: Any, batch: Encoded) -> Any:
 def run(name: str, subject: Subject, given: argparse.Namespace, folder: Path) -> Path:
     """Have a run made and three nodes train; return the folder of the exported model."""
     made, swarm, model = folder / "run.toml", folder / "swarm", folder / "model"
-    options: dict[str, Any] = {"name": name, "keys.dir": folder / "keys", "training.update_budget": UPDATES}
+    options: dict[str, Any] = {
+        "name": name,
+        "keys.dir": folder / "keys",
+        "training.update_budget": given.updates,
+    }
     what: list[Any] = ["--task", given.task]
     if name == "supervised":
         rows = folder / "rows.jsonl"
@@ -259,6 +262,7 @@ def main() -> None:
     parser.add_argument("--task", default="extract")
     parser.add_argument("--prompts", type=int, default=192, help="training prompts of right and own answers")
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3])
+    parser.add_argument("--updates", type=int, default=384, help="update budget of runs")
     parser.add_argument("--only", choices=NAMES, nargs="+", default=NAMES)
     given = parser.parse_args()
     folder, preset = real_model.FOLDER, presets.preset(given.task)
