@@ -15,8 +15,8 @@ The model is that of scripts/real_model.py. Prints a line of JSON for each of
 with the share of right answers to the test prompts, its interval, the mean reward, the share of answers of
 the right form, the answers that were drawn to train, and the seconds. LoRA as in tests.bench.lora: rank 8 on
 the query and value projections, AdamW, mini-batches of 8, the best look of three passes, by the loss on every
-eighth row. Runs have the layers and bases of a reward run, and whatever else `sfnode init`
-measures. `sfnode swarm` prints the same figures of a run. Results: docs/benchmarks.md.
+eighth row. Runs have the layers and bases of a reward run, and whatever else `sfnode init` measures.
+`sfnode swarm` prints the same figures of a run. Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
