@@ -96,9 +96,10 @@ async def test_an_organised_run_is_judged_by_answers_and_searched(
     tmp_path: Path, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_takes_no_time(monkeypatch)
-    numbers = run.training.model_copy(update={"epoch_updates": 40, "update_budget": 120, "group": 8})
+    budget = 400  # more than the room of an epoch, 256, which may be made before the first one is closed
+    numbers = run.training.model_copy(update={"epoch_updates": 40, "update_budget": budget, "group": 8})
     run = run.model_copy(update={"training": numbers})
-    swarm = Swarm(tmp_path, organised(run, tmp_path / "keys", quota=120))
+    swarm = Swarm(tmp_path, organised(run, tmp_path / "keys", quota=budget))
     nodes = await complete(swarm, organise=True, keys_dir=tmp_path / "keys")
     decisions = [read(entry.record).decision for entry in nodes[0].node.log.control()]
     seals = [one for one in decisions if isinstance(one, Seal)]
