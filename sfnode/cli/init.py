@@ -45,8 +45,8 @@ DESCRIBED = ("preset", "kind", "verifier")
 @option(
     "--model",
     metavar="SOURCE",
-    help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.  [default: what is proposed; of "
-    "reviews and sums their own]",
+    help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.  [default: what is proposed; with "
+    f"--task the task's own, if it has one; with task.kind {DEFAULT_MODEL}]",
 )
 @option(
     "--test",
