@@ -527,7 +527,7 @@ class Organiser:
         counting = self._counting
         unsealed, search = counting.open_epoch - counting.sealed, self.search
         most = 1 if search and not search.settled else MAX_UNSEALED  # what comes at a wrong rate is lost
-        if counting.complete or unsealed >= most or counting.open_epoch >= MAX_EPOCHS:
+        if counting.complete or unsealed >= most or counting.open_epoch >= MAX_EPOCHS or self._renewal.making:
             return None
         rest = counting.budget - counting.promised
         if rest <= 0:

@@ -23,8 +23,9 @@ class Renewal:
         """`every`: updates for which bases serve; 0: for ever."""
         self._every = every
         self._search = search
-        self._making = False
-        """Whether bases are being made."""
+        self.making = False
+        """Whether bases are being made: nothing is closed meanwhile, so that members wait for them once they
+        have made what an epoch has room for, along directions that are used up."""
         self._made: bytes | None = None
         """The digest of those that were made and not signed yet."""
         self._from = now
@@ -35,14 +36,14 @@ class Renewal:
         if self._made is not None:
             decision, self._made = Bases(counting.next_subspace(), self._made), None
             return decision if owner_decisions.refusal(counting, decision) is None else None
-        if not self._making and now >= self._from and self._is_worn(counting):
-            self._making = True
+        if not self.making and now >= self._from and self._is_worn(counting):
+            self.making = True
             return MakeBases(counting.sealed - 1)
         return None
 
     def made(self, digest: bytes | None, now: float) -> None:
         """Take the digest of what was made; None if that has failed."""
-        self._making, self._made = False, digest
+        self.making, self._made = False, digest
         self._from = now if digest else now + MAKE_AGAIN
 
     def cuts(self, counting: Counting) -> bool:

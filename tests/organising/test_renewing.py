@@ -32,6 +32,7 @@ def test_bases_are_made_at_the_last_seal_once_those_of_now_have_served_for_long_
     assert run.making == [1]
     train(run, 400)
     assert run.making == [1], "one at a time"
+    assert run.counting.open_epoch == 2, "members wait for them"
 
 
 def test_they_serve_from_the_next_epoch_on_and_the_open_one_is_closed_with_what_it_has() -> None:
