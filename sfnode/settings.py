@@ -120,9 +120,9 @@ class Settings(Section):
     guard: bool = True
     """Go back to the best seal when the run gets worse, and end it when it no longer improves, as the
     organiser, where the run has validation rows."""
-    renew_bases: int = Field(default=0, ge=0, lt=1 << 32)
+    renew_bases: int | None = Field(default=None, ge=0, lt=1 << 32)
     """Updates for which published bases serve until the organiser makes others at sealed weights; 0: for
-    ever."""
+    ever; None: what suits the task (`organising.policy`)."""
     history: Literal["all", "checkpoint"] = "all"
     """The updates of an organised run that are kept: all, or those that a checkpoint does not stand for."""
     from_checkpoint: bool = False

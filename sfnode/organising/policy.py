@@ -35,6 +35,11 @@ Nothing is closed meanwhile until the rate has settled."""
 USUAL_ROWS = 256
 """Validation rows of a run that takes all of a source of its own: a search asks for no more."""
 
+REWARDED_BASES = 96
+"""Updates for which the bases of a reward run serve, or an epoch's if that has more: six groups of 16, after
+which SmolLM2 had learnt what one direction a layer could teach it, and along other bases as much again
+(docs/research-log.md)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrganiserPolicy:
@@ -114,13 +119,16 @@ def policy_of(
     manifest: Manifest,
     admission: str | None = None,
     search: bool = False,
-    renew_bases: int = 0,
+    renew_bases: int | None = None,
     guard: bool = True,
 ) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
     are found by line searches if `search`, and the run has validation rows; published bases are made anew
-    every `renew_bases` updates, if not 0; with validation rows a `guard` may watch over it."""
+    every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run; with validation
+    rows a `guard` may watch over it."""
     data, numbers = manifest.data, manifest.training
+    if renew_bases is None:
+        renew_bases = max(REWARDED_BASES, numbers.epoch_updates) if manifest.task.is_rewarded else 0
     validates = bool(data.validation or data.validation_limit)
     return OrganiserPolicy(
         target_updates=numbers.epoch_updates,
