@@ -147,7 +147,7 @@ def test_before_a_run_ends_what_waits_counts_with_a_factor_of_its_own() -> None:
 
 def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_counts_what_waits() -> None:
     """It was: half of all skipped work counted a seal later, by the evidence that is asked for at the end."""
-    run = Organised(revokes=False, bases=bytes(32), renew_updates=1)
+    run = Organised(revokes=False, bases=bytes(32), renew_updates=2 * 36 * len(NAMES))
     bench, waited = run.bench, wait(run)
     assert bench.making
     bench.do(BasesMade(bytes([1]) * 32))
@@ -160,7 +160,7 @@ def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_count
 
 
 def test_new_bases_do_not_end_a_run_before_what_waits_has_counted() -> None:
-    run = Organised(revokes=False, bases=bytes(32), renew_updates=1)
+    run = Organised(revokes=False, bases=bytes(32), renew_updates=2 * 36 * len(NAMES))
     assert wait(run)
     bench, done = run.bench, len(run.bench.plans)
     bench.decide(Budget(bench.counting.counted + 140))
