@@ -92,7 +92,7 @@ def test_each_text_goes_through_the_model_once_whatever_is_asked(tmp_path: Path)
 
 def test_an_evaluation_from_kept_states_is_that_of_the_whole_model(tmp_path: Path) -> None:
     file = str(data_file(tmp_path))
-    run = moved(trainer(headed("llama", rows=file, learning_rate=1e-2), Path(file)))
+    run = moved(trainer(headed("llama", rows=file, rank=16, learning_rate=1e-2), Path(file)))
     found = run.evaluate()
     again = Trainer(run.manifest, replace(run.loaded, kept=None), [], core=run.core)
     again.weights.rebuild()

@@ -20,7 +20,8 @@ async def plain_peer() -> AsyncIterator[Any]:
     from hivemind.dht.node import DHTNode
 
     with warnings.catch_warnings(action="ignore"):  # of how it finds p2pd
-        peer = await DHTNode.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        # it would not ask a peer that was too slow twice for 15 s, and longer each time
+        peer = await DHTNode.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"], backoff_rate=1.0)
     try:
         yield peer
     finally:
