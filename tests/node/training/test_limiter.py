@@ -221,13 +221,14 @@ async def test_a_node_without_a_neighbour_finishes_without_waiting_for_one(
 
 
 async def test_a_node_outside_its_hours_computes_nothing_until_the_limit_is_removed(swarm: Swarm) -> None:
-    a = await swarm.first(limits=Limits(hours=away_from_now()))
+    hours = away_from_now()
+    a = await swarm.first(limits=Limits(hours=hours))
     await a.until(lambda: a.node.status().state == "paused")
-    assert a.node.status().pauses == [f"hours: only {away_from_now()}"]
+    assert a.node.status().pauses == [f"hours: only {hours}"]
     assert made(a) == 0
     assert await a.client.limit({"hours": None}) == Limits()
     await a.until(lambda: made(a) > 5)
-    await a.client.limit({"hours": away_from_now()})
+    await a.client.limit({"hours": hours})
     assert a.node.status().state == "paused"
     own = await steady(a)
     await a.client.resume()
