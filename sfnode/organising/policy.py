@@ -37,7 +37,7 @@ USUAL_ROWS = 256
 
 REWARDED_BASES = 96
 """Updates for which the bases of a reward run serve, or an epoch's if that has more: six groups of 16, after
-which SmolLM2 had learnt what one direction a layer could teach it, and along other bases as much again
+which SmolLM2 had 0.56 of its answers right, and 0.80 after six more along other bases, in one emulated run
 (docs/research-log.md)."""
 
 
