@@ -122,7 +122,7 @@ class Settings(Section):
     organiser, where the run has validation rows."""
     renew_bases: int | None = Field(default=None, ge=0, lt=1 << 32)
     """Updates for which published bases serve until the organiser makes others at sealed weights; 0: for
-    ever; None: what suits the task (`organising.policy`)."""
+    ever; None: what suits the task and this node (`organising.policy`)."""
     history: Literal["all", "checkpoint"] = "all"
     """The updates of an organised run that are kept: all, or those that a checkpoint does not stand for."""
     from_checkpoint: bool = False
@@ -165,6 +165,11 @@ class Settings(Section):
         if twice := next((name for name in known if known.count(name) > 1), None):
             raise ValueError(f"{twice} is named twice, which takes its memory twice and makes it no faster")
         return ",".join(named)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the node does not hold the weights that a whole model has, and takes no gradients."""
+        return self.dtype in ("int8", "nf4")
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ GROUPS = {
     key="organise.renew_bases",
     metavar="COUNT",
     help="Make new bases from gradients after so many updates; 0: never.  [default: 96 or more in a reward "
-    "run, else 0]",
+    "run, unless --dtype quantises; else 0]",
 )
 @setting("--from-checkpoint", help="Begin with the newest checkpoint, instead of all updates before it.")
 @setting(

@@ -32,9 +32,6 @@ KEPT = 3
 """Exports that are kept: the newest, one that somebody may be copying, and one to compare with. Each takes as
 much of the disk as the model."""
 
-QUANTISED = frozenset({"int8", "nf4"})
-"""Number formats in which a node does not hold the weights that a whole model has."""
-
 
 class Exports:
     """The exports of one trainer of an organised run."""
@@ -55,7 +52,7 @@ class Exports:
         self._node = node
         self._organised = organised
         self._folder = node.data_dir.exports
-        self._form: Literal["hf", "lora"] = "lora" if node.settings.dtype in QUANTISED else "hf"
+        self._form: Literal["hf", "lora"] = "lora" if node.settings.quantised else "hf"
         self._due = self._after(self._organised.counting.sealed)
 
     def _after(self, sealed: int) -> int:

@@ -121,14 +121,17 @@ def policy_of(
     search: bool = False,
     renew_bases: int | None = None,
     guard: bool = True,
+    *,
+    quantised: bool = False,
 ) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
     are found by line searches if `search`, and the run has validation rows; published bases are made anew
-    every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run; with validation
-    rows a `guard` may watch over it."""
+    every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run whose organiser
+    has gradients, as a `quantised` one has not; with validation rows a `guard` may watch over it."""
     data, numbers = manifest.data, manifest.training
     if renew_bases is None:
-        renew_bases = max(REWARDED_BASES, numbers.epoch_updates) if manifest.task.is_rewarded else 0
+        renewing = manifest.task.is_rewarded and not quantised
+        renew_bases = max(REWARDED_BASES, numbers.epoch_updates) if renewing else 0
     validates = bool(data.validation or data.validation_limit)
     return OrganiserPolicy(
         target_updates=numbers.epoch_updates,
