@@ -106,7 +106,7 @@ class Organising:
                 node.settings.search,
                 node.settings.renew_bases,
                 node.settings.guard,
-                quantised=node.settings.quantised,
+                node.settings.quantised,
             ),
             node.outside.judge or at_rate(run.rate),
             key=feed.key,

@@ -121,7 +121,6 @@ def policy_of(
     search: bool = False,
     renew_bases: int | None = None,
     guard: bool = True,
-    *,
     quantised: bool = False,
 ) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates

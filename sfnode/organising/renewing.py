@@ -52,11 +52,11 @@ class Renewal:
         return self._every > 0 and counting.served_from() == counting.open_epoch + 1
 
     def _is_worn(self, counting: Counting) -> bool:
-        """Return whether the latest bases have served for long enough, others would yet be used, and the
-        rate at which they were used stays."""
+        """Return whether what is sealed, at whose weights others would be made, has used the latest bases for
+        long enough, others would yet be used, and the rate at which they were used stays."""
         first, ends = counting.served_from(), counting.promised >= counting.budget
         if not self._every or first is None or first >= counting.sealed or ends:
             return False
         if self._search and self._search.cuts(counting):
             return False
-        return sum(map(counting.closed_updates, range(first, counting.open_epoch))) >= self._every
+        return sum(map(counting.closed_updates, range(first, counting.sealed))) >= self._every

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sfnode.organising.events import BasesMade
+from sfnode.organising.events import BasesMade, EvaluationEnded
 from sfnode.organising.renewing import MAKE_AGAIN
 from sfprotocol.decisions import Bases, Close, Seal
 from tests.organising.bench import UNEVALUATED, Bench, feed_of
@@ -33,6 +33,18 @@ def test_bases_are_made_at_the_last_seal_once_those_of_now_have_served_for_long_
     train(run, 400)
     assert run.making == [1], "one at a time"
     assert run.counting.open_epoch == 2, "members wait for them"
+
+
+def test_what_was_closed_and_not_sealed_has_not_served_yet() -> None:
+    """Bases were made of a model that half of what they have served for had not moved."""
+    run = bench(target_updates=2048, search_rows=64, seal_wait=100)
+    for epoch in range(2):
+        train(run, 150)
+        assert run.counting.open_epoch == epoch + 1 > run.counting.sealed
+        assert not run.making
+        run.do(EvaluationEnded(epoch, None))
+        run.advance(2)
+    assert run.making == [1]
 
 
 def test_they_serve_from_the_next_epoch_on_and_the_open_one_is_closed_with_what_it_has() -> None:
