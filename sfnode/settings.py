@@ -168,7 +168,7 @@ class Settings(Section):
 
     @property
     def quantised(self) -> bool:
-        """Whether the node does not hold the weights that a whole model has, and takes no gradients."""
+        """Whether the node does not hold the weights that a whole model has, and no gradients of them."""
         return self.dtype in ("int8", "nf4")
 
     @property

@@ -125,8 +125,8 @@ def policy_of(
 ) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
     are found by line searches if `search`, and the run has validation rows; published bases are made anew
-    every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run whose organiser
-    has gradients, as a `quantised` one has not; with validation rows a `guard` may watch over it."""
+    every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run, but never by a
+    `quantised` organiser, which cannot make any; with validation rows a `guard` may watch over it."""
     data, numbers = manifest.data, manifest.training
     if renew_bases is None:
         renewing = manifest.task.is_rewarded and not quantised
