@@ -40,6 +40,7 @@ class Code(IntEnum):
     DATA_NEEDED = 32
     DATA_TOO_LARGE = 33
     DATA_DIFFERS = 34
+    DATA_NOT_NAMED = 35
     DATA_DIR_IN_USE = 40
     DISK_FULL = 41
     LOG_CORRUPT = 42

@@ -90,32 +90,42 @@ def _connect(address: tuple[str, int], connected: threading.Event) -> None:
     connected.set()
 
 
-def download(source: str, revision: str, patterns: Sequence[str]) -> Path:
-    """Download those files of a model whose names match `patterns`, and return their folder.
+def download(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
+    """Download those files of a model (or a "dataset") whose names match `patterns`, and return their folder.
 
     Their sizes are compared with our bounds and with the free disk first, and what arrives with what the hub
     said. Raises UserError MODEL_TOO_LARGE or DISK_FULL, and whatever the library raises.
     """
     try:
-        found = offered(source, revision, patterns)
+        found = offered(source, revision, patterns, kind)
     except Exception:
         with suppress(Exception):
-            return kept(source, revision, patterns)
+            return kept(source, revision, patterns, kind)
         raise
-    _check_sizes(source, found)
+    if kind == "model":
+        _check_sizes(source, found)
     lacking = sum(file.size for file in found if not file.cached)
     require_room(lacking, source)
-    bar = _metered(source, lacking)
-    wanted = list(patterns)
-    return Path(snapshot_download(source, revision=revision or None, allow_patterns=wanted, tqdm_class=bar))
+    return _snapshot(source, revision, patterns, kind, tqdm_class=_metered(source, lacking))
 
 
-def kept(source: str, revision: str, patterns: Sequence[str]) -> Path:
-    """Return the folder of a model that was downloaded before. Raises whatever the library raises."""
-    wanted = list(patterns)
+def kept(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
+    """Return the folder of files that were downloaded before. Raises whatever the library raises."""
+    return _snapshot(source, revision, patterns, kind, local_files_only=True)
+
+
+def _snapshot(source: str, revision: str, patterns: Sequence[str], kind: str, **how: Any) -> Path:
     return Path(
-        snapshot_download(source, revision=revision or None, allow_patterns=wanted, local_files_only=True)
+        snapshot_download(
+            source, repo_type=kind, revision=revision or None, allow_patterns=list(patterns), **how
+        )
     )
+
+
+def commit_of(source: str, revision: str, kind: str) -> str:
+    """Return the commit to which a revision leads now (empty: the newest). Raises whatever the library
+    raises."""
+    return str(HfApi().repo_info(source, revision=revision or None, repo_type=kind).sha)
 
 
 def _check_sizes(source: str, found: Iterable[HubFile]) -> None:

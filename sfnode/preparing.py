@@ -30,9 +30,10 @@ from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
-from sfnode.tasks import dataset, prompts, public_files, row_files
+from sfnode.tasks import dataset, hub_rows, prompts, public_files, row_files
 from sfnode.tasks.dataset import Row
 from sfnode.tasks.presets import PRESETS, of_model
+from sfnode.tasks.public_files import NOWHERE, Places
 from sfprotocol.model_listing import MAX_DATA
 
 Tell = Callable[[int], None]
@@ -74,16 +75,20 @@ TRIED = ("epsilon", "scalar_delta", "learning_rate")
 
 
 class Means(NamedTuple):
-    """Device, number format and folder of bases with which a run is measured."""
+    """Device, number format and places of files with which a run is measured."""
 
     device: str = "cpu"
     dtype: str = "float32"
     bases: Path | None = None
-    """Folder with published ones, and with files of the run's data."""
+    """Folder with published ones."""
+    model: Path | None = None
+    """Folder of the base model, if its owner names one."""
+    places: Places = NOWHERE
+    """Where the run's data may be."""
 
 
 class Shared(NamedTuple):
-    """Files of data that others get from nodes of the run."""
+    """Files of a run's data beside its manifest."""
 
     names: list[str]
     """Names that they have beside the manifest."""
@@ -252,30 +257,36 @@ def write_rows(rows: Sequence[Row], task: Task, folder: Path, name: str, note: N
     return file
 
 
-def share_data(manifest: Manifest, folder: Path, note: Note = unnoted) -> tuple[Manifest, Shared]:
-    """Return a manifest with digests of the files that its data are in, and with their names in place of
-    their paths; copy to the folder, where the manifest is to be, those that are elsewhere.
+def settle_data(
+    manifest: Manifest, folder: Path, shared: bool, note: Note = unnoted
+) -> tuple[Manifest, Shared]:
+    """Return a manifest with the names of the files that its data are in, in place of their paths; and, if
+    they are to be `shared`, with their digests. Files that are elsewhere are copied to the folder, where the
+    manifest is to be; data on the hub get the commit that they have now.
 
     Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE, DISK_FULL, DATA_DIR_UNUSABLE.
     """
-    shared, fields = Shared([], [], 0), manifest.data.model_dump()
+    beside, fields = Shared([], [], 0), manifest.data.model_dump()
     size = 0
     for role in public_files.ROLES:
         source = manifest.data.source(role)
         if not is_file(source):
+            fields[role] = hub_rows.pinned(source)
             continue
         file = Path(source)
-        digest = fields["digests"][role] = _digest_of(file)
-        name = fields[role] = _beside(file, folder, digest, shared.copied, note)
-        if name not in shared.names:
-            shared.names.append(name)
+        digest = _digest_of(file)
+        if shared:
+            fields["digests"][role] = digest
+        name = fields[role] = _beside(file, folder, digest, beside.copied, note)
+        if name not in beside.names:
+            beside.names.append(name)
             size += (folder / name).stat().st_size
     try:
         data = Data(**fields)
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise UserError(Code.BAD_OPTION, reason, "Two of the files have the same rows.") from error
-    return manifest.model_copy(update={"data": data}), shared._replace(size=size)
+    return manifest.model_copy(update={"data": data}), beside._replace(size=size)
 
 
 def _digest_of(file: Path) -> str:
@@ -285,8 +296,7 @@ def _digest_of(file: Path) -> str:
             Code.DATA_TOO_LARGE,
             f"{file} has {size_text(size)}, and nodes give each other files of up to {size_text(MAX_DATA)}: "
             "they hold the rows in memory",
-            "Take fewer rows, put the data on the hub, or set data.share=no: others then need the file at "
-            "the same path.",
+            "Take fewer rows, or put the data on the hub.",
         )
     if not (digest := public_files.digest_of(file)):
         raise UserError(
@@ -321,7 +331,7 @@ def prepare(
         return Prepared(manifest, None, None)
     total = LOADING + max(FORWARDS, _for_bases(asked) + scalar_limit.PRIOR_ROWS + scalar_limit.FORWARDS)
     with waiting("measuring what suits the model", _seconds(manifest, means, total)) as advance:
-        trainer, reason = scalar_limit.any_trainer(manifest, means.device, means.dtype, means.bases)
+        trainer, reason = scalar_limit.any_trainer(manifest, **means._asdict())
         with trainer:
             tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
             tell(0)
@@ -438,7 +448,7 @@ def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
     if manifest.task.loss == "plain":
         return manifest
     with waiting("measuring the base model's prior"):
-        trainer, reason = scalar_limit.any_trainer(manifest, means.device, means.dtype, means.bases)
+        trainer, reason = scalar_limit.any_trainer(manifest, **means._asdict())
         with trainer:
             prior = () if reason else scalar_limit.prior_of(trainer)[0]
     return _changed(manifest, "task", prior=prior)

@@ -78,6 +78,9 @@ class Settings(Section):
     share_model: bool | None = None
     """None: trainers do, relays do not."""
     data: Path | None = None
+    test: Path | None = None
+    validation: Path | None = None
+    """Files with test and validation rows, where the run names them without a digest."""
     skip_bad_rows: bool = False
     """Leave out rows of `data` that do not fit the task."""
     verifier: tuple[str, ...] = ()

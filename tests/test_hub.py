@@ -8,12 +8,9 @@ import socket
 import threading
 import time
 from base64 import b64decode
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from huggingface_hub import constants
@@ -21,9 +18,9 @@ from huggingface_hub import constants
 from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.models import files
+from tests.hub_server import POLL, REVISION, Offer, Offering, offering
 
-POLL = 0.01
-"""Seconds in which a server notices that it is to end."""
+__all__ = ["offering"]
 
 NOBODY = "http://192.0.2.1"
 """A network for documentation."""
@@ -92,104 +89,12 @@ def test_what_was_fetched_before_serves_while_the_hub_is_silent(
 
 # -- what is downloaded ------------------------------------------------------------------------------
 
-REVISION = "27dcfa74d334bc871f3234de431e71c6eeba5dd6"
-
-
-class Offer(NamedTuple):
-    """A file as this hub lists it, and what it sends."""
-
-    listed: int
-    content: bytes
-
-
-class Hub(ThreadingHTTPServer):
-    """As much of the hub as its library needs for one model."""
-
-    daemon_threads = True
-
-    def __init__(self, offers: dict[str, Offer]) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
-        self.offers = offers
-        self.sent: Counter[str] = Counter()
-        """Bytes by file."""
-
-
-class _Answers(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/api/"):
-            self._tell_files()
-            return
-        name = self._name()
-        self._head(name)
-        with suppress(OSError):  # the library has hung up
-            content = self.server.offers[name].content
-            for start in range(0, len(content), 1 << 16):
-                self.wfile.write(content[start : start + (1 << 16)])
-                self.server.sent[name] += 1 << 16
-
-    def do_HEAD(self) -> None:
-        self._head(self._name(), length=True)
-
-    def _name(self) -> str:
-        return self.path.partition("?")[0].rpartition("/")[2]
-
-    def _tell_files(self) -> None:
-        sizes = {name: offer.listed for name, offer in self.server.offers.items()}
-        tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
-        info = {"id": "nobody/model", "sha": REVISION,
-                "siblings": [{"rfilename": name, "size": size} for name, size in sizes.items()]}  # fmt: skip
-        body = json.dumps(tree if "/tree/" in self.path else info).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _head(self, name: str, *, length: bool = False) -> None:
-        """A file comes without a length, as compressed ones do."""
-        self.send_response(200)
-        self.send_header("ETag", f'"{name}"')
-        self.send_header("X-Repo-Commit", REVISION)
-        if length:
-            self.send_header("Content-Length", str(self.server.offers[name].listed))
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def offering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[dict[str, Offer]], Hub]]:
-    """`offering(files)`: a hub with these files of the model nobody/model, and an empty cache."""
-    hubs: list[Hub] = []
-
-    def start(offers: dict[str, Offer]) -> Hub:
-        hubs.append(made := Hub(offers))
-        threading.Thread(target=made.serve_forever, args=(POLL,), daemon=True).start()
-        address = f"http://127.0.0.1:{made.server_port}"
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        return made
-
-    yield start
-    for one in hubs:
-        one.shutdown()
-        one.server_close()
-
 
 def model(**changes: Offer) -> dict[str, Offer]:
     """The files of the smallest model, some of them changed."""
     files_here = (file for file in (files.EMBEDDED / "tiny").iterdir() if not file.name.startswith("."))
     honest = {file.name: Offer(file.stat().st_size, file.read_bytes()) for file in files_here}
     return honest | {name.replace("_json", ".json"): offer for name, offer in changes.items()}
-
-
-Offering = Callable[[dict[str, Offer]], Hub]
 
 
 def refusal() -> UserError:

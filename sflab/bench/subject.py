@@ -29,8 +29,10 @@ from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import files, loader, shapes
 from sfnode.resources import memory
+from sfnode.store.named_files import NamedFiles
 from sfnode.tasks import dataset, presets
 from sfnode.tasks.encoding import Encoded, encode
+from sfnode.tasks.public_files import NOWHERE, beside
 from sfprotocol.seeds import batch_rows
 
 SENTENCES = 256
@@ -65,7 +67,7 @@ class SubjectSpec(NamedTuple):
     group: int | None = None
     """Updates that share a mini-batch; None: as many as in the run, or pairs."""
     folder: Path | None = None
-    """Folder with files of the run's data."""
+    """Folder of the run's manifest."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -108,14 +110,15 @@ def load_subject(wanted: SubjectSpec) -> Iterator[BenchSubject]:
         if shapes.is_shape(named):
             source = _made(named, Path(scratch), dtype, device)
         manifest = _manifest(wanted, source)
-        settings = _settings(manifest.model.source, manifest.model.revision)
+        home = _home(wanted, source)
+        settings = shapes.describe(str(home))
         parameters = shapes.parameters(settings)
         for name in dict.fromkeys(wanted.devices):
             on = torch.device(name)
             replicas = wanted.devices.count(name)
             check_room(named, parameters, loader.named_dtype(wanted.dtype, on), on, replicas)
         before = memory.room(device)
-        loaded = loading.load_model(manifest, None, device, dtype)
+        loaded = loading.load_model(manifest, home, device, dtype)
         if wanted.run is None:
             numbers = shapes.token_numbers(settings.get_text_config(decoder=True).vocab_size)
             loaded = dataclasses.replace(loaded, tokenizer=numbers)
@@ -218,7 +221,8 @@ def _rows(wanted: SubjectSpec, manifest: Manifest, settings: Any) -> list[datase
             "the run names no training data to measure with",
             "Leave --run out to measure with random tokens.",
         )
-    return dataset.training_rows(manifest.data, manifest.task, wanted.folder)
+    places = beside(manifest.data, wanted.folder) if wanted.folder else NOWHERE
+    return dataset.training_rows(manifest.data, manifest.task, places)
 
 
 def _random_rows(tokens: int, settings: Any) -> list[dataset.Row]:
@@ -235,7 +239,7 @@ def _random_rows(tokens: int, settings: Any) -> list[dataset.Row]:
 
 def _classes(source: str) -> int:
     """Return the number of classes of an encoder's head; 0 for a language model."""
-    settings = _settings(source, "")
+    settings = shapes.describe(str(files.located(source)))
     classes = int(settings.num_labels) if shapes.has_head(settings) else 0
     if classes == 1:
         raise UserError(
@@ -246,6 +250,10 @@ def _classes(source: str) -> int:
     return classes
 
 
-def _settings(source: str, revision: str) -> Any:
-    """Return the configuration of a model with weights."""
-    return shapes.describe(str(files.resolve(source, revision, None)))
+def _home(wanted: SubjectSpec, source: str) -> Path:
+    """Return the folder of the model: as named, or as the run's owner has it."""
+    if wanted.source or not wanted.run:
+        return files.located(source)
+    base = wanted.run.model
+    here = NamedFiles().and_beside(wanted.run, wanted.folder).model if wanted.folder else None
+    return files.resolve(base.source, base.revision, here)

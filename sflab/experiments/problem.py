@@ -27,12 +27,14 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models import bases, manifest_builder
+from sfnode.models.files import named_folder
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
 from sfnode.tasks.calibration import CALIBRATION_ROWS, measure
 from sfnode.tasks.dataset import Row
 from sfnode.tasks.encoding import Encoded, Scored
+from sfnode.tasks.public_files import typed
 from sfprotocol.seeds import derive_key, stream
 
 UNIT = 2.0**-53
@@ -93,13 +95,14 @@ def load(cell: Cell, place: Place) -> LoadedProblem:
     device = usable_device(place.device)
     torch.set_num_threads(place.threads)
     manifest = manifest_of(cell)
-    rows = dataset.training_rows(manifest.data, manifest.task)
-    held_out: dict[str, Sequence[Row]] = {"test": dataset.held_out_rows(manifest.data, manifest.task, "test")}
-    if manifest.data.withheld:
-        held_out["validation"] = dataset.held_out_rows(manifest.data, manifest.task, "validation")
+    data, task, places = manifest.data, manifest.task, typed(manifest.data)
+    rows = dataset.training_rows(data, task, places)
+    held_out: dict[str, Sequence[Row]] = {"test": dataset.held_out_rows(data, task, "test", places=places)}
+    if data.withheld:
+        held_out["validation"] = dataset.held_out_rows(data, task, "validation", places=places)
     return LoadedProblem(
         manifest,
-        load_model(manifest, None, device, "float32"),
+        load_model(manifest, named_folder(cell.problem.model), device, "float32"),
         tuple([rows[row] for row in shard] for shard in shards(cell, labels_of(manifest.task, rows))),
         held_out,
         _bases(cell.problem, manifest),

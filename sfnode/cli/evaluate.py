@@ -100,11 +100,13 @@ def evaluate(
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
     from sfnode.cli.trained_model import check, load
+    from sfnode.store.data_folder import Layout
+    from sfnode.store.named_files import NamedFiles
     from sfnode.tasks.verifying import permit
 
     manifest = check(data_dir, device)
     _require_test(manifest)
-    permit(manifest.task, verifier)
+    permit(manifest.task, verifier or NamedFiles.read(Layout(data_dir)).verifier)
     text = _text(neutral) if neutral else ""
     if pass_at or samples:
         _require_samples(manifest, pass_at, samples)

@@ -110,6 +110,7 @@ def fork(
     from sfnode.cli.trained_model import load
     from sfnode.models.manifest_builder import REMEASURED, forked, unsuited
     from sfnode.store.run_keys import RunKeys
+    from sfnode.tasks.public_files import beside
 
     if out.exists() and any(out.iterdir()):
         raise UserError(Code.BAD_OPTION, f"{out} is not empty", "Name a new folder, or remove what is in it.")
@@ -133,7 +134,7 @@ def fork(
     manifest, said = forked(old, parent, (out / MODEL).absolute(), own | given), []
     if bases:
         said.append(init_output.bases_words(*preparing.keep_bases(bases, out, manifest), out / RUN))
-    means = preparing.Means(device, dtype, out)
+    means = preparing.Means(device, dtype, out, out / MODEL, beside(manifest.data, out))
     asked = preparing.wanted(manifest, given, made_of, calibrate if anew else False, measure and anew)
     prepared = preparing.prepare(manifest, given, means, asked, waiting)
     said += init_output.made_words(prepared, asked)
@@ -158,6 +159,7 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, Counting]
     from sfnode.store.checkout import seal_of
     from sfnode.store.data_folder import Layout
     from sfnode.store.disk_errors import disk_faults
+    from sfnode.store.named_files import places_of
     from sfnode.store.replay import counting_of
     from sfnode.tasks import public_files
 
@@ -165,7 +167,7 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, Counting]
         run, entries = old.parameters(), update_log.control()
         counting = counting_of(run, entries[: seal_of(run, entries, epoch) + 1])
     with disk_faults(out):
-        public_files.bring(old.data, Layout(data_dir).data, out)
+        public_files.bring(old.data, places_of(Layout(data_dir)), out)
     return old, counting
 
 
@@ -194,8 +196,8 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
     """
     from sfnode.cli.trained_model import load
     from sfnode.models import files
-    from sfnode.modelshare.sharing import model_of
     from sfnode.store.data_folder import Layout
+    from sfnode.store.named_files import model_of
 
     said = manifest.model.parent
     if said is None:

@@ -198,17 +198,20 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     with waiting("loading libraries"):
         from sfnode import preparing
         from sfnode.cli import init_output as output
+        from sfnode.models.files import named_folder
         from sfnode.store.run_keys import RunKeys
+        from sfnode.tasks.public_files import inside, typed
         from sfnode.verifiers.plugins import is_plugin
 
     keys = RunKeys.generate() if organised else None
     keys_dir = keys_folder(keys_dir, out) if keys else keys_dir
     passphrase = chosen(given.get("passphrase_file")) if given.get("encrypt") else None
+    home = named_folder(given.get("model", ""))
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
         said = _take_rows(given, out.parent, note, plan)
         manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
         said += output.rows_words(manifest, plan.held_out) if plan and (plan.bad or plan.held_out) else []
-        means = preparing.Means(given["device"], given["dtype"], Path(scratch))
+        means = preparing.Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
         said += output.made_words(prepared, asked) if given.get("details") else []
@@ -219,10 +222,13 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
     said += output.numbers_words(prepared, given, bool(given.get("details")))
-    for line in [*said, *output.notes(manifest, "epsilon" in given)]:
+    for line in [*said, *output.notes(manifest, home, "epsilon" in given)]:
         echo(line)
     echo("What happens next:")
-    trusted = ("--verifier", given["verifier"]) if is_plugin(given.get("verifier", "")) else ()
+    trusted: tuple[str, ...] = (
+        ("--verifier", given["verifier"]) if is_plugin(given.get("verifier", "")) else ()
+    )
+    trusted += ("--model", str(home)) if home and home != inside(out.parent, manifest.model.source) else ()
     start = command("sfnode", "join", "--run", out, *trusted, *(organising_options(keys_dir) if keys else ()))
     if manifest.data.train:
         alone = command("sfnode", "swarm", "--run", out, *trusted)
@@ -307,9 +313,8 @@ def _write_beside(
     if manifest.training.bases:
         file = path_in(made, manifest.training.bases)
         said.append(output.bases_words(*preparing.keep_bases(file, out.parent, manifest, note), out))
-    if share:
-        manifest, shared = preparing.share_data(manifest, out.parent, note)
-        said += output.data_words(shared, out)
+    manifest, beside = preparing.settle_data(manifest, out.parent, share, note)
+    said += output.data_words(beside, out, share)
     return manifest
 
 

@@ -139,7 +139,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "data.share",
         "",
         "Whether nodes give each other the data that are files, found by their digests; otherwise others "
-        "need them at the same path.  [default: yes, but not in a private run]",
+        "train on rows of their own.  [default: yes, but not in a private run]",
         *("--share-data", "share_data"),
     ),
     _key("data.train_limit", "COUNT", "Use only so many training rows."),

@@ -13,12 +13,14 @@ from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.scalar_limit import SlopeSample
 from sfnode.engine.trial import Trial
 from sfnode.manifest import Manifest, public_name
-from sfnode.manifest.sections import DataRole, is_file
+from sfnode.manifest.sections import DataRole
 from sfnode.manifest.training import Training
+from sfnode.models import files
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
 from sfnode.printable import size_text
-from sfnode.tasks import dataset, public_files
+from sfnode.tasks import dataset
+from sfnode.tasks.public_files import typed
 
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
@@ -53,20 +55,28 @@ def left_out_words(found: Mapping[DataRole, LeftOut]) -> list[str]:
 
 def rows_words(manifest: Manifest, held_out: int) -> list[str]:
     """Return on how many rows of a run's data everybody trains, and with which others it is measured."""
-    data, count = manifest.data, len(dataset.training_rows(manifest.data, manifest.task))
+    data = manifest.data
+    count = len(dataset.training_rows(data, manifest.task, typed(data)))
     judging = f"; {data.withheld:,} others there say how each round fares" if data.withheld else ""
     said = [f"Trains on {count:,} rows of {public_name(data.train)}{judging}."]
     return said + ([f"Is measured on {held_out:,} more, {public_name(data.test)}."] if held_out else [])
 
 
-def data_words(shared: Shared, out: Path) -> list[str]:
-    """Return which data others get, and how much that is; nothing if none of it is in files."""
-    if not shared.names:
+def data_words(beside: Shared, out: Path, shared: bool) -> list[str]:
+    """Return which data lie beside the manifest, and whether others get them; nothing if none of it is in
+    files."""
+    if not beside.names:
         return []
-    copied = f" (copied there: {', '.join(shared.copied)})" if shared.copied else ""
+    copied = f" (copied there: {', '.join(beside.copied)})" if beside.copied else ""
+    others = (
+        f"Others get these {size_text(beside.size)} from your nodes: everybody who joins can read them."
+        if shared
+        else "Nodes do not give them to each other: others train on data of their own, with `sfnode join "
+        "--data FILE`."
+    )
     return [
-        f"Its data are {' and '.join(shared.names)}: leave them beside {out.name}{copied}, and as they are. "
-        f"Others get these {size_text(shared.size)} from your nodes: everybody who joins can read them."
+        f"Its data are {' and '.join(beside.names)}: leave them beside {out.name}{copied}, and as they are. "
+        f"{others}"
     ]
 
 
@@ -200,24 +210,18 @@ def _unmeasured(training: Training, reason: str) -> str:
     )
 
 
-def notes(manifest: Manifest, epsilon_given: bool) -> list[str]:
-    """Return what to know of the slopes of a mixture of experts unless its epsilon was chosen, what part of
-    the run is on this machine alone, and how others get it."""
+def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[str]:
+    """Return what to know of the slopes of a mixture of experts unless its epsilon was chosen, and that the
+    base model is on this machine alone, if `home` is its folder here."""
     notes = []
-    if not epsilon_given and routes_tokens(manifest.model):
+    base = manifest.model
+    if not epsilon_given and routes_tokens(files.resolve(base.source, base.revision, home)):
         notes.append(
             "The base model is a mixture of experts: its loss jumps where a token goes to another expert, so "
             f"that slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all "
             "nodes compute in float32 (--dtype float32), make the run with --set training.epsilon=1e-5; in "
             "bfloat16 that would measure noise."
         )
-    if manifest.model.listing and Path(manifest.model.source).is_dir():
+    if home:
         notes.append("The base model is on this machine: other nodes download it from nodes that have it.")
-    data = manifest.data
-    unshared = (data.source(role) for role in public_files.ROLES if role not in data.digests)
-    if any(is_file(source) for source in unshared):
-        notes.append(
-            "The data are on this machine, and nodes do not give them to each other: others need them at the "
-            "same path, or train on data of their own with `sfnode join --data FILE`."
-        )
     return notes

@@ -116,6 +116,18 @@ GROUPS = {
     help="Give model and data to nodes that lack them.  [default: trainers do]",
 )
 @setting("--data", metavar="FILE", help="Train on this private file; its rows never leave this machine.")
+@setting(
+    "--test",
+    key="data.test",
+    metavar="FILE",
+    help="The run's test data, where it names them without a digest.",
+)
+@setting(
+    "--validation",
+    key="data.validation",
+    metavar="FILE",
+    help="The run's validation data, where it names them without a digest.",
+)
 @setting("--skip-bad-rows", help="Leave out rows of --data that do not fit, and say which.")
 @verifier_option
 @setting(
@@ -308,7 +320,10 @@ def _onward(settings: Settings, link: str) -> Settings:
     folder = next_folder(settings.data_dir, read_link(link).run_id)
     note(folder)
     echo(f"going on in {folder}")
-    left = {name: Settings.model_fields[name].default for name in ("run", "contacts_url", "model", "alone")}
+    left = {
+        name: Settings.model_fields[name].default
+        for name in ("run", "contacts_url", "model", "test", "validation", "alone")
+    }
     return settings.model_copy(
         update=_following(link, left | {"data_dir": folder, "peers": (), "run_id": "", "invitation": ""})
     )

@@ -106,9 +106,10 @@ def swarm(
     """
     if run and not organised:
         raise UserError(Code.BAD_OPTION, "--open: the manifest says it", "Leave --open out.")
-    for flag in ("--task" if preset else "", "--model" if model else ""):
-        if run and flag:
-            raise UserError(Code.BAD_OPTION, f"{flag}: the manifest says it", f"Leave {flag} out.")
+    if run and preset:
+        raise UserError(Code.BAD_OPTION, "--task: the manifest says it", "Leave --task out.")
+    from sfnode.models.files import named_folder
+
     started = time.monotonic()
     with TemporaryDirectory(prefix="sfnode-") as made:
         manifest = (
@@ -124,6 +125,7 @@ def swarm(
             device=device,
             dtype=dtype,
             beside=run.parent if run else Path(made),
+            model=named_folder(model or ""),
             verifiers=verifier,
         )
         console = Console(stderr=as_json, highlight=False)
@@ -146,6 +148,7 @@ def _made(
     put in the folder."""
     with waiting("loading libraries"):
         from sfnode import preparing
+        from sfnode.models.files import named_folder
         from sfnode.models.manifest_builder import build
         from sfnode.store.run_keys import RunKeys
 
@@ -154,7 +157,7 @@ def _made(
     if not model:
         return manifest
     asked = preparing.wanted(manifest, given, None, None, measure=True)
-    means = preparing.Means(device, dtype, folder)
+    means = preparing.Means(device, dtype, folder, named_folder(model))
     return preparing.prepare(manifest, given, means, asked, waiting).manifest
 
 

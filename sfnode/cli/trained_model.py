@@ -95,7 +95,7 @@ def base_model(manifest: Manifest, layout: Layout, model: Path | None, device: s
     """Load the base model of the run in a node's folder, with the bases and data that are there, to measure
     with. Raises UserError MODEL_* and DEVICE."""
     from sfnode.engine.trainer import Trainer
-    from sfnode.modelshare.sharing import model_of
+    from sfnode.store.named_files import model_of, places_of
 
     return Trainer.load(
         manifest,
@@ -104,7 +104,7 @@ def base_model(manifest: Manifest, layout: Layout, model: Path | None, device: s
         dtype=dtype,
         training=False,
         bases=layout.bases,
-        data=layout.data,
+        places=places_of(layout),
     )
 
 

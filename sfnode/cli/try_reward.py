@@ -28,7 +28,7 @@ MOST_PROMPTS = 512
 @click.command
 @click.argument("run", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUN.toml]")
 @option("--task", "preset", type=click.Choice(REWARDED), help="A ready-made task, in place of a manifest.")
-@option("--model", metavar="SOURCE", help="With --task: the base model, a folder or a Hugging Face id.")
+@option("--model", metavar="SOURCE", help="The base model: a folder, or with --task a Hugging Face id.")
 @option("--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init`.")
 @option(
     "--prompts",
@@ -61,15 +61,21 @@ def try_reward(
     answers are better than others, of several that are drawn as in training: the others teach nothing. It is
     an error if none does.
     """
-    manifest = _manifest(run, {"preset": preset, "model": model, "train": train})
+    manifest = _manifest(run, {"preset": preset, "train": train} | ({} if run else {"model": model}))
     manifest = _changed(manifest, temperature)
     from sfnode.tasks import verifying
 
     verifying.permit(manifest.task, verifier)
     from sfnode import reward_rehearsal as rewards
+    from sfnode.models.files import named_folder
     from sfnode.preparing import Means
+    from sfnode.store.named_files import NamedFiles
+    from sfnode.tasks.public_files import beside, typed
 
-    means = Means(device, dtype, run.parent if run else None)
+    found = NamedFiles().and_beside(manifest, run.parent) if run else NamedFiles()
+    home = named_folder(model or "") or found.model
+    places = beside(manifest.data, run.parent) if run else typed(manifest.data)
+    means = Means(device, dtype, run.parent if run else None, home, places)
     result, problem = rewards.try_out(manifest, means, prompts, waiting)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
     if problem:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from sfnode.doctor.findings import CheckedCase, CheckFinding, Subject, note, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.sections import BUILTIN
 from sfnode.printable import command, size_text
 
 PROCESS = 512 << 20
@@ -129,7 +130,7 @@ def look_at_fit(case: CheckedCase, manifest: Manifest | None) -> list[CheckFindi
     """Examine whether the model, once for each replica, fits into the devices' memory; nothing if no model is
     known."""
     try:
-        size = _size(case.model, manifest)
+        size = _size(case, manifest)
     except UserError as error:
         return [problem(Subject.MODEL_FIT, error.what, error.fix)]
     if size is None:
@@ -182,14 +183,14 @@ def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"
 
 
-def _size(model: str, manifest: Manifest | None) -> Size | None:
+def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
     """Raises UserError."""
     from sfnode.models import shapes
 
-    source = model or (manifest.model.source if manifest else "")
-    if source and shapes.is_shape(source):
-        return Size(shapes.parameters(shapes.describe(source)), True)
-    folder = _local(model) if model else local_folder(source)
+    named = case.model or (manifest.model.source if manifest else "")
+    if named and shapes.is_shape(named):
+        return Size(shapes.parameters(shapes.describe(named)), True)
+    folder = _folder(case, manifest)
     if folder is not None:
         return Size(_stored(folder), True)
     if manifest is None:
@@ -198,25 +199,26 @@ def _size(model: str, manifest: Manifest | None) -> Size | None:
     return Size(sum(target.out_features * target.in_features for target in targets), False)
 
 
-def local_folder(source: str) -> Path | None:
-    """Return the folder of a model that need not be downloaded."""
+def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
+    """Return the folder of the model that was named, or of the run's; None if it has to be downloaded.
+    Raises UserError MODEL_*."""
     from sfnode.models import files
+    from sfnode.store.data_folder import Layout
+    from sfnode.store.named_files import NamedFiles, model_of
 
-    if source.startswith(files.BUILTIN) or (source and Path(source).is_dir()):
+    source = case.model or (manifest.model.source if manifest else "")
+    if source.startswith(BUILTIN):
         return files.resolve(source, "", None)
-    return None
-
-
-def _local(model: str) -> Path:
-    """Return the folder of a model that was named. Raises UserError MODEL_*."""
-    folder = local_folder(model)
-    if folder is None:
+    if not case.model:
+        beside = NamedFiles().and_beside(manifest, case.run.parent).model if manifest and case.run else None
+        return model_of(Layout(case.data_dir), beside) if manifest else None
+    if not (folder := files.named_folder(source)):
         raise UserError(
             Code.MODEL_NOT_FOUND,
-            f"{model} is neither a folder here nor a shape",
+            f"{source} is neither a folder here nor a shape",
             "Download the model first, or name one of its size: --model shape:NAME (shape:? lists them).",
         )
-    return folder
+    return files.resolve(source, "", folder)
 
 
 def _stored(place: Path) -> int:
@@ -252,7 +254,7 @@ def _mismatch(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     from sfnode.models import loader, shapes
 
     try:
-        folder = None if shapes.is_shape(case.model) else local_folder(case.model or manifest.model.source)
+        folder = None if shapes.is_shape(case.model) else _folder(case, manifest)
         if folder:
             loader.require_match(folder, loader.classes(manifest.task))
     except UserError as error:
@@ -269,7 +271,7 @@ def _at_hand(case: CheckedCase, manifest: Manifest) -> bool:
     from sfnode.models import files
 
     try:
-        place = local_folder(case.model or manifest.model.source)
+        place = _folder(case, manifest)
     except UserError:
         return False
     return place is not None and files.weight_bytes(place) <= AT_HAND
@@ -280,15 +282,17 @@ def _updates_per_hour(case: CheckedCase, manifest: Manifest) -> float:
     from sfnode.engine.replicas import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
     from sfnode.store.data_folder import Layout
+    from sfnode.store.named_files import places_of
+    from sfnode.tasks.public_files import beside
 
     together = manifest.training.batch_updates
     whole = together * batches_of(len(case.devices))
     trainer = ReplicatedTrainer.load_on(
         case.devices,
         manifest.model_copy(update={"training": manifest.training.with_random_bases()}),
-        model_override=_local(case.model) if case.model else None,
+        model_override=_folder(case, manifest),
         data_override=case.data,
-        data=case.run.parent if case.run else Layout(case.data_dir).data,
+        places=beside(manifest.data, case.run.parent) if case.run else places_of(Layout(case.data_dir)),
         batch=together,
         dtype=case.dtype,
     )

@@ -23,6 +23,7 @@ from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
 from sfnode.tasks import dataset
+from sfnode.tasks.public_files import Places
 
 
 def load_model(
@@ -43,13 +44,13 @@ def training_rows(
     manifest: Manifest,
     override: Path | None,
     shard: tuple[int, int] | None,
-    data: Path | None,
+    places: Places,
     *,
     skip_bad: bool = False,
 ) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
     """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
     if override is None:
-        public = rows = dataset.training_rows(manifest.data, manifest.task, data)
+        public = rows = dataset.training_rows(manifest.data, manifest.task, places)
     else:
         public = None
         least = manifest.data.train_min_words

@@ -16,7 +16,7 @@ from sfnode.engine.drift import drift
 from sfnode.engine.evaluation import named_prior
 from sfnode.engine.ten_lines import ten_lines
 from sfnode.engine.trainable_model import TrainableModel
-from sfnode.manifest import is_on_hub, public_name
+from sfnode.manifest import hub_rows, is_on_hub, public_name
 from sfnode.manifest.task import Task
 from sfnode.models.files import licence_of
 from sfnode.printable import command, printable
@@ -67,9 +67,6 @@ verifier (of version 1 of the list of sfnode) has scored them from 0 to 1:
 The loss is 1 less the reward. A figure `reward` is the mean of answers of the likeliest tokens.
 """
 
-HUB = "hf:"
-"""Beginning of the name of rows on the hub."""
-
 LISTED = 100
 """Contributors that are listed, those with most updates: a card is read by people."""
 
@@ -119,8 +116,7 @@ def _front_matter(model: TrainableModel, *, adapter: bool) -> str:
     """Return the hub's metadata as YAML, each value in JSON, which is YAML too."""
     manifest = model.manifest
     source, data = manifest.model.source, manifest.data
-    named = (name.split(":")[1] for name in (data.train, data.test) if name.startswith(HUB))
-    sets = sorted(set(filter(is_on_hub, named)))
+    sets = sorted({rows.name for name in (data.train, data.test) if (rows := hub_rows(name))})
     fields: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
         "tags": list(TAGS),

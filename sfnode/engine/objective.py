@@ -8,7 +8,6 @@ are asked about. Rows of a run that everybody has are read here when they are fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from sfnode.manifest import Manifest
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.prompts import Row
+from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 
 KeepGoing = Callable[[], bool]
 """Asked now and then whether a long measurement should go on."""
@@ -62,11 +62,12 @@ class RunRows:
     """The public rows of one run."""
 
     def __init__(
-        self, manifest: Manifest, folder: Path | None = None, public: Sequence[dataset.Row] | None = None
+        self, manifest: Manifest, places: Places = NOWHERE, public: Sequence[dataset.Row] | None = None
     ) -> None:
-        """`folder` has files of the run's data; `public` are its training rows, if they were read already."""
+        """`places` is where the run's data may be; `public` are its training rows, if they were read
+        already."""
         self._manifest = manifest
-        self.folder = folder
+        self.places = places
         self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
         self._held_out: dict[tuple[dataset.HeldOut, int], Held] = {}
 
@@ -77,13 +78,13 @@ class RunRows:
         """
         if (which, limit) not in self._held_out:
             data, task = self._manifest.data, self._manifest.task
-            found = dataset.held_out_rows(data, task, which, limit, self.folder)
+            found = dataset.held_out_rows(data, task, which, limit, self.places)
             self._held_out[which, limit] = Held(which, limit, found)
         return self._held_out[which, limit]
 
     def training(self) -> list[dataset.Row]:
         """Return the public training rows. Raises UserError as `dataset.training_rows`."""
-        return dataset.training_rows(self._manifest.data, self._manifest.task, self.folder)
+        return dataset.training_rows(self._manifest.data, self._manifest.task, self.places)
 
     def some(self) -> list[dataset.Row]:
         """Return up to CALIBRATION_ROWS of them. Raises UserError as `training`."""
@@ -105,6 +106,6 @@ def _if_any(read: Callable[[], list[dataset.Row]]) -> list[dataset.Row]:
     try:
         return read()
     except UserError as error:
-        if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND, Code.DATA_DIFFERS):
+        if error.code not in (Code.DATA_NEEDED, *ELSEWHERE):
             raise
         return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from sfnode.manifest.training import Training
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
 from sfnode.tasks import calibration, dataset, prompts, tokenization
+from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 from sfprotocol.seeds import feed_key, update_seeds
 
 FORWARDS = 342
@@ -270,23 +272,31 @@ def _size(loaded: LoadedModel, number: int) -> float:
 
 
 def any_trainer(
-    manifest: Manifest, device: str, dtype: str, bases: Path | None = None
+    manifest: Manifest,
+    device: str,
+    dtype: str,
+    bases: Path | None = None,
+    model: Path | None = None,
+    places: Places = NOWHERE,
 ) -> tuple[Trainer, str]:
     """Return a trainer on whatever public rows the run has, and, if there are none, why. `bases` is the
-    folder with published ones, and with files of the run's data.
+    folder with published ones, `model` that of the base model, `places` where the run's data may be.
 
     Its manifest is as `for_measuring` makes it.
     """
+    if not manifest.data.train and "test" in places.named:
+        places = places._replace(named={"train": places.named["test"]})
     manifest = for_measuring(manifest)
+    load = partial(Trainer.load, manifest, device=device, dtype=dtype, model_override=model)
     reason = "" if manifest.data.train else "the run names no data"
     if not reason:
         try:
-            return Trainer.load(manifest, device=device, dtype=dtype, bases=bases, data=bases), ""
+            return load(bases=bases, places=places), ""
         except UserError as error:
-            if error.code is not Code.DATA_NOT_FOUND:
+            if error.code not in ELSEWHERE:
                 raise
             reason = error.what
-    return Trainer.load(manifest, device=device, dtype=dtype, training=False), reason
+    return load(training=False), reason
 
 
 def for_measuring(manifest: Manifest) -> Manifest:

@@ -33,6 +33,7 @@ from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.tasks import dataset
+from sfnode.tasks.public_files import NOWHERE, Places
 from sfprotocol.decisions import RATE_ONE, Bases
 from sfprotocol.seeds import I64
 
@@ -66,12 +67,12 @@ class TrainableModel:
         bases: Path | None = None,
         secret: bytes = b"",
         noise: LocalNoise | None = None,
-        data: Path | None = None,
+        places: Places = NOWHERE,
         core: Core | None = None,
     ) -> None:
         """`public`: the run's public training rows, if they were read already; `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.mini_batches`),
-        and `noise` what is measured on them. `data` is the folder with files of the run's data. `core` is
+        and `noise` what is measured on them. `places` is where the run's data may be. `core` is
         that of the trainer of which this one is a replica (`engine.replicas`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
@@ -91,7 +92,7 @@ class TrainableModel:
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         self._noise = noise
         self.rows = rows
-        self.run_rows = RunRows(manifest, data, public)
+        self.run_rows = RunRows(manifest, places, public)
         """Public rows of the run."""
         self.priors = Priors(manifest.task, loaded, self.run_rows)
         losses = HeadLosses if loaded.kept and takes_features(manifest) else Losses
@@ -125,7 +126,7 @@ class TrainableModel:
         bases: Path | None = None,
         secret: bytes = b"",
         noise: LocalNoise | None = None,
-        data: Path | None = None,
+        places: Places = NOWHERE,
     ) -> Self:
         """Load the base model and the training rows of a run.
 
@@ -133,16 +134,16 @@ class TrainableModel:
         not apply to a node's own data, and `skip_bad_rows` to nothing else); `shard` (k, n) keeps every n-th
         training row from row k on; without `training` no training rows are read and `step` must not be
         called. `dtype` as for `models.loader.load`; `bases` is the folder with published bases; `secret`,
-        `noise` and `data` as in the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
+        `noise` and `places` as in the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
         rows, public = (
-            training_rows(manifest, data_override, shard, data, skip_bad=skip_bad_rows)
+            training_rows(manifest, data_override, shard, places, skip_bad=skip_bad_rows)
             if training
             else ([], None)
         )
         loaded = load_model(manifest, model_override, where, dtype)
-        return cls(manifest, loaded, rows, public, bases, secret, noise, data)
+        return cls(manifest, loaded, rows, public, bases, secret, noise, places)
 
     def __enter__(self) -> Self:
         return self

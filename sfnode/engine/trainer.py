@@ -32,4 +32,4 @@ class Trainer(TrainableModel):
 
     def like(self, manifest: Manifest, bases: Path | None) -> Trainer:
         """Return a trainer on the same model and rows for a manifest with other numbers, or bases."""
-        return Trainer(manifest, self.loaded, self.rows, bases=bases, data=self.run_rows.folder)
+        return Trainer(manifest, self.loaded, self.rows, bases=bases, places=self.run_rows.places)

@@ -307,7 +307,7 @@ def with_features(trainer: Trainer, given: Container[str], advance: Advance) -> 
         name: value for name, value in found.items() if name not in given
     }
     fit = manifest.model_copy(update={"training": type(manifest.training)(**numbers)})
-    return Trainer(fit, loaded, rows, data=trainer.run_rows.folder)
+    return Trainer(fit, loaded, rows, places=trainer.run_rows.places)
 
 
 def _head_states(

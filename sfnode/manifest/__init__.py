@@ -17,7 +17,7 @@ import math
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgpack
 import tomli_w
@@ -25,6 +25,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import (
+    BUILTIN,
+    HUB,
     Data,
     DataRole,
     Model,
@@ -317,23 +319,50 @@ class Manifest(Section):
         return manifest
 
 
-_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
-"""A name on the hub, which allows 96 characters in each part."""
+_PART = r"(?!\.)[\w.-]{1,96}(?<!\.)"
+"""A part of a name on the hub, which allows 96 characters."""
+
+_ON_HUB = re.compile(f"{_PART}/{_PART}", re.ASCII)
+
+_SHIPPED = re.compile(f"{BUILTIN}[\\w-]+(:\\w+)?", re.ASCII)
+
+_ROWS = re.compile(f"hf:({_PART}/{_PART})(?:@([0-9a-f]{{40}}))?(?::({_PART}))?:({_PART})", re.ASCII)
+
+
+class HubRows(NamedTuple):
+    """A split of a data set on the hub, `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT`."""
+
+    name: str
+    commit: str
+    """Empty: the newest one."""
+    config: str
+    split: str
+
+    def __str__(self) -> str:
+        pinned = f"@{self.commit}" if self.commit else ""
+        return ":".join(part for part in (f"{HUB}{self.name}{pinned}", self.config, self.split) if part)
+
+
+def hub_rows(source: str) -> HubRows | None:
+    """Return the rows on the hub that a source names; None if it names none."""
+    found = _ROWS.fullmatch(source)
+    return HubRows(*(part or "" for part in found.groups())) if found else None
 
 
 def names_folders(manifest: Manifest) -> bool:
-    """Return whether a manifest names folders of a machine, which not everybody may know."""
+    """Return whether a manifest of before names folders of a machine, which not everybody may know."""
     sources = (manifest.model.source, *map(manifest.data.source, get_args(DataRole)))
     return any(public_name(source) != source for source in sources)
 
 
 def is_on_hub(source: str) -> bool:
-    """Return whether a base model is one of the hub: its source has such a name, and is no folder here."""
-    return _NAME.fullmatch(source) is not None and not Path(source).exists()
+    """Return whether a source has the form of a model's name on the hub, OWNER/NAME; what lies under such a
+    name on this machine does not matter."""
+    return _ON_HUB.fullmatch(source) is not None and not is_file(source)
 
 
 def public_name(source: str) -> str:
     """Return what everybody may know a source by: its name on the hub or in this package, or else the last
     part of its path."""
-    named = all(map(_NAME.fullmatch, source.split(":"))) if ":" in source else is_on_hub(source)
-    return source if named and not is_file(source) else Path(source).name
+    named = _SHIPPED.fullmatch(source) or is_on_hub(source) or hub_rows(source)
+    return source if named else re.split(r"[/\\\\]", source.rstrip("/\\"))[-1]

@@ -39,6 +39,9 @@ def sorted_keys(value: Any) -> Any:
 FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
 """Ends of the names of files with rows, in upper or lower case."""
 
+BUILTIN, HUB = "builtin:", "hf:"
+"""Beginnings of the names of what comes with this package, and of rows on the hub."""
+
 DataRole = Literal["train", "test", "validation"]
 """Purposes of a run's rows."""
 
@@ -48,18 +51,18 @@ MOST_ROWS = (1 << 64) - 1
 
 def is_file(source: str) -> bool:
     """Return whether a source of rows is a file, rather than a data set that has a name for everybody."""
-    return source.lower().endswith(FILE_KINDS) and not source.startswith(("hf:", "builtin:"))
+    return source.lower().endswith(FILE_KINDS) and not source.startswith((HUB, BUILTIN))
 
 
 class Data(Section):
     """The sources of rows.
 
-    A file (.tsv .csv .jsonl .parquet), `hf:NAME[:CONFIG]:SPLIT` or `builtin:NAME:SPLIT`.
+    A file (.tsv .csv .jsonl .parquet), `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or `builtin:NAME:SPLIT`.
     `train` may be empty for a run on private data only: every trainer then brings its own with `--data`.
     Validation rows come from `validation`, or, if that is empty, are `validation_limit` rows of the training
     data, on which then nobody trains (SPEC R9); by them an organiser judges, and they are never tested on.
-    `digests` name what is in sources that are files (SPEC B9): nodes get these from each other, and a source
-    is no more than the file's name.
+    `digests` name what is in sources that are files (SPEC B9): nodes get these from each other. The name of a
+    file is a label: what a manifest says is never a place on the machine that reads it.
     """
 
     train: str = ""
@@ -131,7 +134,8 @@ class Parent(Section):
 
 
 class Model(Section):
-    """The base model. `source`: `builtin:NAME`, a local folder, or a Hugging Face hub id."""
+    """The base model. `source`: `builtin:NAME`, OWNER/NAME on the Hugging Face hub, or else the label of a
+    folder that peers give or the owner of a machine names."""
 
     source: str
     revision: str = ""

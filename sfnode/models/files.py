@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
+from sfnode.manifest import is_on_hub
+from sfnode.manifest.sections import BUILTIN
 from sfnode.printable import size_text
 from sfnode.tasks.public_files import listed
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import Listing, Piece, encode, hash_listing, hash_piece
 
-BUILTIN = "builtin:"
 CACHE = Path("~/.cache")
 """Folder of caches, unless XDG_CACHE_HOME names another."""
 
@@ -111,20 +112,39 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or CACHE).expanduser() / "sfnode"
 
 
-def resolve(source: str, revision: str, override: Path | None) -> Path:
-    """Return the local folder of a base model, downloading it if need be.
+def located(source: str, revision: str = "") -> Path:
+    """Return the folder of a base model that the owner of this machine names: as a folder, or as `resolve`
+    finds it. Raises UserError as `resolve`."""
+    return resolve(source, revision, named_folder(source))
 
-    `override`, when given, replaces the source (its digest is still checked by whoever loads it). Raises
-    UserError MODEL_NOT_FOUND, or MODEL_UNSAFE for a folder that holds its weights as pickles only.
+
+def named_folder(source: str) -> Path | None:
+    """Return the folder that the owner of this machine names as a base model; None if it is none."""
+    folder = Path(source).expanduser()
+    return folder.resolve() if source and folder.is_dir() else None
+
+
+def resolve(source: str, revision: str, override: Path | None) -> Path:
+    """Return the local folder of the base model that a manifest names, downloading it if need be.
+
+    `override` is the folder that the owner of this machine has named, or that came from peers; its digest is
+    checked by whoever loads it. The source comes from others: without an override it is a name in this
+    package or on the hub, and no place here. Raises UserError MODEL_NOT_FOUND, or MODEL_UNSAFE for a folder
+    that holds its weights as pickles only.
     """
     if override is not None:
         folder = override
     elif source.startswith(BUILTIN):
         folder = EMBEDDED / Path(source.removeprefix(BUILTIN)).name
-    elif Path(source).is_dir():
-        folder = Path(source)
-    else:
+    elif is_on_hub(source):
         folder = _download(source, revision)
+    else:
+        raise UserError(
+            Code.MODEL_NOT_FOUND,
+            f"nothing says where the base model {source} is on this machine",
+            "Name its folder with --model, or join the run through a node that has it. On the hub models are "
+            "named OWNER/NAME.",
+        )
     _check_sizes(folder)
     weight_files(folder)
     if (folder / ADAPTER).exists():
@@ -356,7 +376,7 @@ def _download(source: str, revision: str) -> Path:
         reason = unreachable or next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
             Code.MODEL_NOT_FOUND,
-            f"the base model {wanted} is neither a local folder nor available from the hub: {reason}",
+            f"the base model {wanted} is not available from the hub: {reason}",
             "Check its name and your connection, or give a folder that holds it.",
         ) from error
 

@@ -30,17 +30,18 @@ from transformers.utils import logging
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Model
+from sfnode.manifest.sections import BUILTIN, Model
 from sfnode.manifest.task import Task
 from sfnode.models import examination, files, vetting
 from sfnode.models.cuts import cut_of
 from sfnode.models.examination import ModelPart
 from sfnode.models.files import (
-    BUILTIN,
     StoredTensor,
     check_digest,
     digest,
     listing_hash,
+    located,
+    named_folder,
     resolve,
     stored_tensors,
 )
@@ -115,22 +116,23 @@ def _outputs(module: nn.Module) -> int:
 def describe(source: str, revision: str, selection: Selection = DEFAULT, classifier_labels: int = 0) -> Model:
     """Return the manifest's entry for a base model: source, digest and targets in order (for `sfnode init`).
 
+    `source` is as the owner of this machine names it: of a folder the manifest has the last part, a label.
     `classifier_labels`: the number of classes of an encoder's classification head. A hub model without
     a revision is pinned to the commit that was found. Raises UserError MODEL_*.
     """
-    folder = resolve(source, revision, None)
+    folder = located(source, revision)
     _examine(folder, classifier_labels)
     skeleton = read_skeleton(folder, classifier_labels)
     check_tokens(folder, skeleton, tokenizer_of(folder))
     if classifier_labels:
         _check_head(folder, skeleton, classifier_labels)
     targets = with_user_errors(folder, lambda: choose(skeleton, selection))
-    from_hub = not source.startswith(BUILTIN) and not Path(source).is_dir()
+    shipped, here = source.startswith(BUILTIN), named_folder(source)
     return Model(
-        source=source,
-        revision=revision or (folder.name if from_hub else ""),
+        source=here.name if here else source,
+        revision=revision or ("" if here or shipped else folder.name),
         digest=digest(folder),
-        listing="" if source.startswith(BUILTIN) else listing_hash(folder),
+        listing="" if shipped else listing_hash(folder),
         targets=tuple(str(target) for target in targets),
     )
 

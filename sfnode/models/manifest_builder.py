@@ -14,7 +14,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from sfnode.defaults import ANSWER_TOKENS, DEFAULT_LOSS, TEMPERATURE
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import MAX_QUOTA, Data, Model, OpenSection, OrganisedSection, Parent
+from sfnode.manifest.sections import (
+    BUILTIN,
+    HUB,
+    MAX_QUOTA,
+    Data,
+    Model,
+    OpenSection,
+    OrganisedSection,
+    Parent,
+)
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import files, loader, vetting
@@ -25,10 +34,12 @@ from sfnode.tasks import (
     dataset,
     presets,
     prompts,
+    public_files,
     row_files,
     templates,
     verifying,
 )
+from sfnode.tasks.public_files import typed
 
 HUB_TASK = "sst2"
 """The task for a model that is not built in: a small one that every language model can learn."""
@@ -146,7 +157,8 @@ def build(given: dict[str, Any]) -> Manifest:
     """
     try:
         name, preset, source, revision, task, data = _beginning(given)
-        head = _trains_head(task, given, files.resolve(source, revision, None))
+        home = files.located(source, revision)
+        head = _trains_head(task, given, home)
         own = preset.training if preset and source == preset.model else None
         chosen, training = DEFAULT, own or Training()
         in_words = task.kind in ("classification", "reward") and not own
@@ -179,7 +191,7 @@ def build(given: dict[str, Any]) -> Manifest:
         )
     except ValidationError as error:
         raise _bad_option(error) from error
-    _try_data(manifest)
+    _try_data(manifest, home)
     return manifest
 
 
@@ -195,7 +207,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         training = _section(old.training, given)
         model = Model(
             **old.model.model_dump()
-            | {"source": str(folder), "revision": "", "digest": files.digest(folder)}
+            | {"source": folder.name, "revision": "", "digest": files.digest(folder)}
             | {"listing": files.listing_hash(folder)}
         )
         if SELECTION & given.keys():
@@ -248,8 +260,10 @@ def _beginning(given: dict[str, Any]) -> Beginning:
             "Name one with --model: a folder, or a Hugging Face id.",
         )
     source = source or (preset.model if preset else presets.DEFAULT_MODEL)
-    task = _task(preset, given, files.resolve(source, revision, None))
-    return Beginning(name, preset, source, revision, task, _section(preset.data if preset else Data(), given))
+    task = _task(preset, given, files.located(source, revision))
+    roles = {role: _absolute(given[role]) for role in public_files.ROLES if role in given}
+    data = _section(preset.data if preset else Data(), given | roles)
+    return Beginning(name, preset, source, revision, task, data)
 
 
 def _preset_name(given: dict[str, Any]) -> str:
@@ -267,7 +281,7 @@ def _preset_name(given: dict[str, Any]) -> str:
         )
     if custom and "preset" not in given:
         return ""
-    if "preset" not in given and given.get("train") and not given["train"].startswith("builtin:"):
+    if "preset" not in given and given.get("train") and not given["train"].startswith(BUILTIN):
         raise UserError(
             Code.BAD_OPTION,
             f"no task says what is to be learnt from {given['train']}",
@@ -275,7 +289,7 @@ def _preset_name(given: dict[str, Any]) -> str:
         )
     source = given.get("model") or presets.DEFAULT_MODEL
     named = str(given.get("preset", presets.of_model(source) or HUB_TASK))
-    return named.removeprefix(files.BUILTIN)
+    return named.removeprefix(BUILTIN)
 
 
 def _for_data(preset: presets.Preset, given: dict[str, Any]) -> presets.Preset:
@@ -360,10 +374,7 @@ def _check_kind(task: Task, home: Path) -> None:
 
 def _section(base: Any, given: dict[str, Any]) -> Any:
     """Return the section `base` with the fields that were given."""
-    fields = {key: given.get(key, value) for key, value in base.model_dump().items()}
-    return type(base)(
-        **{key: _absolute(value) if isinstance(value, str) else value for key, value in fields.items()}
-    )
+    return type(base)(**{key: given.get(key, value) for key, value in base.model_dump().items()})
 
 
 def _absolute(source: str) -> str:
@@ -382,9 +393,9 @@ def _is_encoder(config: dict[str, Any]) -> bool:
     return masked and one_sided and not any(name.endswith(CAUSAL_HEADS) for name in names)
 
 
-def routes_tokens(model: Model) -> bool:
-    """Return whether a base model is a mixture of experts, by its configuration."""
-    config = _json(files.resolve(model.source, model.revision, None) / files.CONFIG)
+def routes_tokens(home: Path) -> bool:
+    """Return whether the base model in a folder is a mixture of experts, by its configuration."""
+    config = _json(home / files.CONFIG)
     return any(isinstance(size := config.get(key), int) and size > 1 for key in EXPERT_COUNTS)
 
 
@@ -423,12 +434,12 @@ def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
     if {"validation", "validation_limit"} & set(given) or data.train in ("", data.test):
         return data
     rows = VALIDATION_ROWS
-    if not data.train.startswith("hf:"):
-        rows = min(rows, int(MOST_WITHHELD * len(dataset.training_rows(data, task))))
+    if not data.train.startswith(HUB):
+        rows = min(rows, int(MOST_WITHHELD * len(dataset.training_rows(data, task, typed(data)))))
     return data.model_copy(update={"validation_limit": rows})
 
 
-def _try_data(manifest: Manifest) -> None:
+def _try_data(manifest: Manifest, home: Path) -> None:
     """Read the local data files, and check the templates of the task and of the model.
 
     Data on the hub are left to the nodes, which need them anyway, if this machine can read such.
@@ -436,16 +447,16 @@ def _try_data(manifest: Manifest) -> None:
     prompts.render_row(manifest.task, prompts.example(manifest.task))
     row_files.require(manifest.data.train, manifest.data.test, manifest.data.validation)
     if _is_local(manifest.data.train):
-        dataset.training_rows(manifest.data, manifest.task)
+        dataset.training_rows(manifest.data, manifest.task, typed(manifest.data))
     for source in filter(_is_local, (manifest.data.test, manifest.data.validation)):
         dataset.load_rows(source, manifest.task)
-    tokenizer = loader.tokenizer_of(files.resolve(manifest.model.source, manifest.model.revision, None))
+    tokenizer = loader.tokenizer_of(home)
     if manifest.task.kind == "chat":
         chat.require_template(tokenizer)
 
 
 def _is_local(source: str) -> bool:
-    return bool(source) and not source.startswith(("hf:", "builtin:"))
+    return bool(source) and not source.startswith((HUB, BUILTIN))
 
 
 SECTIONS = {

@@ -7,7 +7,6 @@ what is to come, as it does for the model. Does not read rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +17,11 @@ from sfnode.manifest.sections import Data, DataRole
 from sfnode.modelshare.sharing import Sharing, one_file
 from sfnode.printable import size_text
 from sfnode.settings import Settings
+from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
+from sfnode.store.named_files import places_of
 from sfnode.tasks import public_files as files
+from sfnode.tasks.public_files import Places, with_run
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import MAX_DATA, Listing, decode, hash_data
 
@@ -27,35 +29,35 @@ NOT_OURS = frozenset({Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_TOO_LARG
 """Errors that are no fault of this machine: without held-out rows a node trains all the same."""
 
 
-def find_data(settings: Settings, manifest: Manifest, folder: Path, sharing: Sharing) -> None:
-    """Have every file of the run's public data that this node needs in `folder`, and list it for others; call
-    it on another thread than the loop's. Files are taken from the folder of the manifest that the settings
-    name if they are there.
+def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: Sharing) -> None:
+    """Have every file of the run's public data that this node needs in its data folder, and list it for
+    others; call it on another thread than the loop's. Files are taken from where the owner has named them, or
+    from the folder of the manifest that the settings name, if they are there.
 
     Raises UserError DATA_* for training data, DISK_FULL and DATA_DIR_UNUSABLE, and CancelledError when the
     node stops meanwhile. What is wrong with other data is logged.
     """
     own = settings.data is not None and not settings.organise
-    folders = (folder, settings.run.parent) if settings.run else (folder,)
+    places = with_run(places_of(layout), settings.run)
     for role in files.ROLES:
         if role not in manifest.data.digests or (own and role == "train"):
             continue
         try:
-            _find(manifest.data, role, folders, sharing)
+            _find(manifest.data, role, places, sharing)
         except UserError as error:
             if role == "train" or error.code not in NOT_OURS:
                 raise
             log.warning("%s; nothing is measured on them here", error.what)
 
 
-def _find(data: Data, role: DataRole, folders: Sequence[Path], sharing: Sharing) -> None:
-    """Have the file of a role in the first of these folders, whoever has it."""
-    digest, kept = data.digests[role], files.path_in(folders[0], data, role)
-    found = files.find(data, role, folders)
+def _find(data: Data, role: DataRole, places: Places, sharing: Sharing) -> None:
+    """Have the file of a role in the first of the folders, whoever has it."""
+    digest, kept = data.digests[role], files.path_in(places.folders[0], data, role)
+    found = files.find(data, role, places)
     if found is None:
-        _from_peers(files.missing(data, role, folders), role, digest, kept, sharing)
+        _from_peers(files.missing(data, role, places), role, digest, kept, sharing)
     elif found != kept:
-        with disk_faults(folders[0]):
+        with disk_faults(kept.parent):
             files.keep(found, kept, digest)
     with disk_faults(kept):
         sharing.listed[bytes.fromhex(digest)] = one_file(files.listing_of(kept), kept)

@@ -31,6 +31,7 @@ from sfnode.schema.status import FetchStatus
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
+from sfnode.store.named_files import model_of
 from sfnode.transport.base import Asker
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import Listing, Piece, decode, hash_listing
@@ -210,9 +211,8 @@ class Sharing:
     def _find_local(self) -> Path | None:
         """Return the model's folder if it is on this machine or the hub has it."""
         wanted = self._manifest.model
-        kept = self._layout.model if self._layout.model.is_dir() else None
-        override = self._settings.model or (None if Path(wanted.source).is_dir() else kept)
         try:
+            override = model_of(self._layout, self._settings.model)
             return model_folder.resolve(wanted.source, wanted.revision, override)
         except UserError as error:
             if error.code != Code.MODEL_NOT_FOUND or self._settings.model or not self.givers.peers():
@@ -387,11 +387,6 @@ def _read_range(file: Path, offset: int, length: int) -> bytes:
     with file.open("rb") as opened:
         opened.seek(offset)
         return opened.read(length)
-
-
-def model_of(layout: Layout, given: Path | None) -> Path | None:
-    """Return where a command finds the base model of a folder's run: as given, or as downloaded."""
-    return given or (layout.model if layout.model.is_dir() else None)
 
 
 def _fits(folder: Path, listing: bytes) -> bool:

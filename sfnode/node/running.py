@@ -280,7 +280,7 @@ class RunningNode:
     def _gather(self) -> Settings:
         """Have the run's data and its base model here, on a thread that may wait; return the settings with
         the folder of the model. Raises as `find_data` and `Sharing.find`."""
-        find_data(self.settings, self.manifest, self.data_dir.data, self.sharing)
+        find_data(self.settings, self.manifest, self.data_dir, self.sharing)
         return self.sharing.find()
 
     async def _stock(self) -> None:

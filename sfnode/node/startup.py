@@ -31,9 +31,11 @@ from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.disk_errors import write_whole
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
+from sfnode.store.named_files import NamedFiles
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
 from sfnode.tasks import public_files, row_files, verifying
+from sfnode.tasks.public_files import Places, with_run
 from sfnode.transport.base import Transport
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.frontier import Frontier
@@ -90,8 +92,8 @@ def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -
     """Look whether this machine has what its node is to take part with: room, devices, rows, the model's
     files. Before the network is touched, if the `manifest` is here; without it, what any run takes.
 
-    Return the settings, those of a relay if they have to be (`permitted`). Raises UserError DISK_FULL,
-    DEVICE, EXTRA_MISSING, DATA_*, MODEL_*, and as `permitted`.
+    Return the settings, with files that were named before and those of a relay if they have to be
+    (`permitted`). Raises UserError DISK_FULL, DEVICE, EXTRA_MISSING, DATA_*, MODEL_*, and as `permitted`.
     """
     free = shutil.disk_usage(data_dir.path).free
     if free < SPARE_BYTES:
@@ -102,44 +104,59 @@ def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -
         )
     if settings.role == "trainer":
         check_devices(settings)
-        settings = permitted(settings, manifest) if manifest else settings
-    if settings.role == "trainer" and manifest:
-        check_data(settings, manifest, data_dir)
+    return with_files(settings, manifest, data_dir) if manifest else settings
+
+
+def with_files(settings: Settings, manifest: Manifest, data_dir: DataDir) -> Settings:
+    """Return the settings with the files that the owner of this machine has named, now or for this folder
+    before, and remember these once a trainer can work with them. Raises as `equipped`."""
+    before = NamedFiles.read(data_dir)
+    named = before.and_of(settings)
+    for name in ("data", "model"):
+        if (file := getattr(named, name)) and getattr(settings, name) is None:
+            log.info("%s is as before: %s", name, file)
+    named = named.and_beside(manifest, settings.run.parent) if settings.run else named
+    settings = named.in_settings(settings)
+    if settings.role == "trainer":
+        settings = permitted(settings, manifest)
+    if settings.role == "trainer":
+        check_data(settings, manifest, named.places(data_dir), data_dir.log.exists())
         check_model(settings, manifest)
+    named.keep(data_dir)
     return settings
 
 
-def check_data(settings: Settings, manifest: Manifest, data_dir: DataDir) -> None:
-    """Look whether a trainer has rows to train on, as far as that is known before anything is downloaded.
+def check_data(settings: Settings, manifest: Manifest, places: Places, began: bool) -> None:
+    """Look whether a trainer has rows to train on, as far as that is known before anything is downloaded;
+    `began` says whether it has taken part before.
 
-    Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
+    Raises UserError DATA_NEEDED, DATA_NOT_NAMED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
     """
     data = manifest.data
     row_files.require("" if settings.data else data.train, data.validation if settings.organise else "")
     shared = "train" in data.digests
-    file = settings.data or (data.train if is_file(data.train) and not shared else None)
-    if file or not data.train:
+    own = settings.data or ("" if shared or not data.train else public_files.local(data, "train", places))
+    if settings.data or is_file(str(own)) or not data.train:
         from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
 
-        if not file:
+        if not own:
             raise dataset.needed(manifest.task)
-        skip = settings.skip_bad_rows and file == settings.data  # of the run's data all read all rows
-        dataset.load_rows(str(file), manifest.task, skip_bad=skip)
-    elif shared and not (settings.peers or settings.contacts_url or data_dir.log.exists()):
-        folders = (data_dir.data, *((settings.run.parent,) if settings.run else ()))
-        if public_files.find(data, "train", folders) is None:  # and there is nobody who could have them
-            raise public_files.missing(data, "train", folders)
+        skip = settings.skip_bad_rows and own == settings.data  # of the run's data all read all rows
+        dataset.load_rows(str(own), manifest.task, skip_bad=skip)
+    elif shared and not (settings.peers or settings.contacts_url or began):
+        places = with_run(places, settings.run)
+        if public_files.find(data, "train", places) is None:  # and there is nobody who could have them
+            raise public_files.missing(data, "train", places)
 
 
 def check_model(settings: Settings, manifest: Manifest) -> None:
     """Look whether a folder with the base model that is named is one, and the run's. Raises UserError
     MODEL_*."""
-    wanted = manifest.model
-    if settings.model or Path(wanted.source).is_dir():
+    if settings.model:
         from sfnode.models import files  # half a second, for which only those wait who have such a folder
 
-        folder = files.resolve(wanted.source, wanted.revision, settings.model)
-        files.check_digest(folder, wanted.digest)
+        wanted = manifest.model
+        files.check_digest(files.resolve(wanted.source, wanted.revision, settings.model), wanted.digest)
 
 
 def permitted(settings: Settings, manifest: Manifest) -> Settings:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest, names_folders
-from sfnode.models.files import BUILTIN, EMBEDDED, licence_of
+from sfnode.manifest import Manifest, names_folders, public_name
+from sfnode.manifest.sections import BUILTIN
+from sfnode.models.files import EMBEDDED, licence_of
 from sfnode.publish import downloads, run_file
 from sfnode.publish.asking import NodeAnswers
 from sfnode.publish.facts import Digests, Facts, data_in_words, gather, model_in_words, task_in_words
@@ -23,6 +24,7 @@ from sfnode.publish.run_file import NAME, RunFile, Sizes
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
+from sfnode.store.named_files import model_of
 
 PAGE = "index.html"
 
@@ -122,7 +124,7 @@ class PublishedFolder:
             organised=manifest.organised.organiser != "",
             complete=facts.complete,
             model=model_in_words(manifest),
-            licence=_licence(manifest, self._layout.model),
+            licence=_licence(manifest, self._layout),
             task=task_in_words(manifest),
             data=data_in_words(manifest),
             updates=facts.updates,
@@ -138,11 +140,12 @@ class PublishedFolder:
         )
 
 
-def _licence(manifest: Manifest, downloaded: Path) -> str:
+def _licence(manifest: Manifest, layout: Layout) -> str:
     """Return the licence of the base model, by the card in its folder if that is here."""
     source = manifest.model.source
-    folder = EMBEDDED / source.removeprefix(BUILTIN) if source.startswith(BUILTIN) else Path(source)
-    return licence_of(downloaded if downloaded.is_dir() else folder) or ""
+    folder = EMBEDDED / public_name(source.removeprefix(BUILTIN)) if source.startswith(BUILTIN) else None
+    folder = folder or model_of(layout, None)
+    return (licence_of(folder) if folder else None) or ""
 
 
 def _size_of(folder: Path) -> int | None:

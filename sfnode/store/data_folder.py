@@ -62,6 +62,8 @@ class Layout:
     """The Ed25519 key that signs updates."""
     libp2p_identity = _Inside("libp2p.key")
     """The RSA key that names the node in libp2p; written by the transport."""
+    named = _Inside("named.json")
+    """The files outside the folder that its owner has named."""
     ports = _Inside("ports")
     """The ports on which the node listened last; written by the transport."""
     contacts = _Inside("contacts.json")

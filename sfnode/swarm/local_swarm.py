@@ -29,6 +29,7 @@ from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Samples
+from sfnode.store.named_files import NamedFiles
 from sfnode.store.run_keys import RunKeys, organiser_key
 from sfnode.swarm.node_process import START_POLL, NodeProcess
 from sfnode.tasks import public_files
@@ -102,6 +103,7 @@ class LocalSwarm:
         dtype: str | None = None,
         evaluate: bool = True,
         beside: Path | None = None,
+        model: Path | None = None,
         verifiers: Sequence[str] = (),
     ) -> None:
         """Nothing is started or written before `start` (or `async with`).
@@ -110,7 +112,8 @@ class LocalSwarm:
         there is something in it to look into. `split_data` gives every node its own part of the training
         rows. `threads` of each node: 0 shares out the cores. Of several `device`s nodes take one each, by
         turns. `evaluate`: measure the base model meanwhile and the trained one at the end, if the run has
-        test data. `beside` is the folder with published bases and data, that of a manifest of `sfnode init`.
+        test data. `beside` is the folder with published bases and data, that of a manifest of `sfnode init`;
+        `model` that of the base model, where the run names neither one of this package nor one of the hub.
         `verifiers` are plug-ins that nodes may run; this process may have to be allowed to, too
         (`verifying.permit`).
         """
@@ -127,6 +130,9 @@ class LocalSwarm:
         self._shared += ["--threads", str(threads or max(1, (os.cpu_count() or 1) // nodes))]
         self._shared += ["--dtype", dtype] if dtype else []
         self._shared += [part for one in verifiers for part in ("--verifier", one)]
+        self._places = public_files.beside(manifest.data, beside) if beside else public_files.NOWHERE
+        model = model or (NamedFiles().and_beside(manifest, beside).model if beside else None)
+        self._shared += ["--model", str(model)] if model else []
         self._devices = [device] if isinstance(device, str) else list(device or ())
         self._beside = beside
         self._split_data = split_data and nodes > 1
@@ -157,8 +163,9 @@ class LocalSwarm:
         with self._keeping():
             address = (await first.answering()).addresses[0]
             invitation = await self._invite(first) if self._organised and others else ""
+        own = ["--run", str(run)] if self._places.named.keys() - self.manifest.data.digests else []
         for node in others:
-            await node.start([*self._arguments(node), "--peers", address], invitation)
+            await node.start([*self._arguments(node), *own, "--peers", address], invitation)
         if self._evaluates:
             self._measuring = asyncio.create_task(self._evaluate_base())
 
@@ -232,7 +239,7 @@ class LocalSwarm:
         training, targets = self.manifest.training, self.manifest.model.parsed_targets()
         if training.bases and self._beside:
             published.keep(published.path_in(self._beside, training.bases), folder, targets, training.rank)
-        public_files.bring(self.manifest.data, self._beside, folder)
+        public_files.bring(self.manifest.data, self._places, folder)
 
     @property
     def _organised(self) -> bool:

@@ -12,20 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
-from sfnode.printable import paragraph, size_text
-from sfnode.tasks import orders, prompts, public_files, row_files, sums, synthetic
+from sfnode.printable import paragraph
+from sfnode.tasks import hub_rows, orders, prompts, public_files, row_files, sums, synthetic
+from sfnode.tasks.public_files import NOWHERE, Places
 from sfnode.tasks.row_files import Placed, malformed
-from sfprotocol.model_listing import MAX_DATA
 from sfprotocol.seeds import derive_key, stream
 
 Row = row_files.Row
@@ -48,15 +46,11 @@ BUILTIN: dict[str, Callable[[], Sequence[Row]]] = {
 SHOWN = 3
 """Bad rows that are shown of any number of them."""
 
-UNPACKED = 5
-"""Times that such a file may grow when it is unpacked into the library's cache, for which there must be room.
-Whoever compresses a file on purpose gets further, until the disk is full."""
-
 
 def load_rows(
     source: str, task: Task, *, limit: int = 0, min_words: int = 0, skip_bad: bool = False
 ) -> list[Row]:
-    """Load the rows of a file, of `hf:NAME[:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT` for `task`.
+    """Load the rows of a file, of `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT`.
 
     Rows with fewer than `min_words` words (`prompts.word_count`) are left out; of the rest `limit` rows
     (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE,
@@ -138,16 +132,16 @@ def rows_of(source: str, most: int) -> list[Row]:
     return [one.row for one in found]
 
 
-def training_rows(data: Data, task: Task, folder: Path | None = None) -> list[Row]:
+def training_rows(data: Data, task: Task, places: Places = NOWHERE) -> list[Row]:
     """Load the rows of a run's public training data that mini-batches are drawn from (SPEC R8, R9).
 
-    `folder` is one with files of the run (`public_files`). Raises UserError as `load_rows` and
+    `places` is where files of the run may be. Raises UserError as `load_rows` and
     `public_files.local` do, DATA_NEEDED if the run has no public training data, DATA_MALFORMED if all of them
     are validation rows.
     """
     if not data.train:
         raise needed(task)
-    return _split(data, task, folder)[0]
+    return _split(data, task, places)[0]
 
 
 def needed(task: Task) -> UserError:
@@ -164,20 +158,20 @@ def needed(task: Task) -> UserError:
 
 
 def held_out_rows(
-    data: Data, task: Task, which: HeldOut, limit: int = 0, folder: Path | None = None
+    data: Data, task: Task, which: HeldOut, limit: int = 0, places: Places = NOWHERE
 ) -> list[Row]:
     """Load `limit` (0: as many as the manifest says) of the rows on which every node measures the model.
 
-    `folder` is one with files of the run. Raises UserError as `load_rows` and `public_files.local` do, and
-    DATA_NEEDED if the run has no such rows.
+    `places` is where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do,
+    and DATA_NEEDED if the run has no such rows.
     """
     source, usual = (
         (data.test, data.test_limit) if which == "test" else (data.validation, data.validation_limit)
     )
     if source:
-        return load_rows(public_files.local(data, which, folder), task, limit=limit or usual)
+        return load_rows(public_files.local(data, which, places), task, limit=limit or usual)
     if which == "validation" and data.withheld:
-        return select(_split(data, task, folder)[1], limit)
+        return select(_split(data, task, places)[1], limit)
     raise UserError(
         Code.DATA_NEEDED,
         f"the run names no {which} data, so the model cannot be evaluated on them",
@@ -185,9 +179,9 @@ def held_out_rows(
     )
 
 
-def _split(data: Data, task: Task, folder: Path | None) -> tuple[list[Row], list[Row]]:
+def _split(data: Data, task: Task, places: Places) -> tuple[list[Row], list[Row]]:
     """Return the rows of the public training data: those to train on, and those that validate."""
-    source = public_files.local(data, "train", folder)
+    source = public_files.local(data, "train", places)
     rows = load_rows(source, task, limit=data.train_limit, min_words=data.train_min_words)
     if data.withheld >= len(rows):
         raise malformed(
@@ -238,7 +232,7 @@ def read(source: str) -> Iterator[Placed]:
     kind, _, rest = source.partition(":")
     if kind == "builtin":
         return _builtin(source, rest)
-    return _hub(source, rest) if kind == "hf" else row_files.read(source)
+    return hub_rows.read(source) if kind == "hf" else row_files.read(source)
 
 
 def _builtin(source: str, rest: str) -> Iterator[Placed]:
@@ -246,56 +240,3 @@ def _builtin(source: str, rest: str) -> Iterator[Placed]:
     if rows is None:
         raise UserError(Code.DATA_NOT_FOUND, f"sfnode ships no data called {source}", row_files.FORMS)
     return row_files.numbered(source, rows())
-
-
-def _hub(source: str, rest: str) -> Iterator[Placed]:
-    """Yield the rows of a split of a data set on the hub; only data sets without code of their own."""
-    name, *config, split = rest.split(":") if rest.count(":") in (1, 2) else ("", "")
-    if not name or not split:
-        raise UserError(
-            Code.DATA_NOT_FOUND, f"{source} is not of the form hf:NAME[:CONFIG]:SPLIT", row_files.FORMS
-        )
-    datasets = row_files.datasets(source)
-    # told so, the library looks into its cache at once; it would ask a hub that is silent for 24 s first
-    datasets.config.HF_HUB_OFFLINE = hub.unreachable() is not None
-    try:
-        builder = datasets.load_dataset_builder(name, *config)
-        _require_fit(source, name, builder)
-        builder.download_and_prepare()
-        rows = list(builder.as_dataset(split=split))
-    except UserError:
-        raise
-    except Exception as error:  # the library raises whatever its storage and network layers raise
-        raise UserError(
-            Code.DATA_NOT_FOUND,
-            f"cannot load {source}: {row_files.first_line(error)}",
-            "Check the name, the configuration and the split on the hub, and that the hub can be reached.",
-        ) from error
-    return row_files.numbered(source, rows)
-
-
-def _require_fit(source: str, name: str, builder: Any) -> None:
-    """Raise UserError DATA_TOO_LARGE or DISK_FULL unless all files of a data set that is not here yet fit.
-
-    The library downloads every split, and takes what a stranger has put there, of any size.
-    """
-    wanted = [str(path) for paths in (builder.config.data_files or {}).values() for path in paths]
-    remote = [path for path in wanted if "://" in path]
-    if not remote or Path(builder.cache_dir).exists():
-        return
-    sizes = {file.name: file.size for file in hub.offered(name, "", kind="dataset")}
-    names = [path.removeprefix(f"hf://datasets/{name}@").partition("/")[2] for path in remote]
-    if strange := [path for path, here in zip(remote, names, strict=True) if here not in sizes]:
-        raise _too_large(f"{source} names {strange[0]}, whose size the hub does not tell")
-    total = sum(sizes[one] for one in set(names))
-    if total > MAX_DATA:
-        raise _too_large(f"{source} has {size_text(total)}, where {size_text(MAX_DATA)} are allowed")
-    hub.require_room(UNPACKED * total, source)
-
-
-def _too_large(what: str) -> UserError:
-    return UserError(
-        Code.DATA_TOO_LARGE,
-        what,
-        "If you trust whoever started the run, get the data in another way and give them with --data.",
-    )

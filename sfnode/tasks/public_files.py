@@ -1,18 +1,22 @@
-"""Files of a run's public data: named by digests, so that all nodes read the same rows wherever they lie.
+"""Files of a run's data on this machine: those that have the digests which the manifest names, so that all
+nodes read the same rows, and those that the machine's owner has named.
 
-The one place that turns a source of a manifest into a local file. Knows names and bytes; what rows are, and
-how a file gets to a machine, is for others to know.
+The one place that turns a source of a manifest into a local file. A manifest comes from others: the name of a
+file in it is a label, which is shown, and looked for in folders of the run alone, never followed to another
+place. Knows names and bytes; what rows are, and how a file gets to a machine, is for others to know.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import Data, DataRole
+from sfnode.manifest import hub_rows, public_name
+from sfnode.manifest.sections import BUILTIN, Data, DataRole, is_file
 from sfprotocol.model_listing import MAX_DATA, PIECE, ListedFile, Listing, encode, hash_data, hash_piece
 
 
@@ -40,38 +44,87 @@ WORDS: dict[DataRole, str] = {
 """Roles as people call them."""
 
 
-def local(data: Data, role: DataRole, folder: Path | None = None) -> str:
-    """Return the source from which this machine reads rows: a file with the digest that the manifest names.
+class Places(NamedTuple):
+    """The places on this machine where a run's data may be."""
 
-    As `find` finds it; a source without a digest stays as it is. Raises UserError DATA_NOT_FOUND and
-    DATA_DIFFERS.
+    folders: tuple[Path, ...] = ()
+    """Folders of the run, in which files are found by their digests: as a node keeps them, or by their
+    names."""
+    named: Mapping[DataRole, Path] = {}
+    """Files that the owner of this machine has named."""
+
+
+NOWHERE = Places()
+
+ELSEWHERE = (Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_NOT_NAMED)
+"""Errors that say that a run's data are not on this machine."""
+
+
+def typed(data: Data) -> Places:
+    """Return the places of data whose sources the owner of this machine has just typed, as at `init`."""
+    sources = {role: data.source(role) for role in ROLES}
+    return Places(named={role: Path(source) for role, source in sources.items() if source})
+
+
+def beside(data: Data, folder: Path) -> Places:
+    """Return the places of a manifest's data that its owner has in the folder of the manifest."""
+    found = ((role, inside(folder, data.source(role))) for role in ROLES if is_file(data.source(role)))
+    return Places((folder,), {role: file for role, file in found if file and file.is_file()})
+
+
+def with_run(places: Places, run: Path | None) -> Places:
+    """Return places with the folder of a manifest that its owner gives, if any: files with the right digest
+    may lie there, too."""
+    return places._replace(folders=(*places.folders, run.parent)) if run else places
+
+
+def inside(folder: Path, source: str) -> Path | None:
+    """Return what a source names in a folder; None if that leads out of it, by a link or otherwise."""
+    try:
+        path = (folder / source).resolve()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+        return None
+    return path if path.is_relative_to(folder.resolve()) else None
+
+
+def local(data: Data, role: DataRole, places: Places) -> str:
+    """Return the source from which this machine reads rows: where the source is a file, one that has the
+    digest which the manifest names, or without a digest the one that this machine's owner has named.
+
+    Raises UserError DATA_NOT_FOUND, DATA_DIFFERS and DATA_NOT_NAMED.
     """
-    if role not in data.digests:
-        return data.source(role)
-    folders = (folder,) if folder else ()
-    found = find(data, role, folders)
-    if found is None:
-        raise missing(data, role, folders)
-    return str(found)
+    source = data.source(role)
+    if role in data.digests:
+        found = find(data, role, places)
+        if found is None:
+            raise missing(data, role, places)
+        return str(found)
+    if role in places.named:
+        return str(places.named[role])
+    if source.startswith(BUILTIN) or hub_rows(source):
+        return source
+    raise unnamed(data, role)
 
 
-def find(data: Data, role: DataRole, folders: Sequence[Path] = ()) -> Path | None:
-    """Return a file with the digest of a role: in one of the folders, by its digest or by its name, or where
-    the source says."""
-    kept = (path_in(folder, data, role) for folder in folders)
-    possible = (*kept, *_by_name(data, role, folders))
+def find(data: Data, role: DataRole, places: Places) -> Path | None:
+    """Return a file with the digest of a role: in one of the folders, by its digest or by its name, or the
+    one that the owner has named."""
+    kept = (path_in(folder, data, role) for folder in places.folders)
+    possible = (*kept, *_by_name(data, role, places))
     return next((file for file in possible if digest_of(file) == data.digests[role]), None)
 
 
-def _by_name(data: Data, role: DataRole, folders: Sequence[Path]) -> list[Path]:
-    """Return where the file of a role may be under its own name."""
-    source = Path(data.source(role)).expanduser()
-    return [*(folder / source for folder in folders), source]
+def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
+    """Yield where the file of a role may be under a name of its own."""
+    label = public_name(data.source(role))
+    yield from (file for folder in places.folders if (file := inside(folder, label)))
+    if role in places.named:
+        yield places.named[role]
 
 
 def path_in(folder: Path, data: Data, role: DataRole) -> Path:
     """Return where a folder has the file of a role by its digest, if it has it."""
-    return folder / (data.digests[role] + Path(data.source(role)).suffix)
+    return folder / (data.digests[role] + Path(public_name(data.source(role))).suffix)
 
 
 def listing_of(file: Path) -> bytes:
@@ -110,21 +163,36 @@ def keep(file: Path, kept: Path, digest: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def bring(data: Data, source: Path | None, folder: Path) -> None:
-    """Copy the files of all data from a folder, or from where their sources say, to another folder.
+def bring(data: Data, places: Places, folder: Path) -> None:
+    """Copy the files of all data to another folder: by their digests, or where they have none by their names.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS, OSError.
     """
     for role, digest in data.digests.items():
         kept = path_in(folder, data, role)
         if digest_of(kept) != digest:
-            keep(Path(local(data, role, source)), kept, digest)
+            keep(Path(local(data, role, places)), kept, digest)
+    for role, file in places.named.items():
+        if role not in data.digests:
+            shutil.copyfile(file, folder / public_name(data.source(role)))
 
 
-def missing(data: Data, role: DataRole, folders: Sequence[Path] = ()) -> UserError:
+def unnamed(data: Data, role: DataRole) -> UserError:
+    """Return the error for data of a run that only a file of somebody's machine has."""
+    own = "rows of your own" if role == "train" else "the file"
+    return UserError(
+        Code.DATA_NOT_NAMED,
+        f"the run's {WORDS[role]}, {public_name(data.source(role))}, have neither a digest nor the name of a "
+        "data set on the hub, and no file of yours is opened because a run names it",
+        f"Name {own} with --{'data' if role == 'train' else role} FILE of `sfnode join`; or start "
+        "with --run if the file lies beside the run's manifest.",
+    )
+
+
+def missing(data: Data, role: DataRole, places: Places) -> UserError:
     """Return the error for data that are not on this machine, or are others than the run's."""
-    name, digest = Path(data.source(role)).name, data.digests[role][:16]
-    if file := next(filter(Path.is_file, _by_name(data, role, folders)), None):
+    name, digest = public_name(data.source(role)), data.digests[role][:16]
+    if file := next(filter(Path.is_file, _by_name(data, role, places)), None):
         return UserError(
             Code.DATA_DIFFERS,
             f"{file} is not what the run has as its {WORDS[role]}: it has changed since, or another file has "

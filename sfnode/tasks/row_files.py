@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
+from sfnode.manifest.sections import HUB
 from sfprotocol.model_listing import MAX_DATA
 
 # Values of a row that can be read: text, numbers and booleans.
@@ -69,37 +70,24 @@ def _text_problem(text: str) -> str | None:
     return None
 
 
-# The library that reads data sets of the hub and Parquet files: 0.2 GB, installed only where it is wanted.
-#
-# All other data need nothing but sfnode. The library is loaded only when it is asked for, which takes a
-# second.
+EXTRA, LIBRARY = "datasets", "pyarrow"
+"""Name of the extra with what reads Parquet files, as most data sets of the hub are, and of its library: 0.1
+GB, installed only where it is wanted, and loaded only when it is asked for."""
 
-
-EXTRA = "datasets"
-"""Name of the library, and of the extra that brings it."""
-
-HUB, PARQUET = "hf:", ".parquet"
-"""Beginning of the name of rows on the hub, and ending of that of a file."""
+PARQUET = ".parquet"
+"""Ending of the name of such a file."""
 
 
 def require(*sources: str) -> None:
     """Raise UserError EXTRA_MISSING if one of these sources of rows needs the library, and it is not here."""
     for source in sources:
-        if (source.startswith(HUB) or source.lower().endswith(PARQUET)) and find_spec(EXTRA) is None:
+        if (source.startswith(HUB) or source.lower().endswith(PARQUET)) and find_spec(LIBRARY) is None:
             raise UserError(
                 Code.EXTRA_MISSING,
-                f"{source} is read with the library `datasets`, which is not installed",
-                "Install it beside sfnode: `pip install 'sfnode[datasets]'`, or so with `uv tool install "
+                f"{source} is read with the library `{LIBRARY}`, which is not installed",
+                f"Install it beside sfnode: `pip install 'sfnode[{EXTRA}]'`, or so with `uv tool install "
                 "--force` or `pipx install --force`. Data in .tsv, .csv and .jsonl files do without.",
             )
-
-
-def datasets(source: str) -> Any:
-    """Return the library, for this source of rows. Raises UserError EXTRA_MISSING."""
-    require(source)
-    import datasets as library  # type: ignore[import-untyped]
-
-    return library
 
 
 Row = dict[str, Any]
@@ -130,7 +118,7 @@ NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
 OLDER = "Windows-1252"
 """The encoding of most texts that are not UTF-8; nearly the same as Latin-1."""
 
-FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
+FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:OWNER/NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
 _QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"(?=[\t\r\n]|\Z)')
 """A column of a .tsv in double quotes, in which those of the text are doubled."""
@@ -254,6 +242,19 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
         raise malformed(f"{path}, line {line}: {error}") from error
 
 
+def _json(path: Path) -> Iterator[Placed]:
+    """Yield the objects of a JSON array, or that on each line: either is called .json."""
+    text = _text(path)
+    if not text.lstrip().startswith("["):
+        return _jsonl(path)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise malformed(f"{path} is not JSON: {error}") from error
+    rows = (row if isinstance(row, dict) else "not a JSON object" for row in found)
+    return numbered(str(path), rows)
+
+
 def _jsonl(path: Path) -> Iterator[Placed]:
     """Yield the JSON object on each line; empty lines are skipped."""
     for number, line in enumerate(_text(path).split("\n"), start=1):
@@ -272,7 +273,7 @@ def _object(place: str, line: str) -> Placed:
 
 
 def _parquet(path: Path) -> Iterator[Placed]:
-    require(str(path))
+    require(path.name)
     from pyarrow import parquet  # type: ignore[import-untyped]
 
     try:
@@ -343,6 +344,7 @@ def first_line(error: Exception) -> str:
 _READERS: dict[str, Callable[[Path], Iterator[Placed]]] = {
     ".tsv": _tsv,
     ".csv": _csv,
+    ".json": _json,
     ".jsonl": _jsonl,
     ".parquet": _parquet,
 }

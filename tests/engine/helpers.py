@@ -21,6 +21,7 @@ from sfnode.manifest.training import Training
 from sfnode.models import files, loader
 from sfnode.models.quantized import Int8Linear
 from sfnode.models.targets import DEFAULT, Selection
+from sfnode.tasks.public_files import typed
 from sfprotocol.seeds import update_seeds
 from tests.models.families import ENCODERS, FAMILIES, WORDS, model_folder, random_model
 
@@ -75,7 +76,7 @@ def data_file(folder: Path) -> Path:
 
 def trainer(run: Manifest, rows: Path | None = None, **options: Any) -> Trainer:
     """A trainer of a run on a tiny model; it can make steps if it is given training rows."""
-    given: dict[str, Any] = {"device": DEVICE} | options
+    given: dict[str, Any] = {"device": DEVICE, "places": typed(run.data)} | options
     if "model_override" not in given:
         given["model_override"] = model_folder(run.model.source.removeprefix("tiny/"))
     return Trainer.load(run, data_override=rows, training=rows is not None, **given)

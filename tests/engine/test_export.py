@@ -245,7 +245,7 @@ def test_of_many_contributors_a_card_lists_those_with_most_updates() -> None:
 
 @pytest.mark.parametrize("adapter", ["", "rank 4, nothing left out"])
 def test_the_hub_reads_the_head_of_the_card(adapter: str, tmp_path: Path) -> None:
-    described = manifest("opt", test="hf:glue:sst2:validation")
+    described = manifest("opt", test="hf:nyu-mll/glue:sst2:validation")
     folder = shutil.copytree(model_folder("opt"), tmp_path / "base")
     (folder / "README.md").write_text("---\ntags:\n- x\nlicense: apache-2.0\n---\n# Base\n")
     card = model_card(trainer(described, model_override=folder), adapter=adapter)
@@ -256,7 +256,7 @@ def test_the_hub_reads_the_head_of_the_card(adapter: str, tmp_path: Path) -> Non
         "base_model": "tiny/opt",
         "base_model_relation": "adapter" if adapter else "finetune",
         "license": "apache-2.0",
-        "datasets": ["glue"],
+        "datasets": ["nyu-mll/glue"],
         "pipeline_tag": "text-generation",
     }
 

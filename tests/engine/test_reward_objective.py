@@ -28,6 +28,7 @@ from sfnode.models.targets import Selection
 from sfnode.organising.evaluation.line_search import AMOUNTS, LineSearch
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import encode
+from sfnode.tasks.public_files import Places
 from sfnode.tasks.verifying import score_of
 from sfprotocol.seeds import batch_rows, token_keys, update_seeds
 from tests.engine.helpers import manifest, trainer, updates
@@ -75,7 +76,7 @@ def run_of(
 
 def started(folder: Path, **of: Any) -> Trainer:
     run = run_of(folder, **of)
-    return trainer(run, folder / "rows.jsonl", data=folder)
+    return trainer(run, folder / "rows.jsonl", places=Places((folder,)))
 
 
 def ids_of(run: Trainer, row: dict[str, str]) -> list[int]:
@@ -232,7 +233,7 @@ def test_the_greedy_answers_of_an_evaluation_are_rewarded_one_by_one(tmp_path: P
     run = started(tmp_path)
     run.apply(updates(40, (0,)))
     base, now = run.evaluate_base(), run.evaluate()
-    assert base == trainer(run.manifest, data=tmp_path).evaluate()
+    assert base == trainer(run.manifest, places=Places((tmp_path,))).evaluate()
     answers = generate(run.loaded, [AnswerRequest(ids_of(run, row)) for row in ROWS], AnswerPlan(5)) or []
     found = [score_of(TASK)(answer.text, row) for answer, row in zip(answers, ROWS, strict=True)]
     assert now.losses == tuple(1 - reward for reward in found)
@@ -258,7 +259,7 @@ def test_sampled_answers_are_the_same_for_everybody(tmp_path: Path) -> None:
     found = run.pass_at(0, 2, 6)
     assert (found.k, found.samples, found.temperature) == (2, 6, 1.0)
     assert 0 < found.value < 1
-    assert trainer(run.manifest, data=tmp_path).pass_at(0, 2, 6, base=True) == found
+    assert trainer(run.manifest, places=Places((tmp_path,))).pass_at(0, 2, 6, base=True) == found
     assert run.pass_at(0, 6, 6).value >= found.value
 
 
@@ -279,7 +280,7 @@ def judged(folder: Path, **training: Any) -> Trainer:
     made = run_of(folder, **training)
     digests = {**made.data.digests, "validation": made.data.digests["test"]}
     data = made.data.model_copy(update={"validation": made.data.test, "digests": digests})
-    run = trainer(made.model_copy(update={"data": data}), folder / "rows.jsonl", data=folder)
+    run = trainer(made.model_copy(update={"data": data}), folder / "rows.jsonl", places=Places((folder,)))
     run.apply(updates(20, (0,)))
     return run
 

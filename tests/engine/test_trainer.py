@@ -23,6 +23,7 @@ from sfnode.manifest.sections import Data
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import evaluate
+from sfnode.tasks.public_files import Places, typed
 from sfprotocol.messages import Authority, RunParameters
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import (
@@ -141,7 +142,9 @@ def test_nobody_trains_on_validation_rows_and_the_model_can_be_measured_on_them(
     run = manifest("opt", batch_size=1, epsilon=1e-6).model_copy(update={"data": data})
 
     def losses(of: Manifest) -> set[float]:
-        with Trainer.load(of, model_override=model_folder("opt"), device=DEVICE) as node:
+        with Trainer.load(
+            of, model_override=model_folder("opt"), device=DEVICE, places=typed(of.data)
+        ) as node:
             return {round(node.step([seed], 0).loss, 3) for seed in range(60)}
 
     everything = run.model_copy(update={"data": Data(train=str(file))})
@@ -166,7 +169,9 @@ def test_public_rows_are_those_that_the_manifest_names_wherever_they_lie(tmp_pat
     digest = public_files.digest_of(file)
     data = Data(train=file.name, test=file.name, digests={"train": digest, "test": digest})
     run = manifest("opt").model_copy(update={"data": data})
-    with Trainer.load(run, model_override=model_folder("opt"), device=DEVICE, data=tmp_path) as trained:
+    with Trainer.load(
+        run, model_override=model_folder("opt"), device=DEVICE, places=Places((tmp_path,))
+    ) as trained:
         assert trained.run_rows.training() == trained.run_rows.some_if_any() == ROWS
         assert trained.evaluate().count == len(ROWS)
     with trainer(run) as without:
@@ -253,12 +258,10 @@ def test_following_centred_estimates_lowers_the_loss_of_the_calibrated_model(
 
 def test_the_prior_for_a_manifest_is_measured_on_test_rows_if_there_are_no_others(tmp_path: Path) -> None:
     file = str(data_file(tmp_path))
-    folder = str(model_folder("opt"))
 
     def measured(data: Data) -> tuple[int, ...]:
         run = centred(manifest("opt"), data)
-        named = run.model_copy(update={"model": run.model.model_copy(update={"source": folder})})
-        found, reason = any_trainer(named, DEVICE, "float32")
+        found, reason = any_trainer(run, DEVICE, "float32", model=model_folder("opt"), places=typed(run.data))
         with found:
             return () if reason else prior_of(found)[0]
 

@@ -207,7 +207,11 @@ class Case:
             quota=200,
         )
         rows = "rows" if self.plan.measured else ""
-        fields = {"admission": "organised", "organised": said, "data": Data(train="none", validation=rows)}
+        fields = {
+            "admission": "organised",
+            "organised": said,
+            "data": Data(train="builtin:reviews:train", validation=rows),
+        }
         made = manifest().model_copy(update=fields)
         write_key(self.organiser, organiser_key(made.run_id, self.folder / "keys"))
         return made

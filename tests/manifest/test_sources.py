@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.manifest import is_on_hub, names_folders, public_name
+from sfnode.manifest import HubRows, hub_rows, is_on_hub, names_folders, public_name
 from sfnode.models.manifest_builder import default_manifest
 
 
@@ -23,26 +23,47 @@ from sfnode.models.manifest_builder import default_manifest
         ("~/opt", "opt"),
         ("../ann/opt", "opt"),
         ("models/of/ann", "ann"),
-        ("here/model", "model"),
         ("ann/rows.tsv", "rows.tsv"),
+        (r"C:\\Users\\ann\\rows.tsv", "rows.tsv"),
         ("hf:/home/ann/set:train", "set:train"),
+        ("builtin:/home/ann", "ann"),
+        ("..", ".."),
         (f"/{'a' * 5000}/opt", "opt"),
     ],
 )
-def test_a_name_stays_and_a_path_has_its_last_part_only(
-    source: str, public: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here" / "model").mkdir(parents=True)
+def test_a_name_stays_and_a_path_has_its_last_part_only(source: str, public: str) -> None:
     assert public_name(source) == public
 
 
-def test_a_folder_here_is_not_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_on_a_machine_changes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert is_on_hub("facebook/opt-125m")
     (tmp_path / "facebook" / "opt-125m").mkdir(parents=True)
-    assert not is_on_hub("facebook/opt-125m")
-    assert not is_on_hub("builtin:tiny")
+    assert is_on_hub("facebook/opt-125m")
+    assert not any(
+        map(is_on_hub, ("builtin:tiny", "gpt2", "../opt", "a/..", ".ssh/id", "a/b/c", "~/opt", "/opt"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "rows"),
+    [
+        ("hf:ann/set:train", HubRows("ann/set", "", "", "train")),
+        ("hf:ann/set:plain:test", HubRows("ann/set", "", "plain", "test")),
+        (f"hf:ann/set@{'0' * 40}:test", HubRows("ann/set", "0" * 40, "", "test")),
+    ],
+)
+def test_rows_on_the_hub_have_an_owner_a_name_and_a_split(source: str, rows: HubRows) -> None:
+    assert hub_rows(source) == rows
+    assert str(rows) == source
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["hf:text:train", "hf:ann/set", "hf:ann/set@main:train", "hf:/set:train", "hf:ann/..:train",
+     "hf:a/b:c:d:e", "hf:ann/set:../x:train", "hf:ann/set:tr/ain", "ann/set:train"],
+)  # fmt: skip
+def test_anything_else_is_no_name_of_rows_on_the_hub(source: str) -> None:
+    assert hub_rows(source) is None
 
 
 @pytest.mark.parametrize("role", ["train", "test", "validation"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sfnode import hub
 from sfnode.engine import forward
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Model
@@ -112,7 +113,7 @@ def test_a_missing_tensor_is_refused_and_not_made_up(copy: Path) -> None:
     del tensors[lost]
     save_file(tensors, copy / WEIGHTS, {"format": "pt"})
     run = manifest("opt").model_copy(update={"model": loader.describe(str(copy), "")})
-    error = refusal(loader.load, run, override=None, device=CPU)
+    error = refusal(loader.load, run, override=copy, device=CPU)
     assert error.code is Code.MODEL_UNSUPPORTED
     assert lost in error.what
 
@@ -121,7 +122,7 @@ def test_weights_are_read_as_precisely_as_they_are_stored(copy: Path) -> None:
     settings = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(settings | {"dtype": "float16"}))
     run = manifest("opt").model_copy(update={"model": loader.describe(str(copy), "")})
-    loaded = loader.load(run, override=None, device=CPU)
+    loaded = loader.load(run, override=copy, device=CPU)
     stored = load_file(copy / WEIGHTS)
     for site in loaded.sites:
         assert torch.equal(loader.matrix(site), stored[f"{site.target.name}.weight"])
@@ -212,7 +213,7 @@ def test_a_tokenizer_with_tokens_that_the_model_does_not_know_is_refused(
     )
     for refused in (
         refusal(loader.describe, str(copy), ""),
-        refusal(loader.load, spoilt, override=None, device=CPU),
+        refusal(loader.load, spoilt, override=copy, device=CPU),
         refusal(loader.require_match, copy, 0),
     ):
         assert refused.code is Code.MODEL_UNSUPPORTED
@@ -225,7 +226,7 @@ def test_a_special_token_that_stands_in_no_text_is_no_fault_until_it_does(copy: 
     found = loader.describe(str(copy), "")
     run = manifest("opt")
     run = run.model_copy(update={"model": found})
-    loaded = loader.load(run, override=None, device=CPU)
+    loaded = loader.load(run, override=copy, device=CPU)
     for text, fine in (("a film", True), ("a <image>", False)):
         encoded = encode(Task(kind="text", template="{t}"), loaded.tokenizer, [{"t": text}])
         if fine:
@@ -239,3 +240,27 @@ def test_tokens_that_a_model_can_read_and_not_write_are_not_known(copy: Path) ->
     assert loader.known_tokens(model) == OPT_TOKENS
     model.set_output_embeddings(torch.nn.Linear(8, OPT_TOKENS - 1, device="meta"))
     assert loader.known_tokens(model) == OPT_TOKENS - 1
+
+
+@pytest.mark.parametrize(
+    "source", ["{copy}", "{copy}/../copy", "~/copy", "copy", "a/copy", "builtin:../copy"]
+)
+def test_a_models_source_in_a_manifest_is_no_folder_here(
+    source: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy.parent / "a").symlink_to(copy.parent)
+    monkeypatch.chdir(copy.parent)
+    monkeypatch.setenv("HOME", str(copy.parent))
+    monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
+    named = source.format(copy=copy)
+    assert refusal(files.resolve, named, "", None).code is Code.MODEL_NOT_FOUND
+    run = manifest("opt")
+    other = run.model.model_copy(update={"source": named, "digest": files.digest(copy)})
+    theirs = run.model_copy(update={"model": other})
+    assert refusal(loader.load, theirs, override=None, device=CPU).code is Code.MODEL_NOT_FOUND
+    if not source.startswith("builtin:"):
+        assert files.located(named) == copy, "whoever types it means a folder"
+
+
+def test_a_manifest_has_the_label_of_a_folder_that_was_typed(copy: Path) -> None:
+    assert loader.describe(str(copy), "").source == "copy"

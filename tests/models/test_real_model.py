@@ -43,8 +43,8 @@ def manifest(real_model: Path) -> Manifest:
 
 
 @pytest.fixture(scope="module")
-def loaded(manifest: Manifest) -> loader.LoadedModel:
-    return loader.load(manifest, override=None, device=CPU)
+def loaded(manifest: Manifest, real_model: Path) -> loader.LoadedModel:
+    return loader.load(manifest, override=real_model, device=CPU)
 
 
 def scores(model: loader.LoadedModel) -> torch.Tensor:
@@ -72,7 +72,7 @@ def test_what_is_exported_and_loaded_again_scores_as_the_trained_model(
     trainer.export(tmp_path / "out", "hf")
     after = scores(loaded)
     again = manifest.model_copy(update={"model": loader.describe(str(tmp_path / "out"), "")})
-    torch.testing.assert_close(scores(loader.load(again, override=None, device=CPU)), after)
+    torch.testing.assert_close(scores(loader.load(again, override=tmp_path / "out", device=CPU)), after)
     assert not torch.allclose(before, after, atol=0.01)
     shutil.rmtree(tmp_path / "out")  # pytest would keep half a gigabyte of each of the last runs
 

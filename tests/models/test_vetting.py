@@ -34,7 +34,7 @@ def change(file: Path, **settings: Any) -> None:
 def load(folder: Path) -> loader.LoadedModel:
     """Load a model as a node of a run does whose manifest was made from this very folder."""
     run = manifest("opt").model_copy(update={"model": loader.describe(str(folder), "")})
-    return loader.load(run, override=None, device=CPU)
+    return loader.load(run, override=folder, device=CPU)
 
 
 def contents(settings: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.modelshare import download
+from sfnode.store.named_files import NamedFiles, places_of
 from sfnode.tasks import dataset, public_files
 from sfnode.transport.base import Asker
 from sfnode.transport.memory import MemoryTransport
@@ -64,7 +65,7 @@ def reading(node: Node) -> None:
 
     def load(run: Manifest) -> SmallEngine:
         engine = ReadingEngine(run).go()
-        engine.rows = dataset.training_rows(run.data, run.task, node.layout.data)  # type: ignore[attr-defined]
+        engine.rows = dataset.training_rows(run.data, run.task, places_of(node.layout))  # type: ignore[attr-defined]
         return engine
 
     node.make_engine = load
@@ -167,14 +168,14 @@ async def test_a_file_that_changes_later_changes_nothing(
     assert len(a.engine.rows) == 50_000
 
 
-async def test_another_file_of_that_name_at_the_volunteers_is_not_taken_for_it(
+async def test_another_file_of_that_name_at_the_volunteers_is_not_looked_at(
     swarm_of: SwarmOf, tmp_path: Path, elsewhere: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (elsewhere / "train.tsv").write_text("text\nmy own\n")
     a, b = await both(swarm_of(run_with(tmp_path)))
     await b.until(lambda: b.node.model.loaded)
     assert b.engine.rows == a.engine.rows
-    assert "train.tsv is not what the run has as its training data" in caplog.text
+    assert "is not what the run has" not in caplog.text
     assert (elsewhere / "train.tsv").read_text() == "text\nmy own\n"
 
 
@@ -313,11 +314,56 @@ async def test_a_run_without_public_data_says_so_before_anything_is_downloaded(
     assert '{"text": "some text"}' in refusal.value.fix
 
 
-async def test_an_old_manifest_names_a_path_and_no_digest(
+# -- a run whose data are a file of somebody's own ----------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["{folder}/train.tsv", "train.tsv", "~/train.tsv", "hf:text:train"])
+async def test_a_manifest_from_peers_opens_no_file_of_a_volunteer(
+    source: str, swarm_of: SwarmOf, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(elsewhere))
+    (elsewhere / "train.tsv").write_text("text\nmy own\n")
+    data = Data(train=source.format(folder=elsewhere))
+    swarm = swarm_of(manifest().model_copy(update={"data": data}))
+    await swarm.first(role="relay")
+    with pytest.raises(UserError) as refusal:
+        await swarm.join("b")
+    assert refusal.value.code is Code.DATA_NOT_NAMED
+    assert "--data FILE" in refusal.value.fix
+
+
+async def test_the_owner_of_a_run_trains_on_files_beside_its_manifest_now_and_later(
     swarm_of: SwarmOf, tmp_path: Path, elsewhere: Path
 ) -> None:
-    swarm = swarm_of(manifest())
+    run = run_with(tmp_path)
+    swarm = swarm_of(run.model_copy(update={"data": Data(train="train.tsv")}))
+    reading(swarm.node("a"))
     a = await swarm.first()
     await a.until(lambda: a.node.model.loaded)
+    assert len(a.engine.rows) == 50_000
+    await a.stop()
+    await a.start()
+    await a.until(lambda: a.node.model.loaded)
+    assert len(a.engine.rows) == 50_000
     assert not a.layout.data.exists()
-    assert "digests" not in swarm.run_file.read_text()
+
+
+async def test_a_folder_remembers_the_files_that_its_owner_has_named(
+    swarm_of: SwarmOf, tmp_path: Path, elsewhere: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (elsewhere / "mine.tsv").write_text("text\nmine\n")
+    (elsewhere / "test.tsv").write_text("text\nheld out\n")
+    swarm = swarm_of(manifest().model_copy(update={"data": Data(test="their/test.tsv")}))
+    await swarm.first(role="relay")
+    b = await swarm.join("b", data=Path("mine.tsv"), test=Path("test.tsv"))
+    await b.until(lambda: b.node.model.loaded)
+    await b.stop()
+    named = NamedFiles.read(b.layout)
+    assert (named.data, named.test) == (elsewhere / "mine.tsv", elsewhere / "test.tsv")
+    await b.start()
+    await b.until(lambda: b.node.model.loaded)
+    assert b.node.settings.data == elsewhere / "mine.tsv"
+    assert f"data is as before: {elsewhere / 'mine.tsv'}" in caplog.text
+    run = swarm.run
+    assert dataset.held_out_rows(run.data, run.task, "test", places=places_of(b.layout))

@@ -56,7 +56,7 @@ def manifest(name: str = "test", **training: Any) -> Manifest:
         name=name,
         model=Model(source="none", digest="0" * 64, targets=("a:8x4", "b:4x8")),
         task=Task(kind="text", template="{text}"),
-        data=Data(train="none"),
+        data=Data(train="builtin:reviews:train"),
         training=Training(**numbers),
     )
 

@@ -29,6 +29,7 @@ from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
 from sfnode.tasks import row_files
+from sfnode.tasks.public_files import NOWHERE
 from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.messages import Feed
 from tests.node.helpers import Swarm, eventually, feed_of, manifest, record
@@ -96,16 +97,16 @@ def test_a_run_id_may_be_shortened(wanted: str) -> None:
 
 
 def test_a_trainer_that_could_not_read_the_runs_data_hears_so_before_it_downloads_anything(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data_dir: DataDir
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(row_files, "find_spec", lambda _name: None)
     run = manifest()
     hub = run.model_copy(update={"data": run.data.model_copy(update={"train": "hf:nobody/set:train"})})
     with pytest.raises(UserError) as refused:
-        startup.check_data(Settings(), hub, data_dir)
+        startup.check_data(Settings(), hub, NOWHERE, began=False)
     assert refused.value.code is Code.EXTRA_MISSING
     (tmp_path / "mine.csv").write_text("text,label\nfine,1\n")
-    startup.check_data(Settings(data=tmp_path / "mine.csv"), hub, data_dir)
+    startup.check_data(Settings(data=tmp_path / "mine.csv"), hub, NOWHERE, began=False)
 
 
 # -- what this machine lacks ---------------------------------------------------------------------------
@@ -129,7 +130,7 @@ LACKING: dict[str, tuple[Code, Callable[[Path], tuple[Manifest, dict[str, Any]]]
     "no model": (Code.MODEL_NOT_FOUND, lambda folder: (RUN, {"model": folder / "none"})),
     "another model": (Code.MODEL_DIGEST, lambda folder: (RUN, {"model": other_model(folder / "model")})),
     "own data": (Code.DATA_NOT_FOUND, lambda folder: (RUN, {"data": folder / "none.tsv"})),
-    "the run's data": (Code.DATA_NOT_FOUND, lambda folder: (on(Data(train=f"{folder}/none.tsv")), {})),
+    "the run's data": (Code.DATA_NOT_NAMED, lambda folder: (on(Data(train=f"{folder}/none.tsv")), {})),
     "shared data, and nobody to ask": (
         Code.DATA_NOT_FOUND,
         lambda _: (on(Data(train="none.tsv", digests={"train": "ab" * 32})), {}),
@@ -189,14 +190,15 @@ def test_a_model_is_read_once_to_see_that_it_is_the_runs(
 
 
 def test_all_rows_of_a_trainers_own_are_looked_at_before_anything_is_downloaded(
-    tmp_path: Path, data_dir: DataDir
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "mine.csv").write_text("text,label\nfine,1\n,0\npoor,0\n,1\n")
     given = Settings(data=tmp_path / "mine.csv")
     with pytest.raises(UserError, match="2 of the 4 rows of ") as refused:
-        startup.check_data(given, manifest(), data_dir)
+        startup.check_data(given, manifest(), NOWHERE, began=False)
     assert refused.value.code is Code.DATA_MALFORMED
-    startup.check_data(given.model_copy(update={"skip_bad_rows": True}), manifest(), data_dir)
+    skipping = given.model_copy(update={"skip_bad_rows": True})
+    startup.check_data(skipping, manifest(), NOWHERE, began=False)
 
 
 def test_another_run_id_is_refused(data_dir: DataDir) -> None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import datasets  # type: ignore[import-untyped]
+import pyarrow  # type: ignore[import-untyped]
 import pytest
-from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet  # type: ignore[import-untyped]
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
-from sfnode.tasks.dataset import Row, held_out_rows, load_rows, select, shard, training_rows
+from sfnode.tasks import dataset, hub_rows
+from sfnode.tasks.dataset import HeldOut, Row, load_rows, select, shard
+from sfnode.tasks.public_files import typed
 from sfprotocol.model_listing import MAX_DATA
+from tests.hub_server import REVISION, Offer, Offering, offering
+
+__all__ = ["offering"]
 
 SST2 = Path(__file__).parents[3] / "shared" / "data" / "sst2"
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
@@ -30,7 +34,16 @@ ROWS = [
     {"sentence": 'the "plot" , such as it is', "label": 0},
     {"sentence": "não", "label": 0},
 ]
-HUB_FORM = "hf:NAME[:CONFIG]:SPLIT"
+HUB_FORM = "hf:OWNER/NAME[:CONFIG]:SPLIT"
+
+
+def training_rows(data: Data, task: Task) -> list[Row]:
+    """Training rows of sources that are typed here."""
+    return dataset.training_rows(data, task, typed(data))
+
+
+def held_out_rows(data: Data, task: Task, which: HeldOut, limit: int = 0) -> list[Row]:
+    return dataset.held_out_rows(data, task, which, limit, typed(data))
 
 
 def write_tsv(path: Path) -> None:
@@ -49,7 +62,7 @@ def write_jsonl(path: Path) -> None:
 
 
 def write_parquet(path: Path) -> None:
-    datasets.Dataset.from_list(ROWS).to_parquet(path)
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
 
 
 @pytest.mark.parametrize("write", [write_tsv, write_csv, write_jsonl, write_parquet])
@@ -60,119 +73,151 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, write: Callable[[Path]
     assert [(row["sentence"], int(row["label"])) for row in rows] == [tuple(row.values()) for row in ROWS]
 
 
-def test_the_hub_is_read_through_the_datasets_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "home").mkdir()
-    write_jsonl(tmp_path / "home" / "test.jsonl")
-    assert load_rows(f"hf:{tmp_path / 'home'}:test", TASK) == ROWS  # the library takes a folder for a name
+# -- data sets of the hub -----------------------------------------------------------------------------
 
 
-class Announced:
-    """A data set of the hub that the library would download, with the sizes that the hub states."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *paths: str, **sizes: int) -> None:
-        self.config = self
-        self.data_files = {"train": list(paths)}
-        self.cache_dir = str(folder / "cache")
-        self.downloaded = False
-        monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: self)
-        files = [hub.HubFile(f"{name}.parquet", size, cached=False) for name, size in sizes.items()]
-        monkeypatch.setattr(hub, "offered", lambda *_, **__: files)
-
-    def download_and_prepare(self) -> None:
-        self.downloaded = True
-
-    def as_dataset(self, split: str) -> list[dict[str, object]]:
-        assert split == "train"
-        return ROWS
-
-
-THERE = "hf://datasets/nobody/set@0123abc/"
-
-
-def test_data_of_the_hub_that_fit_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    announced = Announced(monkeypatch, tmp_path, THERE + "one.parquet", one=1000, other=1 << 50)
-    assert load_rows("hf:nobody/set:train", TASK) == ROWS
-    assert announced.downloaded
-
-
-@pytest.mark.parametrize(
-    ("paths", "sizes"),
-    [
-        (["one.parquet"], {"one": MAX_DATA + 1}),
-        (["one.parquet", "other.parquet"], {"one": MAX_DATA, "other": 1}),
-        (["elsewhere.parquet"], {"one": 1}),
-    ],
-)
-def test_data_of_the_hub_without_a_bound_are_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], sizes: dict[str, int]
-) -> None:
-    announced = Announced(monkeypatch, tmp_path, *(THERE + path for path in paths), **sizes)
-    with pytest.raises(UserError) as caught:
-        load_rows("hf:nobody/set:train", TASK)
-    assert caught.value.code == Code.DATA_TOO_LARGE
-    assert not announced.downloaded
-
-
-def test_data_that_the_hub_s_files_name_on_other_machines_are_not_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    announced = Announced(monkeypatch, tmp_path, "https://example.org/one.parquet", one=1)
-    with pytest.raises(UserError) as caught:
-        load_rows("hf:nobody/set:train", TASK)
-    assert caught.value.code == Code.DATA_TOO_LARGE
-    assert not announced.downloaded
-
-
-def test_data_for_which_there_is_no_room_are_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    announced = Announced(monkeypatch, tmp_path, THERE + "one.parquet", one=1000)
-    monkeypatch.setattr(hub, "SPARE_BYTES", shutil.disk_usage("/").total * 1000)
-    with pytest.raises(UserError) as caught:
-        load_rows("hf:nobody/set:train", TASK)
-    assert caught.value.code == Code.DISK_FULL
-    assert not announced.downloaded
+def written(write: Callable[[Path], None], folder: Path) -> Offer:
+    """What a hub sends of a file in a format."""
+    file = folder / f"rows.{write.__name__.removeprefix('write_')}"
+    write(file)
+    return Offer(file.stat().st_size, file.read_bytes())
 
 
 @pytest.fixture
-def unasked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A hub that must not be asked, as it is known not to answer: the library would go on for 24 s."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
-        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
-        yield
-        listener.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            listener.accept()
+def rows_of(tmp_path: Path) -> Callable[[Callable[[Path], None]], Offer]:
+    return lambda write: written(write, tmp_path)
 
 
-@pytest.mark.usefixtures("unasked")
-def test_data_on_a_hub_that_is_silent_are_given_up_at_once() -> None:
-    with pytest.raises(UserError, match="cannot load hf:nobody/set:train") as caught:
-        load_rows("hf:nobody/set:train", TASK)
-    assert caught.value.code == Code.DATA_NOT_FOUND
+def write_json(path: Path) -> None:
+    path.write_text(json.dumps(ROWS), encoding="utf-8")
 
 
-@pytest.mark.usefixtures("unasked")
-def test_data_that_were_downloaded_before_serve_while_the_hub_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+RowsOf = Callable[[Callable[[Path], None]], Offer]
+
+
+@pytest.mark.parametrize("write", [write_tsv, write_csv, write_jsonl, write_json, write_parquet])
+def test_a_split_on_the_hub_is_read_from_its_files(
+    write: Callable[[Path], None], offering: Offering, rows_of: RowsOf
 ) -> None:
-    """In the layout of the library's own cache."""
-    write_jsonl(tmp_path / "rows.jsonl")
-    made = datasets.load_dataset_builder(
-        "json", data_files={"test": str(tmp_path / "rows.jsonl")}, cache_dir=str(tmp_path / "made")
+    kind = write.__name__.removeprefix("write_")
+    offering(
+        {
+            f"data/test.{kind}": rows_of(write),
+            f"data/train.{kind}": Offer(1, b"x"),
+            "loader.py": Offer(1, b"x"),
+        }
     )
-    made.download_and_prepare()
-    kept = Path(made.cache_dir)
-    (kept / "json-test.arrow").rename(kept / "set-test.arrow")
-    shutil.copytree(kept, tmp_path / "cache" / "nobody___set" / "default" / "0.0.0" / kept.name)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    found = load_rows("hf:nobody/set:test", TASK)
+    assert [(row["sentence"], int(row["label"])) for row in found] == [tuple(row.values()) for row in ROWS]
+
+
+def test_only_the_files_of_the_split_are_fetched_and_nothing_that_runs(
+    offering: Offering, rows_of: RowsOf
+) -> None:
+    made = offering(
+        {name: rows_of(write_jsonl) for name in ("test.jsonl", "train.jsonl")}
+        | {name: Offer(1, b"x") for name in ("set.py", "test.pkl", "test.parquet.py")}
+    )
     assert load_rows("hf:nobody/set:test", TASK) == ROWS
+    assert set(made.sent) == {"test.jsonl"}
+
+
+FILES = {
+    "data/train-00000-of-00002.parquet": ("", "train"),
+    "data/train-00001-of-00002.parquet": ("", "train"),
+    "data/validation_matched-00000-of-00001.parquet": ("", "validation_matched"),
+    "data/validation_mismatched-00000-of-00001.parquet": ("", "validation_mismatched"),
+    "sst2/train-00000-of-00001.parquet": ("sst2", "train"),
+    "sst2/test-00000-of-00001.parquet": ("sst2", "test"),
+    "en/dev.jsonl": ("en", "dev"),
+    "de.dev.csv": ("de", "dev"),
+    "default/partial/0000.parquet": ("default", "partial"),
+}
+
+
+@pytest.mark.parametrize(("config", "split"), sorted(set(FILES.values()) - {("", "train")}))
+def test_files_of_a_split_are_told_by_their_names(config: str, split: str) -> None:
+    wanted = [name for name, of in FILES.items() if of == (config, split)]
+    assert hub_rows.choose(sorted(FILES), config, split) == wanted
+
+
+def test_a_file_that_names_no_split_is_for_training() -> None:
+    assert hub_rows.choose(["README.md", "dolly.jsonl"], "", "train") == ["dolly.jsonl"]
+    assert hub_rows.choose(["README.md", "dolly.jsonl"], "", "test") == []
+    assert hub_rows.choose(["a/train.csv", "a/train.parquet"], "", "train") == ["a/train.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["en/train.csv", "de/train.csv"], "several configurations, such as de, en"),
+        (["train-00000-of-00002.parquet"], "1 of 2 files"),
+        (["train-00000-of-00002.parquet", "train-00001-of-00003.parquet"], "2 of 3 files"),
+    ],
+)
+def test_what_may_be_a_part_of_a_split_is_not_taken_for_it(names: list[str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        hub_rows.choose(sorted(names), "", "train")
+
+
+def test_a_run_is_pinned_to_the_commit_of_now(offering: Offering, rows_of: RowsOf) -> None:
+    made = offering({"test.jsonl": rows_of(write_jsonl)})
+    source = hub_rows.pinned("hf:nobody/set:test")
+    assert source == f"hf:nobody/set@{REVISION}:test"
+    assert load_rows(source, TASK) == ROWS
+    assert any(f"/datasets/nobody/set/revision/{REVISION}" in path for path in made.asked)
+    assert hub_rows.pinned(source) == source
+
+
+@pytest.mark.parametrize("folder", ["text", "pandas", "nobody/set"])
+def test_a_name_on_the_hub_is_no_folder_here(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offering: Offering
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / folder).mkdir(parents=True)
+    write_jsonl(tmp_path / folder / "train.jsonl")
+    offering({})
+    with pytest.raises(UserError) as caught:
+        load_rows(f"hf:{folder}:train", TASK)
+    assert caught.value.code is Code.DATA_NOT_FOUND
+
+
+@pytest.mark.parametrize("sizes", [(MAX_DATA + 1, 0), (MAX_DATA, 1)])
+def test_data_of_the_hub_without_a_bound_are_not_begun(sizes: tuple[int, int], offering: Offering) -> None:
+    made = offering({f"train-0000{n}-of-00002.csv": Offer(size, b"") for n, size in enumerate(sizes)})
+    with pytest.raises(UserError) as caught:
+        load_rows("hf:nobody/set:train", TASK)
+    assert caught.value.code is Code.DATA_TOO_LARGE
+    assert not made.sent
+
+
+def test_data_for_which_there_is_no_room_are_not_begun(
+    offering: Offering, rows_of: RowsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = offering({"train.jsonl": rows_of(write_jsonl)})
+    monkeypatch.setattr(hub, "SPARE_BYTES", shutil.disk_usage("/").total * 1000)
+    with pytest.raises(UserError) as caught:
+        load_rows("hf:nobody/set:train", TASK)
+    assert caught.value.code is Code.DISK_FULL
+    assert not made.sent
+
+
+def test_data_on_a_hub_that_is_silent_are_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
+    with pytest.raises(UserError, match="cannot load hf:nobody/set:train: it does not answer") as caught:
+        load_rows("hf:nobody/set:train", TASK)
+    assert caught.value.code is Code.DATA_NOT_FOUND
+
+
+def test_data_that_were_downloaded_before_serve_while_the_hub_is_silent(
+    offering: Offering, rows_of: RowsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offering({"test.jsonl": rows_of(write_jsonl)})
+    sources = ("hf:nobody/set:test", f"hf:nobody/set@{REVISION}:test")
+    assert load_rows(sources[0], TASK) == ROWS
+    monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
+    for source in sources:
+        assert load_rows(source, TASK) == ROWS
 
 
 def test_what_the_hub_cannot_give_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import Data
+from sfnode.manifest.sections import Data, DataRole
 from sfnode.manifest.task import Task
 from sfnode.tasks import dataset, prompts, public_files
 from sfnode.tasks.presets import PRESETS
+from sfnode.tasks.public_files import NOWHERE, Places
 
 ROWS = "text\nonce upon a time\n"
 TEXT = Task(kind="text", template="{text}")
@@ -42,20 +43,21 @@ def test_a_file_has_the_digest_of_the_specification(tmp_path: Path) -> None:
     assert public_files.digest_of(file) == VECTOR["digest"]
 
 
-def test_a_file_is_found_by_its_digest_by_its_name_and_where_the_source_says(
-    tmp_path: Path, home: Path
-) -> None:
+def test_a_file_is_found_by_its_digest_by_its_name_and_where_its_owner_says(tmp_path: Path) -> None:
     beside = tmp_path / "beside"
     data = run_data(beside)
-    assert public_files.local(data, "train", beside) == str(beside / "rows.tsv")
+    assert local(data, folders=(beside,)) == str(beside / "rows.tsv")
     kept = public_files.path_in(tmp_path / "kept", data, "train")
     public_files.keep(beside / "rows.tsv", kept, data.digests["train"])
-    assert public_files.local(data, "train", kept.parent) == str(kept)
-    absolute = data.model_copy(update={"train": str(beside / "rows.tsv")})
-    assert public_files.local(absolute, "train") == str(beside / "rows.tsv")
-    assert dataset.training_rows(data, TEXT, beside) == [{"text": "once upon a time"}]
-    (home / "rows.tsv").write_text(ROWS)
-    assert public_files.local(data, "train", tmp_path / "nothing") == "rows.tsv"
+    assert local(data, folders=(kept.parent,)) == str(kept)
+    mine = tmp_path / "mine.tsv"
+    mine.write_text(ROWS)
+    assert local(data, named={"train": mine}) == str(mine)
+    assert dataset.training_rows(data, TEXT, Places((beside,))) == [{"text": "once upon a time"}]
+
+
+def local(data: Data, **places: Any) -> str:
+    return public_files.local(data, "train", Places(**places))
 
 
 def test_other_rows_are_refused_and_missing_ones_are_named(tmp_path: Path, home: Path) -> None:
@@ -65,25 +67,104 @@ def test_other_rows_are_refused_and_missing_ones_are_named(tmp_path: Path, home:
     assert caught.value.code is Code.DATA_NOT_FOUND
     (home / "rows.tsv").write_text(ROWS + "and one more\n")
     with pytest.raises(UserError, match="has changed since") as caught:
-        dataset.training_rows(data, TEXT)
+        dataset.training_rows(data, TEXT, Places((home,)))
     assert caught.value.code is Code.DATA_DIFFERS
 
 
 def test_test_and_validation_rows_are_pinned_too(tmp_path: Path, home: Path) -> None:
     data = run_data(tmp_path / "beside")
     held_out = Data(test="rows.tsv", validation="others.tsv", digests={"test": data.digests["train"]})
-    assert dataset.held_out_rows(held_out, TEXT, "test", folder=tmp_path / "beside")
+    assert dataset.held_out_rows(held_out, TEXT, "test", places=Places((tmp_path / "beside",)))
     assert held_out.testing_as_training() == data
     (home / "rows.tsv").write_text("text\nx\n")
     with pytest.raises(UserError) as caught:
-        dataset.held_out_rows(held_out, TEXT, "test")
+        dataset.held_out_rows(held_out, TEXT, "test", places=Places((home,)))
     assert caught.value.code is Code.DATA_DIFFERS
 
 
-def test_a_source_without_a_digest_is_read_where_it_says(home: Path) -> None:
-    (home / "rows.tsv").write_text(ROWS)
-    assert dataset.training_rows(Data(train="rows.tsv"), TEXT, home / "data")
-    assert public_files.local(Data(train="hf:glue:sst2:train"), "train", home) == "hf:glue:sst2:train"
+# -- what a manifest names is a label ------------------------------------------------------------------
+
+
+OUT_OF_IT = [
+    "{home}/secret.tsv",
+    "~/secret.tsv",
+    "secret.tsv",
+    "../home/secret.tsv",
+    "beside/../../home/secret.tsv",
+    "..\\home\\secret.tsv",
+    "file://{home}/secret.tsv",
+    "%2e%2e/home/secret.tsv",
+    "/proc/self/environ",
+    "{home}",
+    "",
+]
+
+
+@pytest.mark.parametrize("source", OUT_OF_IT[:-1])
+@pytest.mark.parametrize("role", public_files.ROLES)
+def test_without_a_digest_no_file_is_opened_because_a_manifest_names_it(
+    role: DataRole, source: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "secret.tsv").write_text(ROWS)
+    monkeypatch.setenv("HOME", str(home))
+    data = Data.model_validate({role: source.format(home=home)})
+    for places in (NOWHERE, Places((tmp_path / "kept",)), Places((home,))):
+        with pytest.raises(UserError) as caught:
+            public_files.local(data, role, places)
+        assert caught.value.code is Code.DATA_NOT_NAMED
+        assert str(home) not in caught.value.what
+
+
+@pytest.mark.parametrize("source", [one for one in OUT_OF_IT if one.endswith(".tsv")])
+def test_with_a_digest_a_file_is_looked_for_in_folders_of_the_run_alone(
+    source: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "secret.tsv").write_text(ROWS)
+    monkeypatch.setenv("HOME", str(home))
+    digest = public_files.digest_of(home / "secret.tsv")
+    data = Data(train=source.format(home=home), digests={"train": digest})
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "secret.tsv").symlink_to(home / "secret.tsv")
+    for places in (NOWHERE, Places((kept,))):
+        assert public_files.find(data, "train", places) is None
+
+
+@pytest.mark.parametrize("source", OUT_OF_IT)
+def test_a_manifest_that_its_owner_gives_reads_files_of_its_own_folder(
+    source: str, tmp_path: Path, home: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "rows.tsv").write_text(ROWS)
+    (home / "secret.tsv").write_text(ROWS)
+    (own / "link.tsv").symlink_to(home / "secret.tsv")
+    data = Data(train="rows.tsv", test=source.format(home=home), validation="link.tsv")
+    assert public_files.beside(data, own).named == {"train": own / "rows.tsv"}
+
+
+@pytest.mark.parametrize(
+    "source", ["hf:text:train", "hf:pandas:train", "hf:/etc:train", "hf:../x:train", "hf:a/../b:train", "hf:"]
+)
+def test_what_is_no_name_on_the_hub_is_nothing(source: str, home: Path) -> None:
+    (home / "text").mkdir()
+    with pytest.raises(UserError) as caught:
+        public_files.local(Data(train=source), "train", Places((home,)))
+    assert caught.value.code is Code.DATA_NOT_NAMED
+
+
+def test_names_on_the_hub_and_in_the_package_stay_what_they_are(home: Path) -> None:
+    (home / "nyu-mll").mkdir()
+    for source in ("hf:nyu-mll/glue:sst2:train", f"hf:nyu-mll/glue@{'ab' * 20}:train", "builtin:sums:train"):
+        assert public_files.local(Data(train=source), "train", Places((home,))) == source
+
+
+def test_what_the_owner_of_a_machine_types_is_a_place() -> None:
+    places = public_files.typed(Data(train="rows.tsv", test="~/rows.csv"))
+    assert places.named == {"train": Path("rows.tsv"), "test": Path("~/rows.csv")}
+
+
+# -- copies --------------------------------------------------------------------------------------------
 
 
 def test_a_file_that_is_larger_than_nodes_give_each_other_is_none(
@@ -92,7 +173,7 @@ def test_a_file_that_is_larger_than_nodes_give_each_other_is_none(
     data = run_data(tmp_path)
     monkeypatch.setattr(public_files, "MAX_DATA", len(ROWS) - 1)
     assert public_files.digest_of(tmp_path / "rows.tsv") == ""
-    assert public_files.find(data, "train", (tmp_path,)) is None
+    assert public_files.find(data, "train", Places((tmp_path,))) is None
 
 
 def test_a_copy_is_complete_or_not_there(tmp_path: Path) -> None:
@@ -106,11 +187,11 @@ def test_a_copy_is_complete_or_not_there(tmp_path: Path) -> None:
 def test_a_folder_gets_the_files_that_another_has(tmp_path: Path) -> None:
     """As a local swarm and a fork bring them along with their manifest."""
     data = run_data(tmp_path / "old")
-    public_files.bring(data, tmp_path / "old", tmp_path / "new")
+    public_files.bring(data, Places((tmp_path / "old",)), tmp_path / "new")
     assert public_files.path_in(tmp_path / "new", data, "train").read_text() == ROWS
-    public_files.bring(data, None, tmp_path / "new")  # it has them already
+    public_files.bring(data, Places((tmp_path / "new",)), tmp_path / "new")  # it has them already
     with pytest.raises(UserError, match="not on this machine"):
-        public_files.bring(data, None, tmp_path / "other")
+        public_files.bring(data, NOWHERE, tmp_path / "other")
 
 
 TASKS: dict[str, Task] = {name: preset.task for name, preset in PRESETS.items()} | {

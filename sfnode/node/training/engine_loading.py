@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sfnode.manifest import Manifest
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
+from sfnode.store.named_files import places_of
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
@@ -69,7 +70,7 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
             shard=settings.shard,
             dtype=settings.dtype,
             bases=layout.bases,
-            data=layout.data,
+            places=places_of(layout),
             secret=token_bytes(SECRET_BYTES) if settings.data else b"",
             noise=noise,
         )

@@ -1,0 +1,94 @@
+"""The files of this machine that a node's owner has named, remembered in its data folder.
+
+A manifest comes from others and names no place here, so nothing else says where a private table, a base model
+or a file of the run's data is. What was named on a command line holds for later starts and commands of the
+same folder, until something else is named.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.settings import Settings
+from sfnode.store.data_folder import Layout
+from sfnode.store.disk_errors import disk_faults, write_whole
+from sfnode.tasks import public_files
+from sfnode.tasks.public_files import Places
+
+
+class NamedFiles(BaseModel):
+    """Absolute paths, and plug-ins, by the options that name them; `train` is the run's own training data,
+    `data` that of this node alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model: Path | None = None
+    data: Path | None = None
+    train: Path | None = None
+    test: Path | None = None
+    validation: Path | None = None
+    verifier: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, layout: Layout) -> Self:
+        """Return what is remembered in a data folder. Raises UserError DATA_DIR_UNUSABLE."""
+        try:
+            return cls.model_validate_json(layout.named.read_bytes())
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValidationError) as error:
+            raise UserError(
+                Code.DATA_DIR_UNUSABLE,
+                f"cannot read {layout.named}, in which the files are that you have named before",
+                "Remove it, and name them again: --data, --model, --test, --validation, --verifier.",
+            ) from error
+
+    def keep(self, layout: Layout) -> None:
+        """Remember them in a data folder. Raises UserError DISK_FULL and DATA_DIR_UNUSABLE."""
+        if self != NamedFiles.read(layout):
+            with disk_faults(layout.path):
+                write_whole(layout.named, self.model_dump_json(indent=2).encode())
+
+    def and_of(self, settings: Settings) -> NamedFiles:
+        """Return them with those that a command line has named now in the place of earlier ones."""
+        said = {name: getattr(settings, name) for name in NamedFiles.model_fields if name != "train"}
+        return self.model_copy(
+            update={
+                name: one.expanduser().absolute() if isinstance(one, Path) else one
+                for name, one in said.items()
+                if one
+            }
+        )
+
+    def and_beside(self, manifest: Manifest, folder: Path) -> NamedFiles:
+        """Return them with what a manifest that its owner gives names in its own folder."""
+        found = dict(public_files.beside(manifest.data, folder).named)
+        model = public_files.inside(folder, manifest.model.source) if not self.model else None
+        return self.model_copy(update=found | ({"model": model} if model and model.is_dir() else {}))
+
+    def in_settings(self, settings: Settings) -> Settings:
+        """Return the settings of a node with these files."""
+        return settings.model_copy(update=self.model_dump(exclude={"train"}))
+
+    def places(self, layout: Layout) -> Places:
+        """Return where the run's data may be for a data folder."""
+        named = {role: file for role in public_files.ROLES if (file := getattr(self, role))}
+        return Places((layout.data,), named)
+
+
+def places_of(layout: Layout) -> Places:
+    """Return where the run's data may be for a data folder, as its owner has named files. Raises as
+    `NamedFiles.read`."""
+    return NamedFiles.read(layout).places(layout)
+
+
+def model_of(layout: Layout, given: Path | None) -> Path | None:
+    """Return where a command finds the base model of a folder's run: as given now or before, or as
+    downloaded. Raises as `NamedFiles.read`."""
+    downloaded = layout.model if layout.model.is_dir() else None
+    return given or NamedFiles.read(layout).model or downloaded

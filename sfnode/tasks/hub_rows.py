@@ -1,0 +1,164 @@
+"""Rows of a data set on the hub: Parquet, CSV and JSON files of one commit, read by this program's own
+readers.
+
+A name on the hub comes from others. It goes to the hub's interface only, and is never taken for a place on
+this machine, nor for the name of a program that reads. What the hub offers is chosen by the names of files;
+its sizes are compared with our bounds before anything is downloaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from sfnode import hub
+from sfnode.errors import Code, UserError
+from sfnode.manifest import HubRows, hub_rows
+from sfnode.printable import size_text
+from sfnode.tasks import row_files
+from sfnode.tasks.row_files import Placed
+from sfprotocol.model_listing import MAX_DATA
+
+DATASET = "dataset"
+"""The hub's word for a repository with data."""
+
+KINDS = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
+"""Ends of the names of files with rows; where a split is there in several, the first of them is read."""
+
+CONVERTED = "refs/convert/parquet"
+"""The branch in which the hub keeps every data set as Parquet files, CONFIG/SPLIT/NUMBER.parquet."""
+
+PATTERNS = tuple(f"*{kind}" for kind in KINDS)
+
+_SPLITS = ("train", "validation", "valid", "dev", "test", "unlabeled", "unsupervised")
+"""Names of splits; a file whose name has none of them belongs to `train`, as is usual on the hub."""
+
+_OF = re.compile(r"-([0-9]{5})-of-([0-9]{5})")
+"""The number of a file of a split, and how many there are."""
+
+_SOUND = re.compile(r"[\w.+@=,() -]+(/[\w.+@=,() -]+)*")
+
+
+def read(source: str) -> Iterator[Placed]:
+    """Yield the rows of a split. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE, DISK_FULL, EXTRA_MISSING
+    and DATA_MALFORMED."""
+    wanted = hub_rows(source)
+    if wanted is None:
+        raise UserError(
+            Code.DATA_NOT_FOUND,
+            f"{source} is not of the form hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT",
+            row_files.FORMS,
+        )
+    row_files.require(source)
+    try:
+        files = _fetch(source, wanted)
+    except UserError:
+        raise
+    except Exception as error:  # the library raises whatever its storage and network layers raise
+        raise _not_found(source, row_files.first_line(error)) from error
+    return (row for file in files for row in row_files.read(str(file)))
+
+
+def pinned(source: str) -> str:
+    """Return a source with the commit that it has now, so that all nodes read the same rows; as it is where
+    it has one, is none of the hub, or the hub does not say. Asks the hub."""
+    wanted = hub_rows(source)
+    if wanted is None or wanted.commit or hub.unreachable():
+        return source
+    try:
+        revision, _ = _offered(wanted)
+        return str(wanted._replace(commit=hub.commit_of(wanted.name, revision, DATASET)))
+    except Exception:  # as in `read`; whoever needs the rows is told
+        return source
+
+
+def _fetch(source: str, wanted: HubRows) -> list[Path]:
+    """Return the files of a split, downloaded or from the cache. Raises whatever the library raises."""
+    if silent := hub.unreachable():
+        for folder in _kept(wanted):
+            names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))
+            if chosen := choose(names, wanted.config, wanted.split):
+                return [folder / name for name in chosen]
+        raise _not_found(source, silent)
+    revision, sizes = _offered(wanted)
+    _check(source, sum(sizes.values()))
+    folder = hub.download(wanted.name, revision, [*sizes], kind=DATASET)
+    return [folder / name for name in sizes]
+
+
+def _kept(wanted: HubRows) -> Iterator[Path]:
+    """Yield folders with files of a data set that were downloaded before."""
+    for revision in _revisions(wanted):
+        with suppress(Exception):  # whatever the library raises for what is not there
+            yield hub.kept(wanted.name, revision, PATTERNS, kind=DATASET)
+
+
+def _offered(wanted: HubRows) -> tuple[str, dict[str, int]]:
+    """Return the revision that has a split, and the sizes of its files by name. Raises ValueError if none
+    has, and whatever the library raises."""
+    for revision in _revisions(wanted):
+        sizes = {file.name: file.size for file in hub.offered(wanted.name, revision, PATTERNS, DATASET)}
+        if chosen := choose(sorted(sizes), wanted.config, wanted.split):
+            return revision, {name: sizes[name] for name in chosen}
+    raise ValueError("no Parquet, CSV or JSON file there has such a name")
+
+
+def _revisions(wanted: HubRows) -> tuple[str, ...]:
+    return (wanted.commit,) if wanted.commit else ("", CONVERTED)
+
+
+def choose(names: Sequence[str], config: str, split: str) -> list[str]:
+    """Return those of the sorted names of a data set's files that hold a split of a configuration: by the
+    names of folders and files, as the hub tells them apart. Raises ValueError if some of them are lacking, or
+    if nothing says of which configuration they are."""
+    sound = [name for name in names if _SOUND.fullmatch(name) and ".." not in name]
+    of_config = [name for name in sound if not config or config in _words(name)]
+    of_config = of_config or (sound if config == "default" else [])
+    named = [name for name in of_config if split in (*PurePosixPath(name).parts[:-1], _label(name))]
+    named = named or [name for name in of_config if split in _words(name)]
+    if not named and split == "train":
+        named = [name for name in of_config if not any(one in _words(name) for one in _SPLITS)]
+    for kind in KINDS:
+        if found := [name for name in named if name.lower().endswith(kind)]:
+            return _whole(found, config)
+    return []
+
+
+def _label(name: str) -> str:
+    """Return the name of a file without its ending, and without its number among others."""
+    return _OF.sub("", PurePosixPath(name).stem)
+
+
+def _words(name: str) -> list[str]:
+    """Return the folders of a file and the words of its name."""
+    return [*PurePosixPath(name).parts[:-1], _label(name), *re.split(r"[._ -]", _label(name))]
+
+
+def _whole(names: list[str], config: str) -> list[str]:
+    """Return the names of all files of one split; raise ValueError if they are not that."""
+    folders = sorted({str(PurePosixPath(name).parent) for name in names})
+    if not config and len(folders) > 1:
+        raise ValueError(f"it has several configurations, such as {', '.join(folders[:5])}: name one")
+    counts = [int(found[2]) for name in names if (found := _OF.search(name))]
+    if counts and (len(counts) != len(names) or counts != [len(names)] * len(names)):
+        raise ValueError(f"{len(names)} of {max(counts)} files of the split are there")
+    return names
+
+
+def _check(source: str, size: int) -> None:
+    if size > MAX_DATA:
+        raise UserError(
+            Code.DATA_TOO_LARGE,
+            f"{source} has {size_text(size)}, where {size_text(MAX_DATA)} are allowed",
+            "If you trust whoever started the run, get the data in another way and give them with --data.",
+        )
+
+
+def _not_found(source: str, why: str) -> UserError:
+    return UserError(
+        Code.DATA_NOT_FOUND,
+        f"cannot load {source}: {why}",
+        "Check the name, the configuration and the split on the hub, and that the hub can be reached.",
+    )
