@@ -22,6 +22,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from pydantic import TypeAdapter, ValidationError
 
+from sfnode.control import web_server
 from sfnode.control.access import Handler, is_from_elsewhere, is_known, known_names
 from sfnode.control.client import Client
 from sfnode.control.routes import PauseRequest, get, invalid, post
@@ -153,9 +154,6 @@ NO_CONTROL = (
 
 _BODY: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
-STOP_GRACE = 0.3
-"""Seconds that answers under way have when the dashboard stops."""
-
 
 class NowAnswer(Answer):
     """The answer that the page asks for every two seconds: three answers of the node, and what they mean."""
@@ -245,19 +243,16 @@ async def serving(
     application.add_routes(
         [*_pages(), *_answers(client, control), *_invitation(client), *_orders(client, control)]
     )
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
-    await runner.setup()
+    close = await web_server.serve(application, listener)
     try:
-        await web.SockSite(runner, listener).start()
         yield _url(host, bound, token)
     finally:
-        await runner.cleanup()
+        await close()
 
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        return web_server.bind(host, port)
     except OSError as error:
         raise UserError(
             Code.PORT_IN_USE,
