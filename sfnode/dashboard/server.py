@@ -7,7 +7,6 @@ Access is checked by `sfnode.dashboard.server`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import secrets
 import socket
@@ -89,17 +88,21 @@ WRONG_HOST = (
 
 
 class _Cookie(NamedTuple):
-    """The cookie of a browser that has presented the token; its value is a hash, which fits any token."""
+    """The cookie of a browser that has presented the token.
+
+    Browsers send it to all ports of this host, and so to servers of other users of this machine.
+    """
 
     name: str
-    """Contains the port, because cookies are shared by all ports of a host."""
+    """Contains the port, so that two dashboards do not overwrite each other's."""
     value: str
+    """Random, and another at each start: it tells nothing of the token, and opens no other dashboard."""
 
 
 def guard(host: str, port: int, token: str) -> Middleware:
     """Return middleware for a dashboard at `host` and `port` that lets in whoever has the token."""
     names = known_names(host)
-    cookie = _Cookie(f"sfnode-{port}", hashlib.sha256(token.encode()).hexdigest())
+    cookie = _Cookie(f"sfnode-{port}", secrets.token_urlsafe(24))
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
