@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from sfnode.bounded_program import NO_MEMORY
+from sfnode.descriptors import patiently
 
 LOOK = 0.02
 """Seconds between two looks at the memory of a process that has not answered yet. Mostly it has by then."""
@@ -108,7 +109,7 @@ class BoundedProcess:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for an answer, or for the process to end; return False if it takes too much memory."""
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # which takes no descriptor
             selector.register(process.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
             while not selector.select(LOOK):
                 if _memory(process.pid) > self._bounds[1]:
@@ -128,13 +129,15 @@ def failed(reply: dict[str, Any]) -> bool:
 
 def _start(program: str, *bounds: float) -> subprocess.Popen[bytes]:
     found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # where this program finds modules
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", program, *map(str, bounds)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | ALONE | found,
-        process_group=0,  # Ctrl-C is for the program that asks
+    return patiently(
+        lambda: subprocess.Popen(
+            [sys.executable, "-P", "-m", program, *map(str, bounds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | ALONE | found,
+            process_group=0,  # Ctrl-C is for the program that asks
+        )
     )
 
 
@@ -153,6 +156,6 @@ def _status(process: subprocess.Popen[bytes]) -> int:
 
 def _memory(process: int) -> int:
     try:
-        return int(psutil.Process(process).memory_info().rss)
+        return patiently(lambda: int(psutil.Process(process).memory_info().rss))
     except psutil.Error:  # it has just ended
         return 0

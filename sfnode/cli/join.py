@@ -41,6 +41,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.owner import limit_option, reason
 from sfnode.cli.passphrases import asked
 from sfnode.cli.progress import Narration, follow
+from sfnode.descriptors import allow_most
 from sfnode.errors import Code, UserError
 from sfnode.logging import FORMATS, begins, log_error, set_up_logging
 from sfnode.peers.invitations import check_same_run, read_link
@@ -290,6 +291,7 @@ def join(
         link = _link_unless_run(fields["data_dir"])
     fields = _following(link, fields) if link else fields
     set_up_logging(log_level, log_format)
+    allow_most()  # visitors and peers take descriptors, and what lacks one waits
     note(fields["data_dir"])
     fields["limits"] = fields["limits"].changed({"threads": threads} if threads else {})
     settings = Settings(**fields)

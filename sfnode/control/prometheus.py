@@ -16,15 +16,13 @@ from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sfnode.control import web_server
 from sfnode.control.access import only_known_hosts
 from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import LOSS, REWARD, Trained, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.status import DeviceStatus, MachineStatus, Status
-
-STOP_GRACE = 0.1
-"""Seconds for which a stopping node waits for a scrape under way."""
 
 PATH = "/metrics"
 
@@ -299,14 +297,11 @@ async def serve(status: Callable[[], Status], host: str, port: int) -> Callable[
     """
     application = web.Application(middlewares=[only_known_hosts(host)])
     application.add_routes([route(status)])
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
-    await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        listener = web_server.bind(host, port)
     except OSError as error:
-        await runner.cleanup()
         raise _cannot_listen(host, port, error) from error
-    return runner.cleanup
+    return await web_server.serve(application, listener)
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:

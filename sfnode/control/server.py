@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from pydantic import ValidationError
 
-from sfnode.control import prometheus, routes
+from sfnode.control import prometheus, routes, web_server
 from sfnode.control.access import Handler, bind_private
 from sfnode.errors import UserError
 from sfnode.logging import log
@@ -23,9 +23,6 @@ from sfnode.store.disk_errors import disk_faults
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
-
-STOP_GRACE = 0.3
-"""Seconds that answers under way have when the node stops."""
 
 
 async def serve(node: RunningNode, path: Path) -> Callable[[], Awaitable[None]]:
@@ -38,14 +35,12 @@ async def serve(node: RunningNode, path: Path) -> Callable[[], Awaitable[None]]:
         [*routes.routes(node), *routes.owner_routes(node), *routes.organising_routes(node)]
     )
     application.add_routes([prometheus.route(node.status)])
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
-    await runner.setup()
     with disk_faults(path):
         listener = bind_private(path)
-    await web.SockSite(runner, listener).start()
+    stop = await web_server.serve(application, listener)
 
     async def close() -> None:
-        await runner.cleanup()
+        await stop()
         with suppress(FileNotFoundError):
             os.unlink(path)
 

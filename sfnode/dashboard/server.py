@@ -7,7 +7,6 @@ Access is checked by `sfnode.dashboard.server`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import secrets
 import socket
@@ -22,6 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from pydantic import TypeAdapter, ValidationError
 
+from sfnode.control import web_server
 from sfnode.control.access import Handler, is_from_elsewhere, is_known, known_names
 from sfnode.control.client import Client
 from sfnode.control.routes import PauseRequest, get, invalid, post
@@ -88,17 +88,21 @@ WRONG_HOST = (
 
 
 class _Cookie(NamedTuple):
-    """The cookie of a browser that has presented the token; its value is a hash, which fits any token."""
+    """The cookie of a browser that has presented the token.
+
+    Browsers send it to all ports of this host, and so to servers of other users of this machine.
+    """
 
     name: str
-    """Contains the port, because cookies are shared by all ports of a host."""
+    """Contains the port, so that two dashboards do not overwrite each other's."""
     value: str
+    """Random, and another at each start: it tells nothing of the token, and opens no other dashboard."""
 
 
 def guard(host: str, port: int, token: str) -> Middleware:
     """Return middleware for a dashboard at `host` and `port` that lets in whoever has the token."""
     names = known_names(host)
-    cookie = _Cookie(f"sfnode-{port}", hashlib.sha256(token.encode()).hexdigest())
+    cookie = _Cookie(f"sfnode-{port}", secrets.token_urlsafe(24))
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -152,9 +156,6 @@ NO_CONTROL = (
 )
 
 _BODY: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-
-STOP_GRACE = 0.3
-"""Seconds that answers under way have when the dashboard stops."""
 
 
 class NowAnswer(Answer):
@@ -245,19 +246,16 @@ async def serving(
     application.add_routes(
         [*_pages(), *_answers(client, control), *_invitation(client), *_orders(client, control)]
     )
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
-    await runner.setup()
+    close = await web_server.serve(application, listener)
     try:
-        await web.SockSite(runner, listener).start()
         yield _url(host, bound, token)
     finally:
-        await runner.cleanup()
+        await close()
 
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        return web_server.bind(host, port)
     except OSError as error:
         raise UserError(
             Code.PORT_IN_USE,

@@ -28,6 +28,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
+from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import BUILTIN, Model
@@ -538,7 +539,7 @@ def _bytes(stored: StoredTensor) -> Tensor:
     raw = torch.empty(stored.size, dtype=torch.uint8)
     buffer: Any = raw.numpy()
     try:
-        with stored.file.open("rb") as handle:
+        with patiently(lambda: stored.file.open("rb")) as handle:
             handle.seek(stored.offset)
             complete = handle.readinto(buffer) == stored.size
     except OSError as error:

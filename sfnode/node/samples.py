@@ -20,7 +20,7 @@ from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.node.context import NodeContext
 from sfnode.schema.views import SampleMoment, SampleRow, Samples
-from sfnode.store.disk_errors import write_whole
+from sfnode.store.disk_errors import private, write_whole
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
@@ -132,7 +132,7 @@ class Sampling:
         """Keep the samples for the next start; a full disk costs them only then."""
         text = self._kept.model_dump_json().encode()
         try:
-            await asyncio.to_thread(write_whole, self._file, text)
+            await asyncio.to_thread(write_whole, self._file, text, private)
         except UserError as error:
             if not self._unwritten:
                 log.warning("samples would not outlive a restart: %s", error.what)

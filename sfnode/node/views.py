@@ -12,6 +12,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.daemon_thread import DaemonExecutor
+from sfnode.descriptors import patiently
 from sfnode.models.files import licence_of
 from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
@@ -95,7 +96,7 @@ class Views:
         try:
             for turn in count():
                 if turn % USAGE_EVERY == 0:
-                    self.machine = await asyncio.to_thread(self._usage)
+                    self.machine = await asyncio.to_thread(patiently, self._usage)
                 self._sample()
                 await asyncio.sleep(SAMPLE_INTERVAL)
         finally:

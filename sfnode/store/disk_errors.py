@@ -8,11 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
+
+Opener = Callable[[str, int], int]
 
 _NO_ROOM_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
@@ -50,19 +53,28 @@ def disk_faults(path: Path) -> Iterator[None]:
         raise _from_os(path, error) from error
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def private(name: str, flags: int) -> int:
+    """Open a file, as an opener of `open`; if that makes it, for this user alone, whatever the umask."""
+    return os.open(name, flags, 0o600)
+
+
+def write_whole(path: Path, data: bytes, opener: Opener | None = None) -> None:
     """Write a file durably, all or nothing. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
     with disk_faults(path):
-        partial = path.with_suffix(".partial")
-        try:
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        patiently(lambda: _write_whole(path, data, opener))
+
+
+def _write_whole(path: Path, data: bytes, opener: Opener | None) -> None:
+    partial = path.with_suffix(".partial")
+    try:
+        with open(partial, "wb", opener=opener) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sfnode.errors import Code, UserError
-from sfnode.store.disk_errors import corrupt
+from sfnode.store.disk_errors import corrupt, private
 from sfnode.store.records import CardRecord, CutRecord
 from sfprotocol import decisions
 from sfprotocol.checkpoints import Base
@@ -119,8 +119,9 @@ def inode_generation(path: Path) -> int:
     usually has the original's inode number. Not to be called while SQLite has the file open: on POSIX,
     closing any descriptor of a file releases all locks that the process holds on it, SQLite's among them,
     and another program that opens the log would then delete the WAL under us.
+    SQLite gives the mode of the file to all that it makes beside it.
     """
-    with path.open("ab") as file:
+    with open(path, "ab", opener=private) as file:
         try:
             return int(struct.unpack("=q", fcntl.ioctl(file, _FS_IOC_GETVERSION, bytes(8)))[0])
         except OSError:

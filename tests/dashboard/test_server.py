@@ -207,6 +207,21 @@ async def test_the_address_with_the_token_opens_the_page_and_the_browser_keeps_i
         assert (await fetch(bare + "api/now", session=session))[0] == 200
 
 
+async def test_what_the_browser_keeps_opens_no_other_dashboard_and_none_after_a_restart(swarm: Swarm) -> None:
+    """Browsers send it to all ports of the machine, to servers of other users too."""
+    a = await swarm.first()
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        async with (
+            serving(a.client, "127.0.0.1", 0, TOKEN) as url,
+            session.get(url, allow_redirects=False) as response,
+        ):
+            ((name, kept),) = response.cookies.items()
+            port, bare = int(name.removeprefix("sfnode-")), url.partition("?")[0]
+            assert (await fetch(bare, headers={"Cookie": f"{name}={kept.value}"}))[0] == 200
+        async with serving(a.client, "127.0.0.1", port, TOKEN):
+            assert (await fetch(bare, headers={"Cookie": f"{name}={kept.value}"}))[0] == 401
+
+
 async def test_a_name_that_a_stranger_has_pointed_here_is_refused(
     swarm: Swarm, visitor: aiohttp.ClientSession
 ) -> None:

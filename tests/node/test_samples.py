@@ -91,6 +91,7 @@ async def test_samples_outlive_a_restart_and_the_base_model_is_not_asked_again(
     await a.stop()
     before = samples.kept(a.folder / "samples.json")
     assert before == a.node.sampling.view()
+    assert (a.folder / "samples.json").stat().st_mode & 0o777 == 0o600, "they may be private"
     asked: list[bool] = []
 
     class Counting(SmallEngine):

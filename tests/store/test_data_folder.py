@@ -303,3 +303,21 @@ def test_a_temporary_folder_that_is_too_deep_as_well_is_named_in_the_error(
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with pytest.raises(UserError, match="TMPDIR"):
         open_data_dir(deep)
+
+
+def test_the_log_is_private_in_a_folder_that_was_there_whatever_the_umask(tmp_path: Path) -> None:
+    author, before = Author(), os.umask(0)
+    try:
+        tmp_path.chmod(0o777)
+        with open_data_dir(tmp_path) as held, UpdateLog.open(held.log, RUN_ID) as log:
+            log.append([author.write([1])])
+            found = {path.name: mode(path) for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert found == {
+        "lock": 0o600,
+        "updates.sqlite": 0o600,
+        "updates.sqlite-wal": 0o600,
+        "updates.sqlite-shm": 0o600,
+    }
+    assert mode(tmp_path) == 0o777, "who made it has chosen so"

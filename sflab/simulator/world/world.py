@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import tempfile
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -23,6 +22,7 @@ from sflab.simulator.world.oracle import Oracle, Violation, updates_of
 from sflab.simulator.world.runs import OPEN_RUN
 from sflab.simulator.world.trace import Trace
 from sflab.simulator.world.traffic import Traffic
+from sfnode.descriptors import allow_most
 from sfnode.manifest import Manifest
 from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.policy import OrganiserPolicy
@@ -110,7 +110,7 @@ class World:
         """Origins of which the organiser has taken something back."""
         self.may_fork: set[int] = set()
         """Terms whose key is in use twice."""
-        _allow_files()
+        allow_most()  # a node has six open
         self._folder = tempfile.TemporaryDirectory(
             prefix="sfnode-", dir=RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
         )
@@ -306,11 +306,3 @@ class World:
         self.traffic.latencies.extend(
             self.now - since for since in made_at[first:stop] if since >= node.up_since
         )
-
-
-def _allow_files() -> None:
-    """Let this process open as many files as the system lets it: a node has six open, and many shells allow a
-    thousand."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # where there is no such bound, it cannot be asked for either
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

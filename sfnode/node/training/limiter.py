@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.logging import log
@@ -256,7 +257,7 @@ class ResourceLimiter:
 
     async def _read_sensors(self, limits: Limits) -> Readings:
         offloaded_before = self._offloaded
-        readings = await asyncio.to_thread(self._machine.look, limits)
+        readings = await asyncio.to_thread(patiently, lambda: self._machine.look(limits))
         # A model offloaded from a GPU lies in this process, and would keep itself from coming back
         return readings._replace(resident=0) if offloaded_before or self._offloaded else readings
 

@@ -1,0 +1,82 @@
+"""Serves an aiohttp application to the visitors of a socket, who cannot take what the node needs itself.
+
+A node lives beside its servers and has only so many descriptors. aiohttp takes in whoever comes, and uvloop
+ends a listener for good, in silence, when no descriptor is left for a visitor. So visitors are let in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from sfnode.logging import log
+
+MOST_VISITORS = 100
+"""Connections at once; a browser opens six. The three servers of a node leave it two thirds of the 1,024
+descriptors that many systems allow."""
+
+HEADERS_DEADLINE = 10.0
+"""Seconds that a visitor has for each request until its headers are complete. aiohttp 3.14.0 and older do not
+see to the first one: there MOST_VISITORS has to do."""
+
+ACCEPT_PAUSE = 1.0
+"""Seconds without another attempt to let somebody in after one has failed; asyncio's own listeners wait as
+long."""
+
+BACKLOG = 128
+"""Connections that wait in the kernel; asyncio's own listeners have 100."""
+
+STOP_GRACE = 0.3
+"""Seconds that answers under way have when a server stops."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on TCP. Raises OSError."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family)
+
+
+async def serve(application: web.Application, listener: socket.socket) -> Callable[[], Awaitable[None]]:
+    """Serve `application` on a socket that is bound; return the function that stops it and closes the
+    socket."""
+    runner = web.AppRunner(
+        application, access_log=None, keepalive_timeout=HEADERS_DEADLINE, shutdown_timeout=STOP_GRACE
+    )
+    await runner.setup()
+    assert runner.server
+    listener.setblocking(False)
+    listener.listen(BACKLOG)
+    accepting = asyncio.create_task(_accept(listener, runner.server), name=f"accepting {application}")
+
+    async def close() -> None:
+        accepting.cancel()
+        await asyncio.wait([accepting])
+        listener.close()
+        await runner.cleanup()
+
+    return close
+
+
+async def _accept(listener: socket.socket, server: web.Server) -> None:
+    """Let visitors in until cancelled; beyond MOST_VISITORS whoever has come first gives way."""
+    loop = asyncio.get_running_loop()
+    inside: list[tuple[socket.socket, asyncio.Transport]] = []
+    failing = False
+    while True:
+        try:
+            visitor, _ = await loop.sock_accept(listener)
+            transport, _ = await loop.connect_accepted_socket(server, visitor)
+        except OSError as error:
+            if not failing:
+                log.warning("visitors of %s wait: %s", listener.getsockname(), error)
+            failing = True
+            await asyncio.sleep(ACCEPT_PAUSE)
+            continue
+        failing = False
+        inside = [one for one in inside if one[0].fileno() >= 0]
+        inside.append((visitor, transport))
+        if len(inside) > MOST_VISITORS:
+            inside.pop(0)[1].abort()
