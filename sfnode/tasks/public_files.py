@@ -153,7 +153,7 @@ def keep(file: Path, kept: Path, digest: str) -> None:
     Raises UserError DATA_DIFFERS if it has changed meanwhile, OSError.
     """
     partial = kept.with_name(f".{os.getpid()}.{kept.name}")
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         shutil.copyfile(file, partial)
         if digest_of(partial) != digest:
