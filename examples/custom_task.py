@@ -8,6 +8,7 @@ from sfnode import Trainer
 from sfnode.engine import scalar_limit
 from sfnode.engine.core import UpdateBatch
 from sfnode.models.manifest_builder import build
+from sfnode.tasks.public_files import typed
 from sfprotocol.seeds import feed_key, update_seeds
 
 GOOD, BAD = ("delicious", "fresh", "charming", "bright"), ("stale", "bland", "rude", "shabby")
@@ -19,11 +20,12 @@ run = {"name": "mine", "kind": "classification", "template": "the {text} it was"
 run |= {"verbalizer": {"0": "bad", "1": "good"}, "test": "rows.tsv", "schedule": "cosine"}
 run |= {"update_budget": 1536, "epoch_updates": 256, "batch_size": 4, "learning_rate": 1e-3}
 manifest = build(run)  # the built-in model; run | {"model": "facebook/opt-125m"} for another
-with Trainer.load(manifest) as trainer:
+rows = typed(manifest.data)  # where they are: a manifest says no more than their name
+with Trainer.load(manifest, places=rows) as trainer:
     manifest = scalar_limit.with_limit(manifest, scalar_limit.measure(trainer))  # nobody can say more
 Path("mine.toml").write_text(manifest.to_toml())  # `sfnode join --run mine.toml` trains it with others
 
-trainer = Trainer.load(manifest)
+trainer = Trainer.load(manifest, places=rows)
 before = trainer.evaluate()
 key = feed_key(manifest.run_id, origin=bytes(32), incarnation=0)
 for first in range(0, 1536, 16):

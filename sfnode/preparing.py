@@ -84,7 +84,7 @@ class Means(NamedTuple):
     model: Path | None = None
     """Folder of the base model, if its owner names one."""
     places: Places = NOWHERE
-    """Where the run's data may be."""
+    """Places where the run's data may be."""
 
 
 class Shared(NamedTuple):

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from sfnode import preparing
+from sfnode import hub, preparing
 from sfnode.engine import forward, scalar_limit
 from sfnode.engine.making_bases import Made
 from sfnode.engine.scalar_limit import PRIOR_ROWS, Advance
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Data
+from sfnode.manifest.sections import Data, DataRole
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
@@ -115,7 +115,7 @@ def rows(file: Path, text: str) -> Path:
 
 def test_the_manifest_names_files_not_paths_and_their_size_is_known(tmp_path: Path) -> None:
     train, test = rows(tmp_path / "train.tsv", "one"), rows(tmp_path / "test.tsv", "two")
-    run, shared = preparing.share_data(run_of(train=train, test=test), tmp_path)
+    run, shared = preparing.settle_data(run_of(train=train, test=test), tmp_path, shared=True)
     assert (run.data.train, run.data.test) == ("train.tsv", "test.tsv")
     assert run.data.digests == {
         role: public_files.digest_of(file) for role, file in (("train", train), ("test", test))
@@ -128,41 +128,52 @@ def test_files_from_elsewhere_are_copied_beside_the_manifest_under_names_of_thei
     train, test = rows(tmp_path / "a/rows.tsv", "one"), rows(tmp_path / "b/rows.tsv", "two")
     out = tmp_path / "out"
     rows(out / "rows.tsv", "mine")
-    run, shared = preparing.share_data(run_of(train=train, test=test), out)
+    run, shared = preparing.settle_data(run_of(train=train, test=test), out, shared=True)
     names = [run.data.train, run.data.test]
     assert shared.copied == shared.names == names
     assert len(set(names)) == 2
     assert (out / "rows.tsv").read_text() == "text\nmine\n"
-    for role, file in (("train", train), ("test", test)):
-        found = public_files.find(run.data, role, (out,))  # type: ignore[arg-type]
+    files: dict[DataRole, Path] = {"train": train, "test": test}
+    for role, file in files.items():
+        found = public_files.find(run.data, role, public_files.Places((out,)))
         assert found
         assert found.read_bytes() == file.read_bytes()
-    again, shared = preparing.share_data(run_of(train=train, test=test), out)
+    again, shared = preparing.settle_data(run_of(train=train, test=test), out, shared=True)
     assert again == run
 
 
 def test_one_file_in_two_roles_is_one(tmp_path: Path) -> None:
     file = rows(tmp_path / "rows.tsv", "one")
-    run, shared = preparing.share_data(run_of(train=file, test=file), tmp_path)
+    run, shared = preparing.settle_data(run_of(train=file, test=file), tmp_path, shared=True)
     assert run.data.train == run.data.test == "rows.tsv"
     assert (shared.names, shared.size) == (["rows.tsv"], file.stat().st_size)
 
 
-def test_data_that_have_a_name_for_everybody_stay_as_they_are(tmp_path: Path) -> None:
-    run = run_of(train="hf:glue:sst2:train", test="builtin:reviews:test")
-    assert preparing.share_data(run, tmp_path) == (run, preparing.Shared([], [], 0))
+def test_data_that_have_a_name_for_everybody_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
+    run = run_of(train="hf:nyu-mll/glue:sst2:train", test="builtin:reviews:test")
+    assert preparing.settle_data(run, tmp_path, shared=True) == (run, preparing.Shared([], [], 0))
 
 
 def test_rows_that_validate_are_no_others_under_the_same_name(tmp_path: Path) -> None:
     train, judge = rows(tmp_path / "a/rows.tsv", "one"), rows(tmp_path / "b/rows.tsv", "one")
     with pytest.raises(UserError, match="neither trained nor tested on") as caught:
-        preparing.share_data(run_of(train=train, validation=judge), tmp_path)
+        preparing.settle_data(run_of(train=train, validation=judge), tmp_path, shared=True)
     assert caught.value.code is Code.BAD_OPTION
+
+
+def test_data_that_are_not_shared_lie_beside_the_manifest_and_have_no_digest(tmp_path: Path) -> None:
+    run, beside = preparing.settle_data(
+        run_of(train=rows(tmp_path / "a/rows.tsv", "one")), tmp_path, shared=False
+    )
+    assert (run.data.train, run.data.digests, beside.copied) == ("rows.tsv", {}, ["rows.tsv"])
+    assert public_files.beside(run.data, tmp_path).named == {"train": tmp_path / "rows.tsv"}
 
 
 def test_too_large_a_file_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "MAX_DATA", 3)
     with pytest.raises(UserError, match="files of up to 3 B") as caught:
-        preparing.share_data(run_of(train=rows(tmp_path / "rows.tsv", "one")), tmp_path)
+        preparing.settle_data(run_of(train=rows(tmp_path / "rows.tsv", "one")), tmp_path, shared=True)
     assert caught.value.code is Code.DATA_TOO_LARGE
-    assert "data.share=no" in caught.value.fix

@@ -131,7 +131,7 @@ def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
     run = build({"loss": "plain"})
     elsewhere = run.model_copy(update={"data": run.data.model_copy(update={"train": "/nowhere/train.tsv"})})
     ended = sfnode("eval", "--data-dir", joined(tmp_path / "elsewhere", elsewhere), "--test-limit", 8)
-    assert (ended.status, "SF030" in ended.err) == (0, True)
+    assert (ended.status, "SF035" in ended.err) == (0, True)
     assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after", "change"]
 
 

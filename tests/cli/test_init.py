@@ -284,15 +284,21 @@ def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> Non
     assert written(sfnode("init", "--model", model, *flags)).data.train == ""
 
 
-def test_a_folder_with_a_model_is_named_so_that_other_nodes_here_find_it(model: Path, sfnode: Run) -> None:
+def test_a_manifest_has_the_name_of_a_folder_with_a_model_and_the_command_its_place(
+    model: Path, sfnode: Run
+) -> None:
     data_file("classification")
     flags = ("--set", "task.kind=classification", *FLAGS["classification"], "rows.tsv")
-    manifest = written(sfnode("init", "--model", model.name, *flags))
-    assert manifest.model.source == str(model)
+    Path("elsewhere").mkdir()
+    for out, place in (("run.toml", ""), ("elsewhere/run.toml", f" --model {model}")):
+        ended = sfnode("init", "--model", model.name, "--out", out, *flags)
+        assert ended.status == 0, ended.err
+        assert Manifest.from_toml(Path(out)).model.source == model.name
+        assert f"sfnode join --run {out}{place} --organise" in ended.out
 
 
 @pytest.mark.parametrize("flags", [("--set", "data.share=no"), ("--private",)])
-def test_data_that_nodes_are_not_to_give_away_stay_at_their_path(
+def test_data_that_nodes_are_not_to_give_away_stay_beside_the_manifest(
     model: Path, sfnode: Run, flags: tuple[str, ...]
 ) -> None:
     """A private run gives away nothing that its owner has not asked it to."""
@@ -300,8 +306,8 @@ def test_data_that_nodes_are_not_to_give_away_stay_at_their_path(
     flags += ("--set", "task.kind=text", "--set", "task.template={text}", "--set", f"keys.dir={KEYS}")
     ended = sfnode("init", data, "--model", model, *flags)
     found = Manifest.from_toml(Path("run.toml")).data
-    assert (found.train, found.digests) == (str(data), {})
-    assert "others need them at the same path" in ended.out
+    assert (found.train, found.digests) == (data.name, {})
+    assert "Nodes do not give them to each other" in ended.out
     assert "sfnode join --data FILE" in ended.out
 
 

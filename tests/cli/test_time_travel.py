@@ -28,6 +28,8 @@ from sfnode.schema.history import (
     ParentSeal,
 )
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
+from sfnode.store.data_folder import Layout
+from sfnode.store.named_files import NamedFiles
 from sfprotocol.decisions import RATE_ONE, Budget, Part, RateFrom, Worth
 from tests.cli.helpers import Ended
 from tests.protocol.feeds import origin_of
@@ -350,9 +352,9 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     assert list((home / ".local/share/sfnode/keys").glob(f"{fork.run_id.hex()}*"))
 
     at_seal = load(folder, None, "cpu", "float32", epoch=1).trainer.evaluate(32)
-    with Trainer.load(fork, training=False) as begun:
+    with Trainer.load(fork, model_override=tmp_path / "fork/model", training=False) as begun:
         assert begun.evaluate_base(32, calibrated=True) == at_seal
-    joined(tmp_path / "node", fork)
+    begun_from(tmp_path / "fork/model", joined(tmp_path / "node", fork))
     told = sfnode("verify", "--data-dir", tmp_path / "node").out
     assert f"forked from run {RUN.run_id.hex()[:16]} after round 1, not checked" in told
     seal = ParentSeal(run_id=RUN.run_id.hex(), epoch=1, digest=state["core_digest"])
@@ -435,6 +437,11 @@ def test_a_fork_that_cannot_be_says_why(sfnode: Run, folder: Path, tmp_path: Pat
         assert not (tmp_path / key / "run.toml").exists()
 
 
+def begun_from(model: Path, folder: Path) -> None:
+    """Have a data folder remember a base model, as its node does that was started beside it."""
+    NamedFiles(model=model).keep(Layout(folder))
+
+
 @pytest.mark.parametrize("lie", [{"epoch": 0}, {"digest": "0" * 64}, {"run_id": "0" * 64}])
 def test_a_fork_of_something_else_is_found_out(
     lie: dict[str, object], sfnode: Run, folder: Path, tmp_path: Path
@@ -443,7 +450,8 @@ def test_a_fork_of_something_else_is_found_out(
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert fork.model.parent
     model = fork.model.model_copy(update={"parent": fork.model.parent.model_copy(update=lie)})
-    joined(tmp_path / "node", fork.model_copy(update={"model": model}))
+    node = joined(tmp_path / "node", fork.model_copy(update={"model": model}))
+    begun_from(tmp_path / "fork/model", node)
     checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
     assert checked.status == 1
     assert ("SF013" if "run_id" in lie else "SF084") in checked.err
@@ -454,8 +462,9 @@ def test_a_fork_with_another_model_is_found_out(sfnode: Run, folder: Path, tmp_p
     assert sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder).status == 0
     assert sfnode("history", "checkout", 3, "--out", tmp_path / "other", "--data-dir", folder).status == 0
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
-    other = {"source": str(tmp_path / "other"), "digest": files.digest(tmp_path / "other")}
-    joined(tmp_path / "node", fork.model_copy(update={"model": fork.model.model_copy(update=other)}))
+    other = {"source": "other", "digest": files.digest(tmp_path / "other")}
+    node = joined(tmp_path / "node", fork.model_copy(update={"model": fork.model.model_copy(update=other)}))
+    begun_from(tmp_path / "other", node)
     checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
     assert "SF084" in checked.err
     assert "has other values" in checked.err

@@ -78,7 +78,8 @@ def check(run: Trainer) -> None:
     """Assert that scalars are those of the whole model, to one quantum and to rounding, after updates."""
     run.apply(UpdateBatch(np.zeros(40, np.int64), update_seeds(3, 0, 40), np.arange(40) * 100 - 1_500))
     run.weights.rebuild()
-    whole = Trainer(run.manifest, replace(run.loaded, kept=None), ROWS, core=run.core)
+    places = run.run_rows.places
+    whole = Trainer(run.manifest, replace(run.loaded, kept=None), ROWS, core=run.core, places=places)
     found, wanted = run.step(SEEDS, 0).scalars, whole.step(SEEDS, 0).scalars
     np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=1.0)
     assert np.abs(wanted).max() > 20

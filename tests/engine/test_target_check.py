@@ -176,7 +176,7 @@ def test_a_deberta_is_refused_for_its_table_of_distances_and_trained_without_it(
     def load(selection: Selection) -> Trainer:
         described = loader.describe(str(folder), "", selection, len(HEADED_TASK.verbalizer))
         run = Manifest(model=described, task=HEADED_TASK, data=Data(), training=Training())
-        return Trainer.load(run, training=False, device=DEVICE)
+        return Trainer.load(run, model_override=folder, training=False, device=DEVICE)
 
     with pytest.raises(UserError, match=r"pos_proj sees 10 rows .* table of relative positions") as caught:
         load(DEFAULT)
@@ -191,7 +191,7 @@ def loaded(kind: str, folder: Path, **settings: Any) -> Trainer:
     shutil.copytree(model_folder("llama"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
     build.from_config(AutoConfig.for_model(kind, **_SHAPE | settings)).save_pretrained(folder)
     run = Manifest(model=loader.describe(str(folder), ""), task=TASK, data=Data(), training=Training())
-    return Trainer.load(run, training=False, device=DEVICE)
+    return Trainer.load(run, model_override=folder, training=False, device=DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def seeing(folder: Path, selection: Selection) -> Trainer:
     build.from_config(settings).save_pretrained(folder)
     described = loader.describe(str(folder), "", selection)
     run = Manifest(model=described, task=TASK, data=Data(), training=Training())
-    return Trainer.load(run, training=False, device=DEVICE)
+    return Trainer.load(run, model_override=folder, training=False, device=DEVICE)
 
 
 def test_what_a_model_sees_with_is_never_called_for_a_text_and_refused_by_name(tmp_path: Path) -> None:
@@ -261,5 +261,5 @@ def test_an_encoder_that_plays_a_language_model_is_refused_as_it_sees_its_answer
     described = loader.describe(str(folder), "")
     run = manifest("opt").model_copy(update={"model": described})
     with pytest.raises(UserError, match="reads both ways") as caught:
-        Trainer.load(run, training=False)
+        Trainer.load(run, model_override=folder, training=False)
     assert caught.value.code is Code.MODEL_UNSUPPORTED

@@ -15,16 +15,16 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.node.training.engine_loading import load_trainer
 from sfnode.organising.policy import SEARCH_WAIT, policy_of
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.settings import Settings
 from sfnode.store.identity import Identity
+from sfnode.tasks import public_files
 from sfnode.verifiers import plugins
 from sfprotocol.decisions import Evaluated, Seal, Worth, read
 from tests.node.fixtures import work_takes_no_time
 from tests.node.helpers import Node, Swarm, organised
-from tests.node.training.test_engine_loading import fingerprint, make_model
+from tests.node.training.test_engine_loading import fingerprint, make_model, trains
 
 VERIFIER: dict[str, Any] = {
     "kind": "sum",
@@ -39,44 +39,47 @@ ROWS = [{"word": word} for word in ("film", "dull", "bright", "terrible", "great
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and with rows."""
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder)
+    for role in public_files.ROLES:
+        (folder / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Manifest:
     """A run on a model and on data that are files."""
     from sfnode.models import loader
 
-    folder = tmp_path_factory.mktemp("model")
-    make_model(folder)
-    sources = {name: folder / f"{name}.jsonl" for name in ("train", "test", "validation")}
-    for file in sources.values():
-        file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    sources: dict[str, Any] = {role: f"{role}.jsonl" for role in public_files.ROLES}
+    digests = {role: public_files.digest_of(home / name) for role, name in sources.items()}
     return Manifest(
         name="rewards",
-        model=loader.describe(str(folder), ""),
+        model=loader.describe(str(home), ""),
         task=TASK,
-        data=Data(**{name: str(file) for name, file in sources.items()}, validation_limit=len(ROWS)),
+        data=Data.model_validate(sources | {"digests": digests, "validation_limit": len(ROWS)}),
         training=Training(
             rank=4, batch_size=4, epsilon=0.05, epoch_updates=20, update_budget=60, learning_rate=0.01
         ),
     )
 
 
-def engine(run: Manifest) -> Any:
-    return load_trainer(Settings(data_dir=Path("unused")), run)
-
-
-async def complete(swarm: Swarm, **first: Any) -> list[Node]:
-    nodes = [swarm.node(name, make_engine=engine) for name in "ab"]
-    await swarm.first(queries=2, **first)
-    await swarm.join("b", queries=2)
+async def complete(swarm: Swarm, home: Path, **first: Any) -> list[Node]:
+    nodes = [trains(swarm, name, home) for name in "ab"]
+    await swarm.first(queries=2, model=home, **first)
+    await swarm.join("b", queries=2, model=home)
     for node in nodes:
         await node.until(lambda node=node: node.machine.complete)  # type: ignore[misc]
     return nodes
 
 
 async def test_two_nodes_learn_from_rewards_and_end_with_the_same_weights(
-    tmp_path: Path, run: Manifest
+    tmp_path: Path, home: Path, run: Manifest
 ) -> None:
     swarm = Swarm(tmp_path, run)
-    nodes = await complete(swarm)
+    nodes = await complete(swarm, home)
     for node in nodes:
         await node.until(lambda: nodes[0].digest == nodes[1].digest)
     now = await nodes[0].client.evaluate()
@@ -93,14 +96,14 @@ async def test_two_nodes_learn_from_rewards_and_end_with_the_same_weights(
 
 
 async def test_an_organised_run_is_judged_by_answers_and_searched(
-    tmp_path: Path, run: Manifest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, home: Path, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_takes_no_time(monkeypatch)
     budget = 240  # both nodes may make half as much before the first epoch is closed
     numbers = run.training.model_copy(update={"epoch_updates": 40, "update_budget": budget, "group": 8})
     run = run.model_copy(update={"training": numbers})
     swarm = Swarm(tmp_path, organised(run, tmp_path / "keys", quota=budget))
-    nodes = await complete(swarm, organise=True, keys_dir=tmp_path / "keys")
+    nodes = await complete(swarm, home, organise=True, keys_dir=tmp_path / "keys")
     decisions = [read(entry.record).decision for entry in nodes[0].node.log.control()]
     seals = [one for one in decisions if isinstance(one, Seal)]
     results = [one for one in decisions if isinstance(one, Evaluated)]
@@ -167,7 +170,11 @@ def judge(answer, row):
 
 
 async def test_who_says_no_to_a_plug_in_relays_and_one_that_hangs_or_raises_stops_nobody_else(
-    tmp_path: Path, run: Manifest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    home: Path,
+    run: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plugins, "_allowed", {})
@@ -177,12 +184,12 @@ async def test_who_says_no_to_a_plug_in_relays_and_one_that_hangs_or_raises_stop
     task = Task(**TASK.model_dump() | {"verifier": verifier})
     training = run.training.model_copy(update={"update_budget": 8, "epoch_updates": 8})
     swarm = Swarm(tmp_path, run.model_copy(update={"task": task, "training": training}))
-    asked, willing = (swarm.node(name, make_engine=engine) for name in "ab")
+    asked, willing = (trains(swarm, name, home) for name in "ab")
     await swarm.first()
     assert asked.node.settings.role == "relay"
     assert "SF090" in caplog.text
     assert "relays updates, and evaluates nothing" in caplog.text
-    await swarm.join("b", verifier=("mine:judge",))
+    await willing.start(swarm.run_file, peers=(asked.address,), model=home, verifier=("mine:judge",))
     module = plugins._allowed[plugins.Name(digest, "judge")].__globals__  # type: ignore[attr-defined]
     assert await asyncio.to_thread(module["entered"].wait, 30)
     assert (await willing.client.status()).known == 0  # the plug-in holds the engine's thread alone

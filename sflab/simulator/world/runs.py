@@ -19,7 +19,7 @@ OPEN_RUN = Manifest(
     name="simulated",
     model=Model(source="none", digest="0" * 64, targets=("a:8x4", "b:4x8")),
     task=Task(kind="text", template="{text}"),
-    data=Data(train="none"),
+    data=Data(train="builtin:reviews:train"),
     training=Training(rank=4, epoch_updates=256, update_budget=1 << 20, scalar_limit=1000),
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.node.training.engine_loading import load_trainer
-from sfnode.settings import Settings
-from tests.node.helpers import Swarm
+from sfnode.tasks import public_files
+from sfnode.tasks.public_files import Places
+from tests.node.helpers import Node, Swarm
 
 WORDS = ["<pad>", "<s>", "the", "film", "was", "dull", "bright", "It", "terrible", "great", "."]
 ROWS = [
@@ -51,35 +51,40 @@ def make_model(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and with rows."""
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder)
+    (folder / "rows.tsv").write_text("\n".join(ROWS) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def real(home: Path) -> Manifest:
     """A run on a model and on data that are files."""
     from sfnode.models import loader
 
-    folder = tmp_path_factory.mktemp("model")
-    make_model(folder)
-    rows = folder / "rows.tsv"
-    rows.write_text("\n".join(ROWS) + "\n")
+    digest = public_files.digest_of(home / "rows.tsv")
     return Manifest(
         name="real",
-        model=loader.describe(str(folder), ""),
+        model=loader.describe(str(home), ""),
         task=Task(
             kind="classification", template="{sentence} It was", verbalizer={"0": "terrible", "1": "great"}
         ),
-        data=Data(train=str(rows), test=str(rows)),
+        data=Data(train="rows.tsv", test="rows.tsv", digests={"train": digest, "test": digest}),
         training=Training(rank=4, batch_size=2, epoch_updates=30, update_budget=120, learning_rate=0.01),
     )
 
 
 @pytest.mark.parametrize("group", [0, 8], ids=["pairs", "groups"])
 async def test_a_node_with_two_devices_is_one_node_with_one_feed(
-    tmp_path: Path, real: Manifest, group: int
+    tmp_path: Path, home: Path, real: Manifest, group: int
 ) -> None:
     real = real.model_copy(update={"training": real.training.model_copy(update={"group": group})})
     swarm = Swarm(tmp_path, real)
-    both = swarm.node("a", make_engine=partial(trainer, device="cpu,cpu"))
-    alone = swarm.node("b", make_engine=trainer)
-    await swarm.first(device="cpu,cpu")
-    await swarm.join("b")
+    both, alone = (trains(swarm, name, home) for name in "ab")
+    await swarm.first(device="cpu,cpu", model=home)
+    await swarm.join("b", model=home)
     for node in (alone, both):
         await node.until(lambda node=node: node.node.status().state == "complete")  # type: ignore[misc]
     for node in (alone, both):
@@ -98,12 +103,12 @@ async def test_a_node_with_two_devices_is_one_node_with_one_feed(
 
 
 async def test_a_device_that_fails_is_said_and_the_others_go_on_until_a_pause_lets_it_try_again(
-    tmp_path: Path, real: Manifest
+    tmp_path: Path, home: Path, real: Manifest
 ) -> None:
     numbers = {"epoch_updates": 1_000_000, "update_budget": 1_000_000}
     swarm = Swarm(tmp_path, real.model_copy(update={"training": real.training.model_copy(update=numbers)}))
-    node = swarm.node("a", make_engine=partial(trainer, device="cpu,cpu"))
-    await swarm.first(device="cpu,cpu")
+    node = trains(swarm, "a", home)
+    await swarm.first(device="cpu,cpu", model=home)
     await node.until(lambda: node.engine and all(one.updates for one in node.engine.devices))
     first, second = node.engine.devices
 
@@ -125,8 +130,14 @@ async def test_a_device_that_fails_is_said_and_the_others_go_on_until_a_pause_le
     await swarm.stop()
 
 
-def trainer(run: Manifest, device: str = "cpu") -> Any:
-    return load_trainer(Settings(data_dir=Path("unused"), device=device, limits=Limits(threads=1)), run)
+def trains(swarm: Swarm, name: str, home: Path) -> Node:
+    """A node of the swarm that loads a model and rows, which its owner has in a folder."""
+    node = swarm.node(name)
+    public_files.bring(swarm.run.data, Places((home,)), swarm.folder)
+    node.make_engine = lambda run: load_trainer(
+        node.settings.model_copy(update={"limits": Limits(threads=1)}), run
+    )
+    return node
 
 
 def fingerprint(engine: Any) -> str:
