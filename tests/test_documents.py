@@ -135,7 +135,11 @@ def succession(folder: Path, data: bytes) -> object:
 READERS: list[Callable[[Path, bytes], object]] = [
     *(export, model, model_to_hash, index, header, verifier, contacts_at, run_file, certificate, succession)
 ]
-AS_THEY_ARE = {(model, name) for name in ("a deep field", "a deep verifier", "NaN", "an infinite number")}
+AS_THEY_ARE = {
+    (reader, name)
+    for reader in (model, model_to_hash)
+    for name in ("a deep field", "a deep verifier", "NaN", "an infinite number")
+}
 """Configurations of models have the like at times; what is made of them is looked at elsewhere."""
 
 
