@@ -15,7 +15,7 @@ import click
 from sfnode.cli.exit import warn
 from sfnode.cli.folders import known_folders
 from sfnode.cli.options import data_dir_option, device_option, dtype_option, option, run_option, setting
-from sfnode.cli.output import echo
+from sfnode.cli.output import ask, echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
@@ -109,7 +109,10 @@ def use(
         return
     for row in [rows[0][0]] if rows else _typed(task):
         (answer,) = model.answers([row], tokens)
-        echo(answer if isinstance(answer, str) else in_words(answer))
+        if isinstance(answer, str):
+            echo(answer, whole=True)
+        else:
+            echo(in_words(answer))
         if not answer:
             echo("(the model answered nothing: it ended at once, or wrote only blanks)", err=True)
 
@@ -244,7 +247,7 @@ def _typed(task: Task) -> Iterator[Row]:
 def _line(name: str) -> str:
     """Return the next line, if it is not empty. Raises click.Abort at the end."""
     if sys.stdin.isatty():
-        return str(click.prompt(name, prompt_suffix="> ", err=True))
+        return ask(name, prompt_suffix="> ", err=True)
     for line in sys.stdin:
         if text := line.strip():
             return text

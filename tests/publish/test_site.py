@@ -106,6 +106,18 @@ def test_samples_of_a_node_that_does_not_run_are_those_of_its_folder(
         (folder / "samples.json").unlink()
 
 
+def test_answers_and_rows_show_nothing_but_themselves(published: Callable[..., Path], folder: Path) -> None:
+    raw = "\x1b[2J\x9b2J\u202e\u2066\u200b"
+    row, now = ROW.model_copy(update={"text": raw}), NOW.model_copy(update={"answers": [f"good{raw}"]})
+    (folder / "samples.json").write_text(json.dumps(Samples(rows=[row], moments=[THEN, now]).model_dump()))
+    try:
+        text = (published() / "index.html").read_text()
+    finally:
+        (folder / "samples.json").unlink()
+    assert [line for line in text.split("\n") if not line.replace("\u00a0", " ").isprintable()] == []
+    assert "good\\u001b[2J" in text
+
+
 def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     said = InviteResult(
         link=link_to(RUN),
