@@ -39,8 +39,12 @@ def printable(text: str) -> str:
 def paragraph(text: str) -> str:
     """Return a printable text of bounded length whose further lines are indented: none can pass for a message
     of its own."""
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
-    return printable(text).replace("\n", INDENT)
+    return printable(_cut(text)).replace("\n", INDENT)
+
+
+def lines(text: str) -> str:
+    """Return a printable text whose lines are of bounded length."""
+    return printable("\n".join(map(_cut, text.split("\n"))))
 
 
 def called(key: str, name: str | None) -> str:
@@ -52,6 +56,10 @@ def called(key: str, name: str | None) -> str:
 def command(*words: object) -> str:
     """Return a command line of these words: a shell takes each, whoever chose it, for just itself."""
     return shlex.join(map(str, words))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
 def _escaped(letter: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from sfnode.cli.groups import inner_commands
 from sfnode.cli.options import long_name
+from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
 
 Options = dict[str, click.Option]
@@ -27,8 +27,8 @@ def read_config(file: Path, command: click.Command, others: Iterator[click.Comma
     value makes sense, the option says.
     """
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = read_toml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise _unusable(file, str(error)) from error
     own = _options(command)
     known = _known(values, own, others)

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from sfnode.cli import output
 from sfnode.cli.options import config_file
-from sfnode.cli.output import echo
+from sfnode.cli.output import echo, echo_usage
 from sfnode.errors import Code, UserError
 
 DONE, FAILED, USAGE, NOT_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
@@ -62,7 +62,7 @@ def show_usage(error: click.ClickException) -> int:
         fix = f"The value is from the configuration file {file}."
     if _printed_as_json(error.exit_code, code="usage", name="USAGE", what=error.format_message(), fix=fix):
         return error.exit_code
-    error.show()
+    echo_usage(error)
     if fix.startswith("The value"):
         echo(fix, err=True)
     return error.exit_code

@@ -16,7 +16,7 @@ from unicodedata import east_asian_width
 import click
 
 from sfnode.cli.exit import DONE, warn
-from sfnode.cli.output import echo
+from sfnode.cli.output import ask, echo
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import is_file
 from sfnode.manifest.task import Task
@@ -298,7 +298,7 @@ def ask_source(read: Callable[[str], DataTable]) -> DataTable:
     """Ask for the file with the data until there is one that can be read."""
     while True:
         try:
-            return read(click.prompt("Which file has your data? (.csv, .tsv, .jsonl, .parquet)"))
+            return read(ask("Which file has your data? (.csv, .tsv, .jsonl, .parquet)"))
         except UserError as error:
             warn(error)
 
@@ -314,7 +314,7 @@ def confirm(
         found = plan(table, answers, fields())
         show_plan(table, answers, found)
         lines = list(_lines(table, answers, found))
-        said = click.prompt(
+        said = ask(
             f"Enter: go on. 1 to {len(lines)}: change that line. KEY=VALUE: anything else. q: leave",
             default="",
             show_default=False,
@@ -345,7 +345,7 @@ def confirm(
 
 def _changed(line: ScreenLine, answers: Answers) -> Answers:
     """Ask for one answer until it can be; Enter keeps the one that is there."""
-    while said := click.prompt(line.question, default="", show_default=False).strip():
+    while said := ask(line.question, default="", show_default=False).strip():
         try:
             return line.take(said)
         except UserError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.folders import known_folders
 from sfnode.cli.options import json_option
 from sfnode.cli.output import echo
+from sfnode.documents import read_toml
 from sfnode.errors import UserError
 from sfnode.store.data_folder import Layout, holder
 
@@ -60,7 +60,7 @@ def _kept(folder: Path) -> dict[str, Any]:
     layout = Layout(folder)
     kept: dict[str, Any] = {"contributed": None}
     try:
-        kept["run_name"] = str(tomllib.loads(layout.manifest.read_text("utf-8")).get("name", ""))
+        kept["run_name"] = str(read_toml(layout.manifest.read_text("utf-8")).get("name", ""))
         with UpdateLog.open(layout.log, read_only=True) as log:
             kept |= {"run_id": log.run_id.hex(), "contributed": contributed(layout, log)}
     except (OSError, ValueError, UserError):  # it says so when it is used

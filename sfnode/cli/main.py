@@ -6,6 +6,7 @@ them: `sfnode status` ends before a library like that would have been imported.
 
 from __future__ import annotations
 
+import errno
 import gc
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from sfnode.cli.groups import Lazy, LazyGroup
 from sfnode.cli.options import config_file, option
 from sfnode.cli.output import begin
 from sfnode.defaults import CONFIG
-from sfnode.errors import UserError
+from sfnode.errors import Code, UserError
 
 COLLECTED_AFTER = 10_000
 """Objects after which Python looks for garbage, in place of 700: nothing that is imported is any, and looking
@@ -211,5 +212,18 @@ def _status(arguments: Sequence[str] | None) -> int:
         return show_usage(error)
     except UserError as error:
         return show(error)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return show(_no_name(error))
     except (click.Abort, KeyboardInterrupt):
         return interrupted()
+
+
+def _no_name(error: OSError) -> UserError:
+    """Return the error for a name that no file can have: a manifest of others may have any."""
+    return UserError(
+        Code.BAD_OPTION,
+        f"a name is too long for a file: {error.filename}",
+        "Name another file. If the run's manifest names this one, nobody can take part in the run.",
+    )

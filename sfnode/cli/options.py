@@ -65,7 +65,7 @@ def asked_link() -> str:
     """Return the link that is typed at a terminal, or that standard input has in its first line: others see
     what stands on a command line."""
     if sys.stdin.isatty():
-        return str(click.prompt("Link", err=True)).strip()
+        return output.ask("Link", err=True).strip()
     line = sys.stdin.readline(MAX_LINE).strip()
     if not line:
         raise click.BadParameter("standard input has no link in its first line")

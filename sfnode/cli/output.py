@@ -1,12 +1,16 @@
-"""Standard output and standard error of commands: whatever is said there is printable."""
+"""Standard output and standard error of commands, and what they ask for: whatever is said is printable."""
 
 from __future__ import annotations
 
+import logging
+import warnings
 from dataclasses import dataclass
+from io import StringIO
+from typing import Any
 
 import click
 
-from sfnode.printable import printable
+from sfnode.printable import lines, paragraph, printable
 
 
 @dataclass(slots=True)
@@ -23,11 +27,38 @@ state = Output()
 
 
 def begin(as_json: bool) -> None:
-    """Note what the command was asked for, before anything is printed."""
+    """Note what the command was asked for, before anything is printed, and have printable what libraries
+    print."""
     state.as_json, state.printed = as_json, False
+    warnings.formatwarning = lambda said, kind, *_: f"{kind.__name__}: {paragraph(str(said))}\n"
+    if logging.lastResort:
+        logging.lastResort.setFormatter(_Plain())
 
 
-def echo(text: str, *, err: bool = False, colour: str | None = None, end: str = "\n") -> None:
-    """Print a text, perhaps in a colour. Names, addresses and reasons in it may be those of strangers."""
+def echo(
+    text: str, *, err: bool = False, colour: str | None = None, end: str = "\n", whole: bool = False
+) -> None:
+    """Print a text, perhaps in a colour. Names, addresses and reasons in it may be those of strangers, so
+    lines are cut unless they are JSON, or wanted as a `whole`."""
     state.printed = state.printed or not err
-    click.echo(click.style(printable(text), fg=colour) + end, err=err, nl=False)
+    shown = printable(text) if whole or state.as_json else lines(text)
+    click.echo(click.style(shown, fg=colour) + end, err=err, nl=False)
+
+
+def ask(question: str, **how: Any) -> str:
+    """Return what the user answers to a question, as click.prompt asks it."""
+    return str(click.prompt(lines(question), **how))
+
+
+def echo_usage(error: click.ClickException) -> None:
+    """Print click's message about a command line; it may quote what the data of a run are called."""
+    said = StringIO()
+    error.show(said)
+    echo(said.getvalue(), err=True, end="")
+
+
+class _Plain(logging.Formatter):
+    """Formats the log of a command that has set up none."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return paragraph(super().format(record))

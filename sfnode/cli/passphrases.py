@@ -9,6 +9,7 @@ from typing import TypeVar
 import click
 
 from sfnode.cli.options import F, option
+from sfnode.cli.output import ask
 from sfnode.errors import Code, UserError
 
 T = TypeVar("T")
@@ -46,8 +47,7 @@ def asked() -> bytes:
 
 
 def _typed(prompt: str, *, confirm: bool) -> bytes:
-    said: str = click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)
-    return said.encode()
+    return ask(prompt, hide_input=True, confirmation_prompt=confirm, err=True).encode()
 
 
 def _read(file: Path) -> bytes:

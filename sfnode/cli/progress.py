@@ -22,7 +22,6 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
@@ -31,7 +30,7 @@ from rich.text import Text
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import download_in_words
 from sfnode.logging import BEGINS, begins, log
-from sfnode.printable import size_text
+from sfnode.printable import paragraph, size_text
 from sfnode.schema.node_state import NodeState
 
 if TYPE_CHECKING:
@@ -66,10 +65,17 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
             yield advance
         return
     left = _Left(seconds) if seconds else TimeRemainingColumn()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), _Bar(), MofNCompleteColumn())
+    columns = (SpinnerColumn(), _Described(), _Bar(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), left, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
+
+
+class _Described(ProgressColumn):
+    """The name of the work, which may have one of a stranger's in it."""
+
+    def render(self, task: Task) -> Text:
+        return Text(paragraph(task.description))
 
 
 class _Bar(BarColumn):
@@ -221,7 +227,7 @@ class Narration:
         if not self._terminal or not self._what or self._ended.is_set():
             return
         if self._bars is None:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            columns = (SpinnerColumn(), _Described(), TimeElapsedColumn())
             self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bars.add_task(self._what, total=None)
             self._bars.start()

@@ -14,13 +14,18 @@ from sfnode.cli.exit import warn
 from sfnode.cli.options import data_dir_option, option, out_option
 from sfnode.cli.output import echo
 from sfnode.cli.owner import parse_duration
+from sfnode.cli.passphrases import passphrase_file_option
 from sfnode.cli.progress import waiting
+from sfnode.cli.succession import keys_dir_option
 from sfnode.dashboard.formatting import count
 from sfnode.errors import Code, UserError
 from sfnode.printable import size_text
 
 if TYPE_CHECKING:
+    from sfnode.manifest import Manifest
+    from sfnode.publish.signature import Signer
     from sfnode.publish.site import PublishedFolder
+    from sfnode.store.log import UpdateLog
 
 LEAST_EVERY = 10.0
 """Seconds between two publications: one of a long run takes longer."""
@@ -33,7 +38,10 @@ LOCAL = {
     "machine": "The page's link has addresses of this machine only: nobody can join from another one.",
 }
 
-NO_MANIFEST = "run.toml is not published: this manifest names folders of a machine (docs/organising.md)."
+NO_MANIFEST = (
+    "run.toml is not published: this manifest names folders of a machine (docs/organising.md). Without it "
+    "run.json cannot be signed."
+)
 
 NOWHERE = "The page has no link: this node does not run and has met nobody. Start it, or give --public-link."
 
@@ -104,6 +112,8 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
     default=True,
     help="Whether to show answers to test rows that the node has recorded.",
 )
+@keys_dir_option
+@passphrase_file_option
 @data_dir_option
 def page(
     out: Path,
@@ -114,6 +124,8 @@ def page(
     public_link: str,
     export: Path | None,
     samples: bool,
+    keys_dir: Path,
+    passphrase_file: Path | None,
     data_dir: Path,
 ) -> None:
     """Write a page about the run of a node's folder, for any web server.
@@ -121,7 +133,7 @@ def page(
     The page is one file that needs no other, without a script; beside it are run.json, for programs, and the
     run's manifest. It has what the signed log has: how good the model is by the organiser's evaluations, who
     has brought what, how to join and how to verify. The node may be running or not; if it is not, contacts
-    are those that it remembers.
+    are those that it remembers. With the organiser's key run.json is signed, and a directory prefers it.
     """
     from sfnode.publish.run_file import NAME
     from sfnode.publish.site import PublishedFolder, remove_partial
@@ -131,10 +143,11 @@ def page(
     site = PublishedFolder(out, data_dir, title=title, hidden=hide, url=url, export=export)
     contacts = url and f"{url}{NAME}"
     said = ""
+    key = keys_dir, passphrase_file
     while True:
         began = time.monotonic()
         try:
-            said = _publish(site, out, data_dir, public_link, contacts, samples, said)
+            said = _publish(site, out, data_dir, public_link, contacts, samples, key, said)
         except UserError as error:
             if every is None or not said:
                 raise
@@ -156,7 +169,14 @@ def _check_title(title: str) -> None:
 
 
 def _publish(
-    site: PublishedFolder, folder: Path, data_dir: Path, link: str, contacts: str, samples: bool, said: str
+    site: PublishedFolder,
+    folder: Path,
+    data_dir: Path,
+    link: str,
+    contacts: str,
+    samples: bool,
+    key: tuple[Path, Path | None],
+    said: str,
 ) -> str:
     """Publish once, and tell so; return the warnings, which are not repeated while they stay the same."""
     from sfnode.manifest import names_folders
@@ -165,20 +185,43 @@ def _publish(
 
     with opened_run(data_dir) as (manifest, update_log), waiting("reading the log"):
         told = ask(manifest, update_log, data_dir, link=link, contacts_url=contacts, samples=samples)
-        published = site.publish(manifest, update_log, told, utc_now())
+        signer, unsigned = _signer(manifest, update_log, *key)
+        published = site.publish(manifest, update_log, told, utc_now(), signer)
     run = published.run
     seal = f"round {run.seal.epoch}" if run.seal else "no round yet" if run.organised else "open run"
     figures = f"{size_text(published.page_bytes)}, {seal}, {count(run.updates)} updates"
-    echo(f"wrote {folder / 'index.html'} ({figures})")
+    signed = "signed by the organiser" if published.signed else "not signed"
+    echo(f"wrote {folder / 'index.html'} ({figures}; {signed})")
     warnings = [f"--hide {key}: nothing of such a key counts (yet)" for key in published.unmatched]
     if told.contact.reach is None and not manifest.organised.private:
         warnings.append(NOWHERE)
     warnings += [LOCAL[told.contact.reach]] if told.contact.reach in LOCAL else []
-    warnings += [NO_MANIFEST] * names_folders(manifest)
+    warnings += [NO_MANIFEST] * names_folders(manifest) or unsigned
     text = "\n".join(warnings)
     if text and text != said:
         echo(text, err=True)
     return text or "nothing to say"
+
+
+def _signer(
+    manifest: Manifest, update_log: UpdateLog, keys_dir: Path, passphrase_file: Path | None
+) -> tuple[Signer | None, list[str]]:
+    """Return what signs run.json, or why the key that is here does not; neither where there is no key."""
+    from sfnode.publish.certificate import control_of
+    from sfnode.publish.signature import Signer
+    from sfnode.store.run_keys import load_organiser_key, read_passphrase
+
+    run = manifest.parameters()
+    if run.organised is None:
+        return None, []
+    control = control_of(run, update_log)
+    try:
+        passphrase = read_passphrase(passphrase_file) if passphrase_file else None
+        key = load_organiser_key(run.run_id, control.key or b"", keys_dir, passphrase)
+    except UserError as error:
+        told = error.code is not Code.KEY_NOT_FOUND
+        return None, [f"run.json is not signed: {error.what}"] * told
+    return Signer(manifest, control, key.sign), []
 
 
 @click.command
@@ -188,7 +231,8 @@ def _publish(
 def directory(sources: tuple[str, ...], out: Path, title: str) -> None:
     """Write a page about several runs, from the run.json files that their pages have.
 
-    Each is a file or an address (https://...). What cannot be read is listed as such on the page and here.
+    Each is a file or an address (https://...). What cannot be read is listed as such on the page and here. Of
+    several about one run the last counts that its organiser has signed; if none is signed, the first.
     """
     from sfnode.publish.directory import MAX_RUNS, directory_page
     from sfnode.publish.run_file import utc_now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 from sfnode.cli.exit import warn
 from sfnode.cli.folders import known_folders
 from sfnode.cli.options import data_dir_option, device_option, dtype_option, option, run_option, setting
-from sfnode.cli.output import echo
+from sfnode.cli.output import ask, echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
@@ -29,6 +30,11 @@ Row = Mapping[str, Any]
 
 MOST_TOKENS = 4096
 """Tokens of an answer: more than any model here writes in an hour of a CPU."""
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""Beginnings of what programs for tables take for a formula (OWASP, CSV injection)."""
+
+_NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?([eE][+-]?[0-9]+)?")
 
 BETWEEN = "|"
 """Sign between the answers that somebody types to choose from."""
@@ -103,7 +109,10 @@ def use(
         return
     for row in [rows[0][0]] if rows else _typed(task):
         (answer,) = model.answers([row], tokens)
-        echo(answer if isinstance(answer, str) else in_words(answer))
+        if isinstance(answer, str):
+            echo(answer, whole=True)
+        else:
+            echo(in_words(answer))
         if not answer:
             echo("(the model answered nothing: it ended at once, or wrote only blanks)", err=True)
 
@@ -238,7 +247,7 @@ def _typed(task: Task) -> Iterator[Row]:
 def _line(name: str) -> str:
     """Return the next line, if it is not empty. Raises click.Abort at the end."""
     if sys.stdin.isatty():
-        return str(click.prompt(name, prompt_suffix="> ", err=True))
+        return ask(name, prompt_suffix="> ", err=True)
     for line in sys.stdin:
         if text := line.strip():
             return text
@@ -311,7 +320,8 @@ def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: P
         else:
             writer = csv.DictWriter(table, [*columns, *names], restval="", delimiter=separator)
             writer.writeheader()
-            writer.writerows({name: _cell(value) for name, value in row.items()} for row in written)
+            cell = dict.fromkeys(columns, _cell) | dict.fromkeys(names, _no_formula)
+            writer.writerows({name: cell[name](value) for name, value in row.items()} for row in written)
     echo(f"wrote {out}: {len(written):,} rows")
 
 
@@ -322,3 +332,11 @@ def _values(answer: Preference | str) -> tuple[object, ...]:
 def _cell(value: object) -> object:
     """Return a value as a cell of a table: lists and objects as JSON."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+
+
+def _no_formula(value: object) -> object:
+    """Return an answer as a cell that no program for tables takes for a formula: with a quote before it. The
+    owner's own columns stay what they are."""
+    if isinstance(value, str) and value.startswith(FORMULAS) and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return value

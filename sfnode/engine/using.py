@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sfnode.documents import read_json
 from sfnode.engine.devices import usable_device
 from sfnode.engine.evaluation import prior
 from sfnode.engine.generation import complete, positions
@@ -97,7 +98,7 @@ def of_export(folder: Path, device: str, dtype: str) -> ModelInUse:
 def task_in(folder: Path) -> Task:
     """Return the task of an exported model. Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED."""
     try:
-        return Task.model_validate(json.loads((folder / ABOUT).read_text("utf-8"))["task"])
+        return Task.model_validate(read_json((folder / ABOUT).read_bytes())["task"])
     except OSError as error:
         raise UserError(
             Code.MODEL_NOT_FOUND,

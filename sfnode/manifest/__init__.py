@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -23,6 +22,7 @@ import msgpack
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import (
     BUILTIN,
@@ -85,7 +85,7 @@ def run_id_of(canonical: bytes) -> bytes:
 class Manifest(Section):
     """One training run. Two manifests with equal canonical bytes are the same run."""
 
-    protocol: int = Field(default=PROTOCOL_VERSION, ge=1)
+    protocol: int = Field(default=PROTOCOL_VERSION, ge=1, lt=1 << 32)
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
     description: str = ""
     """Purpose of the run, in plain text, for those who may take part and those who watch (SPEC M8)."""
@@ -254,8 +254,8 @@ class Manifest(Section):
     def from_toml(cls, path: Path) -> Manifest:
         """Read a manifest file. Raises UserError BAD_MANIFEST or NEWER_PROTOCOL."""
         try:
-            fields = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            fields = read_toml(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             why = "it is no text (UTF-8)" if isinstance(error, UnicodeDecodeError) else why
             fix = "Write one with `sfnode init`, or get the run's own with `sfnode join --peers ADDRESS`."
@@ -273,7 +273,7 @@ class Manifest(Section):
             )
         try:
             fields = msgpack.unpackb(encoded, raw=False, strict_map_key=True)
-        except (ValueError, msgpack.UnpackException) as error:
+        except (ValueError, RecursionError, msgpack.UnpackException) as error:
             raise UserError(
                 Code.BAD_MANIFEST,
                 f"the manifest from {source} does not decode: {error}",
@@ -291,7 +291,7 @@ class Manifest(Section):
     @classmethod
     def _checked(cls, fields: Any, source: str) -> Manifest:
         version = fields.get("protocol") if isinstance(fields, dict) else None
-        if isinstance(version, int) and version > PROTOCOL_VERSION:
+        if isinstance(version, int) and PROTOCOL_VERSION < version < 1 << 32:
             raise UserError(
                 Code.NEWER_PROTOCOL,
                 f"the run of {source} speaks protocol {version}; this sfnode speaks {PROTOCOL_VERSION}",

@@ -281,7 +281,7 @@ def _config(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {key: value for key, value in found.items() if key not in ABOUT_THE_LIBRARY}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise broken(file, "configuration", str(error)) from error
 
 
@@ -327,7 +327,7 @@ def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTens
         header.pop("__metadata__", None)
         for name, entry in header.items():
             yield name, _stored(entry, file, begin, total)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         raise broken(file, "safetensors file", str(error)) from error
 
 

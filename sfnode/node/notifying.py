@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from sfnode.errors import Code
 from sfnode.logging import log
+from sfnode.printable import paragraph
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import Status
 
@@ -37,7 +38,7 @@ async def notify(status: Callable[[], Status], clock: Callable[[], float], comma
         linked = at if now.links else linked
         events = dict(_events(now, linked is not None and at - linked > OFFLINE_AFTER))
         for event in [one for one in events if one not in before]:
-            await _run(command, event, events[event], now.run_name)
+            await _run(command, event, paragraph(events[event]), now.run_name)
         before = frozenset(events)
         await asyncio.sleep(LOOK)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sfnode.daemon_thread import in_daemon_thread
+from sfnode.documents import read_json
 from sfnode.errors import Code, UserError
 from sfprotocol import invitation
 from sfprotocol.errors import LocalProtocolError
@@ -59,11 +60,11 @@ def write(path: Path, said: Mapping[str, Any], **more: Any) -> None:
 def read(data: bytes, url: str) -> Invitation:
     """Return the run and its contacts in the bytes of a `run.json`. Raises UserError CONTACTS_UNUSABLE."""
     try:
-        found = json.loads(data)
+        found = read_json(data)
         run_id = bytes.fromhex(found["run_id"])
         said = invitation.invite(int(found["protocol"]), run_id, [str(one) for one in found["addresses"]])
         invitation.write(said)  # judges what it has: a run id of 32 bytes, at least one address
-    except (ValueError, LookupError, TypeError, RecursionError, LocalProtocolError) as error:
+    except (ValueError, LookupError, TypeError, LocalProtocolError) as error:
         raise _unusable(url, f"it is no run.json ({type(error).__name__})") from None
     return said
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 
+from markupsafe import escape
 from pydantic import ConfigDict, Field, ValidationError
 
 from sfnode.errors import Code, UserError
@@ -105,9 +106,9 @@ class Certificate(Answer):
         return render(
             "certificate.svg",
             said=self,
-            document=json.dumps(self.model_dump(), separators=(",", ":"), ensure_ascii=False),
+            document=escape(json.dumps(self.model_dump(), separators=(",", ":"), ensure_ascii=False)),
             mark=MARK,
-            who=self.name or f"{self.member[:8]}…{self.member[-8:]}",
+            who=escape(self.name or f"{self.member[:8]}…{self.member[-8:]}"),  # to the letter, as ever
             worth=f"{self.worth / WORTH_ONE:+.6f}".replace("-", "−") if self.measured else "–",
             no_worth=OLD_NO_WORTH if self.version == 2 else NO_WORTH,
             pattern=_pattern(bytes.fromhex(self.member)),

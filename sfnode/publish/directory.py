@@ -1,14 +1,15 @@
 """A page made of several runs' `run.json`: a directory for whoever looks for a run to take part in.
 
 Files may come from strangers' web servers: each is bounded in size and time, everything in it is text, and
-one that cannot be read is listed as such. Of a run that is told of twice the later word counts.
+one that cannot be read is listed as such. Of a run that is told of twice the word counts that the organiser's
+present key has signed, the last of these; of words that it has not, the first in the list.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from sfnode.errors import UserError
 from sfnode.peers.contacts import FETCH_DEADLINE, MAX_FILE, download
 from sfnode.publish.page import SPARK, Chart, chart, gain, moment, render, verdict_of
 from sfnode.publish.run_file import NAME, RunFile, bad_run_file
+from sfnode.publish.signature import Signature, key_of, signature_of
 from sfprotocol.invitation import is_url
 
 MAX_RUNS = 200
@@ -25,6 +27,17 @@ MAX_RUNS = 200
 
 MAX_REASON = 200
 """Characters of the reason why a run cannot be read."""
+
+AHEAD = timedelta(minutes=10)
+"""Time by which a moment may be ahead of this machine's clock: those of servers differ by less."""
+
+
+class Told(NamedTuple):
+    """A file about a run."""
+
+    run: RunFile
+    signature: Signature | None
+    source: str
 
 
 class ListedRun(NamedTuple):
@@ -52,7 +65,7 @@ class Unread(NamedTuple):
     reason: str
 
 
-def read(source: str) -> RunFile:
+def read(source: str, now: datetime) -> Told:
     """Read a file, or what is at an address. Raises UserError BAD_RUN_FILE."""
     try:
         if is_url(source):
@@ -63,23 +76,25 @@ def read(source: str) -> RunFile:
     except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(getattr(error, "reason", "") or error)
         raise bad_run_file(source, reason or "no answer") from error
-    return RunFile.parse(data, source)
+    run = RunFile.parse(data, source)
+    if run.updated > now + AHEAD:
+        raise bad_run_file(source, f"updated: {moment(run.updated)} is yet to come")
+    return Told(run, signature_of(run, data, source), source)
 
 
 def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[str, list[Unread]]:
     """Return the page of these runs, those updated last first, and which of them cannot be read."""
-    found: dict[str, ListedRun] = {}
+    told: dict[str, list[Told]] = {}
     unread = []
     for source in sources:
         try:
-            one = _entry(read(source), source)
+            one = read(source, now)
         except UserError as error:
             unread.append(Unread(_public(source), _reason(error.what.partition(" that can be used: ")[2])))
-            continue
-        known = found.get(one.run.run_id)
-        if known is None or known.run.updated < one.run.updated:
-            found[one.run.run_id] = one
-    runs = sorted(found.values(), key=lambda one: (one.run.complete, -one.run.updated.timestamp()))
+        else:
+            told.setdefault(one.run.run_id, []).append(one)
+    found = [_entry(_trusted(several)) for several in told.values()]
+    runs = sorted(found, key=lambda one: (one.run.complete, -one.run.updated.timestamp()))
     summary = (
         f"{len(runs)} language models that people train together, with everything signed and verifiable."
     )
@@ -89,8 +104,19 @@ def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[s
     return page, unread
 
 
-def _entry(run: RunFile, source: str) -> ListedRun:
+def _trusted(told: Sequence[Told]) -> Told:
+    """Return that of several words on one run which counts."""
+    signatures = [one.signature for one in told if one.signature]
+    if not signatures:
+        return told[0]
+    key = key_of(signatures[0].authority, [one.succession for one in signatures if one.succession])
+    signed = [one for one in told if one.signature and one.signature.holds(key)]
+    return max(signed, key=lambda one: one.run.updated, default=told[0])
+
+
+def _entry(told: Told) -> ListedRun:
     """Return an entry; a page that is somewhere else than where its file came from is not believed."""
+    run, source = told.run, told.source
     page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
     quality = run.quality
     latest = quality.latest if quality else None

@@ -19,7 +19,7 @@ import sfnode
 from sfnode.dashboard.formatting import count, percent, qr_svg
 from sfnode.dashboard.quality import UNJUDGED, beside, still_rises, verdict
 from sfnode.dashboard.snapshot import Words
-from sfnode.printable import command, size_text, span
+from sfnode.printable import command, printable, size_text, span
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, PageMember, teams, thinned
 from sfnode.publish.run_file import NAME, CurvePoint, RunFile
@@ -195,6 +195,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -208,6 +209,11 @@ def environment() -> Environment:
         "metric_name": metric_name,
     }
     return made
+
+
+def _shown(value: object) -> object:
+    """Return a value as it is written to a page: only what was made here may be markup."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
 def metric_name(metric: str) -> str:

@@ -7,6 +7,7 @@ not know, so that later versions can add some.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from sfnode.manifest import MAX_DESCRIPTION
 from sfnode.peers.contacts import MAX_FILE
 from sfnode.schema.base import Answer
 from sfnode.schema.node_state import RunHealth
-from sfnode.schema.organising import EpochEvaluation, Hex32
+from sfnode.schema.organising import EpochEvaluation, Hex32, Hex64
 from sfprotocol.invitation import MAX_LINK, is_url
 from sfprotocol.names import readable
 
@@ -40,6 +41,12 @@ MAX_PROGRESS = 200
 MAX_CONTACTS = 32
 """Addresses: as many as a link holds."""
 
+MOST_COUNT = (1 << 63) - 1
+"""The largest count that the protocol has room for."""
+
+MOST_VALUE = MOST_COUNT / 10**6
+"""The largest finite number that an evaluation in the signed log can have: sums of such can be drawn."""
+
 
 def _readable(text: str) -> str:
     if not all(map(readable, text.split("\n"))):
@@ -53,9 +60,37 @@ def _web_address(text: str) -> str:
     return text
 
 
+def _measured(value: float) -> float:
+    if math.isfinite(value) and abs(value) > MOST_VALUE:
+        raise ValueError("it is more than anybody can have measured")
+    return value
+
+
+def _published(found: EpochEvaluation) -> EpochEvaluation:
+    if len(found.metric) > MAX_TITLE or not readable(found.metric):
+        raise ValueError("its metric is no name")
+    if not all(0 <= number <= MOST_COUNT for number in (found.epoch, found.count)):
+        raise ValueError("it has a number out of bounds")
+    for value in (found.value, found.low, found.high, found.loss):
+        _measured(value)
+    return found
+
+
+def _in_utc(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError("it has no time zone")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("it is at the end of time") from None
+
+
 Line = Annotated[str, Field(max_length=MAX_WORDS), AfterValidator(_readable)]
 WebAddress = Annotated[str, AfterValidator(_web_address)]
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+Value = Annotated[float, AfterValidator(_measured)]
+Published = Annotated[EpochEvaluation, AfterValidator(_published)]
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
 class PublishedSeal(Answer):
@@ -74,10 +109,10 @@ class RunQuality(Answer):
     """Results of the organiser on the validation rows."""
 
     verdict: RunHealth
-    latest: EpochEvaluation | None
-    base: EpochEvaluation | None
-    best: EpochEvaluation | None
-    calibrated: EpochEvaluation | None
+    latest: Published | None
+    base: Published | None
+    best: Published | None
+    calibrated: Published | None
     """The base model less its prior over the answers."""
 
 
@@ -85,9 +120,9 @@ class CurvePoint(Answer):
     """A sealed epoch on the curve."""
 
     epoch: Count
-    value: float
-    low: float
-    high: float
+    value: Value
+    low: Value
+    high: Value
 
 
 class ProgressMoment(Answer):
@@ -119,7 +154,7 @@ class RunFile(Answer):
     """Invitation with current contacts; empty if none is published."""
     addresses: Annotated[tuple[Line, ...], Field(max_length=MAX_CONTACTS)] = ()
     """Full addresses of the contacts in the link (SPEC N6)."""
-    updated: datetime
+    updated: Moment
     """Time of this publication, in UTC."""
     url: WebAddress = ""
     """Address of the page, with / at its end; empty if its organiser has not said it."""
@@ -136,7 +171,7 @@ class RunFile(Answer):
     budget: Count
     members: Count
     """Origins of which something counts."""
-    updates_per_hour: Annotated[float, Field(ge=0)] | None
+    updates_per_hour: Annotated[Value, Field(ge=0)] | None
     """None if it is not known yet."""
     seal: PublishedSeal | None
     """None in an open run, and before the first seal."""
@@ -148,6 +183,13 @@ class RunFile(Answer):
     """Sealed evaluations, the oldest first."""
     sizes: Sizes
     progress: Annotated[tuple[ProgressMoment, ...], Field(max_length=MAX_PROGRESS)] = ()
+    manifest: Annotated[str, Field(max_length=MAX_FILE)] = ""
+    """The run's manifest as it travels (SPEC M2), in base64; empty without a signature."""
+    succession: Annotated[str, Field(max_length=MAX_FILE, pattern="^([0-9a-f]{2})*$")] = ""
+    """The last succession as it travels (SPEC O4), in hex; empty if there was none."""
+    signature: Hex64 | None = None
+    """The organiser's, over `sfnode-run-file` and all of the file before this field, which is the last one;
+    null if the publisher had not its key."""
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Self:

@@ -21,6 +21,7 @@ from sfnode.publish.asking import NodeAnswers
 from sfnode.publish.facts import Digests, Facts, data_in_words, gather, model_in_words, task_in_words
 from sfnode.publish.page import run_page
 from sfnode.publish.run_file import NAME, RunFile, Sizes
+from sfnode.publish.signature import Signer
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
@@ -38,6 +39,8 @@ class Published(NamedTuple):
     page_bytes: int
     unmatched: list[str]
     """Keys that were to be hidden and of which there is nothing."""
+    signed: bool
+    """Whether `run.json` has its organiser's signature."""
 
 
 class PublishedFolder:
@@ -63,8 +66,9 @@ class PublishedFolder:
         update_log: UpdateLog,
         told: NodeAnswers,
         now: datetime,
+        signer: Signer | None = None,
     ) -> Published:
-        """Write the page as the log is now.
+        """Write the page as the log is now; `run.json` is signed if the manifest may be known.
 
         Raises UserError BAD_OPTION for a folder with a page of something else or an export that is none,
         DATA_DIR_UNUSABLE and DISK_FULL if it cannot be written, and as `facts.gather`.
@@ -92,9 +96,11 @@ class PublishedFolder:
                 write(self._folder / MANIFEST, manifest.to_toml().encode())
             else:  # one with others' words would be of another run
                 (self._folder / MANIFEST).unlink(missing_ok=True)
-            write(self._folder / NAME, run.write())
+            plain = run.write()
+            data = signer.write(run) if signer and public else plain
+            write(self._folder / NAME, data)
             write(self._folder / PAGE, page)
-        return Published(run, len(page), facts.unmatched)
+        return Published(run, len(page), facts.unmatched, data != plain)
 
     def _check_ours(self, manifest: Manifest) -> None:
         """Refuse a folder with a page that is not of this run."""

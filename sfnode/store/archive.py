@@ -258,7 +258,7 @@ def _faults(archive: Path) -> Iterator[None]:
         if error.code in (Code.NEWER_PROTOCOL, Code.OLDER_PROTOCOL, Code.DISK_FULL):
             raise
         raise unusable(archive, error.what) from error
-    except (ValueError, LocalProtocolError, RemoteProtocolError) as error:
+    except (ValueError, RecursionError, LocalProtocolError, RemoteProtocolError) as error:
         raise unusable(archive, str(error).partition("\n")[0]) from error
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sfnode.documents import read_json, read_toml
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.verifiers import plugins, scoring, specs
@@ -108,7 +108,7 @@ def load(source: str) -> dict[str, Any]:
     if plugins.is_plugin(source):
         return {"kind": "plugin", **plugins.allow(source)._asdict()}
     file = Path(source).expanduser()
-    readers = {".toml": tomllib.loads, ".json": json.loads}
+    readers = {".toml": read_toml, ".json": read_json}
     if file.suffix.lower() not in readers:
         raise _unusable(
             f"task.verifier: there is no ready-made verifier {source!r}, and it is no .toml or .json file"
@@ -119,7 +119,7 @@ def load(source: str) -> dict[str, Any]:
         found = readers[file.suffix.lower()](file.read_text(encoding="utf-8"))
     except OSError as error:
         raise _unusable(f"task.verifier: cannot read {source}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # of either format, and of what is no UTF-8
+    except ValueError as error:  # of either format, and of what is no UTF-8
         raise _unusable(f"task.verifier: {source} is not {file.suffix[1:].upper()}: {error}") from error
     try:
         specs.read(found)

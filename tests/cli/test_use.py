@@ -217,6 +217,35 @@ def test_a_table_is_written_as_the_one_that_was_read(
     assert row[:2] == ["1", f"good{mark} film"]
 
 
+def test_an_answer_is_no_formula_and_the_owners_columns_stay(
+    exports: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [
+        '=HYPERLINK("https://x.example")',
+        "+cmd",
+        "-2+3",
+        "@SUM(1)",
+        "\t=1",
+        "\r=1",
+        "＝1",
+        "-2.5",
+        "a=1",
+    ]
+    own = [f"{text}!" for text in said]
+    monkeypatch.setattr(ModelInUse, "answers", lambda *_: iter(said))
+    with Path("in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["=own", "text"], *([text, "film"] for text in own)])
+    asked = ("use", "--from", exports / "text", "--file", "in.csv", "--out")
+    assert [sfnode(*asked, out).status for out in ("out.csv", "out.jsonl")] == [0, 0]
+    with Path("out.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["=own", "text", "answer"]
+    assert [row[0] for row in rows] == own
+    assert [row[2] for row in rows] == [*(f"'{text}" for text in said[:7]), "-2.5", "a=1"]
+    in_json = [json.loads(line)["answer"] for line in Path("out.jsonl").read_text().splitlines()]
+    assert in_json == said
+
+
 def test_a_model_that_answers_nothing_is_no_riddle(
     exports: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

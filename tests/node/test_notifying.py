@@ -87,3 +87,9 @@ def test_a_command_that_fails_or_hangs_is_logged_and_nothing_else(
     monkeypatch.setattr(notifying, "PATIENCE", 0.5)
     assert told({"state": NodeState.COMPLETE}, command=command) == []
     assert says in caplog.text
+
+
+def test_what_it_is_told_is_printable(told: Callable[..., list[Any]]) -> None:
+    """A script may show it on a screen, and no program can have a zero among its words."""
+    (words,) = told({"alarms": [WORSE.model_copy(update={"what": "worse\0\x1b[2J\u202e"})]})
+    assert words[2] == "worse\\u0000\\u001b[2J\\u202e"

@@ -22,10 +22,13 @@ from sfnode.publish.site import remove_partial, write
 from sfnode.schema.metrics import value_in_words
 from sfnode.schema.results import InviteResult
 from sfnode.schema.views import Progress, SampleMoment, SampleRow, Samples
+from sfnode.store.identity import Identity
+from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import invitation
 from sfprotocol.names import Names
 from tests.cli.fake_node import fake_node
 from tests.cli.helpers import Ended
+from tests.protocol.feeds import signing_key
 from tests.publish.conftest import EPOCHS, NAMES
 from tests.publish.helpers import PEER, Page, link_to
 from tests.publish.runs import HOSTILE, accuracy, manifest_of, write_run
@@ -103,6 +106,18 @@ def test_samples_of_a_node_that_does_not_run_are_those_of_its_folder(
         (folder / "samples.json").unlink()
 
 
+def test_answers_and_rows_show_nothing_but_themselves(published: Callable[..., Path], folder: Path) -> None:
+    raw = "\x1b[2J\x9b2J\u202e\u2066\u200b"
+    row, now = ROW.model_copy(update={"text": raw}), NOW.model_copy(update={"answers": [f"good{raw}"]})
+    (folder / "samples.json").write_text(json.dumps(Samples(rows=[row], moments=[THEN, now]).model_dump()))
+    try:
+        text = (published() / "index.html").read_text()
+    finally:
+        (folder / "samples.json").unlink()
+    assert [line for line in text.split("\n") if not line.replace("\u00a0", " ").isprintable()] == []
+    assert "good\\u001b[2J" in text
+
+
 def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     said = InviteResult(
         link=link_to(RUN),
@@ -161,6 +176,48 @@ def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
     assert (found.seal, found.quality, found.members) == (None, None, 1)
     verified = sfnode("verify", "--data-dir", tmp_path / "open").out
     assert f"fingerprint  {found.digest}" in verified
+
+
+# -- whose word it is ------------------------------------------------------------------------------------
+
+
+def _organisers_key(folder: Path, passphrase: bytes | None = None) -> None:
+    key = Identity._of(signing_key("organiser"))
+    write_key(key, organiser_key(RUN.run_id, folder), passphrase)
+
+
+def test_with_the_organisers_key_the_file_is_signed_and_wins(
+    sfnode: Run, folder: Path, tmp_path: Path
+) -> None:
+    _organisers_key(tmp_path / "keys")
+    pages = [tmp_path / name for name in ("follower", "organiser")]
+    for path, keys in zip(pages, ("none", "keys"), strict=True):
+        ended = sfnode(
+            *("publish", "page", "--out", path, "--title", path.name, "--data-dir", folder),
+            *("--keys-dir", tmp_path / keys),
+        )
+        assert ("signed by the organiser" in ended.out) == (keys == "keys")
+    ended = sfnode("publish", "directory", *(path / "run.json" for path in pages), "--out", tmp_path / "all")
+    words = Page.of(tmp_path / "all" / "index.html").words
+    assert "(2 of 2 runs)" in ended.out
+    assert "organiser" in re.findall(r"^\w+$", words, re.MULTILINE)
+    assert "follower" not in words
+
+
+@pytest.mark.parametrize(("said", "signed"), [(b"", False), (b"wrong", False), (b"correct horse", True)])
+def test_a_key_with_a_passphrase_signs_with_it_and_else_the_reason_is_told(
+    sfnode: Run, folder: Path, tmp_path: Path, said: bytes, signed: bool
+) -> None:
+    _organisers_key(tmp_path / "keys", b"correct horse")
+    (tmp_path / "phrase").write_bytes(said)
+    options = ("--passphrase-file", tmp_path / "phrase") if said else ()
+    ended = sfnode(
+        *("publish", "page", "--out", tmp_path / "page", "--data-dir", folder),
+        *("--keys-dir", tmp_path / "keys", *options),
+    )
+    assert ended.status == 0
+    assert (run_file(tmp_path / "page").signature is not None) == signed
+    assert ("run.json is not signed: " in ended.err) != signed
 
 
 # -- what is not -----------------------------------------------------------------------------------------

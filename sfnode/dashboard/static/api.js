@@ -21,15 +21,22 @@ export async function ask(path, body) {
   } catch {
     throw new NodeError("the dashboard does not answer", true);
   }
-  if (response.ok) return response.json();
   const text = await response.text();
+  if (response.ok) return JSON.parse(text, printable);
   let reason = text.trim();
   try {
-    reason = JSON.parse(text).error;
+    reason = JSON.parse(text, printable).error;
   } catch {
     // not from the node itself
   }
   throw new NodeError(reason, response.status === 503 || response.status === 401);
+}
+
+/** A value of an answer; in texts, which may be a stranger's, what shows nothing or turns the writing is escaped. */
+function printable(_key, value) {
+  if (typeof value !== "string") return value;
+  const escaped = (letter) => `\\u${letter.codePointAt(0).toString(16).padStart(4, "0")}`;
+  return value.replace(/[\p{C}\u2028\u2029]/gu, (letter) => letter === "\n" ? letter : escaped(letter));
 }
 
 /** Do `job`, which does not fail, now and again `seconds` after it has ended, while somebody looks at the page. */
