@@ -135,9 +135,10 @@ class Counting:
         bases: bytes = b"",
         subspace_epochs: int = 1,
         epoch_updates: int = LEAST_USUAL,
+        last_subspace: int = MAX_EPOCHS,
     ) -> None:
-        """`budget`, `rate` (units of 2^-32), the digest of published `bases`, `subspace_epochs` and
-        `epoch_updates` are the manifest's."""
+        """`budget`, `rate` (units of 2^-32), the digest of published `bases`, `subspace_epochs`,
+        `epoch_updates` and `last_subspace` are the manifest's."""
         self.decisions = 0
         self.unsupported = False
         """Whether some decision is beyond this version: what counts from there on cannot be known here."""
@@ -157,6 +158,7 @@ class Counting:
         """Published bases of the subspaces that have some of their own, ascending from subspace 0; those
         between have the ones before (SPEC O9). Empty if bases are random."""
         self._subspace_epochs = subspace_epochs
+        self._last_subspace = last_subspace
         self._member_of: dict[bytes, int] = {}
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
@@ -182,6 +184,7 @@ class Counting:
             bases=run.bases,
             subspace_epochs=run.subspace_epochs,
             epoch_updates=run.epoch_updates,
+            last_subspace=run.last_subspace,
         )
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -280,7 +283,8 @@ class Counting:
     def may_begin(self, subspace: int) -> bool:
         """Return whether bases may be published for a subspace: no update can be in it until another epoch
         has been opened."""
-        return bool(self.bases) and self.open_epoch < subspace * self._subspace_epochs < MAX_EPOCHS
+        first = subspace * self._subspace_epochs
+        return bool(self.bases) and subspace <= self._last_subspace and self.open_epoch < first < MAX_EPOCHS
 
     def next_subspace(self) -> int:
         """Return the first subspace for which bases may be published, if the run goes on for so long."""

@@ -687,6 +687,10 @@ def test_bases_are_of_subspaces_that_a_run_can_have() -> None:
     last = (1 << 31) - 1
     assert fold(Bases(last, SECOND), bases=FIRST).bases[1:] == (Bases(last, SECOND),)
     assert fold(Bases(last + 1, SECOND), bases=FIRST).bases[1:] == ()
+    run = Counting(budget=9, rate=5, bases=FIRST, subspace_epochs=2, last_subspace=7)
+    for subspace in (7, 8):
+        run.apply(Recorded(Bases(subspace, SECOND)))
+    assert run.bases[1:] == (Bases(7, SECOND),)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------
