@@ -154,7 +154,7 @@ def digest(cores: Iterable[tuple[int, I64]]) -> bytes:
 
 def _hash(state: hashlib.blake2b, epoch: int, entries: I64) -> None:
     state.update(epoch.to_bytes(8, "big"))
-    state.update(np.ascontiguousarray(entries, "<i8"))
+    state.update(np.ascontiguousarray(entries, "<i8").data)
 
 
 class _EpochCore:
