@@ -135,9 +135,10 @@ class Counting:
         bases: bytes = b"",
         subspace_epochs: int = 1,
         epoch_updates: int = LEAST_USUAL,
+        last_subspace: int = MAX_EPOCHS,
     ) -> None:
-        """`budget`, `rate` (units of 2^-32), the digest of published `bases`, `subspace_epochs` and
-        `epoch_updates` are the manifest's."""
+        """`budget`, `rate` (units of 2^-32), the digest of published `bases`, `subspace_epochs`,
+        `epoch_updates` and `last_subspace` are the manifest's."""
         self.decisions = 0
         self.unsupported = False
         """Whether some decision is beyond this version: what counts from there on cannot be known here."""
@@ -153,10 +154,12 @@ class Counting:
         """Numbers of the members who are named to measure the closes that follow, ascending (SPEC O18)."""
         self.checkpoints: list[Checkpoint] = []
         """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
-        self.bases: tuple[Bases, ...] = (Bases(0, bases),) if bases else ()
-        """Published bases of the subspaces that have some of their own, ascending from subspace 0; those
-        between have the ones before (SPEC O9). Empty if bases are random."""
+        self.replaced: list[Bases] = []
+        """Published bases that others took the place of before their subspace began, in the order of this."""
+        self._bases = [Bases(0, bases)] if bases else []
+        """Those of the subspaces that have some of their own, ascending from subspace 0."""
         self._subspace_epochs = subspace_epochs
+        self._last_subspace = last_subspace
         self._member_of: dict[bytes, int] = {}
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
@@ -182,6 +185,7 @@ class Counting:
             bases=run.bases,
             subspace_epochs=run.subspace_epochs,
             epoch_updates=run.epoch_updates,
+            last_subspace=run.last_subspace,
         )
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -277,10 +281,30 @@ class Counting:
         whole = (counts[epoch] for epoch in counts if epoch not in skipped)
         return CREDIT_GROWTH * max(min(steps, WITH_ZEROS * moving) for steps, moving in whole), until
 
+    @property
+    def bases(self) -> tuple[Bases, ...]:
+        """Published bases of the subspaces that have some of their own, ascending from subspace 0; those
+        between have the ones before (SPEC O9). Empty if bases are random."""
+        return tuple(self._bases)
+
+    def bases_upto(self, subspace: int) -> tuple[Bases, ...]:
+        """Return those of this subspace and of the ones before; the last serve in it."""
+        return tuple(self._bases[: bisect_right(self._bases, subspace, key=_SUBSPACE)])
+
+    def own_bases(self, subspace: int) -> bytes | None:
+        """Return the digest of the bases that a subspace has of its own; None if it has none."""
+        place = self._place_of_bases(subspace)
+        known = place < len(self._bases) and self._bases[place].subspace == subspace
+        return self._bases[place].digest if known else None
+
+    def _place_of_bases(self, subspace: int) -> int:
+        return bisect_left(self._bases, subspace, key=_SUBSPACE)
+
     def may_begin(self, subspace: int) -> bool:
         """Return whether bases may be published for a subspace: no update can be in it until another epoch
         has been opened."""
-        return bool(self.bases) and self.open_epoch < subspace * self._subspace_epochs < MAX_EPOCHS
+        first = subspace * self._subspace_epochs
+        return bool(self._bases) and subspace <= self._last_subspace and self.open_epoch < first < MAX_EPOCHS
 
     def next_subspace(self) -> int:
         """Return the first subspace for which bases may be published, if the run goes on for so long."""
@@ -288,11 +312,12 @@ class Counting:
 
     def served_from(self) -> int | None:
         """Return the first epoch in which the latest published bases serve; None if the run has none."""
-        return self.bases[-1].subspace * self._subspace_epochs if self.bases else None
+        return self._bases[-1].subspace * self._subspace_epochs if self._bases else None
 
     def has_new_bases(self, epoch: int) -> bool:
         """Return whether published bases begin to serve in an epoch."""
-        return any(one.subspace * self._subspace_epochs == epoch for one in self.bases)
+        subspace, later = divmod(epoch, self._subspace_epochs)
+        return not later and self.own_bases(subspace) is not None
 
     def rate(self, epoch: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
@@ -485,8 +510,10 @@ class Counting:
             case Validators(members=members) if not members or members[-1] < len(self.members):
                 self.validators = members
             case Bases(subspace=subspace) if self.may_begin(subspace):
-                others = (one for one in self.bases if one.subspace != subspace)
-                self.bases = tuple(sorted((*others, decision), key=_SUBSPACE))
+                place, before = self._place_of_bases(subspace), self.own_bases(subspace)
+                if before not in (None, decision.digest):
+                    self.replaced.append(self._bases[place])
+                self._bases[place : place + (before is not None)] = [decision]
             case Checkpoint(epoch=epoch) if epoch < self.sealed:
                 place = bisect_left(self.checkpoints, epoch, key=_EPOCH)
                 known = place < len(self.checkpoints) and self.checkpoints[place].epoch == epoch

@@ -51,6 +51,8 @@ class RunParameters:
     """Updates that one feed of an open run may have in all; 0 if only the budget bounds them."""
     work_bits: int = 0
     """Leading zero bits of the proof of work that a feed of an open run needs."""
+    last_subspace: int = (1 << 32) - 1
+    """The subspace of all further epochs, so that the cores of a run are bounded (SPEC M9)."""
 
     @property
     def last_epoch(self) -> int:
@@ -68,7 +70,7 @@ class RunParameters:
 
     def subspace_of(self, epoch: int) -> int:
         """Return the subspace of updates with this label (SPEC O8)."""
-        return epoch // self.subspace_epochs
+        return min(epoch // self.subspace_epochs, self.last_subspace)
 
 
 class Feed(NamedTuple):

@@ -56,7 +56,8 @@ def integers(values: Iterable[int]) -> list[str]:
 def _fields(value: Any) -> dict[str, Any]:
     named = [field.name for field in fields(value)]
     if isinstance(value, RunParameters) and value.organised is None:
-        named = [name for name in named if name not in ("organised", "rate", "subspace_epochs", "bases")]
+        others = "organised", "rate", "subspace_epochs", "bases", "last_subspace"
+        named = [name for name in named if name not in others]
     found = {name: plain(getattr(value, name)) for name in named}
     found = {name: str(item) if name in WIDE else item for name, item in found.items()}
     return {name: [str(key) for key in item] if name == "feed_keys" else item for name, item in found.items()}

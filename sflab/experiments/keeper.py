@@ -359,7 +359,7 @@ class Keeper:
         """Return the updates that the close of an epoch has named and that count, with their weights."""
         assert self.machine.organised
         named = self.machine.organised.named
-        return counted_anew(self._log, named(epoch - 1), named(epoch), self.run.subspace_epochs)
+        return counted_anew(self._log, named(epoch - 1), named(epoch), self.run.subspace_of)
 
     def _cores(
         self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()

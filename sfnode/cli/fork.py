@@ -128,7 +128,7 @@ def fork(
     if anew:
         own |= unsuited(old.training)
     else:
-        bases = _bases_file(data_dir, counting)
+        bases = _bases_file(data_dir, counting, old.parameters().subspace_of(counting.open_epoch))
         own["learning_rate"] = counting.rate(counting.open_epoch) / RATE_ONE
     given |= published(bases) if bases else {}
     manifest, said = forked(old, parent, (out / MODEL).absolute(), own | given), []
@@ -171,15 +171,15 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, Counting]
     return old, counting
 
 
-def _bases_file(data_dir: Path, counting: Counting) -> Path | None:
-    """Return the file with the published bases that serve at a seal; None if they are random. Raises
+def _bases_file(data_dir: Path, counting: Counting, subspace: int) -> Path | None:
+    """Return the file with the published bases of a subspace that has begun; None if they are random. Raises
     UserError BASES_MISSING."""
     from sfnode.models import bases
     from sfnode.store.data_folder import Layout
 
-    if not counting.bases:
+    if not (published := counting.bases_upto(subspace)):
         return None
-    file = bases.path_in(Layout(data_dir).bases, counting.bases[-1].digest.hex())
+    file = bases.path_in(Layout(data_dir).bases, published[-1].digest.hex())
     if not file.is_file():
         raise bases.missing(f"the published bases {file.name} are not here")
     return file

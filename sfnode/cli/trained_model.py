@@ -197,7 +197,7 @@ def _replay(
         trainer.begin(checkpoint.load(checkpoints, trainer.manifest, counting, stated).cores)
     done, total = 0, sum(max((run.stop for run in one.runs), default=0) for one in counted.values())
     with waiting("replaying the log") as advance:
-        for batch in changes(update_log, applied, whole(applied, counted), machine.run.subspace_epochs):
+        for batch in changes(update_log, applied, whole(applied, counted), machine.run.subspace_of):
             trainer.apply(batch)
             done += len(batch.seeds)
             advance(done, total)

@@ -65,14 +65,14 @@ def remeasure(
     wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
     found = []
     for asked in _asked(manifest, entries, wanted):
-        for batch in changes(update_log, applied, asked.before, run.subspace_epochs):
+        for batch in changes(update_log, applied, asked.before, run.subspace_of):
             engine.apply(batch)
         applied |= asked.before
         core = Core(len(manifest.model.targets), manifest.training.rank)
         core.put(engine.cores())
-        for batch in changes(update_log, asked.before, asked.step, run.subspace_epochs):
+        for batch in changes(update_log, asked.before, asked.step, run.subspace_of):
             core.add(batch)
-        updates = counted_anew(update_log, asked.before, asked.named, run.subspace_epochs)
+        updates = counted_anew(update_log, asked.before, asked.named, run.subspace_of)
         rows, epoch = asked.worth.rows, asked.worth.epoch
         shares, _ = engine.shares(core.cores(), list(updates.values()), rows, epoch)
         found.append(

@@ -161,7 +161,7 @@ class Past:
     def cores(self, wanted: Mapping[Feed, Counted]) -> dict[int, I64]:
         """Return the cores of what is wanted, (layers, rank, rank) each, by subspace. Raises as
         `replay.changes`."""
-        advance(self._core, self._log, self._applied, wanted, self.run.subspace_epochs)
+        advance(self._core, self._log, self._applied, wanted, self.run.subspace_of)
         self._applied = whole(self._applied, wanted)
         return {subspace: core.copy() for subspace, core in self._core.cores().items()}
 

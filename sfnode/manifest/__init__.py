@@ -38,7 +38,7 @@ from sfnode.manifest.sections import (
 )
 from sfnode.manifest.task import ANSWERS, READING, Task
 from sfnode.manifest.training import Training
-from sfnode.printable import command
+from sfnode.printable import command, size_text
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.messages import PROTOCOL_VERSION, Authority, RunParameters
 from sfprotocol.names import fault
@@ -48,6 +48,15 @@ MAX_MANIFEST_BYTES = 192 * 1024
 
 MAX_DESCRIPTION = 600
 """Bytes of UTF-8 in a run's description: a paragraph, which fits the first screen of a phone (SPEC M8)."""
+
+MAX_CORE_BYTES = 1 << 27
+"""Bytes of the core of one subspace: what 4,096 matrices have at rank 64, 1,024 at rank 128, or 16 at rank
+1,024. A model of 70B parameters has some 600, which take 5 MB at rank 32. A digest reads all of a core,
+however few updates are in it, which takes 0.1 s (SPEC M9)."""
+
+MAX_CORES_BYTES = 1 << 32
+"""Bytes of the cores of all subspaces, which every node holds: a run usually has 16 of them, and one of a
+model of 70B parameters may have 870 at rank 32. Their digest takes some 5 s (SPEC M9)."""
 
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
 """Kinds of extensions of a manifest that this version understands."""
@@ -112,6 +121,21 @@ class Manifest(Section):
             self.canonical()
         except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 come so
             raise ValueError("a text has bytes that are not UTF-8") from error
+        return self
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Manifest:
+        shape = f"the core of {len(self.model.targets)} targets at rank {self.training.rank}"
+        if self.core_bytes > MAX_CORE_BYTES:
+            raise ValueError(
+                f"{shape} takes {size_text(self.core_bytes)}, and {size_text(MAX_CORE_BYTES)} is the most"
+            )
+        epochs = 1 if self.organised.organiser else self.training.epochs
+        if self.core_bytes * epochs > MAX_CORES_BYTES:
+            raise ValueError(
+                f"{shape} takes {size_text(self.core_bytes)} for each of {epochs} epochs, and "
+                f"{size_text(MAX_CORES_BYTES)} is the most for all: longer epochs need less"
+            )
         return self
 
     @model_validator(mode="after")
@@ -190,6 +214,11 @@ class Manifest(Section):
         return len(self.model.targets) * self.training.rank**2
 
     @property
+    def core_bytes(self) -> int:
+        """Bytes of the core of a subspace."""
+        return 8 * self.dimensions
+
+    @property
     def update_forwards(self) -> int:
         """Example-forwards that an update takes; in a reward run the answers that could be written
         meanwhile."""
@@ -218,6 +247,7 @@ class Manifest(Section):
             bases=bytes.fromhex(t.bases),
             quota=self.open.quota,
             work_bits=self.open.work_bits,
+            last_subspace=MAX_CORES_BYTES // self.core_bytes - 1,
         )
 
     def _authority(self) -> Authority | None:

@@ -7,6 +7,7 @@ machine is for others to know.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,12 @@ class Pair(NamedTuple):
 def path_in(folder: Path, digest: str) -> Path:
     """Return where a folder has the bases with this digest (hex), if it has them."""
     return folder / f"{digest}{SUFFIX}"
+
+
+def remove(folder: Path, digest: str) -> None:
+    """Remove bases that nobody needs any more, and what has come of them from peers. Raises OSError."""
+    path_in(folder, digest).unlink(missing_ok=True)
+    shutil.rmtree(path_in(folder, digest).with_suffix(".partial"), ignore_errors=True)
 
 
 def size_of(targets: Iterable[Target], rank: int) -> int:

@@ -67,7 +67,7 @@ async def measured(
         return organised.named(epoch - 1)
 
     def look(engine: Engine, cores: Mapping[int, I64]) -> tuple[dict[Feed, StepShare], int]:
-        found = counted_anew(node.log, before, after, node.machine.run.subspace_epochs)
+        found = counted_anew(node.log, before, after, node.machine.run.subspace_of)
         shares, taken = engine.shares(cores, list(found.values()), rows.number, rows.turn, wanted)
         return dict(zip(found, shares, strict=True)), taken
 

@@ -31,11 +31,10 @@ from sfprotocol.errors import RemoteProtocolError
 _REPLACES_NOTHING: dict[type[Decision], str] = {
     Budget: "this is the budget",
     Finish: "the run is finished",
-    Bases: "bases of this run are random, or an epoch of the subspace is open or over, or it has these bases",
     Validators: "no such member, or they are named",
 }
 
-_REPLACED = "budget", "finished", "bases", "validators"
+_REPLACED = "budget", "finished", "validators"
 """Parts of the state that these replace."""
 
 
@@ -61,7 +60,13 @@ def refusal(counting: Counting, wanted: Decision) -> str | None:
         case Amend(feed=feed, epoch=epoch):
             before = counting.named(feed, epoch - 1)
             return _unless(before < counting.named(feed), "no close from this one on has named steps of it")
-        case Budget() | Finish() | Bases() | Validators():
+        case Bases(subspace=subspace, digest=digest):
+            return _unless(
+                counting.may_begin(subspace) and counting.own_bases(subspace) != digest,
+                "bases of this run are random, or an epoch of the subspace is open or over, or it has these "
+                "bases",
+            )
+        case Budget() | Finish() | Validators():
             return _unless(_replaces(counting, wanted), _REPLACES_NOTHING[type(wanted)])
         case Announce():
             return None
@@ -73,7 +78,7 @@ def _unless(holds: bool, reason: str) -> str | None:
     return None if holds else reason
 
 
-def _replaces(counting: Counting, wanted: Budget | Finish | Bases | Validators) -> bool:
+def _replaces(counting: Counting, wanted: Budget | Finish | Validators) -> bool:
     """Return whether applying such a decision changes anything: it puts values in the place of others and
     touches nothing else, so that it can be tried on a shallow copy."""
     after = copy(counting)

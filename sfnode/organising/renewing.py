@@ -55,6 +55,7 @@ class Renewal:
         """Return whether what is sealed, at whose weights others would be made, has used the latest bases for
         long enough, others would yet be used, and the rate at which they were used stays."""
         first, ends = counting.served_from(), counting.promised >= counting.budget
+        ends = ends or not counting.may_begin(counting.next_subspace())
         if not self._every or first is None or first >= counting.sealed or ends:
             return False
         if self._search and self._search.cuts(counting):

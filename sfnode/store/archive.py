@@ -223,7 +223,8 @@ def _published(run: RunParameters, update_log: UpdateLog) -> list[str]:
 def unpack(archive: Path, folder: Path) -> Unpacked:
     """Unpack an archive into an empty folder, as a data folder, and verify all of it.
 
-    Memory stays bounded, and the folder no larger than a few times the archive, whatever it holds. Raises
+    Memory stays within what a manifest may ask for (SPEC M9), and the folder no larger than a few times the
+    archive, whatever it holds; time grows with both. Raises
     UserError ARCHIVE_UNUSABLE for whatever is wrong with it, NEWER_PROTOCOL, OLDER_PROTOCOL, DISK_FULL.
     """
     with _faults(archive), archive.open("rb") as file:

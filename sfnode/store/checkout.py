@@ -142,10 +142,10 @@ def advance(
     update_log: UpdateLog,
     applied: Mapping[Feed, Counted],
     wanted: Mapping[Feed, Counted],
-    subspace_epochs: int,
+    subspace_of: Callable[[int], int],
 ) -> None:
     """Take a core from what it has of each feed to what is `wanted`. Raises as `replay.changes`."""
-    for batch in changes(update_log, applied, whole(applied, wanted), subspace_epochs):
+    for batch in changes(update_log, applied, whole(applied, wanted), subspace_of):
         core.add(batch)
 
 

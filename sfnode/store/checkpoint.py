@@ -123,8 +123,8 @@ def compute(
         bases[number] = base
     core = Core(len(manifest.model.targets), manifest.training.rank)
     core.put(previous.cores if previous else {})
-    subspace_epochs = manifest.parameters().subspace_epochs
-    for batch in changes(update_log, planned.before, planned.counted, subspace_epochs):
+    subspace_of = manifest.parameters().subspace_of
+    for batch in changes(update_log, planned.before, planned.counted, subspace_of):
         core.add(batch)
     return CheckpointState(planned.epoch, bases, core.cores())
 
@@ -153,9 +153,9 @@ def encode(state: CheckpointState) -> bytes:
 
 def most_bytes(manifest: Manifest, counting: Counting, epoch: int) -> int:
     """Return a bound of the size of the file of a checkpoint of `epoch`, which is sealed."""
-    subspaces = epoch // manifest.parameters().subspace_epochs + 1
+    subspaces = manifest.parameters().subspace_of(epoch) + 1
     feeds = len(counting.positions(epoch)) * _FEED.size
-    return _HEAD.size + feeds + subspaces * (_SUBSPACE.size + _core_bytes(manifest))
+    return _HEAD.size + feeds + subspaces * (_SUBSPACE.size + manifest.core_bytes)
 
 
 def decode(manifest: Manifest, counting: Counting, data: bytes) -> CheckpointState:
@@ -165,7 +165,7 @@ def decode(manifest: Manifest, counting: Counting, data: bytes) -> CheckpointSta
     """
     try:
         magic, epoch, feeds, cores = _HEAD.unpack_from(data)
-        size = _SUBSPACE.size + _core_bytes(manifest)
+        size = _SUBSPACE.size + manifest.core_bytes
         at = _HEAD.size + feeds * _FEED.size
         _require(magic == _MAGIC and len(data) == at + cores * size)
         rows = [_FEED.unpack_from(data, _HEAD.size + row * _FEED.size) for row in range(feeds)]
@@ -188,10 +188,6 @@ def decode(manifest: Manifest, counting: Counting, data: bytes) -> CheckpointSta
 def _require(condition: bool) -> None:
     if not condition:
         raise ValueError
-
-
-def _core_bytes(manifest: Manifest) -> int:
-    return len(manifest.model.targets) * manifest.training.rank**2 * 8
 
 
 def name(stated: Checkpoint) -> str:

@@ -8,7 +8,7 @@ what counts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -165,7 +165,7 @@ def changes(
     update_log: UpdateLog,
     applied: Mapping[Feed, Counted],
     wanted: Mapping[Feed, Counted],
-    subspace_epochs: int = 1,
+    subspace_of: Callable[[int], int] = int,
 ) -> Iterator[UpdateBatch]:
     """Yield what takes cores from what they have `applied` of each feed to what is `wanted`.
 
@@ -179,8 +179,7 @@ def changes(
     for change, segment in update_log.segments(_changed(applied, wanted)):
         first, told = _within(change, segment)
         parts = (
-            WeightedScalars(label // subspace_epochs, change.weight(label), scalars)
-            for label, scalars in told
+            WeightedScalars(subspace_of(label), change.weight(label), scalars) for label, scalars in told
         )
         pieces.append(UpdatePiece(segment.feed_key, first, tuple(parts)))
         size += sum(len(scalars) for _, scalars in told)
@@ -195,7 +194,7 @@ def counted_anew(
     update_log: UpdateLog,
     before: Mapping[Feed, Counted],
     wanted: Mapping[Feed, Counted],
-    subspace_epochs: int = 1,
+    subspace_of: Callable[[int], int] = int,
 ) -> dict[Feed, tuple[UpdateBatch, I64]]:
     """Return the updates of every feed that count otherwise by `wanted` than by `before`, with their scalars
     as they were sent, and by how much the weight of each changes, (n,). Raises as `changes` does."""
@@ -203,7 +202,7 @@ def counted_anew(
     weights: dict[Feed, list[int]] = {}
     for change, segment in update_log.segments(_changed(before, wanted)):
         first, told = _within(change, segment)
-        parts = tuple(WeightedScalars(label // subspace_epochs, 1, scalars) for label, scalars in told)
+        parts = tuple(WeightedScalars(subspace_of(label), 1, scalars) for label, scalars in told)
         pieces.setdefault(change.feed, []).append(UpdatePiece(segment.feed_key, first, parts))
         weights.setdefault(change.feed, []).extend(
             change.weight(label) for label, scalars in told for _ in scalars

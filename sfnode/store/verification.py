@@ -206,7 +206,7 @@ class _Verification:
             raise _differs(f"the checkpoint of epoch {stated.epoch} has other digests")
 
     def _add(self, wanted: dict[Feed, Counted]) -> None:
-        for batch in changes(self._log, self._added, wanted, self._run.subspace_epochs):
+        for batch in changes(self._log, self._added, wanted, self._run.subspace_of):
             self._core.add(batch)
         self._added.update(wanted)
 

@@ -81,7 +81,7 @@ def test_updates_and_weights_one_by_one_add_up_to_the_same_model(made: Logged, t
     _replay(whole, log, machine, counted, tmp_path)  # type: ignore[arg-type]
     lines = list(weighed(log, counted))
     for one in lines:
-        subspace = np.array([one.epoch // machine.run.subspace_epochs])
+        subspace = np.array([machine.run.subspace_of(one.epoch)])
         added = np.array([one.weight * one.scalar])
         listed.apply(UpdateBatch(subspace, np.array([one.seed], np.uint64), added))
     assert listed.core.digest() == whole.core.digest()

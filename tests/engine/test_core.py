@@ -142,7 +142,7 @@ def test_what_an_epoch_costs_follows_from_its_updates_and_not_from_the_size_of_t
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < labels * layers * rank * rank * 8 / 100
-    assert core.touched() == list(range(labels))
+    assert core.touched() == [label for label in range(labels) if batch.scalars[label]]
 
 
 def test_nobody_can_write_into_a_core_that_was_handed_out() -> None:
@@ -152,3 +152,32 @@ def test_nobody_can_write_into_a_core_that_was_handed_out() -> None:
             core.of(epoch)[0, 0, 0] = 1
         with pytest.raises(ValueError, match="read-only"):
             core.layer(epoch, 0)[0, 0] = 1
+
+
+def test_updates_of_no_scalar_leave_nothing_in_a_core() -> None:
+    batch = updates(100, epochs=range(50))
+    core = core_of(batch._replace(scalars=np.zeros_like(batch.scalars)))
+    assert core.touched() == []
+
+
+def test_a_digest_reads_again_only_what_has_changed_and_what_comes_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[int] = []
+    hashed = core_module._hash
+    monkeypatch.setattr(
+        core_module, "_hash", lambda state, epoch, core: (read.append(epoch), hashed(state, epoch, core))
+    )
+    core, same = core_of(), core_of()
+    for epochs, again in (((0, 5), [0, 5]), ((9,), [9]), ((), []), ((5, 7), [5, 7, 9]), ((0,), [0, 5, 7, 9])):
+        batch = updates(30, epochs=epochs or (0,))
+        if epochs:
+            core.add(batch)
+            same.add(batch)
+        read.clear()
+        found = core.digest()
+        assert read == again
+        assert found == core_module.digest(same.cores().items())
+    core.forget(range(LAYERS), [5])
+    same.forget(range(LAYERS), [5])
+    assert core.digest() == core_module.digest(same.cores().items())

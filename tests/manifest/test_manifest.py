@@ -9,7 +9,8 @@ import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_DESCRIPTION, Manifest
+from sfnode.manifest import MAX_CORE_BYTES, MAX_CORES_BYTES, MAX_DESCRIPTION, Manifest
+from sfnode.manifest.sections import sorted_keys
 from sfprotocol.messages import PROTOCOL_VERSION
 from tests.manifest.fields import FIELDS, PARENT, changed, organised
 
@@ -148,3 +149,51 @@ def test_a_run_says_what_it_is_for_and_others_keep_their_bytes(tmp_path: Path) -
 def test_a_description_is_one_readable_paragraph(words: str) -> None:
     with pytest.raises(ValueError, match="description"):
         Manifest.model_validate(FIELDS | {"description": words})
+
+
+# -- what a run takes ----------------------------------------------------------------------------------
+
+
+def sized(run: dict[str, Any], targets: int, **training: int) -> dict[str, Any]:
+    names = [f"layers.{number}:1024x1024" for number in range(targets)]
+    return run | {"model": FIELDS["model"] | {"targets": names}, "training": training}
+
+
+@pytest.mark.parametrize(("targets", "rank"), [(4096, 1024), (4096, 128), (17, 1024), (1025, 128)])
+@pytest.mark.parametrize("run", [FIELDS, organised()], ids=["open", "organised"])
+def test_a_core_that_takes_too_much_is_refused_with_the_numbers(
+    run: dict[str, Any], targets: int, rank: int, tmp_path: Path
+) -> None:
+    """M9."""
+    told = rf"{targets} targets at rank {rank} takes .*, and 134 MB is the most"
+    with pytest.raises(ValueError, match=told):
+        Manifest.model_validate(sized(run, targets, rank=rank))
+    encoded = msgpack.packb(sorted_keys(sized(run, targets, rank=rank)))
+    with pytest.raises(UserError, match=told) as caught:
+        Manifest.from_canonical(encoded, "a peer")
+    assert caught.value.code is Code.BAD_MANIFEST
+
+
+@pytest.mark.parametrize(("targets", "rank"), [(560, 32), (600, 128), (4096, 64), (16, 1024)])
+def test_the_largest_models_are_within_the_bound(targets: int, rank: int) -> None:
+    """Of 70B parameters: 80 layers of 7 matrices."""
+    assert Manifest.model_validate(sized(FIELDS, targets, rank=rank)).core_bytes <= MAX_CORE_BYTES
+
+
+def test_the_epochs_of_an_open_run_take_no_more_than_the_bound_together() -> None:
+    epochs = MAX_CORES_BYTES // (8 * 560 * 32**2)
+    Manifest.model_validate(sized(FIELDS, 560, epoch_updates=1024, update_budget=1024 * epochs))
+    told = rf"560 targets at rank 32 takes 4.6 MB for each of {epochs + 1} epochs, and 4.3 GB is the most"
+    with pytest.raises(ValueError, match=told):
+        Manifest.model_validate(sized(FIELDS, 560, epoch_updates=1024, update_budget=1024 * epochs + 1))
+
+
+def test_an_organised_run_goes_on_in_its_last_subspace() -> None:
+    """It has as many epochs as its organiser closes: what they take is bounded all the same."""
+    fields = sized(organised(subspace_epochs=3), 560, epoch_updates=1, update_budget=60_000)
+    run = Manifest.model_validate(fields).parameters()
+    assert (run.last_subspace + 1) * 8 * 560 * 32**2 <= MAX_CORES_BYTES
+    last = 3 * run.last_subspace
+    assert [run.subspace_of(epoch) for epoch in (2, 3, last - 1, last, last + 3, 10**9)] == [
+        0, 1, run.last_subspace - 1, run.last_subspace, run.last_subspace, run.last_subspace,
+    ]  # fmt: skip

@@ -679,6 +679,17 @@ def test_the_last_word_for_a_subspace_counts_and_others_stay() -> None:
     )  # fmt: skip
 
 
+def test_what_serves_up_to_a_subspace_and_what_never_did() -> None:
+    """Bases of a subspace that has begun are never replaced: updates are along them."""
+    said = Bases(3, SECOND), Bases(1, THIRD), Bases(3, THIRD), Bases(3, THIRD), Bases(1, SECOND)
+    run = fold(*said, close(0), close(1), Bases(1, FIRST), bases=FIRST)
+    assert run.replaced == [Bases(3, SECOND), Bases(1, THIRD)]
+    assert [run.bases_upto(subspace) for subspace in (0, 1, 2)] == [
+        (Bases(0, FIRST),), (Bases(0, FIRST), Bases(1, SECOND)), (Bases(0, FIRST), Bases(1, SECOND)),
+    ]  # fmt: skip
+    assert [run.own_bases(subspace) for subspace in range(5)] == [FIRST, SECOND, None, THIRD, None]
+
+
 def test_bases_of_a_run_that_has_random_ones_change_nothing() -> None:
     assert fold(Bases(1, SECOND)).bases == ()
 
@@ -687,6 +698,10 @@ def test_bases_are_of_subspaces_that_a_run_can_have() -> None:
     last = (1 << 31) - 1
     assert fold(Bases(last, SECOND), bases=FIRST).bases[1:] == (Bases(last, SECOND),)
     assert fold(Bases(last + 1, SECOND), bases=FIRST).bases[1:] == ()
+    run = Counting(budget=9, rate=5, bases=FIRST, subspace_epochs=2, last_subspace=7)
+    for subspace in (7, 8):
+        run.apply(Recorded(Bases(subspace, SECOND)))
+    assert run.bases[1:] == (Bases(7, SECOND),)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------

@@ -161,6 +161,14 @@ def without_its_end(content: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     content[2] = (info, data[: starts[-2]])
 
 
+LARGE = RUN.model_copy(
+    update={
+        "model": RUN.model.model_copy(update={"targets": tuple(f"t{n}:1024x1024" for n in range(4096))}),
+        "training": RUN.training.model_copy(update={"rank": 1024}),
+    }
+).canonical()
+"""A manifest that the cores of 4,096 matrices at rank 1,024 are to be made for."""
+
 Change = Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]
 
 OUT_OF_PLACE, NOT_OF_THE_RUN = "is not where it should be", "does not belong to the run"
@@ -178,6 +186,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "another number of updates": (replace(0, b'"updates": 8', b'"updates": 9'), OTHERWISE),
     "a later format": (replace(0, b'"format": 1', b'"format": 2'), "this sfnode reads format 1"),
     "a statement that is none": (replace(0, b"{", b"["), "Invalid JSON|validation error"),
+    "a core of 34 GB": (lambda content: content.__setitem__(1, (content[1][0], LARGE)), "134 MB is the most"),
     "another run": (replace(1, b"archived", b"archivee"), "the chain of a feed breaks"),
     "an update less": (without_its_end, OTHERWISE),
     "an entry that is none": (

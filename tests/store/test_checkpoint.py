@@ -79,7 +79,7 @@ def test_all_nodes_compute_the_same_state(made: Logged) -> None:
 
 def test_the_cores_of_a_state_are_those_of_what_counts(made: Logged) -> None:
     core = Core(2, 4)
-    for batch in changes(made.logs["a"], {}, named(counting(made), 3), ORGANISED.subspace_epochs):
+    for batch in changes(made.logs["a"], {}, named(counting(made), 3), ORGANISED.subspace_of):
         core.add(batch)
     found = state(made, 3)
     assert found.decision(bytes(32)).cores == core.digest()
@@ -217,9 +217,9 @@ def test_from_a_start_on_the_cores_become_those_of_everything(made: Logged, fold
     whole, core = Core(2, 4), Core(2, 4)
     core.put(checkpoint.load(folder, MEANT, counting(made), begun.checkpoint).cores)
     wanted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
-    for batch in changes(made.logs["b"], {}, wanted, ORGANISED.subspace_epochs):
+    for batch in changes(made.logs["b"], {}, wanted, ORGANISED.subspace_of):
         whole.add(batch)
-    for batch in changes(log, begun.counted, wanted, ORGANISED.subspace_epochs):
+    for batch in changes(log, begun.counted, wanted, ORGANISED.subspace_of):
         core.add(batch)
     assert core.digest() == whole.digest()
     frontier = frontier_of(ORGANISED, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +153,8 @@ def test_long_reads_hold_no_other_read_up(log: UpdateLog, monkeypatch: pytest.Mo
 
 # -- organised runs ------------------------------------------------------------------------------------
 
-STEPS, LABEL_STEPS, SUBSPACE_EPOCHS = 60, 9, 2
+STEPS, LABEL_STEPS = 60, 9
+SUBSPACE_OF = replace(RUN.parameters(), subspace_epochs=2).subspace_of
 EARLY = Rates(6, (RateFrom(0, 1 << 31), RateFrom(1, 12_345), RateFrom(3, 0)))
 LATE = Rates(7, (*EARLY.table, RateFrom(7, (1 << 32) - 1)))
 OTHER = Rates(7, (RateFrom(0, 1 << 31), RateFrom(4, 99)))
@@ -181,7 +183,7 @@ def by_hand(authors: list[Author], wanted: Mapping[Feed, Counted]) -> Core:
             for step in range(first, stop):
                 label, scalar = author.updates[step]
                 weight = counted.weight(label, factor)
-                one = batch(author.key, step, [EpochScalars(label // SUBSPACE_EPOCHS, (scalar,))])
+                one = batch(author.key, step, [EpochScalars(SUBSPACE_OF(label), (scalar,))])
                 core.add(one._replace(scalars=one.scalars * weight))
             first = stop
     return core
@@ -204,11 +206,11 @@ def test_whatever_counted_in_between_the_cores_are_those_of_what_counts_now(
     core, applied = Core(2, 4), dict[Feed, Counted]()
     for number, counted in story:
         wanted = {authors[number].feed: counted}
-        for found in changes(log, applied, wanted, SUBSPACE_EPOCHS):
+        for found in changes(log, applied, wanted, SUBSPACE_OF):
             core.add(found)
         applied.update(wanted)
     fresh = Core(2, 4)
-    for found in changes(log, {}, applied, SUBSPACE_EPOCHS):
+    for found in changes(log, {}, applied, SUBSPACE_OF):
         fresh.add(found)
     assert core.digest() == fresh.digest() == by_hand(authors, applied).digest()
 
@@ -218,7 +220,7 @@ def test_what_counts_as_before_is_not_read(labelled: tuple[UpdateLog, list[Autho
     feed = authors[0].feed
     before = Counted((Run(20, 1), Run(40, FACTOR_ONE)), EARLY)
     now = Counted((Run(10, 1), Run(20, 2), Run(45, FACTOR_ONE)), LATE)
-    found = list(changes(log, {feed: before}, {feed: now}, SUBSPACE_EPOCHS))
+    found = list(changes(log, {feed: before}, {feed: now}, SUBSPACE_OF))
     assert sum(len(columns.seeds) for columns in found) == 10 + 5
 
 
@@ -273,11 +275,11 @@ def test_updates_weigh_what_the_seals_say_worked_out_by_hand(
         bob.feed: Counted(counting.runs(64, 3 * LABEL_STEPS), rates),
     }
     core, expected = Core(2, 4), Core(2, 4)
-    for found in changes(log, {}, held, SUBSPACE_EPOCHS):
+    for found in changes(log, {}, held, SUBSPACE_OF):
         core.add(found)
     for (author, label), weight in weights.items():
         for step in range(label * LABEL_STEPS, (label + 1) * LABEL_STEPS):
-            parts = [EpochScalars(label // SUBSPACE_EPOCHS, (author.updates[step][1] * weight,))]
+            parts = [EpochScalars(SUBSPACE_OF(label), (author.updates[step][1] * weight,))]
             expected.add(batch(author.key, step, parts))
     assert counting.counted == 6 * LABEL_STEPS
     assert core.epochs() == [0, 1, 2]

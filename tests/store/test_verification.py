@@ -130,7 +130,7 @@ def cores(made: Logged, log: UpdateLog) -> bytes:
     """The core digest of what the machine of a counts now."""
     machine, core = made["a"].machine, Core(2, 4)
     counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
-    for columns in changes(log, {}, counted, ORGANISED.subspace_epochs):
+    for columns in changes(log, {}, counted, ORGANISED.subspace_of):
         core.add(columns)
     return core.digest()
 

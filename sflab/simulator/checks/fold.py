@@ -103,7 +103,7 @@ def judged(node: Computer) -> tuple[bytes, int]:
         for step, (label, scalar) in enumerate(updates):
             amount = fold.weight(state.feed, step, label) * scalar
             seed = update_seeds(state.key, step, 1)
-            core.add(UpdateBatch(np.array([label // run.subspace_epochs]), seed, np.array([amount])))
+            core.add(UpdateBatch(np.array([run.subspace_of(label)]), seed, np.array([amount])))
             counted += scalar != 0 and fold.counts(state.feed, step)
     return core.digest(), counted
 

@@ -1,8 +1,10 @@
 """The published bases of one node: finds those that the run names, gets them from peers, and gives them on.
 
 They lie in files of the data folder that their digests name. Which ones are wanted follows from the manifest,
-and in an organised run from the decisions so far. What the run names and nobody
-could use (an organiser errs) is reported, and ends nothing: the node waits for a better decision.
+and in an organised run from the decisions so far: those of subspaces that have begun, as updates in them
+count, and of the next one. Those that others took the place of before their subspace began are removed: no
+update is along them. What the run names and nobody could use (an organiser errs) is reported, and ends
+nothing: the node waits for a better decision.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
 from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults
+from sfprotocol.counting import Counting
 from sfprotocol.decisions import Bases
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import Listing, decode, hash_bases
+
+LOOKED_FOR = 64
+"""Files that are looked for at once: who lacks more gets them in their order."""
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at what is wanted, and for files that somebody has put into the folder."""
@@ -43,6 +49,13 @@ class PublishedBases:
         self._fetches = not self._is_relay or sharing.gives
         """Whether what is lacking is asked of peers."""
         self._come = come
+        self._as_of: tuple[Counting | None, int, int] | None = None
+        """Counting, decisions and subspace from which these follow."""
+        self._published = tuple[Bases, ...]()
+        self._lacked = tuple[Bases, ...]()
+        """Those of them that are not here."""
+        self._removed = 0
+        """Number of those replaced that were removed."""
         self._in_engine: tuple[Bases, ...] = ()
         """Those that the engine was told of, or has to be told of again if there are none."""
         self._here: set[bytes] = set()
@@ -50,6 +63,8 @@ class PublishedBases:
         self._refused: set[tuple[Path, int]] = set()
         """Files that are not what they should be, with the times of their last changes."""
         self._fetching: asyncio.Task[None] | None = None
+        self._fetched = b""
+        """Digest of what is being fetched."""
         self._failed: dict[bytes, UserError] = {}
         """Reasons for which files are not here, by digest."""
 
@@ -60,8 +75,9 @@ class PublishedBases:
 
     def lacking(self) -> list[Bases]:
         """Return those without which this node makes no updates now; a relay needs none."""
+        self._follow()
         subspace = self._machine.run.subspace_of(self._machine.epoch)
-        return [] if self._is_relay else [one for one in self._lacked() if one.subspace <= subspace]
+        return [] if self._is_relay else [one for one in self._lacked if one.subspace <= subspace]
 
     def problem(self) -> UserError | None:
         """Return what keeps these from being here, if it does not come right by itself."""
@@ -69,9 +85,9 @@ class PublishedBases:
 
     def tell(self, engine: EngineThread) -> None:
         """Tell the engine of bases that are new or have come."""
-        published = self._published()
-        if published != self._in_engine:
-            self._in_engine = published
+        self._follow()
+        if self._published is not self._in_engine:
+            self._in_engine = published = self._published
             engine.call(lambda engine: engine.use_bases(published))
 
     async def run(self) -> None:
@@ -80,22 +96,49 @@ class PublishedBases:
             self._folder.mkdir(exist_ok=True)
         try:
             while True:
-                for one in self._lacked():
+                self._follow()
+                await self._remove_replaced()
+                for one in self._lacked[:LOOKED_FOR]:
                     await self._look_here(one)
                 self._look_among_peers()
                 await asyncio.sleep(LOOK_INTERVAL)
         finally:
-            if self._fetching:
-                self._fetching.cancel()
-                await asyncio.gather(self._fetching, return_exceptions=True)
+            await self._stop_fetching()
 
-    def _published(self) -> tuple[Bases, ...]:
-        """Return the published bases of the run as of now."""
+    def _follow(self) -> None:
+        """Find out what is wanted as of now; costs nothing while nothing has been decided."""
+        run, counting = self._machine.run, self._machine.frontier.counting
+        subspace = run.subspace_of(self._machine.epoch)
+        as_of = counting, counting.decisions if counting else 0, subspace
+        if as_of == self._as_of:
+            return
+        if self._as_of and counting is not self._as_of[0]:
+            self._removed = 0  # other decisions have taken the place of some
+        self._as_of = as_of
+        published = counting.bases_upto(subspace + 1) if counting else (Bases(0, run.bases),)
+        if published != self._published:
+            self._published = published
+            self._compare()
+
+    def _compare(self) -> None:
+        self._lacked = tuple(one for one in self._published if one.digest not in self._here)
+
+    async def _remove_replaced(self) -> None:
+        """Remove the files that others took the place of before any update could be along them."""
         counting = self._machine.frontier.counting
-        return counting.bases if counting else (Bases(0, self._machine.run.bases),)
-
-    def _lacked(self) -> list[Bases]:
-        return [one for one in self._published() if one.digest not in self._here]
+        replaced = counting.replaced[self._removed :] if counting else []
+        if counting is None or not replaced:
+            return
+        self._removed += len(replaced)
+        gone = {one.digest for one in replaced} - {one.digest for one in counting.bases}
+        if self._fetching and self._fetched in gone:
+            await self._stop_fetching()
+        for digest in gone:
+            self._sharing.listed.pop(digest, None)
+            with disk_faults(self._folder):
+                await asyncio.to_thread(files.remove, self._folder, digest.hex())
+        self._here -= gone
+        self._compare()
 
     async def _look_here(self, one: Bases) -> None:
         """Take a file that is here."""
@@ -103,6 +146,7 @@ class PublishedBases:
             listed = await asyncio.to_thread(self._local, one.digest.hex())
         if listed:
             self._here.add(one.digest)
+            self._compare()
             self._failed.pop(one.digest, None)
             self._sharing.listed[one.digest] = listed
             self._in_engine = ()
@@ -117,9 +161,16 @@ class PublishedBases:
             if not self._fetching.done():
                 return
             self._fetching.result()
-        possible = [one for one in self._lacked() if self._may_come(one)] if self._fetches else []
+        possible = [one for one in self._lacked if self._may_come(one)] if self._fetches else []
         first = min(possible, key=lambda one: (one.digest in self._failed, one.subspace), default=None)
         self._fetching = asyncio.create_task(self._fetch(first)) if first else None
+        self._fetched = first.digest if first else b""
+
+    async def _stop_fetching(self) -> None:
+        if self._fetching:
+            self._fetching.cancel()
+            await asyncio.gather(self._fetching, return_exceptions=True)
+            self._fetching = None
 
     def _may_come(self, one: Bases) -> bool:
         """Return whether it is not known that nobody could use this file."""

@@ -109,7 +109,7 @@ class LocalModel:
         """
         self.thread = EngineThread(
             self._load,
-            partial(changes, self._context.log, subspace_epochs=self._machine.run.subspace_epochs),
+            partial(changes, self._context.log, subspace_of=self._machine.run.subspace_of),
             on_ready=self._on_ready,
             on_result=self._on_result,
             on_failure=self._fail,

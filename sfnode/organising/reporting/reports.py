@@ -428,7 +428,7 @@ class Reports:
         lines += [
             f"new directions of training, {said.digest.hex()[:16]}, are published"
             for said in decisions
-            if isinstance(said, Bases) and said in counting.bases
+            if isinstance(said, Bases) and counting.own_bases(said.subspace) == said.digest
         ]
         if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
             count = f"{part_of(counting.counted, counting.budget)} updates count"

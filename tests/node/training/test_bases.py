@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sfnode.modelshare import download
 from sfnode.node.training import bases as share
 from sfnode.organising import organiser
 from sfnode.schema.node_state import NodeState, Wait
-from sfprotocol.decisions import Bases
+from sfprotocol.decisions import Bases, Recorded
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE
 from tests.modelshare.test_modelshare import ask
@@ -182,3 +183,52 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
         status = await node.client.organising()
         assert [one.digest for one in status.bases] == [first, second]
     assert f"new directions of training, {second[:16]}, are published" in caplog.text
+
+
+async def test_bases_that_others_took_the_place_of_are_removed_and_those_of_later_ones_wait(
+    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends within its first subspace, so that no update is along any of them."""
+    work_takes_no_time(monkeypatch)
+    first, second, third, far = made(tmp_path), *(made(tmp_path / "a" / "bases", n) for n in (2, 3, 4))
+    swarm = swarm_of(organised(run_of(first), tmp_path / "keys", subspace_epochs=1000))
+    a = await swarm.first(organise=True, keys_dir=tmp_path / "keys")
+    await a.until(lambda: a.machine.may_compute)
+    b = await swarm.join("b")
+    assert a.node.organising
+    for subspace, digest in ((2, far), (1, second)):
+        assert await a.node.organising.decide(Bases(subspace, bytes.fromhex(digest))) is None
+    await b.until(lambda: has(b, second))
+    assert await a.node.organising.decide(Bases(1, bytes.fromhex(third))) is None
+    await b.until(lambda: has(b, third) and not has(b, second))
+    await eventually(lambda: not has(a, second))
+    assert bytes.fromhex(second) not in a.node.sharing.listed
+    await b.until(lambda: b.machine.complete)
+    assert [has(b, digest) for digest in (first, second, third, far)] == [True, False, True, False]
+    assert has(a, far)
+    assert b.engine.bases[-1] == (Bases(0, bytes.fromhex(first)), Bases(1, bytes.fromhex(third)))
+
+
+async def test_many_bases_for_later_subspaces_are_neither_looked_for_nor_told_to_the_engine(
+    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "LOOK_INTERVAL", 1000.0)
+    first = made(tmp_path)
+    a = await swarm_of(organised(run_of(first), tmp_path / "keys", subspace_epochs=1000)).first()
+    await eventually(lambda: has(a, first))
+    counting, published, looked = a.machine.frontier.counting, a.node.bases, list[Bases]()
+    assert counting
+    assert published
+    for subspace in range(1, 1000):
+        counting.apply(Recorded(Bases(subspace, subspace.to_bytes(32, "big"))))
+
+    async def look(one: Bases) -> None:
+        looked.append(one)
+
+    monkeypatch.setattr(published, "_look_here", look)
+    monkeypatch.setattr(published, "_look_among_peers", lambda: None)
+    looking = asyncio.create_task(published.run())
+    await eventually(lambda: bool(looked))
+    looking.cancel()
+    assert [one.subspace for one in looked] == [1]
+    assert published.lacking() == []
