@@ -1,4 +1,4 @@
-"""What a process that has to go on does about descriptors, of which the system gives it only so many."""
+"""Ways to go on where the system gives a process only so many descriptors."""
 
 from __future__ import annotations
 
