@@ -7,6 +7,7 @@ a run names on the hub was put there by a stranger. Knows no models: what files 
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import threading
@@ -39,6 +40,9 @@ MAX_OTHER_FILE = 256 << 20
 
 SLACK = 16 << 20
 """Bytes, besides a quarter, that may come beyond what was announced: transfers that break ask again."""
+
+REVISION = re.compile(r"|refs/convert/parquet|(?!\.)[\w.-]{1,100}", re.ASCII)
+"""Commits, branches and tags that are asked for: a manifest of others may name any."""
 
 WEIGHTS = ".safetensors"
 """Ending of the names of files with weights."""
@@ -115,6 +119,8 @@ def kept(source: str, revision: str, patterns: Sequence[str], kind: str = "model
 
 
 def _snapshot(source: str, revision: str, patterns: Sequence[str], kind: str, **how: Any) -> Path:
+    if not REVISION.fullmatch(revision):  # the library opens a file of that name
+        raise ValueError(f"there is no revision {revision!r}")
     return Path(
         snapshot_download(
             source, repo_type=kind, revision=revision or None, allow_patterns=list(patterns), **how

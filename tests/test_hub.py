@@ -149,6 +149,18 @@ def test_what_was_downloaded_before_serves_while_the_hub_refuses(offering: Offer
     assert files.resolve("nobody/model", REVISION, None) == found
 
 
+@pytest.mark.parametrize("revision", ["../../../../secret", "/etc/passwd", "..", ".hidden", "a/b", "x\0"])
+def test_a_revision_is_no_place_here(revision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The library would read a file of that name in its cache, for the commit in it."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
+    with pytest.raises(ValueError, match="no revision"):
+        hub.kept("nobody/model", revision, files.DOWNLOAD)
+    with pytest.raises(UserError) as refused:
+        files.resolve("nobody/model", revision, None)
+    assert refused.value.code is Code.MODEL_NOT_FOUND
+
+
 # -- what is uploaded --------------------------------------------------------------------------------
 
 

@@ -79,10 +79,11 @@ def with_run(places: Places, run: Path | None) -> Places:
 
 
 def inside(folder: Path, source: str) -> Path | None:
-    """Return what a source names in a folder; None if that leads out of it, by a link or otherwise."""
+    """Return what a source names in a folder; None if nothing is there, or if that leads out of it, by a link
+    or otherwise."""
     try:
-        path = (folder / source).resolve()
-    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+        path = (folder / source).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):  # nothing, too long, a null byte, links in a circle
         return None
     return path if path.is_relative_to(folder.resolve()) else None
 

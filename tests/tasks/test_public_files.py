@@ -96,6 +96,8 @@ OUT_OF_IT = [
     "%2e%2e/home/secret.tsv",
     "/proc/self/environ",
     "{home}",
+    "a" * 5_000 + ".tsv",
+    "secret\0.tsv",
     "",
 ]
 
