@@ -50,6 +50,8 @@ class Organised:
     def __init__(self, *, bases: bytes = b"", renew_updates: int = 0, **policy: bool) -> None:
         asked = replace(MEASURED, renew_updates=renew_updates, **policy)
         self.bench = Bench(policy=asked, budget=1_000_000, bases=bases).begin(*NAMES, quota=1 << 20)
+        self.present = NAMES
+        """Those who train."""
         self.measured: list[Evaluate] = []
         self.searched: list[Evaluate] = []
         self.spent = self.trained = 0
@@ -66,7 +68,7 @@ class Organised:
                 self.answer(bench.plans[done], eve, times)
                 done += 1
             elif bench.counting.open_epoch == sealed:
-                for name in NAMES:
+                for name in self.present:
                     larger = size if name == NAMES[EVE // 64] else 1
                     bench.update(feed_of(name), 36, size=round(10 * larger))
                     self.trained += 36 * 8
@@ -109,6 +111,14 @@ def test_work_that_the_evidence_does_not_speak_for_is_skipped_and_not_searched_a
     assert [plan.skipped for plan in run.searched] == [frozenset({EVE})] * 2
     assert [plan.skipped for plan in run.measured] == [frozenset(), {EVE}], "it is measured all the same"
     assert run.bench.counting.counts_of(4) == 0
+
+
+def test_new_work_counts_again_where_too_few_are_left_to_say_what_is_usual() -> None:
+    run = Organised(revokes=False)
+    while run.bench.origins.trusts(4):
+        run.epoch(BAD)
+    run.present = ("anne", "eve")
+    assert not any(EVE in seal.skipped for seal in [run.epoch(GOOD) for _ in range(8)][4:])
 
 
 def test_it_counts_after_all_once_later_work_speaks_for_it() -> None:

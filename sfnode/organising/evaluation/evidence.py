@@ -107,8 +107,9 @@ FALSE_REVOCATIONS = 1e-4
 """Share of members who do no harm that are revoked by accident, in the whole of a run."""
 
 LEAST_MEMBERS = 3
-"""Measured members without which nothing is concluded of those whom somebody vouches for: of two nobody can
-say which one is usual. Of strangers it is still told by those (`references`)."""
+"""Measured members without which nothing is concluded of those whom somebody vouches for, unless their work
+is skipped already: of two nobody can say which one is usual. Of strangers it is still told by those
+(`references`)."""
 
 MEMORY = 0.95
 """Weight of what was measured before, for each measured epoch of a member, in its drift, and in how often it
@@ -404,24 +405,41 @@ class MembersEvidence(DecisionReader):
                 self.members[member].latest(made)
             return
         telling, told_of = references(members, self.vouched.__contains__)
-        known = {member: members[member] for member in telling}
-        usual = weighted_median(map(_weighted_drift, known.values())) if known else None
-        for member, made in members.items():
-            self.members[member].drifts(made, usual if member in told_of else None)
-        drift = SHARE * self._usual_drift(known)
+        least = self._drifts(members, telling, told_of)
         weighed = [part for member in told_of for part in figures[member]]
         weights = _weights({member: figures[member] for member in telling}, weighed)
         outliers = (feed for feed, weight in weights.items() if weight > OUTLIER)
         self.outliers.update(Recount(feed, said.epoch) for feed in outliers)
         for member, made in members.items():
-            evidence, least = self.members[member], drift if member in told_of else 0.0
-            evidence.ask(least**2 * _updates(made))
+            evidence, drift = self.members[member], least.get(member, 0.0)
+            evidence.ask(drift**2 * _updates(made))
             for scored in made:
-                evidence.take(said.epoch, scored, least)
+                evidence.take(said.epoch, scored, drift)
             evidence.sized(max(weights.get(part.feed, 1.0) for part in made))
             if evidence.harmful:
                 self.harmful.add(member)
         self._compare()
+
+    def _drifts(
+        self, members: Mapping[int, Sequence[FeedScore]], telling: set[int], told_of: set[int]
+    ) -> dict[int, float]:
+        """Take in the drifts of an epoch; return the drift that is asked of members of whom it is told.
+
+        Of whom nobody tells, nothing is concluded while their work counts. Those whose work is skipped are
+        judged by what is usual of all such members, themselves too: they would wait for good otherwise.
+        """
+        known = {member: members[member] for member in telling}
+        alone = {member: made for member, made in members.items() if member not in told_of}
+        waiting = {member for member in alone if not self.trusts(member)}
+        usual: dict[int, float] = {}
+        if told_of:
+            usual |= dict.fromkeys(told_of, weighted_median(map(_weighted_drift, known.values())))
+        if waiting:
+            usual |= dict.fromkeys(waiting, max(0.0, weighted_median(map(_weighted_drift, alone.values()))))
+        for member, made in members.items():
+            self.members[member].drifts(made, usual.get(member))
+        least = dict.fromkeys(told_of, SHARE * self._usual_drift(known))
+        return least | dict.fromkeys(waiting, SHARE * self._usual_drift(alone))
 
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
@@ -498,7 +516,7 @@ def references(members: Collection[int], vouched: Callable[[int], bool]) -> tupl
     if len(members) >= LEAST_MEMBERS:
         return set(members), set(members)
     telling = set(filter(vouched, members))
-    return telling, set(members) - telling
+    return telling, set(members) - telling if telling else set()
 
 
 def weights_of(parts: Sequence[Part]) -> dict[int, float]:

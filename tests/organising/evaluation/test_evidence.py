@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -430,6 +430,57 @@ def test_two_who_are_vouched_for_say_nothing_of_each_other_nor_two_strangers() -
         origins.take(Worth(0, 64, (Part(0, 250, 10_000_000, 4000), Part(64, 250, 10_000, 0))))
         assert origins.trusts(0)
         assert origins.trusts(1)
+
+
+# -- the way back -------------------------------------------------------------------------------------------
+
+
+def after(
+    *drifts: float, first: float = 0.2, third: float = 0.2, quotas: Sequence[int] = (1000, 1000, 1000)
+) -> MembersEvidence:
+    """Return the evidence where the second of three members has had these drifts, each in an epoch."""
+    origins = MembersEvidence()
+    for member, quota in enumerate(quotas):
+        origins.take(Admit(bytes([member]) * 32, quota, 0))
+    for epoch, drift in enumerate(drifts):
+        origins.take(Worth(epoch, 64, drifting(first, drift, third, updates=200)))
+    return origins
+
+
+def epochs_until_trusted(origins: MembersEvidence, *drifts: float) -> int:
+    """Return after how many epochs in which members have these drifts new work of the second one counts, or
+    of a single one; 0 if it does not in fifty."""
+    parts = drifting(*drifts, updates=200)
+    parts = parts if len(parts) > 1 else (parts[0]._replace(feed=64),)
+    for epoch in range(1, 51):
+        origins.take(Worth(100 + epoch, 64, parts))
+        if origins.trusts(1):
+            return epoch
+    return 0
+
+
+GOOD = (0.2,) * 6
+
+
+@pytest.mark.parametrize("company", [(0.2,), ()])
+@pytest.mark.parametrize("quotas", [(1000, 1000, 0), (0, 0, 0)])
+def test_an_honest_member_who_waits_is_back_soon_once_the_third_member_is_gone(
+    company: tuple[float, ...], quotas: tuple[int, ...]
+) -> None:
+    """Of two nobody said anything any more, and who waited then waited until the end."""
+    origins = after(*GOOD, -0.2, quotas=quotas)
+    assert origins.members[1].useful < RECOUNTED_AT_LAST
+    assert 1 <= epochs_until_trusted(origins, *company, 0.2) <= 4
+
+
+@pytest.mark.parametrize("company", [(0.2,), ()])
+@pytest.mark.parametrize("drift", [0.0, -0.2])
+def test_useless_or_flipped_work_does_not_come_back_like_that(
+    company: tuple[float, ...], drift: float
+) -> None:
+    origins = after(0.2, 0.2, drift, drift, drift)
+    assert not origins.trusts(1)
+    assert not epochs_until_trusted(origins, *company, drift)
 
 
 # -- what was skipped, and what never counts --------------------------------------------------------------
