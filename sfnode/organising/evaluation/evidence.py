@@ -13,7 +13,8 @@ SHARE for a useful member, so that somebody with rows of another kind, whose sca
 rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
 
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
-              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Work is skipped
+              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Of new work one
+              epoch says no more than that, and twice as much against it (LEAST_BY_EPOCH). Work is skipped
               while the sum is below TRUSTED_FROM, where it begins (further down where hardly any evidence
               comes: SOON), and counts after all (is recounted) once
               it is above RECOUNTED_FROM: it rises by what was skipped, too, so that nobody has hidden bad
@@ -97,6 +98,12 @@ work gains as much as it costs: where scores say hardly anything, who waits woul
 MOST_EVIDENCE = 2.0
 """Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one
 with the usual drift falls from there below TRUSTED_FROM in one of 55."""
+
+LEAST_BY_EPOCH = -2 * MOST_EVIDENCE
+"""Evidence that one epoch of a feed takes from new work at most; it brings MOST_EVIDENCE at most, as flipped
+work takes twice as much as good work brings. Updates of an epoch were measured at the same weights, and in
+the middle of the same step: where others have spoilt these, hundreds are wrong at once, and that is one
+event. Added up, one such epoch took 30, and its author waited until the end, as later epochs bring less."""
 
 SHARE = 2 / 3
 """Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a third of
@@ -224,7 +231,9 @@ class Evidence:
     worth: int = 0
     """Sum of their worths with factor 1, in units of 10^-9 nats."""
     useful: float = 0.0
-    """Log-likelihood ratio for a useful member, MOST_EVIDENCE at most."""
+    """Log-likelihood ratio for a useful member, MOST_EVIDENCE at most, of which one epoch is a part only."""
+    balance: float = 0.0
+    """The same with all that epochs bring and take: what was skipped counts by that."""
     harm_since: int | None = None
     """The epoch in which evidence of harm began to grow; None if there is none. Stays once `harmful`."""
     harmful: bool = False
@@ -261,12 +270,12 @@ class Evidence:
     @property
     def recounted(self) -> bool:
         """Whether work counts after all that was skipped."""
-        return self.trusted and self.useful >= RECOUNTED_FROM
+        return self.trusted and self.balance >= RECOUNTED_FROM
 
     @property
     def recounted_at_last(self) -> bool:
         """The same just before a run ends."""
-        return self.useful >= RECOUNTED_AT_LAST and self._sound
+        return self.balance >= RECOUNTED_AT_LAST and self._sound
 
     @property
     def _sound(self) -> bool:
@@ -313,6 +322,7 @@ class Evidence:
         self._outlying = MEMORY * self._outlying + (weight > OUTLIER)
         if weight > EXTREME:
             self.useful = min(self.useful, RECOUNTED_AT_LAST) - MOST_EVIDENCE
+            self.balance = min(self.balance, self.useful)
 
     def ask(self, expected: float) -> None:
         """Say what evidence its work needs to count, by what an epoch was expected to bring: of all its feeds
@@ -327,13 +337,17 @@ class Evidence:
 
     def latest(self, parts: Sequence[FeedScore]) -> None:
         """Take in what was measured in an epoch of a linear head, forgetting what was before."""
-        self.useful, self.bound = _drift(parts) * math.sqrt(_updates(parts)), DOUBTED
+        self.useful = self.balance = _drift(parts) * math.sqrt(_updates(parts))
+        self.bound = DOUBTED
 
     def take(self, epoch: int, part: FeedScore, drift: float) -> None:
         """Take in what was measured in an epoch, where a useful member has at least this drift."""
         self._epochs += 1
         score, tilt = part.score, drift * math.sqrt(part.updates)
-        self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
+        brings = tilt * score - tilt**2 / 2
+        self.balance = min(MOST_EVIDENCE, self.balance + brings)
+        at_once = max(LEAST_BY_EPOCH, min(MOST_EVIDENCE, brings))
+        self.useful = min(MOST_EVIDENCE, self.useful + at_once)
         if self.harmful:
             return
         against = -tilt * score - tilt**2 / 2

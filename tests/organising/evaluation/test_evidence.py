@@ -55,6 +55,7 @@ ATTACKS: dict[str, Attack] = {
     "flip": lambda q, rng, epoch: -q,
     "noise": lambda q, rng, epoch: 100.0 * rng.choice([-1.0, 1.0], q.shape),
     "turncoat": lambda q, rng, epoch: q if epoch < 20 else -q,
+    "by turns": lambda q, rng, epoch: q if epoch % 2 else -q,
     "lazy": lambda q, rng, epoch: np.zeros_like(q),
 }
 
@@ -483,6 +484,28 @@ def test_useless_or_flipped_work_does_not_come_back_like_that(
     assert not epochs_until_trusted(origins, *company, drift)
 
 
+def test_one_epoch_that_was_spoilt_is_one_event_however_many_updates_it_has() -> None:
+    """It took 32 of evidence, and with a usual drift of 0.1, to which it falls, an epoch brings 1."""
+    origins = after(*(0.6,) * 6, -0.2, first=0.6, third=0.6)
+    assert not origins.trusts(1)
+    assert origins.members[1].balance < -20
+    assert 1 <= epochs_until_trusted(origins, 0.1, 0.1, 0.1) <= 4
+
+
+def test_work_of_such_an_epoch_takes_all_the_evidence_to_count_after_all() -> None:
+    origins = after(*(0.6,) * 6, -0.2, first=0.6, third=0.6)
+    epochs_until_trusted(origins, 0.1, 0.1, 0.1)
+    assert origins.trusts(1)
+    assert not origins.members[1].recounted
+    assert not origins.members[1].recounted_at_last
+
+
+def test_who_flips_every_second_epoch_gains_nothing_by_that() -> None:
+    swarm = Swarm(30, 0.35, "by turns").run(40, 73)
+    assert np.array(swarm.skipped)[::2, : swarm.hostile].mean() > 0.99
+    assert swarm.counted_share < 0.6, "what does not harm, at most"
+
+
 # -- what was skipped, and what never counts --------------------------------------------------------------
 
 
@@ -495,7 +518,7 @@ def test_work_counts_from_the_evidence_of_a_newcomer_on() -> None:
 
 
 def test_what_waits_counts_once_new_work_does_and_at_last_by_evidence_alone() -> None:
-    evidence = Evidence(useful=RECOUNTED_FROM, agreement=WORTHWHILE)
+    evidence = Evidence(useful=RECOUNTED_FROM, balance=RECOUNTED_FROM, agreement=WORTHWHILE)
     assert evidence.recounted
     evidence.agreement = 0.9 * WORTHWHILE
     assert not evidence.trusted
