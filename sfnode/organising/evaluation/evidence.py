@@ -452,7 +452,7 @@ class MembersEvidence(DecisionReader):
             usual |= dict.fromkeys(waiting, max(0.0, weighted_median(map(_weighted_drift, alone.values()))))
         for member, made in members.items():
             self.members[member].drifts(made, usual.get(member))
-        least = dict.fromkeys(told_of, SHARE * self._usual_drift(known))
+        least = dict.fromkeys(told_of, SHARE * self._usual_drift(known, others=not telling & told_of))
         return least | dict.fromkeys(waiting, SHARE * self._usual_drift(alone))
 
     def found_harmful_by(self, said: Worth) -> set[int]:
@@ -498,14 +498,15 @@ class MembersEvidence(DecisionReader):
         for known, drift in zip(found, likely, strict=True):
             known.agreement = drift / reference if reference > 0 else 1.0
 
-    def _usual_drift(self, members: Mapping[int, Sequence[FeedScore]]) -> float:
+    def _usual_drift(self, members: Mapping[int, Sequence[FeedScore]], *, others: bool = False) -> float:
         """Return the drift of an honest member, as far as the parts of these members tell; 0 if there is
         none, or the median is not above 0.
 
         From the median of squares, less what noise makes of it and a standard error of that: who flips signs
         drifts as far as the others, and the median of the drifts themselves is that of the lesser honest ones
         then. No more than these parts have by their own median, beyond noise: where the whole step goes too
-        far, or few bend it, scores say nothing of single members.
+        far, or few bend it, scores say nothing of single members. Where that is evident, it is what they have
+        if it is asked of `others`, who cannot lower it: what spoils their work has spoilt all work.
         """
         if not members:
             return 0.0
@@ -521,7 +522,8 @@ class MembersEvidence(DecisionReader):
         noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * usually(lambda one: 1 / one.weight)
         usual = math.sqrt(max(0.0, usually(lambda one: one.drift**2) - noise))
         now = weighted_median(map(_weighted_drift, members.values()))
-        return max(0.0, min(usual, now + 2 * _noise(sum(map(_updates, members.values())))))
+        most = now + 2 * _noise(sum(map(_updates, members.values())))
+        return max(0.0, min(usual, now if others and most < usual else most))
 
 
 def references(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
