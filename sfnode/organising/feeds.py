@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -211,7 +211,15 @@ class HeldFeeds:
         return found[False], found[True]
 
     def nameable(
-        self, counting: Counting, most: int, rest: int, shared: int, overdue: float, *, alone: bool
+        self,
+        counting: Counting,
+        most: int,
+        rest: int,
+        shared: int,
+        overdue: float,
+        *,
+        alone: bool,
+        trusted: Callable[[int], bool],
     ) -> Iterator[Nameable]:
         """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
         only what peers have shown unless `alone`. Nothing is named that is not here.
@@ -220,7 +228,8 @@ class HeldFeeds:
         and whatever their labels; of all strangers without credit together, no more than `shared`, which
         those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves room for
         others to earn credit. What a stranger signed as a whole when its quota was larger, and is more than
-        `shared`, is only named once it has waited since before `overdue`, and after all else.
+        `shared`, is only named after all else; if its author is `trusted`, once it has waited since before
+        `overdue`. Of others seals skip it, and they count again once what comes after it was measured.
         """
         left: dict[int, int] = {}
         waiting = {
@@ -250,7 +259,7 @@ class HeldFeeds:
             member = number // INCARNATIONS
             quota = min(left[member], shared) if unproven else left[member]
             limit = held.named + max(0, quota)
-            whole = quota > 0 and not (is_large and held.since > overdue)
+            whole = quota > 0 and not (is_large and held.since > overdue and trusted(member))
             limit = max(limit, held.next_boundary) if whole else limit
             limit = min(limit, held.enough(rest), held.forked, NEVER if alone else held.shown)
             if one := held.last_nameable(limit, counting.members[member].revoked):

@@ -538,7 +538,8 @@ class Organiser:
         # yet
         target = min(target, rest, int(GROWTH * counting.usual_updates(self.policy.target_updates)))
         shared, overdue = self._strangers_part(rest, now), now - self.policy.longest_epoch
-        chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, rest, shared, overdue, alone=alone))
+        bounds, trusted = (MOVES_PER_CLOSE, rest, shared, overdue), self._sanctions.trusted
+        chosen = list(self._feeds.nameable(counting, *bounds, alone=alone, trusted=trusted))
         oldest = min((one.since for one in chosen if one.moving), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)

@@ -59,10 +59,10 @@ class EvidenceStatus(Answer):
     worth: int
     """Nats by which they lower the loss with factor 1, in units of 10^-9."""
     evidence: float
-    """Log-likelihood ratio for useful work."""
+    """Log-likelihood ratio for useful work, from which a spoilt epoch takes a part only."""
     bound: float
-    """Evidence from which on its work counts by the run's last seals at the latest, unless it is an outlier
-    too often."""
+    """Evidence, less all that such epochs would take, from which on its work counts by the run's last seals
+    at the latest, unless it is an outlier too often."""
     counts_at_last: bool
     """Whether what waits of it would count if the run ended now, as far as these figures tell."""
     agreement: float

@@ -94,7 +94,8 @@ def test_an_evaluation_from_kept_states_is_that_of_the_whole_model(tmp_path: Pat
     file = str(data_file(tmp_path))
     run = moved(trainer(headed("llama", rows=file, rank=16, learning_rate=1e-2), Path(file)))
     found = run.evaluate()
-    again = Trainer(run.manifest, replace(run.loaded, kept=None), [], core=run.core)
+    bare, places = replace(run.loaded, kept=None), run.run_rows.places
+    again = Trainer(run.manifest, bare, [], core=run.core, places=places)
     again.weights.rebuild()
     assert again.evaluate().loss == pytest.approx(found.loss, abs=1e-6)
     assert found.loss != pytest.approx(np.log(2), abs=1e-3)

@@ -19,6 +19,7 @@ from sfnode.organising.feeds import OVERSIZED
 from sfnode.schema.evaluation import StepShare
 from sfprotocol.decisions import (
     FACTOR_ONE,
+    Admit,
     Budget,
     Close,
     Recount,
@@ -47,9 +48,15 @@ GOOD, BAD = 2.0, -2.0
 class Organised:
     """A run in which what members bring is what they are told to, and searches change nothing."""
 
-    def __init__(self, *, bases: bytes = b"", renew_updates: int = 0, **policy: bool) -> None:
+    def __init__(
+        self, *, bases: bytes = b"", renew_updates: int = 0, stranger: bool = False, **policy: bool
+    ) -> None:
+        """`stranger`: nobody vouches for eve."""
         asked = replace(MEASURED, renew_updates=renew_updates, **policy)
-        self.bench = Bench(policy=asked, budget=1_000_000, bases=bases).begin(*NAMES, quota=1 << 20)
+        self.bench = Bench(policy=asked, budget=1_000_000, bases=bases).begin(*NAMES[:-1], quota=1 << 20)
+        self.bench.decide(Admit(feed_of(NAMES[-1]).origin, 0 if stranger else 1 << 20, 0))
+        self.present = NAMES
+        """Those who train."""
         self.measured: list[Evaluate] = []
         self.searched: list[Evaluate] = []
         self.spent = self.trained = 0
@@ -66,7 +73,7 @@ class Organised:
                 self.answer(bench.plans[done], eve, times)
                 done += 1
             elif bench.counting.open_epoch == sealed:
-                for name in NAMES:
+                for name in self.present:
                     larger = size if name == NAMES[EVE // 64] else 1
                     bench.update(feed_of(name), 36, size=round(10 * larger))
                     self.trained += 36 * 8
@@ -109,6 +116,43 @@ def test_work_that_the_evidence_does_not_speak_for_is_skipped_and_not_searched_a
     assert [plan.skipped for plan in run.searched] == [frozenset({EVE})] * 2
     assert [plan.skipped for plan in run.measured] == [frozenset(), {EVE}], "it is measured all the same"
     assert run.bench.counting.counts_of(4) == 0
+
+
+def test_new_work_counts_again_where_too_few_are_left_to_say_what_is_usual() -> None:
+    run = Organised(revokes=False)
+    while run.bench.origins.trusts(4):
+        run.epoch(BAD)
+    run.present = ("anne", "eve")
+    assert not any(EVE in seal.skipped for seal in [run.epoch(GOOD) for _ in range(8)][4:])
+
+
+@pytest.mark.parametrize("score", [GOOD, BAD])
+def test_what_a_stranger_had_signed_as_a_whole_does_not_keep_its_later_work_from_being_measured(
+    score: float,
+) -> None:
+    """Without credit its part was smaller than that, so that nothing of it was named for ten minutes: it
+    waited until the run ended."""
+    run = Organised(stranger=True, revokes=False)
+    while run.bench.counting.credit(4) < 64:
+        run.epoch(GOOD)
+    while run.bench.origins.trusts(4):
+        run.epoch(BAD)
+    run.bench.update(feed_of("eve"), 300)
+    before = run.bench.counting.named(EVE)
+    seals = [run.epoch(score) for _ in range(6)]
+    assert run.bench.counting.named(EVE) >= before + 300
+    assert (EVE in seals[-1].skipped) == (score == BAD)
+
+
+def test_nor_is_such_a_whole_named_at_once_while_it_would_count() -> None:
+    run = Organised(stranger=True, revokes=False)
+    while run.bench.counting.credit(4) < 64:
+        run.epoch(GOOD)
+    run.bench.update(feed_of("eve"), 300)
+    before = run.bench.counting.named(EVE)
+    for _ in range(3):
+        run.epoch(GOOD)
+    assert run.bench.counting.named(EVE) < before + 300
 
 
 def test_it_counts_after_all_once_later_work_speaks_for_it() -> None:

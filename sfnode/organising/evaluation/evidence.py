@@ -13,7 +13,8 @@ SHARE for a useful member, so that somebody with rows of another kind, whose sca
 rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
 
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
-              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Work is skipped
+              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Of new work one
+              epoch says no more than that, and twice as much against it (LEAST_BY_EPOCH). Work is skipped
               while the sum is below TRUSTED_FROM, where it begins (further down where hardly any evidence
               comes: SOON), and counts after all (is recounted) once
               it is above RECOUNTED_FROM: it rises by what was skipped, too, so that nobody has hidden bad
@@ -98,6 +99,12 @@ MOST_EVIDENCE = 2.0
 """Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one
 with the usual drift falls from there below TRUSTED_FROM in one of 55."""
 
+LEAST_BY_EPOCH = -2 * MOST_EVIDENCE
+"""Evidence that one epoch of a feed takes from new work at most; it brings MOST_EVIDENCE at most, as flipped
+work takes twice as much as good work brings. Updates of an epoch were measured at the same weights, and in
+the middle of the same step: where others have spoilt these, hundreds are wrong at once, and that is one
+event. Added up, one such epoch took 30, and its author waited until the end, as later epochs bring less."""
+
 SHARE = 2 / 3
 """Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a third of
 the usual drift; with all of it asked for, every second honest member would be skipped at some time, and with
@@ -107,8 +114,9 @@ FALSE_REVOCATIONS = 1e-4
 """Share of members who do no harm that are revoked by accident, in the whole of a run."""
 
 LEAST_MEMBERS = 3
-"""Measured members without which nothing is concluded of those whom somebody vouches for: of two nobody can
-say which one is usual. Of strangers it is still told by those (`references`)."""
+"""Measured members without which nothing is concluded of those whom somebody vouches for, unless their work
+is skipped already: of two nobody can say which one is usual. Of strangers it is still told by those
+(`references`)."""
 
 MEMORY = 0.95
 """Weight of what was measured before, for each measured epoch of a member, in its drift, and in how often it
@@ -223,7 +231,9 @@ class Evidence:
     worth: int = 0
     """Sum of their worths with factor 1, in units of 10^-9 nats."""
     useful: float = 0.0
-    """Log-likelihood ratio for a useful member, MOST_EVIDENCE at most."""
+    """Log-likelihood ratio for a useful member, MOST_EVIDENCE at most, of which one epoch is a part only."""
+    balance: float = 0.0
+    """The same with all that epochs bring and take: what was skipped counts by that."""
     harm_since: int | None = None
     """The epoch in which evidence of harm began to grow; None if there is none. Stays once `harmful`."""
     harmful: bool = False
@@ -260,12 +270,12 @@ class Evidence:
     @property
     def recounted(self) -> bool:
         """Whether work counts after all that was skipped."""
-        return self.trusted and self.useful >= RECOUNTED_FROM
+        return self.trusted and self.balance >= RECOUNTED_FROM
 
     @property
     def recounted_at_last(self) -> bool:
         """The same just before a run ends."""
-        return self.useful >= RECOUNTED_AT_LAST and self._sound
+        return self.balance >= RECOUNTED_AT_LAST and self._sound
 
     @property
     def _sound(self) -> bool:
@@ -312,6 +322,7 @@ class Evidence:
         self._outlying = MEMORY * self._outlying + (weight > OUTLIER)
         if weight > EXTREME:
             self.useful = min(self.useful, RECOUNTED_AT_LAST) - MOST_EVIDENCE
+            self.balance = min(self.balance, self.useful)
 
     def ask(self, expected: float) -> None:
         """Say what evidence its work needs to count, by what an epoch was expected to bring: of all its feeds
@@ -326,13 +337,17 @@ class Evidence:
 
     def latest(self, parts: Sequence[FeedScore]) -> None:
         """Take in what was measured in an epoch of a linear head, forgetting what was before."""
-        self.useful, self.bound = _drift(parts) * math.sqrt(_updates(parts)), DOUBTED
+        self.useful = self.balance = _drift(parts) * math.sqrt(_updates(parts))
+        self.bound = DOUBTED
 
     def take(self, epoch: int, part: FeedScore, drift: float) -> None:
         """Take in what was measured in an epoch, where a useful member has at least this drift."""
         self._epochs += 1
         score, tilt = part.score, drift * math.sqrt(part.updates)
-        self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
+        brings = tilt * score - tilt**2 / 2
+        self.balance = min(MOST_EVIDENCE, self.balance + brings)
+        at_once = max(LEAST_BY_EPOCH, min(MOST_EVIDENCE, brings))
+        self.useful = min(MOST_EVIDENCE, self.useful + at_once)
         if self.harmful:
             return
         against = -tilt * score - tilt**2 / 2
@@ -404,24 +419,41 @@ class MembersEvidence(DecisionReader):
                 self.members[member].latest(made)
             return
         telling, told_of = references(members, self.vouched.__contains__)
-        known = {member: members[member] for member in telling}
-        usual = weighted_median(map(_weighted_drift, known.values())) if known else None
-        for member, made in members.items():
-            self.members[member].drifts(made, usual if member in told_of else None)
-        drift = SHARE * self._usual_drift(known)
+        least = self._drifts(members, telling, told_of)
         weighed = [part for member in told_of for part in figures[member]]
         weights = _weights({member: figures[member] for member in telling}, weighed)
         outliers = (feed for feed, weight in weights.items() if weight > OUTLIER)
         self.outliers.update(Recount(feed, said.epoch) for feed in outliers)
         for member, made in members.items():
-            evidence, least = self.members[member], drift if member in told_of else 0.0
-            evidence.ask(least**2 * _updates(made))
+            evidence, drift = self.members[member], least.get(member, 0.0)
+            evidence.ask(drift**2 * _updates(made))
             for scored in made:
-                evidence.take(said.epoch, scored, least)
+                evidence.take(said.epoch, scored, drift)
             evidence.sized(max(weights.get(part.feed, 1.0) for part in made))
             if evidence.harmful:
                 self.harmful.add(member)
         self._compare()
+
+    def _drifts(
+        self, members: Mapping[int, Sequence[FeedScore]], telling: set[int], told_of: set[int]
+    ) -> dict[int, float]:
+        """Take in the drifts of an epoch; return the drift that is asked of members of whom it is told.
+
+        Of whom nobody tells, nothing is concluded while their work counts. Those whose work is skipped are
+        judged by what is usual of all such members, themselves too: they would wait for good otherwise.
+        """
+        known = {member: members[member] for member in telling}
+        alone = {member: made for member, made in members.items() if member not in told_of}
+        waiting = {member for member in alone if not self.trusts(member)}
+        usual: dict[int, float] = {}
+        if told_of:
+            usual |= dict.fromkeys(told_of, weighted_median(map(_weighted_drift, known.values())))
+        if waiting:
+            usual |= dict.fromkeys(waiting, max(0.0, weighted_median(map(_weighted_drift, alone.values()))))
+        for member, made in members.items():
+            self.members[member].drifts(made, usual.get(member))
+        least = dict.fromkeys(told_of, SHARE * self._usual_drift(known, others=not telling & told_of))
+        return least | dict.fromkeys(waiting, SHARE * self._usual_drift(alone))
 
     def found_harmful_by(self, said: Worth) -> set[int]:
         """Return the members whose work would evidently do harm with these figures, and does not without."""
@@ -466,14 +498,15 @@ class MembersEvidence(DecisionReader):
         for known, drift in zip(found, likely, strict=True):
             known.agreement = drift / reference if reference > 0 else 1.0
 
-    def _usual_drift(self, members: Mapping[int, Sequence[FeedScore]]) -> float:
+    def _usual_drift(self, members: Mapping[int, Sequence[FeedScore]], *, others: bool = False) -> float:
         """Return the drift of an honest member, as far as the parts of these members tell; 0 if there is
         none, or the median is not above 0.
 
         From the median of squares, less what noise makes of it and a standard error of that: who flips signs
         drifts as far as the others, and the median of the drifts themselves is that of the lesser honest ones
         then. No more than these parts have by their own median, beyond noise: where the whole step goes too
-        far, or few bend it, scores say nothing of single members.
+        far, or few bend it, scores say nothing of single members. Where that is evident, it is what they have
+        if it is asked of `others`, who cannot lower it: what spoils their work has spoilt all work.
         """
         if not members:
             return 0.0
@@ -489,7 +522,8 @@ class MembersEvidence(DecisionReader):
         noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * usually(lambda one: 1 / one.weight)
         usual = math.sqrt(max(0.0, usually(lambda one: one.drift**2) - noise))
         now = weighted_median(map(_weighted_drift, members.values()))
-        return max(0.0, min(usual, now + 2 * _noise(sum(map(_updates, members.values())))))
+        most = now + 2 * _noise(sum(map(_updates, members.values())))
+        return max(0.0, min(usual, now if others and most < usual else most))
 
 
 def references(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
@@ -498,7 +532,7 @@ def references(members: Collection[int], vouched: Callable[[int], bool]) -> tupl
     if len(members) >= LEAST_MEMBERS:
         return set(members), set(members)
     telling = set(filter(vouched, members))
-    return telling, set(members) - telling
+    return telling, set(members) - telling if telling else set()
 
 
 def weights_of(parts: Sequence[Part]) -> dict[int, float]:

@@ -59,7 +59,8 @@ def alarms(
         found.append(_no_better(verdict, counting, here))
     if silence and not feed.frozen:
         found.append(_silent(silence, here))
-    if own and not own.counts_at_last and own.harmful_since is None:  # who is revoked is told so
+    waits = own and own.skipped and not own.counts_at_last
+    if own and waits and own.harmful_since is None:  # who is revoked is told so
         found.append(_skipped())
     return [shown(one) for one in found]
 

@@ -132,6 +132,18 @@ def test_whose_work_counts_in_the_end_in_any_case_is_not_alarmed(
     assert [one.member for one in reports.status(None).doubted] == [evidence.member]
 
 
+def test_nor_is_whose_new_work_counts_though_that_of_a_spoilt_epoch_never_may(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    own = node.swarm["a"].own
+    brought(node, -5000, 1)
+    brought(node, 3000, 2)
+    evidence = reports.run(own, None, 0.0).evidence
+    assert evidence
+    assert (evidence.skipped, evidence.counts_at_last) == (False, False)
+    assert reports.alarms(None, 0.0, own) == []
+
+
 def test_who_is_revoked_for_harm_reads_since_when(node: OrganisedNode, reports: Reports) -> None:
     own = node.swarm["a"].own
     assert own
