@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,13 +80,14 @@ def with_run(places: Places, run: Path | None) -> Places:
 
 
 def inside(folder: Path, source: str) -> Path | None:
-    """Return what a source names in a folder; None if nothing is there, or if that leads out of it, by a link
-    or otherwise."""
-    try:
-        path = (folder / source).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError):  # nothing, too long, a null byte, links in a circle
-        return None
-    return path if path.is_relative_to(folder.resolve()) else None
+    """Return what a source names in a folder, by its path or by the last part of that; None if nothing is
+    there, or if it leads out of the folder, by a link or otherwise."""
+    for name in (source, public_name(source)):
+        with suppress(OSError, ValueError, RuntimeError):  # nothing, a null byte, links in a circle
+            path = (folder / name).resolve(strict=True)
+            if folder.resolve() in path.parents:
+                return path
+    return None
 
 
 def local(data: Data, role: DataRole, places: Places) -> str:
@@ -117,8 +119,8 @@ def find(data: Data, role: DataRole, places: Places) -> Path | None:
 
 def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
     """Yield where the file of a role may be under a name of its own."""
-    label = public_name(data.source(role))
-    yield from (file for folder in places.folders if (file := inside(folder, label)))
+    source = data.source(role)
+    yield from (file for folder in places.folders if (file := inside(folder, source)))
     if role in places.named:
         yield places.named[role]
 

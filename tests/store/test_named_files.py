@@ -43,12 +43,20 @@ def test_what_is_named_now_takes_the_place_of_what_was_named_before(
 def test_a_manifest_that_its_owner_gives_names_what_lies_beside_it(layout: Layout, tmp_path: Path) -> None:
     usual, own = default_manifest(), tmp_path / "own"
     (own / "model").mkdir(parents=True)
-    (own / "rows.tsv").write_text("text\nx\n")
+    for file in (own / "rows.tsv", tmp_path / "others.tsv"):
+        file.write_text("text\nx\n")
     (own / "out").symlink_to(layout.path)
-    sources = {"model": own / "model", "out": None, str(layout.path): None, "../node": None}
+    sources = {
+        "model": own / "model",
+        "out": None,
+        str(layout.path): None,
+        "../node": None,
+        "": None,
+        ".": None,
+    }
     for source, found in sources.items():
         model = usual.model.model_copy(update={"source": source})
-        run = usual.model_copy(update={"model": model, "data": Data(train="rows.tsv", test="../rows.tsv")})
+        run = usual.model_copy(update={"model": model, "data": Data(train="rows.tsv", test="../others.tsv")})
         named = NamedFiles().and_beside(run, own)
         assert named == NamedFiles(model=found, train=own / "rows.tsv")
     assert NamedFiles(model=tmp_path).and_beside(run, own).model == tmp_path
