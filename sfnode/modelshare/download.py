@@ -450,7 +450,8 @@ def put_in_place(partial: Path, name: str, file: Path, check: Callable[[Path], o
 
 def _prepare(folder: Path, listing: Listing) -> tuple[list[int], int]:
     """Make the folder and its empty files; return the missing parts and the bytes free on the disk."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for one in (folder.parent, folder):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in listing.files:
         if file.size == 0:
             (folder / file.name).touch()
