@@ -153,9 +153,13 @@ def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
             f"what is to be learnt from {table.source} is not plain: {found.proposal.doubt}",
             f"Say which column is right: --label COLUMN; or --label {NOTHING} to learn the texts themselves.",
         )
-    few = found.bad.count == found.bad.empty <= MOST_EMPTY * found.bad.rows
-    if found.bad and not answers.skip and not few:
+    if found.bad and not answers.skip and not _few_lack(found.bad):
         raise malformed(str(found.bad), "Correct these rows, or leave them out: --skip-bad-rows.")
+
+
+def _few_lack(bad: Bad) -> bool:
+    """Return whether rows that do not fit are few that only lack something."""
+    return bad.count == bad.empty <= MOST_EMPTY * bad.rows
 
 
 def _require_rows(table: DataTable, count: int, why: str = "") -> None:
@@ -293,8 +297,8 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
     )
     if found.bad:
         yield ScreenLine(
-            f"{found.bad.count:,} rows do not fit",
-            f"{'they are left out' if answers.skip else 'refused'}: {_bad(table, found.bad)}",
+            f"{found.bad.count:,} rows do not fit" if found.bad.count > 1 else "1 row does not fit",
+            f"{'left out' if answers.skip or _few_lack(found.bad) else 'refused'}: {_bad(table, found.bad)}",
             "Leave these rows out? (yes, no)",
             lambda said: replace(answers, skip=_one_of(said, "yes", "no") == "yes"),
         )
@@ -330,7 +334,7 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
         )
     if joined := found.proposal.joined:
         yield ScreenLine(
-            f"{len(joined)} labels are like another",
+            f"{len(joined)} labels look like others",
             f"{'joined' if answers.join else 'classes of their own'}: {_joined_words(joined)}",
             "Are they the same? (yes, no)",
             lambda said: replace(answers, join=_one_of(said, "yes", "no") == "yes"),

@@ -60,7 +60,7 @@ ASKED = {
     "Which columns are read?": "subject, body",
     "What is learnt?": "a class for each text, by a head: the model stays as it is (fast)",
     "Which rows measure it?": "59 of the 296 rows, on which nobody trains",
-    "4 rows do not fit": "they are left out: line 10: 'subject', 'body' are empty; line 52: 'category' is "
+    "4 rows do not fit": "left out: line 10: 'subject', 'body' are empty; line 52: 'category' is "
     "empty; line 166: not UTF-8, in which the file has to be saved: as Windows-1252 or Latin-1 it reads "
     "'Où'; ...",
     "Which base model?": "builtin:tiny",
@@ -302,6 +302,7 @@ def test_rows_that_only_lack_something_are_left_out_unasked_while_they_are_few(s
     Path("gaps.csv").write_text(table("It is lost") + "It has no label;\n;a\n;\n")
     ended = sfnode("init", "gaps.csv", "--yes", *TINY)
     assert ended.status == 0, ended.err
+    assert lines(ended.out)["2 rows do not fit"].startswith("left out: line 42: 'label' is empty; line 43")
     assert "Left out: 2 of the 42 rows of gaps.csv" in ended.out
     Path("more.csv").write_text(table("It is lost") + "It has no label;\n" * 40)
     assert (
