@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from sfnode.cli.progress import waiting
 from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS, located
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.sections import BUILTIN, HUB
 from sfnode.printable import command
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from sfnode.cli.init_screen import Answers, Plan
     from sfnode.store.run_keys import RunKeys
     from sfnode.tasks.columns import DataTable
+
+OWN_KINDS = (".txt", ".json")
+"""Ends of the names of files of which `sfnode init FILE` writes the rows anew."""
 
 DESCRIBED = ("preset", "kind", "verifier")
 """Options that say what is to be learnt; without them the data are asked what they suggest."""
@@ -124,9 +129,10 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
         out,
         right=said.pop("label_field", ""),
         test=said.pop("test", ""),
-        skip=said["skip_bad_rows"] or asking,  # whoever confirms sees them
+        skip=said.pop("skip_bad_rows") or asking,  # whoever confirms sees them
         model=said.pop("model", screen.last_model()),
         organised=organised,
+        share=said.pop("share_data", not said.get("private", False)),
         name=said.pop("name", _name(table.source)),
     )
     screen.show_table(table)
@@ -139,6 +145,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
                 "nobody is here to confirm what is proposed",
                 "Add --yes to take it, or say otherwise: --label COLUMN, --set KEY=VALUE.",
             )
+        screen.require_plain(table, found, answers)
         _write_planned(answers, table, found, said)
         return
     while True:
@@ -154,14 +161,13 @@ def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[s
     """Write the manifest of what was planned, and remember its base model."""
     from sfnode.cli import init_screen as screen
     from sfnode.models.manifest_builder import TASK_FIELDS
-    from sfnode.tasks.row_files import malformed
 
-    if found.bad and not answers.skip:
-        raise malformed(str(found.bad), "Correct these rows, or leave them out: --skip-bad-rows.")
+    screen.require_plain(table, found, replace(answers, right=found.proposal.right))
     task = found.task.model_dump(include=set(TASK_FIELDS), exclude_defaults=True)
     own: dict[str, Any] = {"train": table.source, "model": answers.model, "name": answers.name}
     own |= {"test": answers.test} if answers.test else {}
-    given = task | own | said | {"skip_bad_rows": answers.skip}
+    own |= {"share_data": answers.share, "skip_bad_rows": answers.skip}
+    given = task | own | said
     _write(answers.out, answers.organised, given, found)
     screen.remember_model(answers.model)
 
@@ -173,13 +179,20 @@ def _task_fields(said: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in said.items() if key in TASK_FIELDS}
 
 
-def _set(pair: str, said: dict[str, Any]) -> None:
-    """Set an option by KEY=VALUE. Raises UserError or click.UsageError for one that cannot be."""
+def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
+    """Set an option by KEY=VALUE; return it by the name of the answer that it is, if it is one.
+
+    Raises UserError or click.UsageError for one that cannot be.
+    """
     context = click.get_current_context()
     keys = {one.key: one for one in init.params if isinstance(one, Option) and one.key}
     key, value = require_key(pair, keys)
     one = keys[key]
-    said[str(one.name)] = one.process_value(context, [value] if one.multiple else value)
+    found = one.process_value(context, [value] if one.multiple else value)
+    answer = {"name": "name", "share_data": "share"}.get(str(one.name))
+    if not answer:
+        said[str(one.name)] = found
+    return {answer: found} if answer else {}
 
 
 def _name(source: str) -> str:
@@ -209,8 +222,9 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     home = named_folder(given.get("model", ""))
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
         said = _take_rows(given, out.parent, note, plan)
+        _check_kinds(given)
         manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
-        said += output.rows_words(manifest, plan.held_out) if plan and (plan.bad or plan.held_out) else []
+        said += output.rows_words(manifest, plan) if plan and (_is_new(plan) or plan.test) else []
         means = preparing.Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
@@ -246,6 +260,16 @@ def _check(given: dict[str, Any], organised: bool, bases: Path | None) -> None:
         given.setdefault("work_bits", OPEN_WORK_BITS)
 
 
+def _check_kinds(given: dict[str, Any]) -> None:
+    """Raise UserError DATA_NOT_FOUND for a file that is read here, and that nodes do not share."""
+    from sfnode.tasks.public_files import ROLES
+    from sfnode.tasks.row_files import FORMS
+
+    for source in (str(given.get(role, "")) for role in ROLES):
+        if source.lower().endswith(OWN_KINDS) and not source.startswith((HUB, BUILTIN)):
+            raise UserError(Code.DATA_NOT_FOUND, f"{source} is not a kind of data that nodes share", FORMS)
+
+
 def _take_rows(
     given: dict[str, Any], folder: Path, note: Callable[[Path], None], plan: Plan | None
 ) -> list[str]:
@@ -255,13 +279,18 @@ def _take_rows(
     from sfnode.tasks import dataset
 
     said = []
-    if plan and (plan.bad or plan.held_out):
+    if plan:
         name, (kept, held) = _name(plan.bad.source), dataset.hold_out(plan.rows, plan.held_out)
-        for role, rows in (("train", kept), ("test", held)):
+        for role, rows in (("train", kept if _is_new(plan) else []), ("test", held or plan.test)):
             if rows:
                 given[role] = str(preparing.write_rows(rows, plan.task, folder, f"{name}-{role}", note))
         said += [f"Left out: {plan.bad}."] if plan.bad else []
     return said + (_skip_bad_rows(given, folder, note) if given["skip_bad_rows"] else [])
+
+
+def _is_new(plan: Plan) -> bool:
+    """Return whether the rows to train on are not those of a file that nodes read."""
+    return bool(plan.bad or plan.held_out or plan.anew)
 
 
 def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Callable[[Path], None]) -> list[str]:

@@ -5,21 +5,27 @@ Their defaults are in `sfnode.models.manifest_builder`, which takes what is give
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import click
 
 from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.passphrases import passphrase_file_option
 from sfnode.defaults import ANSWER_TOKENS, DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS, TEMPERATURE, located
+from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import MAX_WORK_BITS
 from sfnode.manifest.training import Training
 from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
+
+LONGEST_NAME = 60
+"""Characters of a name that is made; the manifest has up to 64."""
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
@@ -51,6 +57,19 @@ def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tupl
     return tuple(value.replace("\\n", "\n").replace("\\t", "\t") for value in values) or None
 
 
+def run_name(said: str) -> str:
+    """Return a name for a run as near to what somebody calls it as names can be: `Support Tickets` is
+    `Support-Tickets`. Raises UserError BAD_OPTION if nothing is left."""
+    plain = normalize("NFKD", said.replace("ß", "ss")).encode("ascii", "ignore").decode()
+    if name := re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:LONGEST_NAME]:
+        return name
+    raise UserError(
+        Code.BAD_OPTION,
+        f"{said!r} is no name of a run",
+        "Give it one of the letters a to z and digits; its description may have any others.",
+    )
+
+
 def _key(key: str, metavar: str, text: str, *names: str, **extra: Any) -> Callable[[Any], Any]:
     """Return the option of a key; its flag, which names its variable, is the key's end unless it is among
     `names`."""
@@ -74,7 +93,12 @@ def _number(name: str, text: str, default: str = "") -> Callable[[Any], Any]:
 
 
 OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    _key("name", "NAME", "Name of the run.  [default: the task, or the data]"),
+    _key(
+        "name",
+        "NAME",
+        "Name of the run.  [default: the task, or the data]",
+        callback=lambda _context, _parameter, value: value and run_name(value),
+    ),
     _key(
         "description", "TEXT", "What the run is for, in a sentence or two: everybody who may join reads it."
     ),

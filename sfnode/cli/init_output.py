@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sfnode import preparing
 from sfnode.cli.bases import words
@@ -21,6 +21,9 @@ from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
 from sfnode.printable import size_text
 from sfnode.tasks import dataset
 from sfnode.tasks.public_files import typed
+
+if TYPE_CHECKING:
+    from sfnode.cli.init_screen import Plan
 
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
@@ -53,13 +56,14 @@ def left_out_words(found: Mapping[DataRole, LeftOut]) -> list[str]:
     return [f"Left out: {one.bad}. The other rows are in {one.file}." for one in every]
 
 
-def rows_words(manifest: Manifest, held_out: int) -> list[str]:
+def rows_words(manifest: Manifest, plan: Plan) -> list[str]:
     """Return on how many rows of a run's data everybody trains, and with which others it is measured."""
     data = manifest.data
     count = len(dataset.training_rows(data, manifest.task, typed(data)))
     judging = f"; {data.withheld:,} others there say how each round fares" if data.withheld else ""
     said = [f"Trains on {count:,} rows of {public_name(data.train)}{judging}."]
-    return said + ([f"Is measured on {held_out:,} more, {public_name(data.test)}."] if held_out else [])
+    measuring = plan.held_out or len(plan.test)
+    return said + ([f"Is measured on {measuring:,} more, {public_name(data.test)}."] if measuring else [])
 
 
 def data_words(beside: Shared, out: Path, shared: bool) -> list[str]:

@@ -6,8 +6,9 @@ Whatever is typed stays: an answer that cannot be is asked for again, and an err
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -16,18 +17,19 @@ from unicodedata import east_asian_width
 import click
 
 from sfnode.cli.exit import DONE, warn
+from sfnode.cli.init_options import run_name
 from sfnode.cli.output import ask, echo
 from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import is_file
+from sfnode.manifest.sections import BUILTIN, HUB, is_file
 from sfnode.manifest.task import Task
 from sfnode.models import files
 from sfnode.printable import printable
-from sfnode.tasks import dataset, prompts
+from sfnode.tasks import columns, dataset, prompts
 from sfnode.tasks.columns import DataTable
 from sfnode.tasks.dataset import Bad, Row
 from sfnode.tasks.presets import EVALUATED_ROWS
 from sfnode.tasks.proposals import NOTHING, Proposal, propose
-from sfnode.tasks.row_files import malformed
+from sfnode.tasks.row_files import Placed, malformed
 
 RECOMMENDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Base model for whoever has not used another: small enough for a laptop, and what is measured with it stands
@@ -38,6 +40,9 @@ LAST_MODEL = "last-model"
 
 LEAST_ROWS = 10
 """Rows that a table has at least: of fewer nothing is learnt, and nothing can be measured."""
+
+MOST_EMPTY = 1 / 5
+"""Share of the rows that are left out unasked because they have no label, or no text."""
 
 HELD_OUT = 1 / 5
 """Share of the rows that is held out to measure what was learnt, up to EVALUATED_ROWS."""
@@ -72,6 +77,10 @@ class Answers:
     """Leave out rows that do not fit."""
     model: str = ""
     organised: bool = True
+    share: bool = True
+    """Whether everybody who joins gets the rows."""
+    join: bool = True
+    """Whether labels that look like another one are that one."""
     name: str = ""
     also: tuple[str, ...] = ()
     """Pairs KEY=VALUE that have been set besides."""
@@ -86,6 +95,10 @@ class Plan(NamedTuple):
     """Those that fit."""
     bad: Bad
     held_out: int
+    test: list[Row]
+    """Rows of another file that measure the model, where nodes would not read that file so."""
+    anew: bool
+    """Whether nodes would not read the rows so, and they are written anew."""
 
 
 def plan(table: DataTable, answers: Answers, fields: dict[str, Any]) -> Plan:
@@ -93,10 +106,60 @@ def plan(table: DataTable, answers: Answers, fields: dict[str, Any]) -> Plan:
     _require_rows(table, len(table.placed))
     proposal = propose(table, answers.right, answers.texts, answers.way)
     task = proposal.task.model_copy(update=fields)
-    rows, bad = dataset.sift(table.source, table.placed, task)
+    joined = proposal.joined if answers.join and "verbalizer" not in fields else {}
+    if proposal.joined and not joined and "verbalizer" not in fields:
+        every = {label: label for label in table.columns[task.label_field].values}
+        task = task.model_copy(update={"verbalizer": every})
+    rows, bad = dataset.sift(table.source, _joined(table, task, joined), task)
     _require_rows(table, len(rows), f": {bad}" if bad else "")
-    usual = 0 if answers.test or not is_file(table.source) else min(int(HELD_OUT * len(rows)), EVALUATED_ROWS)
-    return Plan(proposal, task, rows, bad, usual if answers.held_out is None else answers.held_out)
+    local = not table.source.startswith((HUB, BUILTIN))
+    usual = min(int(HELD_OUT * len(rows)), EVALUATED_ROWS) if local and not answers.test else 0
+    held_out = usual if answers.held_out is None else answers.held_out
+    anew = bool(table.dress or joined) or (local and not is_file(table.source))
+    return Plan(proposal, task, rows, bad, held_out, _tests(answers, task, joined), anew)
+
+
+def _joined(table: DataTable, task: Task, joined: Mapping[str, str]) -> Sequence[Placed]:
+    """Return the rows of a table with labels that are joined written as the one that they are."""
+    if not joined:
+        return table.placed
+    name, found = task.label_field, []
+    for one in table.placed:
+        label = joined.get(prompts.label(one.row.get(name)))
+        found.append(one._replace(row={**one.row, name: label}) if label and not one.wrong else one)
+    return found
+
+
+def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]:
+    """Return the rows of the file that measures the model where they are to be written anew; else none."""
+    if not answers.test or answers.test.startswith((HUB, BUILTIN)) or not Path(answers.test).is_file():
+        return []
+    table = columns.read(answers.test)
+    placed = _joined(table, task, joined)
+    if is_file(answers.test) and not table.dress and placed == table.placed:
+        return []
+    rows, bad = dataset.sift(answers.test, placed, task)
+    if bad and not answers.skip:
+        raise malformed(str(bad), "Correct these rows, or leave them out: --skip-bad-rows.")
+    return rows
+
+
+def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
+    """Raise UserError for what nobody would take without a look at it, where nobody looks: a doubtful task,
+    and bad rows, unless they are few that only lack something."""
+    if found.proposal.doubt and not answers.right:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"what is to be learnt from {table.source} is not plain: {found.proposal.doubt}",
+            f"Say which column is right: --label COLUMN; or --label {NOTHING} to learn the texts themselves.",
+        )
+    if found.bad and not answers.skip and not _few_lack(found.bad):
+        raise malformed(str(found.bad), "Correct these rows, or leave them out: --skip-bad-rows.")
+
+
+def _few_lack(bad: Bad) -> bool:
+    """Return whether rows that do not fit are few that only lack something."""
+    return bad.count == bad.empty <= MOST_EMPTY * bad.rows
 
 
 def _require_rows(table: DataTable, count: int, why: str = "") -> None:
@@ -133,7 +196,11 @@ def remember_model(source: str) -> None:
 
 def show_table(table: DataTable) -> None:
     """Print how large a table is, its columns, and its first rows."""
-    echo(f"{table.source}: {len(table.placed):,} rows, {len(table.columns)} columns\n")
+    count = len(table.columns)
+    echo(f"{table.source}: {len(table.placed):,} rows, {count} column{'s' * (count != 1)}")
+    for said in table.dress:
+        echo(f"read {said}")
+    echo("")
     rows = [one.row for one in table.placed if not one.wrong][:SHOWN]
     width = _width()
     names = list(table.columns)[: max(1, width // (NARROWEST + 2))]
@@ -165,7 +232,7 @@ def _width() -> int:
 
 
 def _cell(value: Any) -> str:
-    return " ".join(printable("" if value is None else str(value)[: 4 * WIDEST]).split())
+    return printable(" ".join(("" if value is None else str(value)[: 4 * WIDEST]).split()))
 
 
 def _columns(text: str) -> int:
@@ -230,8 +297,8 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
     )
     if found.bad:
         yield ScreenLine(
-            f"{found.bad.count:,} rows do not fit",
-            f"{'they are left out' if answers.skip else 'refused'}: {_bad(table, found.bad)}",
+            f"{found.bad.count:,} rows do not fit" if found.bad.count > 1 else "1 row does not fit",
+            f"{'left out' if answers.skip or _few_lack(found.bad) else 'refused'}: {_bad(table, found.bad)}",
             "Leave these rows out? (yes, no)",
             lambda said: replace(answers, skip=_one_of(said, "yes", "no") == "yes"),
         )
@@ -248,7 +315,8 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
         lambda said: replace(answers, organised=_one_of(said, "you", "nobody") == "you"),
     )
     yield ScreenLine(
-        "Name of the run", answers.name, "Name of the run", lambda said: replace(answers, name=said)
+        *("Name of the run", answers.name, "Name of the run"),
+        lambda said: replace(answers, name=run_name(said)),
     )
     yield ScreenLine(
         "Which file is written?",
@@ -256,39 +324,50 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
         "Which file is written?",
         lambda said: replace(answers, out=free(Path(said))),
     )
+    if found.anew or not table.source.startswith((HUB, BUILTIN)):
+        everybody = "everybody who joins: they go with the run"
+        yield ScreenLine(
+            "Who can read all rows?",
+            everybody if answers.share else "nobody else: others train on rows of their own",
+            "Who can read all rows? (everybody, nobody)",
+            lambda said: replace(answers, share=_one_of(said, "everybody", "nobody") == "everybody"),
+        )
+    if joined := found.proposal.joined:
+        yield ScreenLine(
+            f"{len(joined)} labels look like others",
+            f"{'joined' if answers.join else 'classes of their own'}: {_joined_words(joined)}",
+            "Are they the same? (yes, no)",
+            lambda said: replace(answers, join=_one_of(said, "yes", "no") == "yes"),
+        )
 
 
 def _right(found: Plan) -> str:
     """Return which column says what is right, with the classes, and which others could."""
     right, classes = found.proposal.right, found.task.verbalizer
-    if right == NOTHING:
-        return "none: the model learns to write such texts"
-    said = right
+    said = "none: the model learns to write such texts" if right == NOTHING else right
     if found.task.labelled:
-        counts = dict.fromkeys(classes, 0)
+        counts, names = dict.fromkeys(classes, 0), {prompts.label(one): one for one in classes}
         for row in found.rows:
-            counts[prompts.label(row[found.task.label_field])] += 1
+            counts[names[prompts.label(row[found.task.label_field])]] += 1
         listed = sorted(counts, key=lambda one: -counts[one])
         some = ", ".join(f"{one} {counts[one]:,}" for one in listed[:CLASSES_SHOWN])
         more = ", ..." if len(listed) > CLASSES_SHOWN else ""
-        said = f"{right}, with {len(classes)} classes: {some}{more}{_twins(listed)}"
+        said = f"{right}, with {len(classes)} classes: {some}{more}"
     others = ", ".join(found.proposal.others)
+    if doubt := found.proposal.doubt:
+        return f"{said}. But {doubt}"
     return f"{said}. It might be {others} instead" if others else said
+
+
+def _joined_words(joined: Mapping[str, str]) -> str:
+    some = [f"{label} is {other}" for label, other in islice(joined.items(), CLASSES_SHOWN)]
+    return ", ".join(some) + (", ..." if len(joined) > CLASSES_SHOWN else "")
 
 
 def _bad(table: DataTable, bad: Bad) -> str:
     """Return the places of the first bad rows, and what is wrong there."""
     first = "; ".join(one.removeprefix(f"{table.source}, ") for one in bad.first)
     return f"{first}; ..." if bad.count > len(bad.first) else first
-
-
-def _twins(classes: Sequence[str]) -> str:
-    """Return which classes differ in capital letters alone: they are probably meant to be one."""
-    folded: dict[str, list[str]] = {}
-    for one in classes:
-        folded.setdefault(one.casefold(), []).append(one)
-    twins = [" and ".join(same) for same in folded.values() if len(same) > 1]
-    return f" (two classes, though alike: {', '.join(twins)})" if twins else ""
 
 
 # -- what is asked -------------------------------------------------------------------------------------
@@ -304,11 +383,15 @@ def ask_source(read: Callable[[str], DataTable]) -> DataTable:
 
 
 def confirm(
-    table: DataTable, answers: Answers, fields: Callable[[], dict[str, Any]], set_key: Callable[[str], None]
+    table: DataTable,
+    answers: Answers,
+    fields: Callable[[], dict[str, Any]],
+    set_key: Callable[[str], dict[str, Any]],
 ) -> Answers:
     """Show the proposals until the user takes them; return the answers.
 
-    `fields` gives those of the task that have been set by their keys, and `set_key` sets one by KEY=VALUE.
+    `fields` gives those of the task that have been set by their keys, and `set_key` sets one by KEY=VALUE; it
+    returns which answer that is, if it is one.
     """
     while True:
         found = plan(table, answers, fields())
@@ -334,9 +417,9 @@ def confirm(
                     f"{said!r} is neither the number of a line nor KEY=VALUE",
                     f"Type 1 to {len(lines)} to change that line, Enter to go on, or q to leave.",
                 )
-            set_key(said)
-            plan(table, answers, fields())
-            answers = replace(answers, also=(*answers.also, said))
+            changed = replace(answers, **set_key(said))
+            plan(table, changed, fields())
+            answers = replace(changed, also=(*answers.also, said))
         except UserError as error:
             warn(error)
         except click.UsageError as error:
@@ -378,7 +461,7 @@ def _model(said: str) -> str:
 def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
     """Return how many rows are held out, or the file with other ones."""
     if not said.isdecimal():
-        rows, bad = dataset.sifted(said, found.task)
+        rows, bad = dataset.sift(said, columns.read(said).placed, found.task)
         if (bad and not skip) or not rows:
             raise malformed(str(bad) if bad else f"{said} has no rows")
         return {"test": said, "held_out": None}

@@ -109,8 +109,8 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
 )
 @option(
     "--samples/--no-samples",
-    default=True,
-    help="Whether to show answers to test rows that the node has recorded.",
+    default=False,
+    help="Whether to show answers to test rows that the node has recorded, with the texts of these rows.",
 )
 @keys_dir_option
 @passphrase_file_option

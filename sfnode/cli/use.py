@@ -261,16 +261,12 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
     """
     from sfnode.tasks import dataset
     from sfnode.tasks.prompts import questions
-    from sfnode.tasks.row_files import malformed
+    from sfnode.tasks.row_files import layout, malformed
 
     rows, bad = list[tuple[Row, str]](), dataset.Bad(file)
-    for place, row, wrong in dataset.read(file):
-        lacking = [name for name in questions(task) if name not in row]
-        if not wrong and lacking and not rows:
-            raise malformed(
-                f"{file} has no column {', '.join(lacking)}; it has {', '.join(row) or 'none'}",
-                f"Name the columns as in the data of the run: {', '.join(questions(task))}.",
-            )
+    for place, row, wrong in dataset.read(file, layout(file)):
+        if not wrong and not rows:
+            dataset.require_columns(file, questions(task), row)
         wrong = wrong or _problem(task, row) or ""
         bad.note(place, wrong)
         rows.append((row, wrong))
@@ -322,7 +318,8 @@ def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: P
             writer.writeheader()
             cell = dict.fromkeys(columns, _cell) | dict.fromkeys(names, _no_formula)
             writer.writerows({name: cell[name](value) for name, value in row.items()} for row in written)
-    echo(f"wrote {out}: {len(written):,} rows")
+    lacking = sum(bool(wrong) for _, wrong in rows)
+    echo(f"wrote {out}: {len(written):,} rows{f', {lacking:,} of them without an answer' if lacking else ''}")
 
 
 def _values(answer: Preference | str) -> tuple[object, ...]:

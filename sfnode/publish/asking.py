@@ -50,7 +50,7 @@ def ask(
     *,
     link: str = "",
     contacts_url: str = "",
-    samples: bool = True,
+    samples: bool = False,
 ) -> NodeAnswers:
     """Ask the node of a folder.
 

@@ -23,7 +23,7 @@ from sfnode.manifest.task import Task
 from sfnode.printable import paragraph
 from sfnode.tasks import hub_rows, orders, prompts, public_files, row_files, sums, synthetic
 from sfnode.tasks.public_files import NOWHERE, Places
-from sfnode.tasks.row_files import Placed, malformed
+from sfnode.tasks.row_files import Layout, Placed, malformed
 from sfprotocol.seeds import derive_key, stream
 
 Row = row_files.Row
@@ -81,13 +81,16 @@ class Bad:
     rows: int = 0
     """Rows of the source, good or bad."""
     count: int = 0
+    empty: int = 0
+    """Those of them that only lack something."""
     first: list[str] = field(default_factory=list)
     """Places of the first of them, and what is wrong there."""
 
-    def note(self, place: str, wrong: str) -> None:
+    def note(self, place: str, wrong: str, *, empty: bool = False) -> None:
         """Count a row, and what is wrong with it, if anything is."""
         self.rows += 1
         self.count += bool(wrong)
+        self.empty += empty
         if wrong and len(self.first) < SHOWN:
             self.first.append(f"{place}: {wrong}")
 
@@ -107,14 +110,28 @@ def sifted(source: str, task: Task) -> tuple[list[Row], Bad]:
 
 
 def sift(source: str, placed: Iterable[Placed], task: Task) -> tuple[list[Row], Bad]:
-    """Return which of the rows of a source fit a task, and which do not."""
-    rows, bad = [], Bad(source)
+    """Return which of the rows of a source fit a task, and which do not. Raises UserError DATA_MALFORMED for
+    a table without the columns that the task reads."""
+    rows, bad, names = [], Bad(source), dict[str, None]()
     for place, row, wrong in placed:
-        wrong = wrong or prompts.problem(task, row) or ""
-        bad.note(place, wrong)
-        if not wrong:
+        found = "" if wrong else prompts.problem(task, row)
+        bad.note(place, wrong or found or "", empty=bool(found) and prompts.lacks(task, row))
+        if not wrong and not found:
             rows.append(row)
+        elif not rows:
+            names.update(dict.fromkeys(row))
+    if bad.count > 1 and not rows and names:
+        require_columns(source, prompts.fields(task), names)
     return rows, bad
+
+
+def require_columns(source: str, wanted: Iterable[str], names: Iterable[str]) -> None:
+    """Raise UserError DATA_MALFORMED if a source lacks one of the columns that are wanted."""
+    if lacking := [name for name in wanted if name not in names]:
+        raise malformed(
+            f"{source} has no column {', '.join(lacking)}; it has {', '.join(names) or 'none'}",
+            f"Name the columns as in the data of the run: {', '.join(wanted)}.",
+        )
 
 
 @cache
@@ -227,12 +244,12 @@ def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
     return found
 
 
-def read(source: str) -> Iterator[Placed]:
+def read(source: str, layout: Layout = row_files.PLAIN) -> Iterator[Placed]:
     """Yield every row of a source with its place. Raises UserError as `load_rows`."""
     kind, _, rest = source.partition(":")
     if kind == "builtin":
         return _builtin(source, rest)
-    return hub_rows.read(source) if kind == "hf" else row_files.read(source)
+    return hub_rows.read(source) if kind == "hf" else row_files.read(source, layout)
 
 
 def _builtin(source: str, rest: str) -> Iterator[Placed]:

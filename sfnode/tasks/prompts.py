@@ -6,7 +6,9 @@ or files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sfnode.manifest.task import Task, composed
@@ -185,10 +187,15 @@ def problem(task: Task, row: Row) -> str | None:
     return None
 
 
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0+")
+"""A whole number as pandas writes it where some cells of its column are empty."""
+
+
 def label(value: object) -> str:
-    """Return a label as the verbalizer writes it, in the form in which labels are compared; booleans as JSON
-    does."""
-    return str(value).lower() if isinstance(value, bool) else composed(str(value).strip())
+    """Return a label as the verbalizer writes it, in the form in which labels are compared (SPEC T2):
+    booleans as JSON does, whole numbers without a fraction."""
+    text = str(value).lower() if isinstance(value, bool) else composed(str(value).strip())
+    return whole[1] if (whole := _WHOLE.fullmatch(text)) else text
 
 
 def class_of(task: Task, row: Row) -> int:
@@ -199,8 +206,13 @@ def class_of(task: Task, row: Row) -> int:
 
 
 def _class(task: Task, row: Row) -> int | None:
-    wanted = label(row[task.label_field])
-    return next((number for number, one in enumerate(task.verbalizer) if composed(one) == wanted), None)
+    return _places_of(tuple(task.verbalizer)).get(label(row[task.label_field]))
+
+
+@lru_cache(maxsize=8)
+def _places_of(labels: tuple[str, ...]) -> dict[str, int]:
+    """Return the places of labels in a verbalizer; of two that are compared alike that of the first."""
+    return {label(one): number for number, one in reversed([*enumerate(labels)])}
 
 
 def _value_problem(task: Task, row: Row) -> str | None:
@@ -214,6 +226,14 @@ def _value_problem(task: Task, row: Row) -> str | None:
         if wrong:
             return f"{name!r} {wrong}"
     return None
+
+
+def lacks(task: Task, row: Row) -> bool:
+    """Return whether a row does not fit because it has nothing to read, nothing to learn, or no label."""
+    if task.kind == "chat":
+        return not row.get(task.messages_field)
+    there = {name: value for name, value in row.items() if value is not None and value == value}
+    return bool(_emptiness(task, dict.fromkeys(fields(task), "") | there))
 
 
 def _emptiness(task: Task, row: Row) -> str | None:

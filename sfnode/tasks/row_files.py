@@ -1,7 +1,8 @@
-"""Rows of a file, in any of four formats, each with its place; what is wrong is said with file and line.
+"""Rows of a file, in any of its formats, each with its place; what is wrong is said with file and line.
 
-Nodes must read the same rows of the same file. So where the way in which a file was written can only be
-guessed, it is refused with what was found. This module knows files; what a row means is for others to know.
+Nodes must read the same rows of the same file (SPEC T1). So where the way in which a file was written can
+only be guessed, it is refused with what was found. Whoever reads a table for people, who then see its rows,
+takes its `layout` first. This module knows files; what a row means is for others to know.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,15 +98,27 @@ SEPARATORS = ",;\t"
 """Characters that may part the columns of a .csv: the first of them that its header has. Spreadsheets take
 the semicolon where the comma is in numbers."""
 
+NO_SEPARATOR = "\x1f"
+"""Separator of a table of one column, whose texts may have all others in them."""
+
+_DECLARED = re.compile(r'\A"?sep=(\\t|[^\w\s"]|\t)"?[,;\t]*\r?\n?', re.IGNORECASE)
+"""A first line in which Excel says what parts the columns."""
+
 BATCH = 4096
 """Rows of a Parquet file that are made Python's at a time."""
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """Beginnings of files that Windows calls Unicode text."""
 
+TABLES = (".csv", ".tsv", ".txt")
+"""Ends of the names of text files whose first line has the names of the columns."""
+
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 """Ends of the names of files that a program has to export first; whatever they are called, most are archives
 that begin with ARCHIVE."""
+
+LONGEST_HEADER = 1 << 16
+"""Bytes in which the names of a table's columns are looked for."""
 
 ARCHIVE = b"PK\x03\x04"
 
@@ -117,6 +131,10 @@ NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
 
 OLDER = "Windows-1252"
 """The encoding of most texts that are not UTF-8; nearly the same as Latin-1."""
+
+_STRANGE = re.compile(r"[a-z][^\x00-\x7fß-öø-ÿœšž’‘´–—…\xa0][a-z]|[À-ÿ]{4}")
+"""What texts of Western Europe do not have in their words, and those of other encodings have when they are
+read as OLDER."""
 
 FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:OWNER/NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
@@ -134,7 +152,21 @@ class Placed(NamedTuple):
     """The reason why it is no row, if it is none."""
 
 
-def read(source: str) -> Iterator[Placed]:
+class Layout(NamedTuple):
+    """How a file of text was written, where that is not for all readers to find."""
+
+    encoding: str = ""
+    separator: str = ""
+    """What parts the columns of a table."""
+    declared: bool = False
+    """Whether the first line says so, and the names of columns are below it."""
+
+
+PLAIN = Layout()
+"""That of the files that nodes share."""
+
+
+def read(source: str, layout: Layout = PLAIN) -> Iterator[Placed]:
     """Yield every row of a file. Raises UserError DATA_NOT_FOUND, EXTRA_MISSING, DATA_MALFORMED."""
     path = Path(source).expanduser()
     reader = _READERS.get(path.suffix.lower())
@@ -146,7 +178,7 @@ def read(source: str) -> Iterator[Placed]:
         raise UserError(Code.DATA_NOT_FOUND, f"{source} is not a kind of data that sfnode reads", FORMS)
     if not path.is_file():
         raise UserError(Code.DATA_NOT_FOUND, f"there is no file {source}", FORMS)
-    return reader(path)
+    return reader(path, layout)
 
 
 def numbered(source: str, rows: Iterable[Row | str]) -> Iterator[Placed]:
@@ -161,9 +193,11 @@ def malformed(what: str, fix: str = "Correct the data, or name another source.")
     return UserError(Code.DATA_MALFORMED, what, fix)
 
 
-def _tsv(path: Path) -> Iterator[Placed]:
+def _tsv(path: Path, layout: Layout) -> Iterator[Placed]:
+    if layout.separator not in ("", "\t"):
+        return _csv(path, layout)
     # Files of the GLUE kind hold bare double quotes, which are text; pandas and spreadsheets enclose columns.
-    text = _text(path)
+    text = _text(path, layout)
     first, bare, columns = _quotes(text)
     whole = [column for column in columns if not any(mark in column for mark in "\t\r\n")]
     if bare and any('""' in column[1:-1] for column in whole):
@@ -195,14 +229,43 @@ def _confused(path: Path, before: str, what: str) -> UserError:
     )
 
 
-def _csv(path: Path) -> Iterator[Placed]:
-    text = _text(path)
-    delimiter = _separator(io.StringIO(text, newline="").readline())
+def _csv(path: Path, layout: Layout) -> Iterator[Placed]:
+    text = _text(path, layout)
+    delimiter = layout.separator or _separator(io.StringIO(text, newline="").readline())
     return _table(path, text, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL)
+
+
+def _txt(path: Path, layout: Layout) -> Iterator[Placed]:
+    return (_tsv if layout.separator == "\t" else _csv)(path, layout)
 
 
 def _separator(header: str) -> str:
     return next((mark for mark in SEPARATORS if mark in header), ",")
+
+
+def layout(source: str) -> Layout:
+    """Return how a file of text was written, as far as that shows: all of it empty where nodes read it so.
+
+    What it says of encodings and of separators is a guess: people see the rows then. Raises UserError as
+    `read`.
+    """
+    path = Path(source).expanduser()
+    if path.suffix.lower() not in (*TABLES, ".json", ".jsonl") or not path.is_file():
+        return PLAIN
+    data = _data(path)
+    found = Layout("utf-16" if data.startswith(UTF_16) else OLDER if _is_older(data) else "")
+    if path.suffix.lower() not in TABLES:
+        return found
+    first = data[:LONGEST_HEADER].decode(found.encoding or "utf-8-sig", "replace")
+    if said := _DECLARED.match(first):
+        return found._replace(separator="\t" if said[1] == "\\t" else said[1], declared=True)
+    header = re.sub('"[^"]*"', "", first.lstrip("\r\n").splitlines()[0] if first.strip() else "")
+    likely = max((*SEPARATORS, "|"), key=header.count)
+    usual = _separator(first.splitlines()[0] if first else "") if path.suffix.lower() == ".csv" else ""
+    usual = "\t" if path.suffix.lower() == ".tsv" else usual
+    if likely not in header:
+        return found._replace(separator=NO_SEPARATOR if usual != "\t" else "")
+    return found._replace(separator="" if likely == usual else likely)
 
 
 def dialect(source: str) -> tuple[str, str]:
@@ -211,9 +274,25 @@ def dialect(source: str) -> tuple[str, str]:
     path = Path(source).expanduser()
     if path.suffix.lower() != ".csv":
         return ",", "utf-8"
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        header = file.readline()
-    return _separator(header), "utf-8-sig" if header.startswith("\ufeff") else "utf-8"
+    found = layout(source)
+    with path.open("rb") as file:
+        header = file.readline().decode("utf-8", "replace")
+    marked = found.encoding or header.startswith("\ufeff")
+    separator = found.separator.strip(NO_SEPARATOR) or _separator(header)
+    return separator, "utf-8-sig" if marked else "utf-8"
+
+
+def _is_older(data: bytes) -> bool:
+    """Return whether a text is in OLDER, rather than UTF-8 with some lines in it that are not."""
+    if data.isascii() or b"\0" in data:
+        return False
+    with suppress(UnicodeDecodeError):
+        data.decode()
+        return False
+    with suppress(UnicodeDecodeError):
+        some = _UNDECODED.sub("", data.decode("utf-8", "surrogateescape"))
+        return some.isascii() and not _STRANGE.search(data.decode(OLDER))
+    return False
 
 
 def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[Placed]:
@@ -222,17 +301,13 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     line, undecoded = 1, _UNDECODED.search(text) is not None
     try:
-        header = next(reader, [])
-        if any(map(_UNDECODED.search, header)) or "\0" in "".join(header):
-            older = _in_older(" ".join(header))
-            raise malformed(f"{path}, line 1: no names of columns in UTF-8{older}", EXPORT)
-        if len(set(header)) != len(header):
-            raise malformed(f"{path}, line 1: a column name occurs twice")
+        header = _names(path, next(filter(None, reader), []))
         line = reader.line_num + 1
         for values in reader:
             if values:
+                values = _fitted(values, len(header))
                 other = len(values) != len(header)
-                wrong = f"{len(values)} columns where the header has {len(header)}" if other else ""
+                wrong = f"{_columns(len(values))} where the header has {len(header)}" if other else ""
                 if undecoded and any(map(_UNDECODED.search, values)):
                     wrong = NOT_UTF_8 + _in_older(" ".join(values))
                 row = {} if wrong else dict(zip(header, values, strict=True))
@@ -242,11 +317,33 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
         raise malformed(f"{path}, line {line}: {error}") from error
 
 
-def _json(path: Path) -> Iterator[Placed]:
+def _names(path: Path, header: list[str]) -> list[str]:
+    """Return the names of a table's columns, those without one told apart by blanks."""
+    if any(map(_UNDECODED.search, header)) or "\0" in "".join(header):
+        older = _in_older(" ".join(header))
+        raise malformed(f"{path}, line 1: no names of columns in UTF-8{older}", EXPORT)
+    names = [name if name.strip() else " " * place for place, name in enumerate(header)]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise malformed(f"{path}, line 1: a column name occurs twice: {twice}")
+    return names
+
+
+def _fitted(values: list[str], count: int) -> list[str]:
+    """Return the values of a row without empty ones beyond its `count` columns, which spreadsheets write."""
+    while len(values) > count and not values[-1].strip():
+        values.pop()
+    return values
+
+
+def _columns(count: int) -> str:
+    return f"{count} column{'s' * (count != 1)}"
+
+
+def _json(path: Path, layout: Layout) -> Iterator[Placed]:
     """Yield the objects of a JSON array, or that on each line: either is called .json."""
-    text = _text(path)
+    text = _text(path, layout)
     if not text.lstrip().startswith("["):
-        return _jsonl(path)
+        return _jsonl(path, layout)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -255,9 +352,9 @@ def _json(path: Path) -> Iterator[Placed]:
     return numbered(str(path), rows)
 
 
-def _jsonl(path: Path) -> Iterator[Placed]:
+def _jsonl(path: Path, layout: Layout) -> Iterator[Placed]:
     """Yield the JSON object on each line; empty lines are skipped."""
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(_text(path, layout).split("\n"), start=1):
         if line.strip():
             yield _object(f"{path}, line {number}", line)
 
@@ -272,7 +369,7 @@ def _object(place: str, line: str) -> Placed:
     return Placed(place, row) if isinstance(row, dict) else Placed(place, {}, "not a JSON object")
 
 
-def _parquet(path: Path) -> Iterator[Placed]:
+def _parquet(path: Path, _layout: Layout) -> Iterator[Placed]:
     require(path.name)
     from pyarrow import parquet  # type: ignore[import-untyped]
 
@@ -311,19 +408,29 @@ def _decoded(value: Any) -> Any:
     return {key: _decoded(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _text(path: Path) -> str:
-    """Return the text of a UTF-8 file without a byte order mark, with _UNDECODED for what is not UTF-8."""
+def _data(path: Path) -> bytes:
+    """Return what is in a file. Raises UserError DATA_NOT_FOUND."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UserError(
             Code.DATA_NOT_FOUND, f"cannot read {path}: {error.strerror}", "Check the permissions of the file."
         ) from error
+
+
+def _text(path: Path, layout: Layout) -> str:
+    """Return the text of a file without a byte order mark, with _UNDECODED for what is not UTF-8."""
+    data = _data(path)
     if data.startswith(ARCHIVE):
         raise malformed(f"{path} is a spreadsheet or an archive, and no text", EXPORT)
-    if data.startswith(UTF_16):
+    if data.startswith(UTF_16) and not layout.encoding:
         raise malformed(f"{path}, line 1: not UTF-8 but UTF-16", EXPORT)
-    return data.decode("utf-8-sig", "surrogateescape")
+    try:
+        strict = layout.encoding, "strict"
+        text = data.decode(*strict if layout.encoding else ("utf-8-sig", "surrogateescape"))
+    except UnicodeDecodeError as error:
+        raise malformed(f"{path} is not whole: {error}", EXPORT) from error
+    return _DECLARED.sub("\n", text, count=1) if layout.declared else text
 
 
 def _in_older(text: str) -> str:
@@ -341,9 +448,10 @@ def first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Placed]]] = {
+_READERS: dict[str, Callable[[Path, Layout], Iterator[Placed]]] = {
     ".tsv": _tsv,
     ".csv": _csv,
+    ".txt": _txt,
     ".json": _json,
     ".jsonl": _jsonl,
     ".parquet": _parquet,

@@ -613,7 +613,7 @@ def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
         ),
         (("--task", "reviews", "--set", "training.learning_rate=-1"), 10, "training.learning_rate: "),
         (("--task", "reviews", "--set", "training.update_budget=0"), 10, "training.update_budget: "),
-        (("--task", "reviews", "--set", "name=two words"), 10, "name: "),
+        (("--task", "reviews", "--set", "name=?!"), 10, "'?!' is no name of a run"),
         (("--task", "juggling"), 10, "'juggling'"),
         (("--task", "extract"), 10, "no base model comes with the task extract"),
         (("--task", "sst2", "--set", "task.kind=text"), 10, "--task names a ready-made task"),
@@ -624,7 +624,8 @@ def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
         (("--set", "task.kind=text", "--set", "task.template={{text}}"), 11, "it names no field of a row"),
         (("--task", "reviews", "--model", "no/such/folder"), 20, "no/such/folder"),
         (("nowhere.tsv",), 30, "there is no file nowhere.tsv"),
-        (("rows.txt",), 30, "rows.txt is not a kind of data"),
+        (("rows.doc",), 30, "rows.doc is not a kind of data"),
+        (("rows.txt", "--task", "sst2"), 30, "rows.txt is not a kind of data that nodes share"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

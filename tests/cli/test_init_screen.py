@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,13 +60,14 @@ ASKED = {
     "Which columns are read?": "subject, body",
     "What is learnt?": "a class for each text, by a head: the model stays as it is (fast)",
     "Which rows measure it?": "59 of the 296 rows, on which nobody trains",
-    "4 rows do not fit": "they are left out: line 10: 'subject', 'body' are empty; line 52: 'category' is "
+    "4 rows do not fit": "left out: line 10: 'subject', 'body' are empty; line 52: 'category' is "
     "empty; line 166: not UTF-8, in which the file has to be saved: as Windows-1252 or Latin-1 it reads "
     "'Où'; ...",
     "Which base model?": "builtin:tiny",
     "Who says what counts?": "your node, by a key that is made now",
     "Name of the run": "tickets",
     "Which file is written?": "run.toml",
+    "Who can read all rows?": "everybody who joins: they go with the run",
 }
 
 
@@ -147,7 +148,7 @@ def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run
         "'perhaps' is not an answer",
         "there is no folder ./nowhere",
         "tickets.csv exists already",
-        "'17' is neither the number of a line nor KEY=VALUE\n  Type 1 to 9 to change that line",
+        "'17' is neither the number of a line nor KEY=VALUE\n  Type 1 to 10 to change that line",
         "'abc' is neither the number of a line nor KEY=VALUE",
         "there is no key 'fly'",
         "'--set training.rank'",
@@ -255,3 +256,101 @@ def test_names_and_cells_that_no_terminal_should_see_are_escaped(sfnode: Run) ->
     assert "\x1b" not in ended.out + ended.err
     assert "\u202e" not in ended.out + ended.err
     assert "te\\u001bxt" in ended.out
+
+
+# -- what people bring ---------------------------------------------------------------------------------
+
+
+def table(text: str, label: str = "label", *, count: int = 40, names: Sequence[str] = "ab") -> str:
+    lines = "".join(f"{text} no. {n};{names[n % len(names)]}\n" for n in range(count))
+    return f"text;{label}\n{lines}"
+
+
+def test_a_table_of_an_old_windows_is_shown_as_it_reads_and_written_anew(sfnode: Run) -> None:
+    Path("old.csv").write_bytes(table("Das Gerät hängt").encode("cp1252"))
+    ended = sfnode("init", "old.csv", "--yes", *TINY)
+    assert ended.status == 0, ended.err
+    assert "read in Windows-1252, so that a word is 'Gerät'" in ended.out
+    assert "Das Gerät hängt no. 0" in ended.out
+    assert {row["text"][:16] for row in rows(run().data.train)} == {"Das Gerät hängt "}
+
+
+def test_a_file_that_measures_is_written_anew_where_nodes_would_not_read_it_so(sfnode: Run) -> None:
+    Path("train.csv").write_text(table("It is lost"))
+    Path("test.csv").write_bytes(("sep=;\n" + table("It is café", count=4)).encode("utf-16"))
+    ended = sfnode("init", "train.csv", "--test", "test.csv", "--yes", *TINY)
+    assert ended.status == 0, ended.err
+    assert run().data.train == "train.csv"
+    assert [row["text"] for row in rows(run().data.test)][:1] == ["It is café no. 0"]
+    assert "Is measured on 4 more" in ended.out
+
+
+def test_nothing_doubtful_is_taken_without_a_look_at_it(sfnode: Run, answers: Answers) -> None:
+    lines = "".join(f"It is lost no. {n};{'ab'[n % 2]};{'xyz'[n % 3]}\n" for n in range(40))
+    Path("two.csv").write_text(f"text;topic;category\n{lines}")
+    refused = sfnode("init", "two.csv", "--yes", *TINY)
+    assert "SF010: what is to be learnt from two.csv is not plain: category and topic may say" in refused.err
+    assert "--label COLUMN" in refused.err
+    assert not Path("run.toml").exists()
+    assert sfnode("init", "two.csv", "--yes", "--label", "topic", *TINY).status == 0
+    answers("")
+    assert sfnode("init", "two.csv", "--force", *TINY).status == 0
+    assert run().task.label_field == "category"
+
+
+def test_rows_that_only_lack_something_are_left_out_unasked_while_they_are_few(sfnode: Run) -> None:
+    Path("gaps.csv").write_text(table("It is lost") + "It has no label;\n;a\n;\n")
+    ended = sfnode("init", "gaps.csv", "--yes", *TINY)
+    assert ended.status == 0, ended.err
+    assert lines(ended.out)["2 rows do not fit"].startswith("left out: line 42: 'label' is empty; line 43")
+    assert "Left out: 2 of the 42 rows of gaps.csv" in ended.out
+    Path("more.csv").write_text(table("It is lost") + "It has no label;\n" * 40)
+    assert (
+        "40 of the 80 rows of more.csv are bad" in sfnode("init", "more.csv", "--yes", "--force", *TINY).err
+    )
+
+
+def test_labels_that_look_alike_are_one_class_unless_somebody_says_no(sfnode: Run, answers: Answers) -> None:
+    typed = table("It is lost", names=["Billing", "Delivery"]) + "It is late;biling\nIt is so;BILLING\n"
+    Path("typed.csv").write_text(typed)
+    ended = sfnode("init", "typed.csv", "--yes", *TINY)
+    assert ended.status == 0, ended.err
+    assert "BILLING is Billing, biling is Billing" in ended.out
+    assert [*run().task.verbalizer] == ["Billing", "Delivery"]
+    assert {row["label"] for row in rows(run().data.train)} == {"Billing", "Delivery"}
+    answers("10", "no", "")
+    assert sfnode("init", "typed.csv", "--force", *TINY).status == 0
+    assert len(run().task.verbalizer) == 4
+
+
+def test_a_run_is_called_what_comes_nearest_to_its_name(sfnode: Run, answers: Answers) -> None:
+    named = ("--yes", "--skip-bad-rows", "--set", "name=Support Tickets (Größe)")
+    assert sfnode("init", "tickets.csv", *named, *TINY).status == 0
+    assert run().name == "Support-Tickets-Grosse"
+    assert "is no name of a run" in sfnode("init", "tickets.csv", "--set", "name=?!", *TINY).err
+    answers("8", "Mein Lauf", "name=Noch einer", "q")
+    shown = lines(sfnode("init", "tickets.csv", "--force", *TINY).out)
+    assert shown["Name of the run"] == "Noch-einer"
+
+
+def test_whether_others_can_read_the_rows_is_asked_before(sfnode: Run, answers: Answers) -> None:
+    answers("10", "nobody", "")
+    ended = sfnode("init", "tickets.csv", *TINY)
+    assert ended.status == 0, ended.err
+    assert lines(ended.out)["Who can read all rows?"] == "nobody else: others train on rows of their own"
+    assert not run().data.digests
+    private = sfnode("init", "tickets.csv", "--private", "--force", *TINY)
+    assert lines(private.out)["Who can read all rows?"].startswith("nobody else")
+
+
+def test_a_cell_with_ends_of_lines_is_one_line(sfnode: Run) -> None:
+    Path("lines.csv").write_text("text,label\n" + '"It is\r\nlost",a\n"It was\rthere",b\n' * 10, newline="")
+    ended = sfnode("init", "lines.csv", *TINY)
+    assert "It is lost" in ended.out
+    assert "\\r" not in ended.out
+
+
+def test_a_table_with_other_columns_lacks_them_and_is_not_full_of_bad_rows(sfnode: Run) -> None:
+    Path("other.csv").write_text(table("It is lost", "mood"))
+    ended = sfnode("init", "tickets.csv", "--test", "other.csv", "--yes", "--skip-bad-rows", *TINY)
+    assert "other.csv has no column subject, body, category; it has text, mood" in ended.err

@@ -101,7 +101,8 @@ def test_samples_of_a_node_that_does_not_run_are_those_of_its_folder(
     recorded = Samples(rows=[ROW], moments=[THEN, NOW]).model_dump_json()
     (folder / "samples.json").write_text(recorded)
     try:
-        assert "bad good good" in Page.of(published() / "index.html").words
+        assert "bad good good" not in Page.of(published() / "index.html").words, "they are somebody's texts"
+        assert "bad good good" in Page.of(published("--samples") / "index.html").words
     finally:
         (folder / "samples.json").unlink()
 
@@ -111,7 +112,7 @@ def test_answers_and_rows_show_nothing_but_themselves(published: Callable[..., P
     row, now = ROW.model_copy(update={"text": raw}), NOW.model_copy(update={"answers": [f"good{raw}"]})
     (folder / "samples.json").write_text(json.dumps(Samples(rows=[row], moments=[THEN, now]).model_dump()))
     try:
-        text = (published() / "index.html").read_text()
+        text = (published("--samples") / "index.html").read_text()
     finally:
         (folder / "samples.json").unlink()
     assert [line for line in text.split("\n") if not line.replace("\u00a0", " ").isprintable()] == []
@@ -135,7 +136,8 @@ def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Pat
     with fake_node(tmp_path / "node", answers):
         for file in folder.iterdir():
             shutil.copy(file, tmp_path / "node" / file.name)
-        ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node")
+        where = ("--out", tmp_path / "page", "--data-dir", tmp_path / "node")
+        ended = sfnode("publish", "page", "--samples", *where)
     assert ended.err == "reading the log\n"
     found = run_file(tmp_path / "page")
     assert (found.link, found.updates_per_hour) == (said.link, 1800.0)
@@ -230,7 +232,8 @@ def test_a_reward_run_is_told_by_right_answers_before_and_after_and_has_no_worth
     rows = [SampleRow(text="3+9=", right="12", base="2", base_score=0.1)]
     moments = [SampleMoment(epoch=2, known=60, answers=["12"], scores=[1.0])]
     (tmp_path / "node" / "samples.json").write_text(Samples(rows=rows, moments=moments).model_dump_json())
-    assert sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node").status == 0
+    where = ("--out", tmp_path / "page", "--data-dir", tmp_path / "node")
+    assert sfnode("publish", "page", "--samples", *where).status == 0
     words, page = (
         Page.of(tmp_path / "page" / "index.html").words,
         (tmp_path / "page" / "index.html").read_text(),

@@ -234,7 +234,7 @@ MALFORMED = {
     "field.tsv": (b"text\tlabel\nfine\t1\n", "line 2", "no 'sentence'"),
     "twice.tsv": (b"label\tlabel\n1\t1\n", "line 1", "twice"),
     "utf8.tsv": (b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", "line 3", "not UTF-8"),
-    "columns.csv": (b'sentence,label\n"one,\ntwo",1\nfine\n', "line 4", "1 columns"),
+    "columns.csv": (b'sentence,label\n"one,\ntwo",1\nfine\n', "line 4", "1 column"),
     "quote.csv": (b'sentence,label\nfine,1\n"open,1\n', "line 3", "unexpected end"),
     "label.csv": (b'sentence,label\n"one\ntwo",9\n', "line 2", "label '9'"),
     "json.jsonl": (b'{"sentence": "fine", "label": 1}\n{"sentence": \n', "line 2", "not JSON"),

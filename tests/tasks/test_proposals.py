@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sfnode.errors import Code, UserError
 from sfnode.tasks import dataset
 from sfnode.tasks.columns import DataTable, read
-from sfnode.tasks.proposals import FITTING, NOTHING, propose
+from sfnode.tasks.proposals import FITTING, NOTHING, joins, propose
 
 Rows = list[dict[str, Any]]
 
@@ -114,6 +115,26 @@ CASES: dict[str, tuple[Rows, str, str, str, tuple[str, ...]]] = {
         *("completion", "Antwort", "{Frage}\nAnswer:", ()),
     ),
     "chat": (rows(id=[1, 2], talk=[CHAT]), *("chat", "talk", "", ())),
+    "preferences": (
+        rows(prompt=BODIES, chosen=BODIES[::-1], rejected=BODIES[1:]),
+        *("completion", "chosen", "{prompt}\nAnswer:", ()),
+    ),
+    "equal values in different dress": (
+        rows(text=BODIES, label=[1, "1", 1.0, "1.0", 0, "0", " 0 ", 0.0]),
+        *("sequence-classification", "label", "{text}", ("0", "1")),
+    ),
+    "numbers of twenty classes": (
+        [{"text": f"{BODIES[n % 40]} {n}", "label": n % 20} for n in range(400)],
+        *("sequence-classification", "label", "{text}", tuple(sorted(map(str, range(20))))),
+    ),
+    "more free answers than a look can count": (
+        [{"question": f"What is item {n}?", "answer": f"The reply {n}"} for n in range(2_100)],
+        *("completion", "answer", "{question}\nAnswer:", ()),
+    ),
+    "addresses beside short texts": (
+        rows(url=[f"https://example.org/a/very/long/{n}" for n in range(40)], word=["so", "no"], label="ab"),
+        *("sequence-classification", "label", "{word}", ("a", "b")),
+    ),
     "text alone": (rows(text=BODIES), *("text", NOTHING, "{text}", ())),
     "text and numbers of rows": (rows(id=list(range(40)), text=BODIES), *("text", NOTHING, "{text}", ())),
 }
@@ -162,6 +183,20 @@ REFUSED: dict[str, tuple[Rows, str, str]] = {
         rows(text=BODIES, topic=BODIES[::-1]),
         *("", "40 of its 40 values are different, so they are no classes"),
     ),
+    "several labels a row": (
+        rows(text=BODIES, labels=[["a", "b"], ["b"]], lang=["de", "en"]),
+        *("", "lists"),
+    ),
+    "several labels in a text": (
+        rows(text=BODIES, label=["a", "b", "a;b"]),
+        *("", "it has several labels in a row, such as 'a;b'"),
+    ),
+    "true and 1": (rows(text=BODIES, label=[True, 1, False, 0]), *("", "holds both 'true' and '1'")),
+    "a list that is called so": (
+        rows(ctx=BODIES, endings=[["x", "y"]], label=["7", "8"]),
+        *("", "it names nothing in the lists of 'endings'"),
+    ),
+    "objects": (rows(question=BODIES, answers=[{"text": ["x"]}]), *("", "it holds objects")),
     "no such column": (rows(text=BODIES, label=["a", "b"]), *("labels", "has no column 'labels'")),
     "numbers alone": (rows(a=[1, 2, 3], b=[0, 1]), *("", "has no column with texts to read")),
 }
@@ -184,6 +219,59 @@ def test_an_owner_may_know_better() -> None:
     assert (found.task.kind, found.task.template) == ("classification", "{body}\nchannel:")
     assert (found.task.label_field, found.others) == ("channel", ("category",))
     assert propose(given, NOTHING).task.kind == "text"
+
+
+DOUBTFUL: dict[str, tuple[Rows, str]] = {
+    "two names": (
+        rows(text=BODIES, sentiment=["p", "n"], topic=["x", "y", "z"]),
+        "topic and sentiment may say",
+    ),
+    "no name for two": (rows(text=BODIES, joy=[0, 1], fear=[0, 0, 1]), "fear and joy may say"),
+    "a language": (rows(text=BODIES, lang=["de", "en"]), "nothing but lang could say"),
+    "something unread": (rows(source_text=BODIES, other=BODIES[1:]), "other would be left unread"),
+    "an unknown form of conversation": (
+        rows(id=["a1"], talk=[[{"who": "me", "says": "hi"}]]),
+        "unread: talk",
+    ),
+    "choices in objects": (
+        rows(question=BODIES, choices=[{"text": ["x", "y"]}], answerKey=["A", "B"]),
+        "unread: choices",
+    ),
+    "words": (rows(word=[f"w{n}x" for n in range(40)]), "has no sentences to learn"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_what_nobody_would_confirm_at_a_glance_has_a_doubt(name: str) -> None:
+    given, says = DOUBTFUL[name]
+    assert says in propose(table(given)).doubt
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "no name: the last one"])
+def test_other_proposals_have_none(name: str) -> None:
+    assert propose(table(CASES[name][0])).doubt == ""
+
+
+def test_two_columns_that_say_the_same_are_no_doubt() -> None:
+    assert propose(table(rows(text=BODIES, label=[0, 1], label_text=["bad", "good"]))).doubt == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "joined"),
+    [
+        ({"Billing": 80, "billing": 3, "BILLING ": 1}, {"billing": "Billing", "BILLING ": "Billing"}),
+        ({"Billing": 80, "Biling": 1, "Bililng": 2}, {"Biling": "Billing", "Bililng": "Billing"}),
+        ({"Class A": 80, "Class B": 1}, {}),
+        ({"typical": 80, "atypical": 2}, {}),
+        ({"Billing": 80, "Biling": 40}, {}),
+        ({"Model 10": 80, "Model 11": 1}, {}),
+        ({"male": 80, "mael": 1}, {}),
+    ],
+)
+def test_labels_are_joined_that_differ_in_dress_or_by_a_typing_error(
+    values: dict[str, int], joined: dict[str, str]
+) -> None:
+    assert joins(Counter(values)) == joined
 
 
 CELL = st.one_of(st.sampled_from(["", "high", "low", "a=b", "a,b", "A", "B", " "]), st.text(max_size=9))

@@ -22,6 +22,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import is_file
 from sfnode.manifest.task import Task
 from sfnode.tasks.dataset import load_rows
+from sfnode.tasks.row_files import dialect
 
 TASK = Task(kind="classification", template="{text} was", verbalizer={"0": "bad", "1": "good"})
 Rows = list[dict[str, str]]
@@ -388,3 +389,20 @@ def test_the_unicode_text_of_windows_is_called_by_its_name(name: str, tmp_path: 
 def test_a_file_is_data_that_nodes_share_whatever_the_case_of_its_name() -> None:
     assert is_file("rows.CSV")
     assert not is_file("rows.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "separator", "encoding"),
+    [
+        (b"text,label\n", ",", "utf-8"),
+        (b"text\na, b\n", ",", "utf-8"),
+        (b"sep=;\ntext;label\n", ";", "utf-8"),
+        ("text|größe\n".encode("cp1252"), "|", "utf-8-sig"),
+        ("text\tlabel\n".encode("utf-16"), "\t", "utf-8-sig"),
+    ],
+)
+def test_an_answer_has_the_dialect_of_the_table(
+    content: bytes, separator: str, encoding: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_bytes(content)
+    assert dialect(str(tmp_path / "rows.csv")) == (separator, encoding)
