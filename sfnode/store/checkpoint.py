@@ -244,7 +244,7 @@ def _content(folder: Path, stated: Checkpoint) -> bytes | None:
 
 
 def decode_stated(manifest: Manifest, counting: Counting, stated: Checkpoint, data: bytes) -> CheckpointState:
-    """Return the state of a checkpoint. Raises UserError LOG_CORRUPT if it is not the one which was stated."""
+    """Return the state of a checkpoint. Raises UserError LOG_CORRUPT if it is not the one that was stated."""
     state = decode(manifest, counting, data)
     if state.decision(manifest.parameters().run_id) != stated:
         raise _damaged(f"{name(stated)} is not what the organiser has stated")
@@ -270,7 +270,7 @@ class Start(NamedTuple):
     counted: Mapping[Feed, Counted] = {}
     """Steps of each feed that its cores have, with their weights."""
     content: bytes = b""
-    """What its file has. It is read at once: a node keeps newer states soon, and removes this one."""
+    """Content of its file, which is read at once: a node keeps newer states soon, and removes this one."""
 
     def state(self, manifest: Manifest, counting: Counting | None) -> CheckpointState | None:
         """Return the state; None from genesis. Raises UserError LOG_CORRUPT if it is not the one stated."""
