@@ -129,6 +129,11 @@ class Organising:
         """Whether it signs."""
         return self._organiser.state
 
+    @property
+    def guarded(self) -> bool:
+        """Whether a guard goes back when the run gets worse."""
+        return self._organiser.guard is not None
+
     def petitions(self) -> list[Petition]:
         """Return the petitions that wait for the owner."""
         return self._organiser.petitions(self._node.clock())

@@ -285,12 +285,13 @@ def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Sta
     Raises UserError CHECKPOINT_UNUSABLE if there is none, and the log has let go of what came before.
     """
     bases = update_log.bases()
-    for checkpoint in reversed(usable(folder, counting)) if counting else ():
-        counted = named(counting, checkpoint.epoch)
-        if not all(base.step <= _steps(counted.get(feed)) for feed, base in bases.items()):
-            continue
-        if (content := _content(folder, checkpoint)) is not None:
-            return Start(checkpoint, counted, content)
+    if counting:
+        for checkpoint in reversed(usable(folder, counting)):
+            counted = named(counting, checkpoint.epoch)
+            if any(base.step > _steps(counted.get(feed)) for feed, base in bases.items()):
+                continue
+            if (content := _content(folder, checkpoint)) is not None:
+                return Start(checkpoint, counted, content)
     if bases:
         raise UserError(
             Code.CHECKPOINT_UNUSABLE,

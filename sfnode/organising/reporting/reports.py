@@ -79,6 +79,11 @@ class Signing(Protocol):
     @property
     def state(self) -> OrganiserState: ...
 
+    @property
+    def guarded(self) -> bool:
+        """Whether a guard goes back when the run gets worse."""
+        ...
+
     def petitions(self) -> list[Petition]:
         """Return those that wait for the owner."""
         ...
@@ -167,9 +172,9 @@ class Reports:
         silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
         own_number = self.counting.number(own) if own else None
         own_evidence = None if own_number is None else self._evidence(own_number // INCARNATIONS)
-        return alarms(
-            self._verdict, self._feed, self.counting, silence, own_evidence, here=organising is not None
-        )
+        here, guarded = organising is not None, organising is not None and organising.guarded
+        feed, counting = self._feed, self.counting
+        return alarms(self._verdict, feed, counting, silence, own_evidence, here=here, guarded=guarded)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
@@ -455,8 +460,8 @@ class Reports:
 def _signs_once(organising: Signing) -> str:
     """Return what the organiser of this node waits for."""
     return (
-        f"the organiser here is {organising.state.value} and signs once peers have told which of its decisions "
-        "they have; if nobody else takes part, start it again with `--set organise.alone=yes`"
+        f"the organiser here is {organising.state.value} and signs once peers have told which of its "
+        "decisions they have; if nobody else takes part, start it again with `--set organise.alone=yes`"
     )
 
 

@@ -169,6 +169,43 @@ def test_a_run_that_gets_worse_says_so_and_what_to_take_back_first(
     assert reports.run(None, None, 0.0).health.verdict is RunHealth.BETTER
 
 
+def test_who_joined_since_is_named_only_where_somebody_did(node: OrganisedNode, reports: Reports) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    seal(node)
+    node.decide(told(0, 0.6))
+    seal(node)
+    node.decide(told(1, 0.3))
+    (alarm,) = reports.alarms(node.organising, 0.0)
+    assert "who has joined" not in alarm.fix
+    node.decide(Admit(origin_of("b"), QUOTA, 0))
+    (alarm,) = reports.alarms(node.organising, 0.0)
+    assert "`sfnode organise members` who has joined since" in alarm.fix
+
+
+def test_where_even_the_first_round_was_worse_nobody_is_blamed_who_is_not_there(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    node.decide(Admit(A, QUOTA, 0), told(0, 0.5, base=True))
+    seal(node)
+    node.decide(told(0, 0.3))
+    (alarm,) = reports.alarms(node.organising, 0.0)
+    assert "`sfnode organise void 0`" in alarm.fix
+    assert "who has joined" not in alarm.fix
+
+
+def test_while_a_guard_sees_to_it_nothing_is_to_be_done(node: OrganisedNode, reports: Reports) -> None:
+    node.organising.guarded = True
+    seal(node, 2)
+    node.decide(told(0, 0.6), told(1, 0.3))
+    (alarm,) = reports.alarms(node.organising, 0.0)
+    assert alarm.fix.startswith(
+        "There is nothing to do: if it stays so, the guard goes back to the best round"
+    )
+    node.decide(Finish())
+    (alarm,) = reports.alarms(node.organising, 0.0)
+    assert "`sfnode organise void 1`" in alarm.fix
+
+
 def test_a_volunteer_is_told_that_there_is_nothing_to_do(node: OrganisedNode, reports: Reports) -> None:
     seal(node)
     node.decide(told(0, 0.5, base=True), told(0, 0.3))
@@ -227,6 +264,9 @@ def test_an_organiser_is_silent_once_updates_have_waited_for_long(
     assert "updates have waited for 15 min" in alarm.what
     assert "work was counted last 3 h ago" in alarm.what
     assert "counts when the organiser is back" in alarm.what
+    assert alarm.fix.startswith(
+        "If you are its owner, start the node that decides with --organise. Otherwise"
+    )
     node.decide(Announce("here I am"))
     reports.news(began + SILENT_TIME)
     assert reports.alarms(None, began + SILENT_TIME) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,11 @@ from sflab.simulator.world import runs
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.world import World
+from sfnode.cli.ending import _budget_for_others
 from sfnode.node.state import describe
 from sfnode.organising.organiser import SETTLE_TIME, OrganiserState
 from sfnode.schema.node_state import Wait
+from sfprotocol.decisions import Budget
 
 
 @pytest.fixture
@@ -55,6 +58,26 @@ def join(world: World, name: str) -> Computer:
 def test_who_has_never_admitted_anybody_else_goes_on_at_once(world: World) -> None:
     restart(world, world["a"])
     assert sealed_after(world, 30)
+
+
+def test_a_run_that_one_node_has_completed_alone_says_how_others_go_on_with_it(world: World) -> None:
+    """It may be complete before anybody could be invited."""
+    a = world["a"]
+    node: Any = a.node
+    assert _budget_for_others(node) is None
+    a.decide(Budget(a.organised.counting.counted + 20))
+    assert sealed_after(world, 10)
+    assert a.organised.counting.complete
+    more = _budget_for_others(node)
+    assert more == 2 * a.organised.counting.budget
+    assert sealed_after(world, 10) == 0
+    counted = a.organised.counting.counted
+    a.decide(Budget(10 * more))
+    b = join(world, "b")
+    sealed_after(world, 10)
+    assert a.organised.counting.counted > counted
+    assert b.said
+    assert _budget_for_others(node) is None
 
 
 def test_an_organiser_whose_members_are_away_says_which_option_ends_its_wait(world: World) -> None:
