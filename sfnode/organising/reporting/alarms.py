@@ -17,7 +17,6 @@ from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Admit, Seal, read
 
 NOTHING_TO_DO = "There is nothing to do at this node: the organiser sees the same."
 
@@ -62,7 +61,7 @@ def alarms(
         found.append(_unsupported())
     if verdict.health is RunHealth.WORSE and verdict.latest:
         guarded = guarded and not counting.complete  # then it has done what it can
-        fix = GUARDED if guarded else _take_back(verdict, feed, counting) if here else PAUSE_IF_YOU_LIKE
+        fix = GUARDED if guarded else _take_back(verdict, counting) if here else PAUSE_IF_YOU_LIKE
         found.append(_worse(verdict, fix))
     if verdict.no_gain and counting.counted >= NO_GAIN * counting.budget:
         found.append(_no_better(verdict, counting, here))
@@ -85,28 +84,15 @@ def _worse(verdict: HealthVerdict, fix: str) -> UserError:
     return UserError(Code.RUN_GETS_WORSE, what, fix)
 
 
-def _take_back(verdict: HealthVerdict, feed: ControlFeed, counting: Counting) -> str:
+def _take_back(verdict: HealthVerdict, counting: Counting) -> str:
     """Return what an owner does where no guard does it."""
     first, last = verdict.first_suspect, counting.sealed - 1
     epochs = f"{first}-{last}" if first < last else f"{last}"
-    who = "Then see in `sfnode organise members` who has joined since. " if _joined(feed, first) else ""
     return (
-        f"First take back what made it worse: `{command('sfnode', 'organise', 'void', epochs)}`. {who}If it "
-        "gets worse again, the rate may be too large or the budget too long for this model: take that back, "
-        "too, and `sfnode organise end`."
+        f"First take back what made it worse: `{command('sfnode', 'organise', 'void', epochs)}`. If it gets "
+        "worse again, the rate may be too large or the budget too long for this model: take that back, too, "
+        "and `sfnode organise end`."
     )
-
-
-def _joined(feed: ControlFeed, first: int) -> bool:
-    """Return whether somebody was admitted after the epochs before `first`, other than who began the run."""
-    admitted = 0
-    for entry in reversed(feed.entries):
-        match read(entry.record).decision:
-            case Seal(epoch=epoch) if epoch < first:
-                return admitted > 0
-            case Admit():
-                admitted += 1
-    return admitted > 1
 
 
 def _no_better(verdict: HealthVerdict, counting: Counting, here: bool) -> UserError:

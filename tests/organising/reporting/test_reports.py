@@ -164,33 +164,10 @@ def test_a_run_that_gets_worse_says_so_and_what_to_take_back_first(
         "of the base model and accuracy 60.0 % (58.0-62.0 %) of round 1"
     )
     assert alarm.fix.startswith("First take back what made it worse: `sfnode organise void 2-4`.")
+    assert "members" not in alarm.fix, "nobody is blamed who may not be there"
     node.decide(Void(2, 4, ()))
     assert reports.alarms(node.organising, 0.0) == []
     assert reports.run(None, None, 0.0).health.verdict is RunHealth.BETTER
-
-
-def test_who_joined_since_is_named_only_where_somebody_did(node: OrganisedNode, reports: Reports) -> None:
-    node.decide(Admit(A, QUOTA, 0))
-    seal(node)
-    node.decide(told(0, 0.6))
-    seal(node)
-    node.decide(told(1, 0.3))
-    (alarm,) = reports.alarms(node.organising, 0.0)
-    assert "who has joined" not in alarm.fix
-    node.decide(Admit(origin_of("b"), QUOTA, 0))
-    (alarm,) = reports.alarms(node.organising, 0.0)
-    assert "`sfnode organise members` who has joined since" in alarm.fix
-
-
-def test_where_even_the_first_round_was_worse_nobody_is_blamed_who_is_not_there(
-    node: OrganisedNode, reports: Reports
-) -> None:
-    node.decide(Admit(A, QUOTA, 0), told(0, 0.5, base=True))
-    seal(node)
-    node.decide(told(0, 0.3))
-    (alarm,) = reports.alarms(node.organising, 0.0)
-    assert "`sfnode organise void 0`" in alarm.fix
-    assert "who has joined" not in alarm.fix
 
 
 def test_while_a_guard_sees_to_it_nothing_is_to_be_done(node: OrganisedNode, reports: Reports) -> None:
