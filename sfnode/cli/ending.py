@@ -107,8 +107,11 @@ def _examples(samples: Samples) -> Iterator[str]:
         yield f"  before: {row.base}  now: {answer}{right}"
 
 
-def commands(manifest: Manifest, folder: Path, key: str | None = None) -> list[str]:
-    """Return what can be done with the run in a node's folder, each with the command for it."""
+def commands(
+    manifest: Manifest, folder: Path, key: str | None = None, budget: int | None = None
+) -> list[str]:
+    """Return what can be done with the run in a node's folder, each with the command for it; `budget`: with
+    which it would go on, for others as well."""
     from sfnode.cli.use import example
 
     where = place(folder)
@@ -119,6 +122,9 @@ def commands(manifest: Manifest, folder: Path, key: str | None = None) -> list[s
     }
     if key and manifest.organised.organiser:
         found["show your part"] = command("sfnode", "certificate", "make", key[:16], *where)
+    if budget:
+        found["invite others"] = command("sfnode", "invite", *where)
+        found["and train on"] = command("sfnode", "organise", "budget", budget, *where)
     return [f"{what:<15} {line}" for what, line in found.items()]
 
 
@@ -158,7 +164,8 @@ class Ending:
         samples = node.running.views.samples()
         counted = _counted(node, status)
         key = status.origin if status.contributed and counted != 0 else None
-        next_ = commands(node.manifest, node.settings.data_dir, key) if status.known else []
+        folder, budget = node.settings.data_dir, _budget_for_others(node)
+        next_ = commands(node.manifest, folder, key, budget) if status.known else []
         echo(card(title, change or _published(status), samples, _work(status, counted), next_))
 
     def _settled(self, status: Status) -> bool:
@@ -198,6 +205,16 @@ def _counted(node: Node, status: Status) -> int | None:
     if reports is None or run is None or not reports.counting.complete:
         return None
     return 0 if run.member is None else reports.counting.counts_of(run.member)
+
+
+def _budget_for_others(node: Node) -> int | None:
+    """Return twice the budget that the organiser here has used up alone, often before it could invite
+    anybody; None in all other cases."""
+    reports = node.running.reports if node.running.organising else None
+    counting = reports.counting if reports else None
+    if counting is None or not counting.complete or counting.finished or len(counting.members) > 1:
+        return None
+    return 2 * counting.budget
 
 
 def _work(status: Status, counted: int | None) -> list[str]:

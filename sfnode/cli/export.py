@@ -88,7 +88,7 @@ def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
     show_default=True,
     metavar="best|last|EPOCH",
     callback=parse_seal,
-    help="Organised run: the last seal; the one with the least loss of those that were evaluated and not "
+    help="Organised run: the last seal; the best of those that were evaluated and not "
     "taken back; or that of an epoch.",
 )
 @option(

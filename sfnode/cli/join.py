@@ -48,7 +48,6 @@ from sfnode.peers.invitations import check_same_run, read_link
 from sfnode.printable import command
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
-from sfnode.store.run_keys import organiser_key
 from sfnode.transport.base import peer_of
 from sfprotocol.invitation import is_url
 
@@ -424,9 +423,6 @@ def _announce(node: Node, narration: Narration) -> None:
     """Print that the node works and how others join; show how far it has caught up."""
     manifest = node.manifest
     narration.rest()
-    if not node.settings.organise and organiser_key(manifest.run_id, node.settings.keys_dir).exists():
-        start = command("sfnode", "join", "--data-dir", node.settings.data_dir, "--organise")
-        echo(f"This machine has the key of this run. To decide what counts, run `{start}` instead.")
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if node.addresses():
         link = node.running.views.invitation().link

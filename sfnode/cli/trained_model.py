@@ -192,12 +192,14 @@ def _replay(
     from sfnode.store.replay import changes
 
     counting = machine.frontier.counting
-    stated, applied = checkpoint.start(checkpoints, counting, update_log)
-    if stated and counting:
-        trainer.begin(checkpoint.load(checkpoints, trainer.manifest, counting, stated).cores)
+    begins = checkpoint.start(checkpoints, counting, update_log)
+    if state := begins.state(trainer.manifest, counting):
+        trainer.begin(state.cores)
     done, total = 0, sum(max((run.stop for run in one.runs), default=0) for one in counted.values())
     with waiting("replaying the log") as advance:
-        for batch in changes(update_log, applied, whole(applied, counted), machine.run.subspace_of):
+        for batch in changes(
+            update_log, begins.counted, whole(begins.counted, counted), machine.run.subspace_of
+        ):
             trainer.apply(batch)
             done += len(batch.seeds)
             advance(done, total)

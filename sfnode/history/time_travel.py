@@ -142,10 +142,10 @@ class Past:
         self.latest = self.history.counting
         """State by all decisions."""
         self._core = Core(len(manifest.model.targets), manifest.training.rank)
-        folder = Layout(data_dir).checkpoints
-        stated, self._applied = checkpoint.start(folder, self.latest, update_log)
-        if stated:
-            self._core.put(checkpoint.load(folder, manifest, self.latest, stated).cores)
+        begins = checkpoint.start(Layout(data_dir).checkpoints, self.latest, update_log)
+        self._applied = begins.counted
+        if state := begins.state(manifest, self.latest):
+            self._core.put(state.cores)
         self._known: dict[int, Checkout] = {}
 
     def checkout(self, epoch: int) -> Checkout:

@@ -83,8 +83,9 @@ class NodeCheckpoints:
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
 
     async def _load(self, stated: Checkpoint) -> CheckpointState | None:
-        """Return a state that is here; None if a decision that comes meanwhile makes it unusable: then it
-        need not be what was stated, as it is decoded by the decisions. Raises as `states.load`."""
+        """Return a state that is here; None if it is gone meanwhile, or a decision that comes makes it
+        unusable: then it need not be what was stated, as it is decoded by the decisions. Raises as
+        `states.load`."""
         node, counting = self._node, self._counting
         try:
             state = await in_thread(lambda: states.load(self._folder, node.manifest, counting, stated))

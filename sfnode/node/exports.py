@@ -103,9 +103,7 @@ def name_of(epoch: int) -> str:
 
 def _sweep(folder: Path) -> None:
     """Remove what an earlier process left unfinished, and all but the last exports."""
-    if not folder.is_dir():
-        return
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.glob("*"))  # none where there is no folder, or it goes
     whole = [name for name in names if re.fullmatch(r"epoch-\d{6}", name)]
     partial = [name for name in names if re.fullmatch(r"\.epoch-\d{6}\.\d+\.partial", name)]
     for name in (*whole[:-KEPT], *partial):

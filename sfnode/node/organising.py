@@ -111,7 +111,7 @@ class Organising:
             node.outside.judge or at_rate(run.rate),
             key=feed.key,
             draw=node.outside.random.randbytes,
-            alone=node.settings.alone or not (feed.stop or node.settings.peers),
+            alone=node.settings.alone or not (node.settings.peers or self._has_admitted_others()),
             now=node.clock(),
         )
         node.driver.on_round = self._on_round
@@ -119,10 +119,20 @@ class Organising:
         node.driver.on_petition = self._tell
         node.driver.on_finding = self._heard
 
+    def _has_admitted_others(self) -> bool:
+        """Return whether somebody else may have decisions that are not here, if this log is an old one."""
+        own = self._node.machine.own
+        return any(own is None or one.origin != own.origin for one in self._organised.counting.members)
+
     @property
     def state(self) -> OrganiserState:
         """Whether it signs."""
         return self._organiser.state
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a guard goes back when the run gets worse."""
+        return self._organiser.guard is not None
 
     def petitions(self) -> list[Petition]:
         """Return the petitions that wait for the owner."""

@@ -2,10 +2,13 @@
 
     what the evaluations on the validation rows say         what is done
     far worse than the best one, or worse twice in a row     back to the best seal, at a lower rate
-    no better than the best one for long                     the same; if that was in vain: the end
     no gain over the base model, though losses move far      back to the base model, at a lower rate
     (or rewards fall)
-    worse than the best one when the budget is reached       back to the best seal: the end
+    a gain, and no better than the best one for long         the end, where the run is
+    worse than the best one at the end                       back to the best seal: the end
+
+One figure says what is better, and by how much: that which people are shown (`figure`). Losses of rows only
+tell whether a difference may be chance. What is no worse by that figure is never taken back.
 
 A return is a Void of all epochs after that seal. What was under way then, made by models that are gone at a
 rate that was too large, does not come back: epochs up to that of the lower rate are closed with what they
@@ -40,13 +43,13 @@ ERRORS = 2.0
 """Standard errors of a difference, paired by rows, by which it has to exceed what chance makes of it."""
 
 LITTLE = 0.02
-"""Nats, or rewards, that do not matter, even where nothing was gained yet."""
+"""Nats, rewards, or share of right answers, that do not matter, even where nothing was gained yet."""
 
 PART = 0.1
 """Share of what the best seal has gained over the base model that does not matter either."""
 
 LARGE = 0.5
-"""The same share, or `LARGE_MOVE` nats if that is more: one evaluation suffices."""
+"""The same share, or `LARGE_MOVE` if that is more: one evaluation suffices."""
 
 LARGE_MOVE = 0.1
 """Nats by which losses of rows have moved (root mean square) where a run has gained nothing by it: noise at a
@@ -65,12 +68,16 @@ LEAST_BUDGET = 1 / 40
 LEAST_MADE = 1 / 4
 """... of the updates up to the last improvement, that these evaluations have to span."""
 
+END = 2
+"""Times as much of all three before a run that has gained something is over: its searches have lowered the
+rate by then if that helps, and what is learnt late is learnt slowly."""
+
 LOWER = 4
 """Divisor of the rate at a return: a first rate that is wrong by 100 takes three or four."""
 
-IN_VAIN = 2
-"""Returns after the last improvement, of a run that has gained something, before it is over: if it was noise
-that kept it from improving, there would be less of it at rates 4 and 16 times lower."""
+LABELLED = frozenset({"accuracy", "f1"})
+"""Metrics that are the figure of a run. Others are 0 until all of an answer is right: there it is what is
+trained, which is shown beside them."""
 
 MOST_RETURNS = 8
 """Returns of one run: rates wrong by 65,000 are beyond what anybody means."""
@@ -98,14 +105,19 @@ class SealResult(NamedTuple):
         return self.said.loss
 
     @property
+    def is_labelled(self) -> bool:
+        """Whether its metric is its figure."""
+        return self.said.metric in LABELLED
+
+    @property
+    def figure(self) -> float:
+        """The figure that says how good it is; minus infinity if the model gives no numbers."""
+        return self.said.value if self.is_labelled and math.isfinite(self.loss) else -self.loss
+
+    @property
     def jumps(self) -> bool:
         """Whether losses are of rewards, which change by leaps."""
         return metric_of(self.said.metric).trained.rises
-
-    @property
-    def unit(self) -> str:
-        """The unit of losses, after a space."""
-        return "" if self.jumps else " in loss"
 
 
 class Rise(NamedTuple):
@@ -153,10 +165,6 @@ class Guard:
         self._mark: SealResult | None = None
         """The last improvement: the last result that was evidently better than the improvement before it, and
         by more than a little; the base model at first."""
-        self._in_vain = 0
-        """Returns since the last improvement."""
-        self._improved = -1
-        """The epoch of the last improvement when the last return was made."""
         self.rows: Rows = {}
         """Losses of rows: all that a restart forgets. They take 2 kB for 256 rows."""
         self._unjudged = False
@@ -197,9 +205,6 @@ class Guard:
 
     def _on_void(self, void: Void) -> None:
         if not void.members and void.first <= void.last == self._sealed - 1:
-            improved = self._mark.epoch if self._mark and self._mark.epoch < void.first else -1
-            self._in_vain = self._in_vain + 1 if improved == self._improved else 1
-            self._improved = improved
             self.returns.append(Return(void.first))
         self._unjudged = False
         self.results, self._mark = [one for one in self.results if one.epoch < void.first], None
@@ -268,51 +273,48 @@ class Guard:
         latest, best = self.results[-1], self._best()
         if latest.losses is None:
             return []
-        gain = max(0.0, self._start().loss - best.loss)
         gained = self._has_gained(best)
-        if self._harmed(latest, best, gain, once=counting.complete):
-            what = f"{_of(latest)} is worse than {_of(best)}, by {_nats(rise(best, latest), best)}"
-            return self._back(counting, what, best if gained else None, ends=counting.complete)
-        if counting.complete or not self._is_flat(counting):
+        over = counting.complete or (gained and self._is_flat(counting, END))
+        if self._harmed(latest, best, once=over):
+            what = f"{_of(latest)} is worse than {_of(best)}"
+            return self._back(counting, what, best if gained else None, ends=over)
+        if counting.complete or not self._is_flat(counting, 1):
             return []
-        mark, count = self._mark, self._since_mark()
-        assert mark is not None  # there are results
-        least = f"of {BETTER * max(LITTLE, gain):.4f}{mark.unit} or more over {_of(mark)}"
-        what = f"{len(count)} evaluations have shown no certain improvement {least}"
+        assert self._mark is not None  # there are results
+        what = (
+            f"{len(self._since_mark())} evaluations have shown no certain improvement over {_of(self._mark)}"
+        )
         if not gained:
             return self._back(counting, what, None) if self._has_moved(latest) else []
-        if best.epoch >= self._sealed - 1 and len(count) < 2 * PATIENCE:
-            return []
-        ends = self._in_vain_at(mark) >= IN_VAIN or best.epoch >= self._sealed - 1
-        return self._back(counting, what, best, ends=ends)
+        return self._end(f"at the model of round {self._sealed - 1}", what) if over else []
 
     def _back(
         self, counting: Counting, what: str, best: SealResult | None, *, ends: bool = False
     ) -> list[Decision]:
         """Return the decisions by which the run goes back to a seal, or to the base model, and ends, if it
         does not go on at a lower rate."""
-        ends = ends or len(self.returns) >= MOST_RETURNS
         first = best.epoch + 1 if best else 0
         void: list[Decision] = [Void(first, self._sealed - 1, ())] if first < self._sealed else []
         to = f"at the model of round {best.epoch}" if best else "at the base model"
-        if ends:
-            tried = f", after {len(self.returns)} returns at lower rates" if self.returns else ""
-            text = f"The guard ends the run {to}, as it no longer improves: {what}{tried}."
-            return [*void, Announce(text), Finish()]
+        if ends or len(self.returns) >= MOST_RETURNS:
+            return [*void, *self._end(to, what)]
         rate = f"an update's rate is divided by {LOWER}"
         return [*void, Announce(f"The guard goes on {to}, and {rate}: {what}.")]
 
+    def _end(self, to: str, what: str) -> list[Decision]:
+        tried = f", after {len(self.returns)} returns at lower rates" if self.returns else ""
+        return [Announce(f"The guard ends the run {to}, as it no longer improves: {what}{tried}."), Finish()]
+
     def _start(self) -> SealResult:
         """Return the base model's result, the better one of two; the first seal's if there is none."""
-        return min(self._base.values(), key=lambda one: one.loss, default=self.results[0])
+        return max(self._base.values(), key=_goodness, default=self.results[0])
 
     def _base_of(self, result: SealResult) -> SealResult | None:
         """Return the base model's result that this one compares with."""
         return self._base.get(measure_of(result.said))
 
     def _best(self) -> SealResult:
-        """Return the seal with the least loss."""
-        return min(self.results, key=lambda one: one.loss)
+        return max(self.results, key=_goodness)
 
     def _chance(self) -> float:
         """Return the standard errors that make a difference from the best of all results no chance: the best
@@ -329,11 +331,13 @@ class Guard:
         gain = rise(best, start)
         return gain.mean > max(LITTLE, self._chance() * gain.error)
 
-    def _harmed(self, latest: SealResult, best: SealResult, gain: float, *, once: bool) -> bool:
+    def _harmed(self, latest: SealResult, best: SealResult, *, once: bool) -> bool:
         def worse(one: SealResult, least: float, errors: float) -> bool:
             by = rise(best, one)
-            return by.mean > least and by.mean > errors * by.error
+            evident = one.is_labelled and health.is_worse(one.said, best.said)
+            return best.figure - one.figure > least and (evident or by.mean > errors * by.error)
 
+        gain = max(0.0, best.figure - self._start().figure)
         chance, little = self._chance(), max(LITTLE, PART * gain)
         if worse(latest, max(LARGE_MOVE, LARGE * gain), 2 * chance):
             return True
@@ -344,7 +348,8 @@ class Guard:
         """Return the last improvement after another result."""
         mark = mark or self._base_of(one) or one
         by, gain = rise(one, mark), max(LITTLE, self._start().loss - one.loss)
-        return one if by.mean > BETTER * gain and by.mean > ERRORS * by.error else mark
+        better = by.mean > BETTER * gain and by.mean > ERRORS * by.error
+        return one if better or health.is_worse(mark.said, one.said) else mark
 
     def _since_mark(self) -> list[SealResult]:
         """Return the results since the last improvement, and the last return."""
@@ -353,17 +358,14 @@ class Guard:
     def _first_since(self) -> int:
         return max(self._mark.epoch + 1 if self._mark else 0, self.returns[-1].until if self.returns else 0)
 
-    def _is_flat(self, counting: Counting) -> bool:
-        """Return whether nothing has improved for long."""
+    def _is_flat(self, counting: Counting, times: int) -> bool:
+        """Return whether nothing has improved for long, or for so many times as long."""
         since = self._since_mark()
-        if len(since) < PATIENCE:
+        if len(since) < times * PATIENCE:
             return False
         made = _updates(counting, 0, self._mark.epoch if self._mark else -1)
-        least = max(LEAST_BUDGET * counting.budget, LEAST_MADE * made)
+        least = times * max(LEAST_BUDGET * counting.budget, LEAST_MADE * made)
         return _updates(counting, self._first_since(), since[-1].epoch) >= least
-
-    def _in_vain_at(self, mark: SealResult) -> int:
-        return self._in_vain if mark.epoch == self._improved else 0
 
     def _has_moved(self, latest: SealResult) -> bool:
         """Return whether losses of rows are far from those of the base model; rewards, of which single ones
@@ -378,11 +380,15 @@ class Guard:
 
 
 def best_seal(decisions: Iterable[Decision]) -> EpochEvaluation | None:
-    """Return the evaluation with the least loss of a seal that was not taken back."""
+    """Return the evaluation of the best seal that was not taken back."""
     guard = Guard()
     for decision in decisions:
         guard.take(decision)
-    return min(guard.results, key=lambda one: one.loss).said if guard.results else None
+    return max(guard.results, key=_goodness).said if guard.results else None
+
+
+def _goodness(result: SealResult) -> tuple[float, float]:
+    return result.figure, -result.loss
 
 
 def _updates(counting: Counting, first: int, last: int) -> int:
@@ -390,9 +396,7 @@ def _updates(counting: Counting, first: int, last: int) -> int:
 
 
 def _of(result: SealResult) -> str:
-    loss = "" if result.jumps else f" (loss {result.loss:.4f})"
-    return f"{result_in_words(result.said)}{loss}"
-
-
-def _nats(by: Rise, of: SealResult) -> str:
-    return f"{by.mean:.4f}{of.unit} (standard error {by.error:.4f})"
+    """Return a result in words, with what is trained where that is its figure."""
+    trained = metric_of(result.said.metric).trained
+    told = "" if result.is_labelled else f" ({trained.name} {trained.of(result.loss):.4f})"
+    return f"{result_in_words(result.said)}{told}"

@@ -224,18 +224,30 @@ def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[i
         epochs = {state.epoch, *needed, *sorted({_epoch(one) for one in here})[-KEPT:]}
         for one in here:
             if _epoch(one) not in epochs or (_epoch(one) == state.epoch and one != path):
-                one.unlink()
+                one.unlink(missing_ok=True)
         sync_folder(folder)
 
 
-def load(folder: Path, manifest: Manifest, counting: Counting, stated: Checkpoint) -> CheckpointState:
-    """Return the state of a checkpoint from its file. Raises UserError LOG_CORRUPT if that is not the one
-    which was stated."""
+def load(folder: Path, manifest: Manifest, counting: Counting, stated: Checkpoint) -> CheckpointState | None:
+    """Return the state of a checkpoint from its file; None if it is not there any more, as its node keeps
+    newer ones. Raises UserError LOG_CORRUPT if it is not the one which was stated."""
+    content = _content(folder, stated)
+    return None if content is None else decode_stated(manifest, counting, stated, content)
+
+
+def _content(folder: Path, stated: Checkpoint) -> bytes | None:
+    """Return what the file of a state has; None if there is none."""
     path = folder / name(stated)
-    with disk_faults(path):
-        state = decode(manifest, counting, path.read_bytes())
+    with disk_faults(path), suppress(FileNotFoundError):
+        return path.read_bytes()
+    return None
+
+
+def decode_stated(manifest: Manifest, counting: Counting, stated: Checkpoint, data: bytes) -> CheckpointState:
+    """Return the state of a checkpoint. Raises UserError LOG_CORRUPT if it is not the one that was stated."""
+    state = decode(manifest, counting, data)
     if state.decision(manifest.parameters().run_id) != stated:
-        raise _damaged(f"{path} is not what the organiser has stated")
+        raise _damaged(f"{name(stated)} is not what the organiser has stated")
     return state
 
 
@@ -254,9 +266,17 @@ class Start(NamedTuple):
     """Beginning of a refold."""
 
     checkpoint: Checkpoint | None = None
-    """The one whose state is in the folder; None: from genesis."""
+    """The one whose state it begins with; None: from genesis."""
     counted: Mapping[Feed, Counted] = {}
     """Steps of each feed that its cores have, with their weights."""
+    content: bytes = b""
+    """Content of its file, which is read at once: a node keeps newer states soon, and removes this one."""
+
+    def state(self, manifest: Manifest, counting: Counting | None) -> CheckpointState | None:
+        """Return the state; None from genesis. Raises UserError LOG_CORRUPT if it is not the one stated."""
+        if self.checkpoint is None or counting is None:
+            return None
+        return decode_stated(manifest, counting, self.checkpoint, self.content)
 
 
 def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Start:
@@ -268,8 +288,10 @@ def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Sta
     if counting:
         for checkpoint in reversed(usable(folder, counting)):
             counted = named(counting, checkpoint.epoch)
-            if all(base.step <= _steps(counted.get(feed)) for feed, base in bases.items()):
-                return Start(checkpoint, counted)
+            if any(base.step > _steps(counted.get(feed)) for feed, base in bases.items()):
+                continue
+            if (content := _content(folder, checkpoint)) is not None:
+                return Start(checkpoint, counted, content)
     if bases:
         raise UserError(
             Code.CHECKPOINT_UNUSABLE,

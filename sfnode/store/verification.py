@@ -57,13 +57,10 @@ def verify_log(
 
 def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path) -> CheckpointState | None:
     """Return the state of the newest usable checkpoint in `folder`; None if there is none. Raises UserError
-    as `checkpoint.start` and `checkpoint.load`."""
+    as `checkpoint.start`, and LOG_CORRUPT."""
     run = manifest.parameters()
     counting = counting_of(run, update_log.control()) if run.organised else None
-    begins = checkpoint.start(folder, counting, update_log)
-    if begins.checkpoint is None or counting is None:
-        return None
-    return checkpoint.load(folder, manifest, counting, begins.checkpoint)
+    return checkpoint.start(folder, counting, update_log).state(manifest, counting)
 
 
 class _Verification:

@@ -139,8 +139,12 @@ def parse(line: str) -> None:
 def test_every_command_that_comes_next_is_one(task: Task, tmp_path: Path) -> None:
     said = OrganisedSection(**RunKeys.generate().options(), quota=9)
     run = MANIFEST.model_copy(update={"task": task, "organised": said, "admission": "organised"})
-    lines = commands(run, tmp_path, "ab" * 32)
-    assert len(lines) == 4
+    lines = commands(run, tmp_path, "ab" * 32, 4000)
+    assert len(lines) == 6
+    assert [line[16:].split(" --")[0] for line in lines[4:]] == [
+        "sfnode invite",
+        "sfnode organise budget 4000",
+    ]
     for line in lines:
         parse(line)
 

@@ -49,6 +49,7 @@ class Organising:
 
     def __init__(self, node: OrganisedNode) -> None:
         self.state = OrganiserState.ORGANISING
+        self.guarded = False
         self.waiting: list[Petition] = []
         self._node = node
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
 from sfnode.node import checkpoints
 from sfnode.node.training.model import LocalModel
 from sfnode.organising import checkpoints as organised_checkpoints
@@ -89,6 +91,25 @@ async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_
     assert floor(b) >= told, "it lets go of more, or of no more"
     await b.until(lambda: b.node.model.loaded)
     assert len(await equal_cores(a, b, late)) == 1
+
+
+async def test_the_state_with_which_a_node_begins_may_be_removed_while_its_model_loads(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    """As it is by a node that catches up with many checkpoints meanwhile."""
+    await organised.first(**options(tmp_path))
+    b = await organised.join("b", history="checkpoint")
+    await b.until(lambda: b.node.log.bases())
+    await b.stop()
+
+    def load(run: Manifest) -> SmallEngine:
+        shutil.rmtree(b.layout.checkpoints)
+        return SmallEngine(run).go()
+
+    organised.node("b", make_engine=load)
+    b = await organised.first("b")
+    await b.until(lambda: b.node.model.loaded)
+    assert b.engine.began_with
 
 
 async def test_an_engine_that_begins_with_a_checkpoint_is_not_told_of_what_is_not_on_disk(

@@ -14,7 +14,7 @@ from sfnode.organising import guard as policy
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.judging import Judgement, at_rate
 from sfnode.organising.events import EvaluationEnded
-from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guard
+from sfnode.organising.guard import END, LOWER, MOST_RETURNS, PATIENCE, Guard
 from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics
@@ -76,8 +76,10 @@ class Run:
         self.guard.take(decision)
         self.decided.append(decision)
 
-    def publish(self, epoch: int, losses: F64, *, base: bool = False, known: bool = True) -> None:
-        hits = round(ROWS * min(1.0, max(0.5, 1.2 - float(losses.mean()))))
+    def publish(
+        self, epoch: int, losses: F64, *, base: bool = False, known: bool = True, right: float | None = None
+    ) -> None:
+        hits = round(ROWS * (right or min(1.0, max(0.5, 1.2 - float(losses.mean())))))
         share = metrics.share(hits, ROWS)._asdict()
         loss = float(losses.mean())
         found = EvaluationOfRows(metric=self.metric, **share, loss=loss, count=ROWS, losses=tuple(losses))
@@ -96,14 +98,15 @@ class Run:
         self.decide(seal)
         return seal
 
-    def epoch(self, loss: float | F64) -> list[Decision]:
-        """Seal epochs until one is worth an evaluation, and let it come to this; return what is decided."""
+    def epoch(self, loss: float | F64, right: float | None = None) -> list[Decision]:
+        """Seal epochs until one is worth an evaluation, and let it come to this loss, and share of right
+        answers; return what is decided."""
         assert not self.counting.finished
         assert self.counting.open_epoch < 500, "it does not come to an end"
         while self.guard.discards(self.counting.sealed):
             self.seal()
         epoch = self.seal().epoch
-        self.publish(epoch, self.losses(loss) if isinstance(loss, float) else loss)
+        self.publish(epoch, self.losses(loss) if isinstance(loss, float) else loss, right=right)
         found = []
         while decision := self.guard.due(self.counting):
             self.decide(decision)
@@ -133,7 +136,7 @@ def test_a_collapse_is_taken_back_from_the_best_seal_on() -> None:
     void, said = run.epoch(0.8)
     assert void == Void(4, 4, ())
     assert isinstance(said, Announce)
-    assert "of round 4 (loss 0." in said.text
+    assert "accuracy 50.0 % (43.9-56.1 %) of round 4 is worse than accuracy 99.2 %" in said.text
     assert "goes on at the model of round 3" in said.text
 
 
@@ -199,36 +202,76 @@ def test_the_lower_rate_holds(searched: bool) -> None:
     assert run.rate == 1 / LOWER**2
 
 
-def test_a_run_that_no_longer_improves_goes_on_at_lower_rates_and_then_ends_at_its_best() -> None:
-    run = Run(budget=3000)
+def test_a_run_that_no_longer_improves_ends_where_it_is() -> None:
+    run = Run(budget=20_000)
     run.learn(0.6, 0.4, 0.3)
     while not run.counting.finished:
         run.epoch(0.3 + 0.01 * (len(run.decided) % 2))
-    voids = [said for said in run.said if isinstance(said, Void)]
-    assert len(voids) >= IN_VAIN
-    assert run.rate <= 1 / LOWER**IN_VAIN
-    assert isinstance(run.said[-1], Finish)
-    assert isinstance(said := run.said[-2], Announce)
-    assert "ends the run at the model of round" in said.text
-    assert "it no longer improves" in said.text
+    assert [type(said) for said in run.said] == [Announce, Finish]
+    assert isinstance(said := run.said[0], Announce)
+    assert f"ends the run at the model of round {run.counting.sealed - 1}, as it no longer" in said.text
+    assert run.rate == 1
 
 
 def test_it_does_not_end_before_a_share_of_the_budget_and_of_what_was_made() -> None:
     for budget, learning in ((1_000_000, 3), (10_000, 60)):
         run = Run(budget=budget)
         run.learn(*np.linspace(0.65, 0.2, learning).tolist())
-        run.learn(*[0.2] * (PATIENCE + 2))
+        run.learn(*[0.2] * (END * PATIENCE + 2))
 
 
-def test_a_lower_rate_that_helps_is_no_return_in_vain() -> None:
-    run = Run(budget=30_000)
-    loss = 0.6
-    for _ in range(4):
-        run.learn(loss, loss - 0.05)
-        loss -= 0.1
-        while not run.epoch(loss + 0.05):
-            pass
-    assert not run.counting.finished
+def test_a_run_that_ends_where_it_is_worse_than_at_its_best_goes_back_to_that() -> None:
+    run = Run(budget=20_000)
+    run.learn(0.6, 0.4, 0.3)
+    assert not run.epoch(0.3, 0.92)
+    for _ in range(END * PATIENCE - 2):
+        assert not run.epoch(0.31)
+    void, _, end = run.epoch(0.42)
+    assert (void, end) == (Void(4, run.counting.sealed - 1, ()), Finish())
+
+
+# -- one figure decides ----------------------------------------------------------------------------------
+
+
+def test_what_is_better_by_the_figure_that_is_shown_is_kept_whatever_its_loss() -> None:
+    """As of a head whose loss rises as it becomes surer of itself: 80 % are not taken back for 77.4 %."""
+    run = Run(budget=20_000)
+    run.learn(0.6, 0.5)
+    assert not run.epoch(0.40, 0.774)
+    while not run.counting.finished:
+        run.epoch(0.55, 0.80)
+    assert not [said for said in run.said if isinstance(said, Void)]
+    best = policy.best_seal(run.decided)
+    assert best
+    assert round(best.value, 2) == 0.80
+
+
+@pytest.mark.parametrize("right", [0.774, 0.77])
+def test_nothing_is_worse_than_what_is_as_good_to_the_eye(right: float) -> None:
+    run = Run()
+    run.learn(0.6, 0.5)
+    for loss in (0.4, 0.6, 0.6, 0.6):
+        assert not run.epoch(loss, 0.774 if loss < 0.5 else right)
+
+
+def test_fewer_right_answers_are_worse_whatever_the_loss() -> None:
+    run = Run()
+    run.learn(0.6, 0.5)
+    assert not run.epoch(0.4, 0.9)
+    assert not run.epoch(0.4, 0.75)
+    assert run.epoch(0.4, 0.75)[0] == Void(3, 4, ())
+
+
+def test_where_right_answers_are_rare_the_loss_decides_and_is_said() -> None:
+    run = Run(metric="exact_match")
+    run.decided.clear()
+    run.publish(0, run.losses(3.0), base=True, right=0.001)
+    for loss in (2.0, 1.5, 2.6):
+        found = run.epoch(loss, 0.001)
+    assert found[0] == Void(2, 2, ())
+    assert isinstance(said := found[1], Announce)
+    assert "(loss 2.6" in said.text
+    assert "(loss 1.5" in said.text
 
 
 def test_without_any_gain_it_goes_back_to_the_base_model_until_the_rate_suits() -> None:
@@ -268,7 +311,7 @@ def test_rewards_of_other_answers_that_are_no_worse_are_left_alone_and_worse_one
         worse.epoch(answered(worse, 0.1))
     assert any(isinstance(one, Void) for one in worse.said)
     (said,) = [one.text for one in worse.said if isinstance(one, Announce)]
-    assert "nats" not in said
+    assert "(mean reward 0." in said
     assert "loss" not in said
 
 
@@ -341,7 +384,7 @@ GUARDED = replace(EVALUATED, guard=True, share=1.0, young_share=1.0)
 
 def measured(loss: float) -> EvaluationOfRows:
     rows = tuple(loss + row / 100 for row in range(-10, 11))
-    share = {"metric": "accuracy", "value": 0.5, "low": 0.4, "high": 0.6}
+    share = {"metric": "accuracy", "value": 1.2 - loss, "low": 1.1 - loss, "high": 1.3 - loss}
     return EvaluationOfRows(**share, loss=loss, count=len(rows), losses=rows)
 
 

@@ -60,6 +60,7 @@ def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_
         ).start()
         member = make("member", organiser.link(), *TRAINER).start()
         counts(organiser, member)
+        assert "--organise" not in member.output(), "the key is here, and its node runs already"
         link = invite(tmp_path, member)
         said = invitation.read(link)
         assert (len(said.contacts), said.url) == (2, url)

@@ -170,7 +170,8 @@ def test_an_epoch_that_is_stated_anew_has_another_state(made: Logged, folder: Pa
     assert checkpoint.start(folder, counting(made), made.logs["a"]) == checkpoint.Start()
     checkpoint.keep(folder, ORGANISED.run_id, after)
     assert checkpoint.usable(folder, counting(made)) == [stated]
-    assert checkpoint.load(folder, MEANT, counting(made), stated).cores.keys() == after.cores.keys()
+    assert (loaded := checkpoint.load(folder, MEANT, counting(made), stated))
+    assert loaded.cores.keys() == after.cores.keys()
     assert epochs_of(folder) == [3], "the other one is of no use any more"
 
 
@@ -178,13 +179,13 @@ def test_a_file_is_what_was_stated_or_of_no_use(made: Logged, folder: Path) -> N
     found = state(made, 3)
     stated = found.decision(ORGANISED.run_id)
     checkpoint.keep(folder, ORGANISED.run_id, found)
-    assert checkpoint.load(folder, MEANT, counting(made), stated).bases == found.bases
+    assert (loaded := checkpoint.load(folder, MEANT, counting(made), stated))
+    assert loaded.bases == found.bases
     other = replace(stated, cores=bytes(32))
     (folder / checkpoint.name(stated)).rename(folder / checkpoint.name(other))
     with pytest.raises(UserError, match="not what the organiser has stated"):
         checkpoint.load(folder, MEANT, counting(made), other)
-    with pytest.raises(UserError):
-        checkpoint.load(folder, MEANT, counting(made), stated)
+    assert checkpoint.load(folder, MEANT, counting(made), stated) is None
 
 
 # -- starting ------------------------------------------------------------------------------------------
@@ -208,14 +209,39 @@ def test_a_node_starts_from_the_newest_checkpoint_that_is_here_and_usable(made: 
     assert checkpoint.start(folder, None, log) == checkpoint.Start()
 
 
+def test_a_state_that_is_chosen_may_be_removed_before_it_is_used(made: Logged, folder: Path) -> None:
+    """As while a node that comes back loads its model, and catches up with many checkpoints meanwhile."""
+    old = signed(made, 0)
+    checkpoint.keep(folder, ORGANISED.run_id, old)
+    begun = checkpoint.start(folder, counting(made), made.logs["a"])
+    for epoch in (2, 3):
+        checkpoint.keep(folder, ORGANISED.run_id, signed(made, epoch))
+    assert epochs_of(folder) == [2, 3]
+    assert (found := begun.state(MEANT, counting(made)))
+    assert encode(found) == encode(old)
+    gone = old.decision(ORGANISED.run_id)
+    assert checkpoint.load(folder, MEANT, counting(made), gone) is None
+
+
+def test_a_state_that_goes_while_one_is_chosen_is_passed_over(made: Logged, folder: Path) -> None:
+    for epoch in (1, 2):
+        checkpoint.keep(folder, ORGANISED.run_id, signed(made, epoch))
+    newest = folder / checkpoint.name(counting(made).checkpoints[-1])
+    newest.unlink()
+    newest.symlink_to("gone")  # its name is still seen
+    begun = checkpoint.start(folder, counting(made), made.logs["a"])
+    assert begun.checkpoint == counting(made).checkpoints[0]
+
+
 def test_from_a_start_on_the_cores_become_those_of_everything(made: Logged, folder: Path) -> None:
     machine, log = made["a"].machine, made.logs["a"]
     checkpoint.keep(folder, ORGANISED.run_id, signed(made, 2))
     begun = checkpoint.start(folder, counting(made), log)
-    assert begun.checkpoint
-    log.rebase(checkpoint.load(folder, MEANT, counting(made), begun.checkpoint).bases.values())
+    begins = begun.state(MEANT, counting(made))
+    assert begins
+    log.rebase(begins.bases.values())
     whole, core = Core(2, 4), Core(2, 4)
-    core.put(checkpoint.load(folder, MEANT, counting(made), begun.checkpoint).cores)
+    core.put(begins.cores)
     wanted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
     for batch in changes(made.logs["b"], {}, wanted, ORGANISED.subspace_of):
         whole.add(batch)

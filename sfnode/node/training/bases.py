@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -191,21 +192,28 @@ class PublishedBases:
 
     def _local(self, digest: str) -> Listed | None:
         """Return a file that is here and right; remove one that is not."""
-        kept = files.path_in(self._folder, digest)
-        for file in (files.path_in(folder, digest) for folder in (self._folder, self._beside) if folder):
-            if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
-                continue
-            try:
-                files.read(file, self._targets, self._rank, digest)
-                if file != kept:
-                    files.keep(file, self._folder, self._targets, self._rank)
-                return one_file(files.listing_of(kept), kept)
-            except UserError as error:
-                log.warning("%s", error.what)
-                self._refused.add(seen)
-                if file == kept:
-                    file.unlink()
+        for folder in filter(None, (self._folder, self._beside)):
+            with suppress(FileNotFoundError):  # who has put it there may take it away
+                if found := self._right(files.path_in(folder, digest), digest):
+                    return found
         return None
+
+    def _right(self, file: Path, digest: str) -> Listed | None:
+        """Return a file in its place among those that are kept, if it is right. Raises OSError."""
+        kept = files.path_in(self._folder, digest)
+        if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
+            return None
+        try:
+            files.read(file, self._targets, self._rank, digest)
+            if file != kept:
+                files.keep(file, self._folder, self._targets, self._rank)
+            return one_file(files.listing_of(kept), kept)
+        except UserError as error:
+            log.warning("%s", error.what)
+            self._refused.add(seen)
+            if file == kept:
+                file.unlink()
+            return None
 
     async def _fetch(self, one: Bases) -> None:
         """Get a file from peers. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""

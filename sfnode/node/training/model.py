@@ -177,14 +177,13 @@ class LocalModel:
 
     def _beginning(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
         """Return what gives the engine the cores of the newest checkpoint that is here and usable."""
-        folder, counting = self._context.data_dir.checkpoints, self._machine.frontier.counting
-        manifest = self._context.manifest
-        checkpoint, counted = states.start(folder, counting, self._context.log)
+        context, counting = self._context, self._machine.frontier.counting
+        found = states.start(context.data_dir.checkpoints, counting, context.log)
 
         def begin(engine: Engine) -> Mapping[Feed, Counted]:
-            if checkpoint and counting:
-                engine.begin(states.load(folder, manifest, counting, checkpoint).cores)
-            return counted
+            if state := found.state(context.manifest, counting):
+                engine.begin(state.cores)
+            return found.counted
 
         return begin
 

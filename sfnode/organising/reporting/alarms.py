@@ -23,6 +23,11 @@ NOTHING_TO_DO = "There is nothing to do at this node: the organiser sees the sam
 PAUSE_IF_YOU_LIKE = f"{NOTHING_TO_DO} `sfnode pause` stops its part in it until you say `sfnode resume`."
 
 
+GUARDED = (
+    "There is nothing to do: if it stays so, the guard goes back to the best round by itself, and on at a "
+    "lower rate."
+)
+
 NO_GAIN = 1 / 4
 """Share of the budget by which a model should do better than the base model: what has had no effect that can
 be measured until then is hardly worth the rest."""
@@ -45,16 +50,19 @@ def alarms(
     own: EvidenceStatus | None = None,
     *,
     here: bool,
+    guarded: bool = False,
 ) -> list[AlarmStatus]:
-    """Return the alarms, the gravest first; `here`: this node has the organiser's key. `own`: the evidence
-    about this node's own work."""
+    """Return the alarms, the gravest first; `here`: this node has the organiser's key, and its organiser may
+    have a guard (`guarded`). `own`: the evidence about this node's own work."""
     found = []
     if feed.frozen:
         found.append(_frozen(here))
     if counting.unsupported:
         found.append(_unsupported())
     if verdict.health is RunHealth.WORSE and verdict.latest:
-        found.append(_worse(verdict, counting, here))
+        guarded = guarded and not counting.complete  # then it has done what it can
+        fix = GUARDED if guarded else _take_back(verdict, counting) if here else PAUSE_IF_YOU_LIKE
+        found.append(_worse(verdict, fix))
     if verdict.no_gain and counting.counted >= NO_GAIN * counting.budget:
         found.append(_no_better(verdict, counting, here))
     if silence and not feed.frozen:
@@ -70,18 +78,22 @@ def shown(error: UserError) -> AlarmStatus:
     return AlarmStatus(code=f"SF{error.code:03d}", what=error.what, fix=error.fix)
 
 
-def _worse(verdict: HealthVerdict, counting: Counting, here: bool) -> UserError:
+def _worse(verdict: HealthVerdict, fix: str) -> UserError:
     assert verdict.latest is not None  # the caller has seen it
     others = " and ".join(map(result_in_words, verdict.worse_than))
     what = f"the run gets worse: {result_in_words(verdict.latest)}, after {others}"
+    return UserError(Code.RUN_GETS_WORSE, what, fix)
+
+
+def _take_back(verdict: HealthVerdict, counting: Counting) -> str:
+    """Return what an owner does where no guard does it."""
     first, last = verdict.first_suspect, counting.sealed - 1
     epochs = f"{first}-{last}" if first < last else f"{last}"
-    fix = (
-        f"First take back what made it worse: `{command('sfnode', 'organise', 'void', epochs)}`. Then see in "
-        "`sfnode organise members` who has joined since. If it gets worse again, the rate may be too large "
-        "or the budget too long for this model: take that back, too, and `sfnode organise end`."
+    return (
+        f"First take back what made it worse: `{command('sfnode', 'organise', 'void', epochs)}`. If it gets "
+        "worse again, the rate may be too large or the budget too long for this model: take that back, too, "
+        "and `sfnode organise end`."
     )
-    return UserError(Code.RUN_GETS_WORSE, what, fix if here else PAUSE_IF_YOU_LIKE)
 
 
 def _no_better(verdict: HealthVerdict, counting: Counting, here: bool) -> UserError:
@@ -128,7 +140,8 @@ def _silent(silence: Silence, here: bool) -> UserError:
     fix = (
         "`sfnode organise status` tells whether the organiser here signs; it names only what peers hold, too."
         if here
-        else "Tell the run's owner. There is nothing to do at this node, which may stay or come back later."
+        else "If you are its owner, start the node that decides with --organise. Otherwise tell them: there "
+        "is nothing to do at this node, which may stay or come back later."
     )
     return UserError(Code.ORGANISER_SILENT, what, fix)
 

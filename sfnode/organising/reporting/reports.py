@@ -79,6 +79,11 @@ class Signing(Protocol):
     @property
     def state(self) -> OrganiserState: ...
 
+    @property
+    def guarded(self) -> bool:
+        """Whether a guard goes back when the run gets worse."""
+        ...
+
     def petitions(self) -> list[Petition]:
         """Return those that wait for the owner."""
         ...
@@ -167,9 +172,9 @@ class Reports:
         silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
         own_number = self.counting.number(own) if own else None
         own_evidence = None if own_number is None else self._evidence(own_number // INCARNATIONS)
-        return alarms(
-            self._verdict, self._feed, self.counting, silence, own_evidence, here=organising is not None
-        )
+        here, guarded = organising is not None, organising is not None and organising.guarded
+        feed, counting = self._feed, self.counting
+        return alarms(self._verdict, feed, counting, silence, own_evidence, here=here, guarded=guarded)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
@@ -199,7 +204,7 @@ class Reports:
                 text = "what is closed reaches the budget: the run is complete once that is judged"
                 return WaitStatus(reason=Wait.SEALS, text=text)
             case Membership.MEMBER:
-                return None if self._organised.room(own) else self._no_room(own)
+                return None if self._organised.room(own) else self._no_room(own, organising)
 
     def news(self, now: float) -> list[str]:
         """Return what has happened since it was last asked, a line each: of many seals, and of many results,
@@ -373,10 +378,7 @@ class Reports:
 
     def _not_admitted(self, own: Feed, asked: float | None, organising: Signing | None) -> WaitStatus:
         if organising is not None:
-            text = (
-                f"not admitted yet: the organiser here is {organising.state.value} and signs once peers have "
-            )
-            return WaitStatus(reason=Wait.ORGANISER, text=f"{text}told which of its decisions they have")
+            return WaitStatus(reason=Wait.ORGANISER, text=f"not admitted yet: {_signs_once(organising)}")
         if asked is None:
             text = "not admitted yet: it computes the proof of work that asks for that"
             return WaitStatus(reason=Wait.WORK, text=text)
@@ -407,7 +409,9 @@ class Reports:
             "run's owner, who may admit another key"
         )
 
-    def _no_room(self, own: Feed) -> WaitStatus:
+    def _no_room(self, own: Feed, organising: Signing | None) -> WaitStatus:
+        if organising is not None and organising.state is OrganiserState.RESTARTED:
+            return WaitStatus(reason=Wait.ORGANISER, text=_signs_once(organising))
         number, epoch = self.counting.number(own), self.counting.open_epoch
         assert number is not None  # who stands as a member has feeds
         quota = self._organised.quota(number // INCARNATIONS)
@@ -451,6 +455,14 @@ class Reports:
             self._verdict = results.verdict()
         self._origins.follow(self._feed.entries)
         return results
+
+
+def _signs_once(organising: Signing) -> str:
+    """Return what the organiser of this node waits for."""
+    return (
+        f"the organiser here is {organising.state.value} and signs once peers have told which of its "
+        "decisions they have; if nobody else takes part, start it again with `--set organise.alone=yes`"
+    )
 
 
 def _numbers(counting: Counting) -> dict[str, int]:

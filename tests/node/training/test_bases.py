@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,22 @@ async def test_a_damaged_file_is_got_anew(swarm_of: SwarmOf, tmp_path: Path) -> 
     await swarm.join("b")
     await b.until(lambda: b.machine.complete)
     assert bases.digest_of(bases.path_in(b.layout.bases, digest)) == digest
+
+
+async def test_a_file_that_is_taken_away_while_it_is_read_ends_nothing(
+    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, read = made(tmp_path), bases.read
+    a = await swarm_of(run_of(digest)).first()
+    await a.until(lambda: a.machine.complete)
+
+    def taken_away(file: Path, *how: Any, **more: Any) -> list[bases.Pair]:
+        file.unlink()
+        return read(file, *how, **more)
+
+    monkeypatch.setattr(bases, "read", taken_away)
+    assert a.node.bases
+    assert a.node.bases._local(digest) is None
 
 
 async def test_bases_that_nobody_could_use_are_said_to_be_so_and_end_nothing(
@@ -215,7 +232,7 @@ async def test_many_bases_for_later_subspaces_are_neither_looked_for_nor_told_to
     monkeypatch.setattr(share, "LOOK_INTERVAL", 1000.0)
     first = made(tmp_path)
     a = await swarm_of(organised(run_of(first), tmp_path / "keys", subspace_epochs=1000)).first()
-    await eventually(lambda: has(a, first))
+    await eventually(lambda: a.node.bases is not None and not a.node.bases.lacking())
     counting, published, looked = a.machine.frontier.counting, a.node.bases, list[Bases]()
     assert counting
     assert published

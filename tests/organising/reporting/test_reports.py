@@ -176,9 +176,23 @@ def test_a_run_that_gets_worse_says_so_and_what_to_take_back_first(
         "of the base model and accuracy 60.0 % (58.0-62.0 %) of round 1"
     )
     assert alarm.fix.startswith("First take back what made it worse: `sfnode organise void 2-4`.")
+    assert "members" not in alarm.fix, "nobody is blamed who may not be there"
     node.decide(Void(2, 4, ()))
     assert reports.alarms(node.organising, 0.0) == []
     assert reports.run(None, None, 0.0).health.verdict is RunHealth.BETTER
+
+
+def test_while_a_guard_sees_to_it_nothing_is_to_be_done(node: OrganisedNode, reports: Reports) -> None:
+    node.organising.guarded = True
+    seal(node, 2)
+    node.decide(told(0, 0.6), told(1, 0.3))
+    (alarm,) = reports.alarms(node.organising, 0.0)
+    assert alarm.fix.startswith(
+        "There is nothing to do: if it stays so, the guard goes back to the best round"
+    )
+    node.decide(Finish())
+    (alarm,) = reports.alarms(node.organising, 0.0)
+    assert "`sfnode organise void 1`" in alarm.fix
 
 
 def test_a_volunteer_is_told_that_there_is_nothing_to_do(node: OrganisedNode, reports: Reports) -> None:
@@ -239,6 +253,9 @@ def test_an_organiser_is_silent_once_updates_have_waited_for_long(
     assert "updates have waited for 15 min" in alarm.what
     assert "work was counted last 3 h ago" in alarm.what
     assert "counts when the organiser is back" in alarm.what
+    assert alarm.fix.startswith(
+        "If you are its owner, start the node that decides with --organise. Otherwise"
+    )
     node.decide(Announce("here I am"))
     reports.news(began + SILENT_TIME)
     assert reports.alarms(None, began + SILENT_TIME) == []

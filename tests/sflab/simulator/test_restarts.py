@@ -1,0 +1,98 @@
+"""An organiser that comes back, alone or not: it goes on, or says what it waits for and what ends that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from sflab.simulator.world import runs
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.keys import signing_key
+from sflab.simulator.world.world import World
+from sfnode.cli.ending import _budget_for_others
+from sfnode.node.state import describe
+from sfnode.organising.organiser import SETTLE_TIME, OrganiserState
+from sfnode.schema.node_state import Wait
+from sfprotocol.decisions import Budget
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A run with an organiser "a" that trains, alone until now."""
+    with closing(World(0, manifest=runs.manifest(0), policy=runs.POLICY, managed=True)) as world:
+        world.add("a").give_key(signing_key(0, runs.ORGANISER))
+        world.do(world["a"].start)
+        world.run_until(5)
+        assert sealed_after(world, 10)
+        yield world
+
+
+def sealed_after(world: World, seconds: float) -> int:
+    """Let everybody who is there make updates for so long; return how many seals come of it."""
+    before, end = world["a"].organised.counting.sealed, world.now + seconds
+    while world.now < end:
+        for node in world.living():
+            world.do(node.compute, 1)
+        world.run_until(world.now + 0.1)
+    return world["a"].organised.counting.sealed - before
+
+
+def restart(world: World, node: Computer) -> None:
+    node.crash()
+    world.run_until(world.now + 1)
+    world.do(node.start)
+    world.run_until(world.now + 5)
+
+
+def join(world: World, name: str) -> Computer:
+    node = world.add(name)
+    world.want(node, world["a"])
+    world.do(node.start)
+    world.run_until(world.now + 5)
+    return node
+
+
+def test_who_has_never_admitted_anybody_else_goes_on_at_once(world: World) -> None:
+    restart(world, world["a"])
+    assert sealed_after(world, 30)
+
+
+def test_a_run_that_one_node_has_completed_alone_says_how_others_go_on_with_it(world: World) -> None:
+    """It may be complete before anybody could be invited."""
+    a = world["a"]
+    node: Any = a.node
+    assert _budget_for_others(node) is None
+    a.decide(Budget(a.organised.counting.counted + 20))
+    assert sealed_after(world, 10)
+    assert a.organised.counting.complete
+    more = _budget_for_others(node)
+    assert more == 2 * a.organised.counting.budget
+    assert sealed_after(world, 10) == 0
+    counted = a.organised.counting.counted
+    a.decide(Budget(10 * more))
+    b = join(world, "b")
+    sealed_after(world, 10)
+    assert a.organised.counting.counted > counted
+    assert b.said
+    assert _budget_for_others(node) is None
+
+
+def test_an_organiser_whose_members_are_away_says_which_option_ends_its_wait(world: World) -> None:
+    b = join(world, "b")
+    assert sealed_after(world, 20)
+    b.crash()
+    restart(world, world["a"])
+    assert not sealed_after(world, 10 * SETTLE_TIME)
+    said = describe(world["a"].running)
+    assert said.wait
+    assert said.wait.reason is Wait.ORGANISER
+    assert "signs once peers have told" in said.wait.text
+    assert "`--set organise.alone=yes`" in said.wait.text
+    world.do(b.start)
+    world.run_until(world.now + SETTLE_TIME + 15)
+    assert world["a"].running.organising
+    assert world["a"].running.organising.state is OrganiserState.ORGANISING
+    assert sealed_after(world, 30)
