@@ -61,8 +61,8 @@ def _config(
         settings["label2id"] = {name: number for number, name in enumerate(labels)}
         if "problem_type" in settings:
             settings["problem_type"] = "single_label_classification"
-        if hasattr(model, "score") and pad != model.config.pad_token_id:
-            settings["pad_token_id"] = pad  # which no text has: a causal model finds by it where one ends
+        if hasattr(model, "score"):  # finds by it where a text ends: none that may stand in one
+            settings["pad_token_id"] = pad
     if added := vetting.older_names(settings, type(model.config)):
         settings = {key: value for key, value in settings.items() if key != vetting.SAVED_BY} | added
     return settings

@@ -263,6 +263,7 @@ def make_trainable(
         # a copy, for transformers maps files into memory, where a change of theirs would be one of ours
         parameter.data = parameter.data.to(device, compute, copy=True)
     model.to(device).eval().requires_grad_(False)
+    _end_by_mask(model)
     perturber = Perturber(model, sites)
     cut = cut_of(model, sites, device)
     return LoadedModel(
@@ -279,6 +280,29 @@ def make_trainable(
         known_tokens=known,
         kept=KeptStates(cut, device, compute) if cut else None,
     )
+
+
+def _end_by_mask(model: PretrainedModel) -> None:
+    """Let a causal classifier find where a text ends by the mask. transformers does by the token for padding,
+    which may stand in a text, or of which there is none: what it chooses from is the right output everywhere."""
+    if not any(name == CAUSAL_HEAD for name, _ in model.named_parameters()):
+        return
+    ends: list[Any] = []
+
+    def note(_: nn.Module, __: Any, given: dict[str, Any]) -> None:
+        mask = given.get("attention_mask")
+        ends[:] = [-1 if mask is None else mask.sum(1) - 1]
+
+    def choose_last(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        if output.dim() < 3:  # of states that are kept, one for each text
+            return output
+        rows = torch.arange(len(output), device=output.device)
+        return output[rows, ends[0]][:, None].expand_as(output)  # (R, T, classes)
+
+    settings = model.config.get_text_config()
+    settings.pad_token_id = settings.pad_token_id or 0  # without one it takes no batch
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    model.score.register_forward_hook(choose_last)
 
 
 def named_dtype(name: str, device: torch.device) -> str:
@@ -370,8 +394,6 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
             output_loading_info=True,
         )
     _fill_head(model, report["missing_keys"])
-    if labels and model.config.pad_token_id is None:  # by which a causal model finds the end of a text
-        model.config.pad_token_id = read_tokenizer(folder).pad_token_id or 0
     absent = sorted(_unfilled(model, report["missing_keys"]))
     absent += sorted(str(key) for key in report["mismatched_keys"])
     if absent:  # transformers would fill them with random numbers, other ones on every node
