@@ -9,6 +9,7 @@ it).
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -70,6 +71,21 @@ ADAPTER = "adapter_config.json"
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
+OTHER_FORMS = {
+    "adapter_*": (
+        "is an adapter, which changes a base model and is none",
+        "Merge it into its base model (in peft: `merge_and_unload`, `save_pretrained`), and name that.",
+    ),
+    "*.gguf": (
+        "is in the form of llama.cpp (GGUF), in which a model cannot be trained",
+        "Name the model that it was made from, in safetensors; --dtype int8 or nf4 saves memory there, too.",
+    ),
+    "*.onnx": ("is in the form of ONNX", "Name the model that it was made from, in safetensors."),
+    "*.h5": ("is in the form of TensorFlow", "Name a copy of the model in safetensors."),
+    "*.msgpack": ("is in the form of JAX", "Name a copy of the model in safetensors."),
+}
+"""What is no base model by a pattern of its files: what is wrong, and what to do."""
+
 MAX_HEADERS = 32 << 20
 """Bytes of the headers of all safetensors files of a model, and of their index: those of 200,000 tensors.
 Read, they take ten times as much, and twenty times if somebody means ill."""
@@ -115,6 +131,8 @@ def cache() -> Path:
 def located(source: str, revision: str = "") -> Path:
     """Return the folder of a base model that the owner of this machine names: as a folder, or as `resolve`
     finds it. Raises UserError as `resolve`."""
+    if Path(source).expanduser().is_file():
+        raise _no_weights(Path(source).expanduser())
     return resolve(source, revision, named_folder(source))
 
 
@@ -382,22 +400,29 @@ def _download(source: str, revision: str) -> Path:
 
 
 def _no_weights(folder: Path) -> UserError:
-    if not folder.is_dir():
+    """Return the error for a folder, or a file, that is no base model."""
+    if not folder.exists():
         return UserError(
             Code.MODEL_NOT_FOUND,
             f"there is no base model at {folder}",
             "Give a folder in Hugging Face format, or the name of a model on the hub.",
         )
-    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else [folder.name]
+    for pattern, (what, fix) in OTHER_FORMS.items():
+        if found := fnmatch.filter(names, pattern):
+            return UserError(Code.MODEL_UNSUPPORTED, f"{folder} {what} ({found[0]})", fix)
+    pickles = [name for pattern in PICKLES for name in fnmatch.filter(names, pattern)]
     if pickles:
         return UserError(
             Code.MODEL_UNSAFE,
             f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
             "Use a revision of the model that has safetensors, or convert it yourself if you trust it.",
         )
+    weights = () if {SINGLE, INDEX} & {*names} else (f"{SINGLE} (or {INDEX})",)
+    lacking = " and ".join([*({CONFIG} - {*names}), *weights])
     return UserError(
         Code.MODEL_NOT_FOUND,
-        f"{folder} is not a base model: it needs {CONFIG} and {SINGLE} (or {INDEX})",
+        f"{folder} is not a base model: it lacks {lacking}",
         "Give a folder in Hugging Face format with safetensors weights.",
     )
 
