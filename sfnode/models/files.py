@@ -180,14 +180,21 @@ def most_bytes(name: str) -> int:
 
 
 def _check_sizes(folder: Path) -> None:
-    """Raise UserError MODEL_TOO_LARGE for files that are read as a whole and are larger than any model's."""
+    """Raise UserError MODEL_TOO_LARGE for files that are read as a whole and are larger than any model's, and
+    MODEL_NOT_FOUND for one that may not be read."""
     for name in (CONFIG, GENERATION, INDEX, *TOKENIZER_FILES):
-        file = folder / name
-        if file.is_file() and file.stat().st_size > most_bytes(name):
-            sizes = size_text(file.stat().st_size), size_text(most_bytes(name))
+        try:
+            with (folder / name).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            continue
+        except OSError as error:
+            raise broken(folder / name, "file", error) from error
+        if size > most_bytes(name):
+            sizes = size_text(size), size_text(most_bytes(name))
             raise UserError(
                 Code.MODEL_TOO_LARGE,
-                f"{file} has {sizes[0]}, where {sizes[1]} are allowed",
+                f"{folder / name} has {sizes[0]}, where {sizes[1]} are allowed",
                 "Take another copy of the model, or another model: no real one has such a file.",
             )
 
@@ -300,7 +307,7 @@ def _config(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {key: value for key, value in found.items() if key not in ABOUT_THE_LIBRARY}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise broken(file, "configuration", str(error)) from error
+        raise broken(file, "configuration", error) from error
 
 
 def _content(file: Path) -> bytes | None:
@@ -335,7 +342,7 @@ def _header(file: Path, room: int) -> tuple[Any, int]:
                 raise ValueError("the header is longer than the file, or than a model's may be")
             return json.loads(handle.read(length)), 8 + length
     except (OSError, ValueError, RecursionError) as error:
-        raise broken(file, "safetensors file", str(error)) from error
+        raise broken(file, "safetensors file", error) from error
 
 
 def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTensor]]:
@@ -346,7 +353,7 @@ def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTens
         for name, entry in header.items():
             yield name, _stored(entry, file, begin, total)
     except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
-        raise broken(file, "safetensors file", str(error)) from error
+        raise broken(file, "safetensors file", error) from error
 
 
 def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> StoredTensor:
@@ -364,7 +371,7 @@ def _shards(folder: Path) -> list[Path]:
         names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
         files = [_shard(folder, name) for name in sorted(set(names))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise broken(folder / INDEX, "index of safetensors files", str(error)) from error
+        raise broken(folder / INDEX, "index of safetensors files", error) from error
     return files
 
 
@@ -427,8 +434,14 @@ def _no_weights(folder: Path) -> UserError:
     )
 
 
-def broken(file: Path, kind: str, reason: str) -> UserError:
-    """Return the error for a model's file that cannot be read as what it should be."""
+def broken(file: Path, kind: str, reason: Exception | str) -> UserError:
+    """Return the error for a model's file that cannot be read, or not as what it should be."""
+    if isinstance(reason, OSError):
+        return UserError(
+            Code.MODEL_NOT_FOUND,
+            f"{file} cannot be read: {reason.strerror or reason}",
+            "Let the user who runs sfnode read it, or name a copy of the model.",
+        )
     return UserError(
         Code.MODEL_UNSUPPORTED,
         f"{file} is not a sound {kind}: {reason}",

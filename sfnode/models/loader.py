@@ -174,6 +174,7 @@ def load(
 
 def load_to_use(folder: Path, task: Task, device: torch.device, dtype: str) -> LoadedModel:
     """Load the model in a folder with nothing of it to be trained; `dtype` and errors as for `load`."""
+    folder = resolve("", "", folder)
     return make_trainable(*_read_folder(folder, task), (), folder, device, dtype)
 
 

@@ -121,7 +121,7 @@ def read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise files.broken(file, "JSON file", str(error)) from error
+        raise files.broken(file, "JSON file", error) from error
     if not isinstance(found, dict):
         raise files.broken(file, "JSON file", "it holds no object")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from sfnode.cli.init_output import notes
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader
+from sfnode.models.files import broken
 from sfnode.models.manifest_builder import build
 from tests.engine.helpers import model_folder
 
@@ -239,3 +241,20 @@ def test_a_model_without_its_tokenizer_is_told_which_file_is_missing(
     error = refusal(lambda: loader.tokenizer_of(folder))
     assert "tokenizer.json" in error.what + error.fix
     assert "layers" not in error.fix
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", WEIGHTS])
+def test_a_file_that_may_not_be_read_is_named_without_the_systems_number(
+    file: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied("opt")
+    (folder / file).chmod(0)
+    error = refusal(lambda: loader.describe(str(folder), ""))
+    assert f"{folder / file} cannot be read: Permission denied" in error.what
+
+
+def test_what_the_system_says_of_a_file_is_told_without_its_number(tmp_path: Path) -> None:
+    error = broken(tmp_path / WEIGHTS, "file", PermissionError(13, "Permission denied"))
+    assert error.code is Code.MODEL_NOT_FOUND
+    assert error.what == f"{tmp_path / WEIGHTS} cannot be read: Permission denied"
