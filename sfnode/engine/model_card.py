@@ -181,8 +181,8 @@ def _verification(model: TrainableModel, about: Provenance, weights: Mapping[str
         of = ("--seal", about.seal)
     first = (
         f"Whoever has joined the run (`sfnode join LINK`) has its signed log. On the node's machine, with "
-        "its data folder (`sfnode list` names it) in the place of NODE, this checks every signature, adds all "
-        f"updates up anew, and prints the fingerprint above{while_}:\n\n"
+        "its data folder (`sfnode list` names it) in the place of NODE, this checks every signature, adds "
+        f"all updates up anew, and prints the fingerprint above{while_}:\n\n"
         f"```sh\n{said}\n```\n"
     )
     if not weights:

@@ -84,7 +84,7 @@ OTHER_FORMS = {
     "*.h5": ("is in the form of TensorFlow", "Name a copy of the model in safetensors."),
     "*.msgpack": ("is in the form of JAX", "Name a copy of the model in safetensors."),
 }
-"""What is no base model by a pattern of its files: what is wrong, and what to do."""
+"""Forms of models that are none to start from, by patterns of files: what is wrong, and what to do."""
 
 MAX_HEADERS = 32 << 20
 """Bytes of the headers of all safetensors files of a model, and of their index: those of 200,000 tensors.

@@ -76,7 +76,7 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_MISSING = (
     "Put the tokenizer's files beside the model's (mostly tokenizer.json and tokenizer_config.json)."
 )
-"""What to do where there is no tokenizer."""
+"""Advice where there is no tokenizer."""
 
 CAUSAL_HEAD = "score.weight"
 """The linear head that transformers gives a causal model in place of its vocabulary."""

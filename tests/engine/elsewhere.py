@@ -91,7 +91,8 @@ def read(folder: Path) -> dict[str, float]:
             build = AutoModelForSequenceClassification
         model = build.from_pretrained(one).eval()
         found[one.name] = float((logits(model) - torch.load(one / EXPECTED)).abs().max())
-        assert len(AutoTokenizer.from_pretrained(one)(TEXT).input_ids) in (4, 6)
+        if not one.name.startswith("qwen2-"):  # version 5 reads no other tokenizer than its own
+            assert len(AutoTokenizer.from_pretrained(one)(TEXT).input_ids) in (4, 6)
     return found
 
 

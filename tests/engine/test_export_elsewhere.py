@@ -171,6 +171,15 @@ def test_rotary_positions_are_written_as_either_version_calls_them(bases: Path, 
     assert found["rope_scaling"]["rope_type"] == "llama3"
 
 
+def test_a_base_of_version_4_keeps_its_own_names_alone(bases: Path, tmp_path: Path) -> None:
+    base = Path(shutil.copytree(exported(bases / "llama", tmp_path / "both"), tmp_path / "llama"))
+    of_4 = {key: value for key, value in settings(base).items() if key != "rope_parameters"}
+    (base / "config.json").write_text(json.dumps(of_4 | {"transformers_version": "4.30.0"}))
+    out = exported(base, tmp_path / "out")
+    assert not changed(base, out)
+    torch.testing.assert_close(torch.load(out / EXPECTED), torch.load(bases / "llama" / EXPECTED))
+
+
 def test_a_base_that_a_later_version_has_written_is_refused(bases: Path, tmp_path: Path) -> None:
     base = Path(shutil.copytree(bases / "llama", tmp_path / "llama"))
     (base / "config.json").write_text(json.dumps(settings(base) | {"transformers_version": "9.1.0"}))
