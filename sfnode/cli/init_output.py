@@ -16,6 +16,7 @@ from sfnode.manifest import Manifest, public_name
 from sfnode.manifest.sections import DataRole
 from sfnode.manifest.training import Training
 from sfnode.models import files
+from sfnode.models.loader import begins_anew
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
 from sfnode.printable import size_text
@@ -215,11 +216,17 @@ def _unmeasured(training: Training, reason: str) -> str:
 
 
 def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[str]:
-    """Return what to know of the slopes of a mixture of experts unless its epsilon was chosen, and that the
-    base model is on this machine alone, if `home` is its folder here."""
+    """Return what to know of a head that the base model had, of the slopes of a mixture of experts unless its
+    epsilon was chosen, and that the base model is on this machine alone, if `home` is its folder here."""
     notes = []
     base = manifest.model
-    if not epsilon_given and routes_tokens(files.resolve(base.source, base.revision, home)):
+    folder = files.resolve(base.source, base.revision, home)
+    if begins_anew(folder, manifest.task):
+        notes.append(
+            "The base model tells other classes apart than these, by their names in its config.json: its "
+            "body is used, and the head begins anew."
+        )
+    if not epsilon_given and routes_tokens(folder):
         notes.append(
             "The base model is a mixture of experts: its loss jumps where a token goes to another expert, so "
             f"that slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all "

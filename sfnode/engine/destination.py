@@ -77,6 +77,7 @@ def _unwritable(out: Path, error: Exception) -> UserError:
         return UserError(
             Code.DISK_FULL, f"no space left for {out}", "Free some space, or choose another disk."
         )
+    reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
     return UserError(
-        Code.BAD_OPTION, f"cannot write {out}: {error}", "Choose a folder that you can write to."
+        Code.BAD_OPTION, f"cannot write {out}: {reason}", "Choose a folder that you can write to."
     )

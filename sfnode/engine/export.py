@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,7 +27,7 @@ from sfnode.engine.destination import new_folder, no_adapter
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest import public_name
-from sfnode.models.files import TOKENIZER_FILES
+from sfnode.models import exported
 from sfnode.models.targets import Form
 from sfnode.schema.history import Provenance
 
@@ -131,14 +130,10 @@ def export_model(model: TrainableModel, out: Path, about: Provenance | None = No
     """
     with new_folder(out) as folder:
         model.weights.rebuild()
-        network = model.loaded.model
-        if model.loaded.classifies:  # so that other tools name the classes as the run does
-            network.config.id2label = dict(enumerate(model.manifest.task.verbalizer.values()))
-            network.config.label2id = {name: number for number, name in network.config.id2label.items()}
-        network.save_pretrained(folder)
-        for name in TOKENIZER_FILES:
-            if (model.loaded.folder / name).is_file():
-                shutil.copyfile(model.loaded.folder / name, folder / name)
+        loaded = model.loaded
+        loaded.model.save_pretrained(folder)
+        labels = list(model.manifest.task.verbalizer.values()) if loaded.classifies else []
+        exported.write_settings(loaded.folder, loaded.model, loaded.tokenizer.pad_token_id, labels, folder)
         (folder / using.ABOUT).write_text(using.about(model), encoding="utf-8")
         weights = {file.name: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
         _write_card(folder, model_card(model, about, weights=weights))

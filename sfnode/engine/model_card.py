@@ -67,6 +67,9 @@ verifier (of version 1 of the list of sfnode) has scored them from 0 to 1:
 The loss is 1 less the reward. A figure `reward` is the mean of answers of the likeliest tokens.
 """
 
+DATA_DIR = ("--data-dir", "NODE")
+"""Option of the commands of a card, which is of no machine."""
+
 LISTED = 100
 """Contributors that are listed, those with most updates: a card is read by people."""
 
@@ -168,24 +171,25 @@ def _verification(model: TrainableModel, about: Provenance, weights: Mapping[str
     """Say which commands compute the model anew, in the folder of any node of the run."""
     organised = bool(model.manifest.organised.organiser)
     of: tuple[object, ...] = ("--as-of-now",) if about.seal is None and organised else ()
-    said, while_ = command("sfnode", "verify", *of), ""
+    said, while_ = command("sfnode", "verify", *DATA_DIR, *of), ""
     if about.seal is None:
         while_ = ", while the log has the same updates"
     elif about.amended:
         while_ = ", while that round is the last one"
     else:
-        said += f"\n{command('sfnode', 'history', 'checkout', about.seal)}"
+        said += f"\n{command('sfnode', 'history', 'checkout', about.seal, *DATA_DIR)}"
         of = ("--seal", about.seal)
     first = (
-        f"Whoever has joined the run (`sfnode join LINK`) has its signed log. On the node's machine, this "
-        f"checks every signature, adds all updates up anew, and prints the fingerprint above{while_}:\n\n"
+        f"Whoever has joined the run (`sfnode join LINK`) has its signed log. On the node's machine, with "
+        "its data folder (`sfnode list` names it) in the place of NODE, this checks every signature, adds "
+        f"all updates up anew, and prints the fingerprint above{while_}:\n\n"
         f"```sh\n{said}\n```\n"
     )
     if not weights:
         return first
     sums = "\n".join(f"{digest}  check/{name}" for name, digest in weights.items())
     dtype = str(model.loaded.dtype).removeprefix("torch.")
-    export = command("sfnode", "export", "--out", "check", *of, "--dtype", dtype)
+    export = command("sfnode", "export", *DATA_DIR, "--out", "check", *of, "--dtype", dtype)
     return (
         f"{first}\nAnd this writes the weights anew, which have these SHA-256 sums on every machine:\n\n"
         f"```sh\n{export}\nsha256sum -c <<'END'\n{sums}\nEND\n```\n"

@@ -21,6 +21,7 @@ from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.models import loader
+from sfnode.models.files import broken
 from sfnode.models.loader import LoadedModel
 from sfnode.tasks import calibration, chat
 from sfnode.tasks.encoding import Prior
@@ -99,6 +100,8 @@ def task_in(folder: Path) -> Task:
     """Return the task of an exported model. Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED."""
     try:
         return Task.model_validate(read_json((folder / ABOUT).read_bytes())["task"])
+    except PermissionError as error:
+        raise broken(folder / ABOUT, "JSON file", error) from error
     except OSError as error:
         raise UserError(
             Code.MODEL_NOT_FOUND,

@@ -53,7 +53,7 @@ class ModelCut(Protocol):
 class Head:
     """The cut before a linear head whose outputs are the model's."""
 
-    name = "head"
+    name = "head-by-mask"
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -187,11 +187,9 @@ def _calls(model: PretrainedModel, run: Run) -> Iterable[tuple[nn.Module, Any]]:
 
 
 def _outputs(model: PretrainedModel, device: torch.device, first: int) -> Tensor:
-    """Return a model's outputs for a batch without padding: tokens from `first` on, and none of them the one
-    by which a classifier finds the end of a text."""
-    known, padding = len(model.get_input_embeddings().weight), model.config.pad_token_id
-    tokens = (torch.arange(TRIED[0] * TRIED[1], device=device) + first) % known
-    tokens = torch.where(tokens == padding, (tokens + 1) % known, tokens).view(TRIED)
+    """Return a model's outputs for a batch without padding: tokens from `first` on."""
+    known = len(model.get_input_embeddings().weight)
+    tokens = ((torch.arange(TRIED[0] * TRIED[1], device=device) + first) % known).view(TRIED)
     writes = model.get_output_embeddings() is not None
     cache = {"use_cache": False} if writes else {}
     found: Tensor = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **cache).logits

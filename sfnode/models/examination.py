@@ -12,6 +12,7 @@ from contextlib import suppress
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from sfnode import __version__
 from sfnode.bounded_process import BoundedProcess
@@ -41,8 +42,14 @@ class ModelPart(StrEnum):
     """Whatever the configuration is for, with any weights."""
 
 
+def part_of(labels: int) -> ModelPart:
+    """Return the part that a task with so many labels needs; without any, a language model."""
+    return ModelPart.CLASSIFIER if labels else ModelPart.LANGUAGE_MODEL
+
+
 _process = BoundedProcess("sfnode.models.examination_process", SECONDS, MEMORY, idle=IDLE)
 _sound: set[str] = set()
+_readable: dict[str, int] = {}
 
 
 def require_sound(folder: Path, part: ModelPart) -> None:
@@ -56,11 +63,7 @@ def require_sound(folder: Path, part: ModelPart) -> None:
     kept = _examined() / name
     if name in _sound or kept.exists():
         return
-    reply = _process.ask({"folder": str(folder), "part": part})
-    if "error" in reply:
-        code, what, fix = reply["error"]
-        raise UserError(Code(code), what, fix)
-    if reply:
+    if reply := _ask(folder, part):
         raise UserError(
             Code.MODEL_UNSAFE,
             f"{folder} cannot be read as a {part}: {reply.get('broke') or reply['refused']}",
@@ -70,6 +73,29 @@ def require_sound(folder: Path, part: ModelPart) -> None:
     with suppress(OSError):  # then it is examined again
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.touch()
+
+
+def readable(folder: Path, part: ModelPart, most: int) -> int:
+    """Return how many tokens a model can read, `most` at most; `most` where it cannot be tried within the
+    bounds. Raises UserError MODEL_* for one that is unsound.
+
+    What came with the package is not tried.
+    """
+    if folder.parent == files.EMBEDDED:
+        return most
+    name = f"{_name(folder, part)} {most}"
+    if name not in _readable:
+        _readable[name] = _ask(folder, part, most).get("tokens", most)
+    return _readable[name]
+
+
+def _ask(folder: Path, part: ModelPart, tokens: int = 0) -> dict[str, Any]:
+    """Return the reply of the process, or raise the UserError that it is."""
+    reply = _process.ask({"folder": str(folder), "part": part, "tokens": tokens})
+    if "error" in reply:
+        code, what, fix = reply["error"]
+        raise UserError(Code(code), what, fix)
+    return reply
 
 
 def _examined() -> Path:

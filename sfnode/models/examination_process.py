@@ -17,10 +17,14 @@ SPARE = 1 << 26
 stored, and a head that the files lack."""
 
 
-def answer(request: dict[str, str]) -> dict[str, Any]:
-    """Read a part of the model in a folder. The reply is empty, or the error with which it cannot be read."""
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Read a part of the model in a folder. The reply is empty, or the error with which it cannot be read; or
+    how many `tokens` of so many it can read."""
+    folder, part = Path(request["folder"]), ModelPart(request["part"])
     try:
-        _read(Path(request["folder"]), ModelPart(request["part"]))
+        if request["tokens"]:
+            return {"tokens": loader.readable(folder, _labels(part), request["tokens"])}
+        _read(folder, part)
     except UserError as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
@@ -35,8 +39,11 @@ def _read(folder: Path, part: ModelPart) -> None:
         case ModelPart.SHAPE:
             shapes.parameters(shapes.read(folder))
         case ModelPart.LANGUAGE_MODEL | ModelPart.CLASSIFIER:
-            labels = 2 if part is ModelPart.CLASSIFIER else 0  # a run's own number makes no difference
-            _check_size(folder, loader.read_skeleton(folder, labels))
+            _check_size(folder, loader.read_skeleton(folder, _labels(part)))
+
+
+def _labels(part: ModelPart) -> int:
+    return 2 if part is ModelPart.CLASSIFIER else 0  # a run's own number makes no difference
 
 
 def _check_size(folder: Path, model: PretrainedModel) -> None:

@@ -9,6 +9,7 @@ it).
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -70,6 +71,21 @@ ADAPTER = "adapter_config.json"
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
+OTHER_FORMS = {
+    "adapter_*": (
+        "is an adapter, which changes a base model and is none",
+        "Merge it into its base model (in peft: `merge_and_unload`, `save_pretrained`), and name that.",
+    ),
+    "*.gguf": (
+        "is in the form of llama.cpp (GGUF), in which a model cannot be trained",
+        "Name the model that it was made from, in safetensors; --dtype int8 or nf4 saves memory there, too.",
+    ),
+    "*.onnx": ("is in the form of ONNX", "Name the model that it was made from, in safetensors."),
+    "*.h5": ("is in the form of TensorFlow", "Name a copy of the model in safetensors."),
+    "*.msgpack": ("is in the form of JAX", "Name a copy of the model in safetensors."),
+}
+"""Forms of models that are none to start from, by patterns of files: what is wrong, and what to do."""
+
 MAX_HEADERS = 32 << 20
 """Bytes of the headers of all safetensors files of a model, and of their index: those of 200,000 tensors.
 Read, they take ten times as much, and twenty times if somebody means ill."""
@@ -115,6 +131,8 @@ def cache() -> Path:
 def located(source: str, revision: str = "") -> Path:
     """Return the folder of a base model that the owner of this machine names: as a folder, or as `resolve`
     finds it. Raises UserError as `resolve`."""
+    if Path(source).expanduser().is_file():
+        raise _no_weights(Path(source).expanduser())
     return resolve(source, revision, named_folder(source))
 
 
@@ -162,14 +180,21 @@ def most_bytes(name: str) -> int:
 
 
 def _check_sizes(folder: Path) -> None:
-    """Raise UserError MODEL_TOO_LARGE for files that are read as a whole and are larger than any model's."""
+    """Raise UserError MODEL_TOO_LARGE for files that are read as a whole and are larger than any model's, and
+    MODEL_NOT_FOUND for one that may not be read."""
     for name in (CONFIG, GENERATION, INDEX, *TOKENIZER_FILES):
-        file = folder / name
-        if file.is_file() and file.stat().st_size > most_bytes(name):
-            sizes = size_text(file.stat().st_size), size_text(most_bytes(name))
+        try:
+            with (folder / name).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            continue
+        except OSError as error:
+            raise broken(folder / name, "file", error) from error
+        if size > most_bytes(name):
+            sizes = size_text(size), size_text(most_bytes(name))
             raise UserError(
                 Code.MODEL_TOO_LARGE,
-                f"{file} has {sizes[0]}, where {sizes[1]} are allowed",
+                f"{folder / name} has {sizes[0]}, where {sizes[1]} are allowed",
                 "Take another copy of the model, or another model: no real one has such a file.",
             )
 
@@ -282,7 +307,7 @@ def _config(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {key: value for key, value in found.items() if key not in ABOUT_THE_LIBRARY}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise broken(file, "configuration", str(error)) from error
+        raise broken(file, "configuration", error) from error
 
 
 def _content(file: Path) -> bytes | None:
@@ -317,7 +342,7 @@ def _header(file: Path, room: int) -> tuple[Any, int]:
                 raise ValueError("the header is longer than the file, or than a model's may be")
             return json.loads(handle.read(length)), 8 + length
     except (OSError, ValueError, RecursionError) as error:
-        raise broken(file, "safetensors file", str(error)) from error
+        raise broken(file, "safetensors file", error) from error
 
 
 def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTensor]]:
@@ -328,7 +353,7 @@ def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTens
         for name, entry in header.items():
             yield name, _stored(entry, file, begin, total)
     except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
-        raise broken(file, "safetensors file", str(error)) from error
+        raise broken(file, "safetensors file", error) from error
 
 
 def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> StoredTensor:
@@ -346,7 +371,7 @@ def _shards(folder: Path) -> list[Path]:
         names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
         files = [_shard(folder, name) for name in sorted(set(names))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise broken(folder / INDEX, "index of safetensors files", str(error)) from error
+        raise broken(folder / INDEX, "index of safetensors files", error) from error
     return files
 
 
@@ -382,28 +407,41 @@ def _download(source: str, revision: str) -> Path:
 
 
 def _no_weights(folder: Path) -> UserError:
-    if not folder.is_dir():
+    """Return the error for a folder, or a file, that is no base model."""
+    if not folder.exists():
         return UserError(
             Code.MODEL_NOT_FOUND,
             f"there is no base model at {folder}",
             "Give a folder in Hugging Face format, or the name of a model on the hub.",
         )
-    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else [folder.name]
+    for pattern, (what, fix) in OTHER_FORMS.items():
+        if found := fnmatch.filter(names, pattern):
+            return UserError(Code.MODEL_UNSUPPORTED, f"{folder} {what} ({found[0]})", fix)
+    pickles = [name for pattern in PICKLES for name in fnmatch.filter(names, pattern)]
     if pickles:
         return UserError(
             Code.MODEL_UNSAFE,
             f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
             "Use a revision of the model that has safetensors, or convert it yourself if you trust it.",
         )
+    weights = () if {SINGLE, INDEX} & {*names} else (f"{SINGLE} (or {INDEX})",)
+    lacking = " and ".join([*({CONFIG} - {*names}), *weights])
     return UserError(
         Code.MODEL_NOT_FOUND,
-        f"{folder} is not a base model: it needs {CONFIG} and {SINGLE} (or {INDEX})",
+        f"{folder} is not a base model: it lacks {lacking}",
         "Give a folder in Hugging Face format with safetensors weights.",
     )
 
 
-def broken(file: Path, kind: str, reason: str) -> UserError:
-    """Return the error for a model's file that cannot be read as what it should be."""
+def broken(file: Path, kind: str, reason: Exception | str) -> UserError:
+    """Return the error for a model's file that cannot be read, or not as what it should be."""
+    if isinstance(reason, OSError):
+        return UserError(
+            Code.MODEL_NOT_FOUND,
+            f"{file} cannot be read: {reason.strerror or reason}",
+            "Let the user who runs sfnode read it, or name a copy of the model.",
+        )
     return UserError(
         Code.MODEL_UNSUPPORTED,
         f"{file} is not a sound {kind}: {reason}",

@@ -11,7 +11,8 @@ as they are stored: there is no second copy. A file that has changed on disk sin
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,9 +65,18 @@ STORED = "stored"
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+NAMELESS = "label_"
+"""Beginning of the names that transformers gives to classes that have none; the number follows."""
+
 HEAD_SPREAD = 0.02
 """Half-width of the weights of a classification head that the base model's files lack, about what
 transformers' models start such a head with."""
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_MISSING = (
+    "Put the tokenizer's files beside the model's (mostly tokenizer.json and tokenizer_config.json)."
+)
+"""Advice where there is no tokenizer."""
 
 CAUSAL_HEAD = "score.weight"
 """The linear head that transformers gives a causal model in place of its vocabulary."""
@@ -127,6 +137,8 @@ def describe(source: str, revision: str, selection: Selection = DEFAULT, classif
     check_tokens(folder, skeleton, tokenizer_of(folder))
     if classifier_labels:
         _check_head(folder, skeleton, classifier_labels)
+    stored = float_tensors(folder)
+    _check_finite(folder, ((name, _tensor(_bytes(one), one)) for name, one in stored.items()))
     targets = with_user_errors(folder, lambda: choose(skeleton, selection))
     shipped, here = source.startswith(BUILTIN), named_folder(source)
     return Model(
@@ -151,7 +163,7 @@ def load(
     wanted = manifest.model
     folder = resolve(wanted.source, wanted.revision, override)
     check_digest(folder, wanted.digest)
-    model, tokenizer = _read_folder(folder, classes(manifest.task))
+    model, tokenizer = _read_folder(folder, manifest.task)
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
     if loaded.kept and folder.parent != files.EMBEDDED and not manifest.organised.private:
@@ -162,15 +174,25 @@ def load(
 
 def load_to_use(folder: Path, task: Task, device: torch.device, dtype: str) -> LoadedModel:
     """Load the model in a folder with nothing of it to be trained; `dtype` and errors as for `load`."""
-    return make_trainable(*_read_folder(folder, classes(task)), (), folder, device, dtype)
+    folder = resolve("", "", folder)
+    return make_trainable(*_read_folder(folder, task), (), folder, device, dtype)
 
 
-def _read_folder(folder: Path, labels: int) -> tuple[PretrainedModel, Any]:
-    """Return the model and the tokenizer in a folder, with the weights as they are stored."""
+def _read_folder(folder: Path, task: Task) -> tuple[PretrainedModel, Any]:
+    """Return the model and the tokenizer in a folder, with the weights as they are stored; but for those of a
+    head that is one for other classes."""
+    labels = classes(task)
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
     model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
     check_tokens(folder, model, tokenizer)
+    _check_finite(folder, model.named_parameters())
+    if begins_anew(folder, task):
+        head = {name for name, one in _outside(model) if len(one) == labels}
+        _fill_head(model, head)
+        for name in head:
+            if model.get_parameter(name).dim() < 2:
+                model.get_parameter(name).data.zero_()
     return model, tokenizer
 
 
@@ -183,13 +205,21 @@ def tokenizer_of(folder: Path) -> Any:
 def read_tokenizer(folder: Path) -> Any:
     """Load a tokenizer, whatever that takes. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE."""
     _silence_transformers()
-    found: Any = with_user_errors(folder, lambda: _tokenizer(folder))
+    try:
+        found: Any = _tokenizer(folder)
+    except UserError:
+        raise
+    except Exception as error:  # transformers documents no common base of what it raises
+        what = f"transformers makes no tokenizer of the files in {folder}: {_reason(error)}"
+        if not (folder / TOKENIZER).is_file():
+            what = f"{folder} has no {TOKENIZER}, and its other files make no tokenizer"
+        raise UserError(Code.MODEL_UNSUPPORTED, what, TOKENIZER_MISSING) from error
     if set(found.get_vocab()) <= set(found.all_special_tokens):
         # what transformers makes of a folder without the files: all words are unknown to it
         raise UserError(
             Code.MODEL_UNSUPPORTED,
             f"the tokenizer in {folder} knows no words: its vocabulary is missing",
-            "Put the tokenizer's files beside the model's (mostly tokenizer.json and tokenizer_config.json).",
+            TOKENIZER_MISSING,
         )
     return found
 
@@ -197,6 +227,41 @@ def read_tokenizer(folder: Path) -> Any:
 def classes(task: Task) -> int:
     """Return the number of classes of a model's classification head; 0 for a language model."""
     return len(task.verbalizer) if task.kind == "sequence-classification" else 0
+
+
+def in_order(folder: Path, verbalizer: Mapping[str, str]) -> dict[str, str]:
+    """Return a verbalizer in the order of the outputs of the classifier in a folder, whose classes are called
+    as the labels or the answers are; as it is where there is none, or where they are called otherwise."""
+    found = []
+    for name in _class_names(folder):
+        called = {name, name.removeprefix(NAMELESS)}
+        found += [one for one, answer in verbalizer.items() if {one.casefold(), answer.casefold()} & called]
+    return (
+        {one: verbalizer[one] for one in found} if sorted(found) == sorted(verbalizer) else dict(verbalizer)
+    )
+
+
+def begins_anew(folder: Path, task: Task) -> bool:
+    """Return whether the head of the classifier in a folder is not used, as its classes are called otherwise
+    than the task's. Raises UserError MODEL_UNSUPPORTED."""
+    names, labels = _class_names(folder), list(task.verbalizer.items())
+    return bool(names and classes(task) == len(names)) and not all(
+        {one.casefold(), answer.casefold()} & {name, name.removeprefix(NAMELESS)}
+        for name, (one, answer) in zip(names, labels, strict=True)
+    )
+
+
+def _class_names(folder: Path) -> list[str]:
+    """Return the names of a classifier's classes in the order of its outputs, in small letters; none of
+    another model."""
+    settings = vetting.read(folder / files.CONFIG)
+    if not any(name.endswith("ForSequenceClassification") for name in vetting.architectures(settings)):
+        return []
+    names = settings.get("id2label") or [f"{NAMELESS}{number}" for number in range(2)]  # as is usual
+    ordered = (
+        sorted(names.items(), key=lambda one: int(one[0])) if isinstance(names, dict) else enumerate(names)
+    )
+    return [str(name).casefold() for _, name in ordered]
 
 
 def require_match(folder: Path, labels: int) -> None:
@@ -263,6 +328,7 @@ def make_trainable(
         # a copy, for transformers maps files into memory, where a change of theirs would be one of ours
         parameter.data = parameter.data.to(device, compute, copy=True)
     model.to(device).eval().requires_grad_(False)
+    _end_by_mask(model)
     perturber = Perturber(model, sites)
     cut = cut_of(model, sites, device)
     return LoadedModel(
@@ -279,6 +345,32 @@ def make_trainable(
         known_tokens=known,
         kept=KeptStates(cut, device, compute) if cut else None,
     )
+
+
+def _end_by_mask(model: PretrainedModel) -> None:
+    """Let a causal classifier find where a text ends by the mask.
+
+    transformers does by the token for padding, which may stand in a text, or of which there is none: all that
+    it chooses from is the right output.
+    """
+    if CAUSAL_HEAD not in dict(model.named_parameters()):
+        return
+    ends: list[Any] = []
+
+    def note(_: nn.Module, __: Any, given: dict[str, Any]) -> None:
+        mask = given.get("attention_mask")
+        ends[:] = [-1 if mask is None else mask.sum(1) - 1]
+
+    def choose_last(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        if output.dim() < 3:  # of states that are kept, one for each text
+            return output
+        rows = torch.arange(len(output), device=output.device)
+        return output[rows, ends[0]][:, None].expand_as(output)  # (R, T, classes)
+
+    settings = model.config.get_text_config()
+    settings.pad_token_id = settings.pad_token_id or 0  # without one it takes no batch
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    model.score.register_forward_hook(choose_last)
 
 
 def named_dtype(name: str, device: torch.device) -> str:
@@ -332,7 +424,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _examine(folder: Path, labels: int) -> None:
-    examination.require_sound(folder, ModelPart.CLASSIFIER if labels else ModelPart.LANGUAGE_MODEL)
+    examination.require_sound(folder, examination.part_of(labels))
 
 
 def read_skeleton(folder: Path, labels: int) -> PretrainedModel:
@@ -345,8 +437,53 @@ def read_skeleton(folder: Path, labels: int) -> PretrainedModel:
 
 def _skeleton(folder: Path, labels: int) -> PretrainedModel:
     _silence_transformers()
+    settings = _settings(folder, labels)
+    _check_architecture(folder, settings, labels)
     with torch.device("meta"):
-        return _auto(labels).from_config(_settings(folder, labels), trust_remote_code=False)
+        return _auto(labels).from_config(settings, trust_remote_code=False)
+
+
+def _check_architecture(folder: Path, settings: Any, labels: int) -> None:
+    """Refuse a model of another kind than those that are trained here."""
+    if getattr(settings, "is_encoder_decoder", False):
+        what = "reads with one half and writes with another (an encoder and a decoder)"
+    elif type(settings) not in _auto(labels)._model_mapping and settings is settings.get_text_config():
+        wanted = "classifier of texts" if labels else "language model"
+        what = f"is of the type {settings.model_type}, of which transformers has no {wanted}"
+    else:
+        return
+    raise UserError(
+        Code.MODEL_UNSUPPORTED,
+        f"the model in {folder} {what}",
+        "Take a language model such as Llama or Qwen, or an encoder of texts such as BERT; those train a "
+        "head for classes as well.",
+    )
+
+
+def readable(folder: Path, labels: int, most: int) -> int:
+    """Return how many tokens the model in a folder can read, `most` at most, whatever that takes.
+
+    That is tried, with one of its blocks and random weights: tables of positions begin at 0, 1 or 2, and no
+    key of a configuration says where. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
+    """
+    settings = _settings(folder, labels)
+    settings.get_text_config().num_hidden_layers = 1
+    whole = _auto(labels).from_config(settings, dtype=torch.bfloat16, trust_remote_code=False)
+    body = whole.base_model.eval()
+    token = int(settings.get_text_config().pad_token_id == 0)  # one that pads takes no position
+
+    def fails(tokens: int) -> bool:
+        ids = torch.full((1, tokens), token)
+        try:
+            with torch.inference_mode():
+                body(input_ids=ids, attention_mask=torch.ones_like(ids))
+        except Exception:  # each model's code fails in its own way
+            return True
+        return False
+
+    if fails(1) or not fails(most):  # what reads not even one token says nothing of longer texts
+        return most
+    return bisect_left(range(1, most), True, key=fails)
 
 
 def _silence_transformers() -> None:
@@ -370,8 +507,6 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
             output_loading_info=True,
         )
     _fill_head(model, report["missing_keys"])
-    if labels and model.config.pad_token_id is None:  # by which a causal model finds the end of a text
-        model.config.pad_token_id = read_tokenizer(folder).pad_token_id or 0
     absent = sorted(_unfilled(model, report["missing_keys"]))
     absent += sorted(str(key) for key in report["mismatched_keys"])
     if absent:  # transformers would fill them with random numbers, other ones on every node
@@ -400,10 +535,15 @@ def _fill_head(model: PretrainedModel, missing: Any) -> None:
 
 def _head_keys(model: PretrainedModel, missing: Any) -> list[str]:
     """Return those missing parameters that belong to a classification head or to its pooler."""
-    if model.get_output_embeddings() is not None:
-        return []
-    body = f"{model.base_model_prefix}."
-    return sorted(name for name in missing if not name.startswith(body) or ".pooler." in name)
+    outside = {name for name, _ in _outside(model)}
+    return sorted(name for name in missing if name in outside or (".pooler." in name and outside))
+
+
+def _outside(model: PretrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a classifier that are not its body's."""
+    if model.get_output_embeddings() is None:
+        body = f"{model.base_model_prefix}."
+        yield from ((name, one) for name, one in model.named_parameters() if not name.startswith(body))
 
 
 def _unfilled(model: PretrainedModel, missing: Any) -> set[str]:
@@ -417,8 +557,23 @@ def with_user_errors(folder: Path, action: Callable[[], T]) -> T:
     except UserError:
         raise
     except Exception as error:  # transformers documents no common base of what it raises
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise unsupported(folder, reason) from error
+        raise unsupported(folder, _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what a library says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _check_finite(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise UserError MODEL_UNSUPPORTED for weights that are no numbers."""
+    for name, tensor in tensors:
+        if tensor.numel() and not all(end.isfinite() for end in tensor.aminmax()):
+            raise UserError(
+                Code.MODEL_UNSUPPORTED,
+                f"the weights in {folder} are broken: {name} holds NaN or infinity",
+                "Take another copy of the model: one of a training that failed computes nothing.",
+            )
 
 
 def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:

@@ -26,7 +26,7 @@ from sfnode.manifest.sections import (
 )
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import files, loader, vetting
+from sfnode.models import examination, files, loader, vetting
 from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
 from sfnode.printable import command
 from sfnode.tasks import (
@@ -330,18 +330,19 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     if task.labelled and "loss" not in given and not _trains_head(task, given, home):
         task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
-    positions = _positions(home)
+    if task.kind == "sequence-classification":
+        task = task.model_copy(update={"verbalizer": loader.in_order(home, task.verbalizer)})
+    positions = _positions(home, task)
     if task.kind == "reward":
         return _fitted(task, positions, chosen="answer_tokens" in given)
-    return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
+    return task.model_copy(update={"max_tokens": positions})
 
 
 def _fitted(task: Task, positions: int, *, chosen: bool) -> Task:
-    """Return a reward run's task for a model of so many positions (0: as many as it takes): where there are
-    fewer than its `max_tokens`, answers that nobody has `chosen` the length of have half of them at most."""
-    most = min(task.max_tokens, positions or task.max_tokens)
-    answer = task.answer_tokens if chosen else min(task.answer_tokens, most // 2)
-    return Task(**task.model_dump() | {"max_tokens": most, "answer_tokens": answer})
+    """Return a reward run's task for a model of so many positions: where there are fewer than its
+    `max_tokens`, answers that nobody has `chosen` the length of have half of them at most."""
+    answer = task.answer_tokens if chosen else min(task.answer_tokens, positions // 2)
+    return Task(**task.model_dump() | {"max_tokens": positions, "answer_tokens": answer})
 
 
 def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
@@ -399,18 +400,17 @@ def routes_tokens(home: Path) -> bool:
     return any(isinstance(size := config.get(key), int) and size > 1 for key in EXPERT_COUNTS)
 
 
-def _positions(home: Path) -> int:
-    """Return how many tokens the model takes; 0 if it does not say.
-
-    The tokenizer knows better where a table of positions does not begin at 0 (RoBERTa's).
-    """
+def _positions(home: Path, task: Task) -> int:
+    """Return how many of a task's tokens the model takes: as many as it says, if it can read them."""
     config, tokenizer = _json(home / files.CONFIG), _json(home / "tokenizer_config.json")
     sizes = (
+        task.max_tokens,
         config.get("max_position_embeddings"),
         config.get("n_positions"),
         tokenizer.get("model_max_length"),
     )
-    return min((size for size in sizes if isinstance(size, int)), default=0)
+    most = min(size for size in sizes if isinstance(size, int) and size > 0)
+    return examination.readable(home, examination.part_of(loader.classes(task)), most)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -73,6 +73,9 @@ MAX_NUMBER = 1 << 24
 BASE = re.compile(r"theta|base")
 """Keys of numbers that are whole by chance, and large: bases of frequencies."""
 
+SAVED_BY = "transformers_version"
+"""Key with which transformers says which version of it has written a configuration."""
+
 PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
 """Arguments of a tokenizer's class that name files, which transformers would open wherever they are. It finds
 the files in the model's folder without them; published models have them as a left-over."""
@@ -94,7 +97,7 @@ def vetted(folder: Path) -> Iterator[Path]:
             if (folder / name).is_file():
                 _rewrite(view / name, _tokenizer_settings(folder / name))
         if (folder / files.GENERATION).is_file():
-            _rewrite(view / files.GENERATION, _numbers(read(folder / files.GENERATION)))
+            _rewrite(view / files.GENERATION, generation(folder))
         yield view
 
 
@@ -118,7 +121,7 @@ def read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise files.broken(file, "JSON file", str(error)) from error
+        raise files.broken(file, "JSON file", error) from error
     if not isinstance(found, dict):
         raise files.broken(file, "JSON file", "it holds no object")
     return found
@@ -141,6 +144,7 @@ def _model_settings(folder: Path) -> dict[str, Any]:
     kind = _class(settings)
     if kind is None:
         raise ValueError(f"transformers has no code for a model of type {settings.get('model_type')!r}")
+    _check_version(file, settings, kind)
     kept = _declared(settings, kind)
     _check_numbers(file, kept, *_stored(folder))
     return kept
@@ -166,6 +170,46 @@ def _refuse_choices(file: Path, settings: Any) -> None:
             )
         if isinstance(value, dict | list):
             _refuse_choices(file, value)
+
+
+def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedConfig]) -> None:
+    """Refuse what a later transformers has written under names that this one would pass over in silence."""
+    saved, here = (str(one).partition(".")[0] for one in (settings.get(SAVED_BY), transformers.__version__))
+    ours = "rope_parameters" in _keys(kind) or not older_names(settings, kind)
+    if (saved.isdigit() and int(saved) > int(here)) or not ours:
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"{file} was written by a later version of transformers than {transformers.__version__}, which "
+            "would read another model from it",
+            "Update it on every node of the run: pip install --upgrade transformers.",
+        )
+
+
+def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
+    """Return what transformers 5 writes under new names, under those that version 4 reads; of version 5, too,
+    the classes take these. A configuration that has them already lacks nothing."""
+    rope = settings.get("rope_parameters") or {}
+    every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
+    scaling = {
+        key: value for key, value in every.items() if key not in ("rope_theta", "partial_rotary_factor")
+    }
+    whole = [n for n, name in enumerate(settings.get("layer_types") or ()) if name == "full_attention"]
+    said = {
+        **dict.fromkeys(("rope_theta", "rotary_emb_base", "global_rope_theta"), every.get("rope_theta")),
+        **dict.fromkeys(("rope_local_base_freq", "local_rope_theta"), near.get("rope_theta")),
+        **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), every.get("partial_rotary_factor")),
+        "rope_scaling": scaling if scaling.get("rope_type", "default") != "default" else None,
+        "global_attn_every_n_layers": [*whole, len(settings.get("layer_types") or ())][1] if whole else None,
+        **{old: settings.get(new) for old, new in kind.attribute_map.items() if "expert" in old},
+    }
+    known = _keys(kind) - settings.keys()
+    found = {key: value for key, value in said.items() if value is not None and key in known}
+    for key, part in kind.sub_configs.items():
+        inside = settings.get(key)
+        own = _class(inside) if part is AutoConfig and isinstance(inside, dict) else part
+        if isinstance(inside, dict) and own and (names := older_names(inside, own)):
+            found[key] = inside | names
+    return found
 
 
 def _stored(folder: Path) -> tuple[int, int]:
@@ -261,10 +305,10 @@ def _check_tokenizer_class(file: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
+def generation(folder: Path) -> dict[str, Any]:
     """Return what generation takes from a model, ends of texts and ways of sampling, all of them numbers."""
 
     def is_number(value: Any) -> bool:
         return isinstance(value, int | float) or (isinstance(value, list) and all(map(is_number, value)))
 
-    return {key: value for key, value in settings.items() if is_number(value)}
+    return {key: value for key, value in read(folder / files.GENERATION).items() if is_number(value)}

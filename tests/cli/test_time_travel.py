@@ -211,7 +211,7 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
     assert digest is not None
     for block in re.findall(r"```sh\n(.*?)```", card, re.DOTALL):
         for line in (line for line in block.splitlines() if line.startswith("sfnode ")):
-            ended = sfnode(*line.split()[1:], "--data-dir", folder)
+            ended = sfnode(*line.replace("NODE", str(folder)).split()[1:])
             assert ended.status == 0, line
             assert digest[1] in ended.out, line
         sums = re.search(r"<<'END'\n(.*)END", block, re.DOTALL)

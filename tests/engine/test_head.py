@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import pipeline
+from transformers import AutoModelForSequenceClassification, pipeline
 
-from sfnode.engine import trial
+from sfnode.engine import forward, trial
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
@@ -23,6 +25,9 @@ from sfnode.models import loader
 from sfnode.models.manifest_builder import forked, unsuited
 from sfnode.models.targets import Selection
 from sfnode.store.run_keys import RunKeys
+from sfnode.tasks.encoding import Encoded
+from sfnode.tasks.encoding import _collate as collate
+from sfnode.tasks.tokenization import Example
 from sfprotocol.seeds import BASIS_ONE, BIAS, contrasts, scaled_signs, update_seeds
 from tests.engine.helpers import HEADED_TASK, ROWS, data_file, model_folder, own_states, trainer
 
@@ -34,11 +39,13 @@ def no_states_of_other_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     own_states(tmp_path, monkeypatch)
 
 
-def headed(family: str, task: Any = HEADED_TASK, rows: str = "", **numbers: Any) -> Manifest:
+def headed(
+    family: str, task: Any = HEADED_TASK, rows: str = "", folder: Path | None = None, **numbers: Any
+) -> Manifest:
     module = (
         "classifier" if family in ("bert",) else "classifier.out_proj" if family == "roberta" else "score"
     )
-    described = loader.describe(str(model_folder(family)), "", Selection((module,)), 2)
+    described = loader.describe(str(folder or model_folder(family)), "", Selection((module,)), 2)
     return Manifest(
         name="head",
         model=described.model_copy(update={"source": f"tiny/{family}"}),
@@ -99,6 +106,57 @@ def test_an_evaluation_from_kept_states_is_that_of_the_whole_model(tmp_path: Pat
     again.weights.rebuild()
     assert again.evaluate().loss == pytest.approx(found.loss, abs=1e-6)
     assert found.loss != pytest.approx(np.log(2), abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2", "llama"])
+def test_a_text_ends_where_its_mask_does_whatever_its_last_token_is(family: str, tmp_path: Path) -> None:
+    """As GPT-2's and Llama 3's layouts are: nothing pads, and token 0 is a word."""
+    folder = without_padding(Path(shutil.copytree(model_folder(family), tmp_path / family)))
+    run = moved(trainer(headed(family, folder=folder, learning_rate=1e-2), model_override=folder))
+    whole = replace(run.loaded, kept=None)
+    ends_with_it = [8, 4, 0]
+    batched = encoded([ends_with_it, [5, 12, 2, 7, 8]])
+    alone = encoded([ends_with_it])
+    torch.testing.assert_close(
+        forward.score(whole, batched).log_probs[:2], forward.score(whole, alone).log_probs
+    )
+    torch.testing.assert_close(
+        forward.states(run.loaded, batched)[:1], forward.states(run.loaded, alone), atol=1e-5, rtol=1e-5
+    )
+    run.export(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["pad_token_id"] is None
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    said = plain(torch.tensor([ends_with_it])).logits.log_softmax(-1)[0].detach()
+    torch.testing.assert_close(said, forward.score(whole, alone).log_probs, atol=1e-5, rtol=1e-5)
+
+
+def without_padding(folder: Path) -> Path:
+    """Make the token 0 of a model a word like others; of some it still says that it pads."""
+    words = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["!"] = vocabulary.pop("<pad>")
+    words["added_tokens"] = [one for one in words["added_tokens"] if one["content"] != "<pad>"]
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    for name, key in (("tokenizer_config.json", "pad_token"), ("config.json", "pad_token_id")):
+        said = json.loads((folder / name).read_text())
+        if key == "pad_token" or folder.name != "opt":
+            del said[key]
+        (folder / name).write_text(json.dumps(said))
+    return folder
+
+
+def encoded(texts: list[list[int]]) -> Encoded:
+    """Texts of these tokens for a head of two classes."""
+    examples = [
+        Example(
+            (np.array(ids, np.int32),),
+            (np.zeros(len(ids), np.int8),),
+            np.array([(0, 0, number, number) for number in range(2)], np.int32),
+            (0,),
+        )
+        for ids in texts
+    ]
+    return collate(examples, 0, contrastive=True, centred=False, references=0)
 
 
 @pytest.mark.parametrize("family", ["opt", "llama"])

@@ -97,7 +97,7 @@ def model_folder(family: str) -> Path:
     """A random model of the family with a word-level tokenizer, in Hugging Face format; do not change it."""
     folder = Path(_home.name) / family
     random_model(family).save_pretrained(folder)
-    _tokenizer(family).save_pretrained(folder)
+    tokenizer(family).save_pretrained(folder)
     return folder
 
 
@@ -115,35 +115,37 @@ def random_model(family: str) -> Any:
 def empty_model(family: str) -> Any:
     """The model as its configuration alone makes it."""
     build: Any = AutoModelForCausalLM if family in FAMILIES else AutoModelForSequenceClassification
-    return build.from_config(AutoConfig.for_model(family, **SETTINGS[family], **_common(family)))
+    return build.from_config(AutoConfig.for_model(family, **SETTINGS[family], **common(family)))
 
 
-def _common(family: str) -> dict[str, Any]:
+def common(family: str) -> dict[str, Any]:
+    """Settings of every family, and those of language models or of encoders."""
     spread = {"init_std": 0.3} if family == "opt" else {"initializer_range": 0.3}
-    if family in FAMILIES:
+    if family not in ENCODERS:
         return {"vocab_size": len(WORDS), "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0, **spread}
     begin, end = len(WORDS), len(WORDS) + 1
     marks = {"cls_token_id": begin, "bos_token_id": begin, "sep_token_id": end, "eos_token_id": end}
     return {"vocab_size": end + 1, "num_labels": LABELS, "pad_token_id": 0, **marks, **spread}
 
 
-def _tokenizer(family: str) -> Any:
+def tokenizer(family: str) -> Any:
+    """A tokenizer of whole words, with the marks of an encoder around a text if the family is one."""
     if family == "qwen2":
         return _qwen2_tokenizer()
     vocabulary = {word: n for n, word in enumerate([*WORDS, *MARKS] if family in ENCODERS else WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="the"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="the"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     build: Any = PreTrainedTokenizerFast
-    if family in FAMILIES:
-        return build(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>")
+    if family not in ENCODERS:
+        return build(tokenizer_object=words, pad_token="<pad>", bos_token="<s>")
     begin, end = MARKS
-    tokenizer.post_processor = processors.TemplateProcessing(
+    words.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A {end}",
         pair=f"{begin} $A {end} $B:1 {end}:1",
         special_tokens=[(mark, vocabulary[mark]) for mark in MARKS],
     )
     return build(
-        tokenizer_object=tokenizer,
+        tokenizer_object=words,
         pad_token="<pad>",
         cls_token=begin,
         sep_token=end,
