@@ -16,7 +16,6 @@ from sfnode.manifest import Manifest, public_name
 from sfnode.manifest.sections import DataRole
 from sfnode.manifest.training import Training
 from sfnode.models import files
-from sfnode.models.loader import begins_anew
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
 from sfnode.printable import size_text
@@ -221,7 +220,7 @@ def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[st
     notes = []
     base = manifest.model
     folder = files.resolve(base.source, base.revision, home)
-    if begins_anew(folder, manifest.task):
+    if -1 in base.outputs:
         notes.append(
             "The base model tells other classes apart than these, by their names in its config.json: its "
             "body is used, and the head begins anew."

@@ -72,7 +72,7 @@ ADDED_IN_2: dict[str, Any] = {
 OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "": frozenset({"description"}),
     "data": frozenset({"digests"}),
-    "model": frozenset({"parent"}),
+    "model": frozenset({"outputs", "parent"}),
     "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
     "training": frozenset({"bases", "decay", "epsilons", "features", "group"}),
 }

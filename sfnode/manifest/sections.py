@@ -143,6 +143,9 @@ class Model(Section):
     listing: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     """Hash of the listing by which nodes download the model from each other (SPEC B2); empty: they do not."""
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    outputs: tuple[Annotated[int, Field(ge=-1, lt=4096)], ...] = Field(default=(), max_length=4096)
+    """The output of the base's classifier that each class of the task has, in the verbalizer's order (SPEC
+    M1); -1 for all: its head begins anew. Empty: the outputs are the classes in their order."""
     parent: Parent | None = None
     """State of another run that the model is; None if it is none. The run's id commits to it."""
 
@@ -153,6 +156,13 @@ class Model(Section):
             Target.parse(text)
         if len(set(value)) != len(value):
             raise ValueError("a target is listed twice")
+        return value
+
+    @field_validator("outputs")
+    @classmethod
+    def _all_or_none(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if set(value) != {-1} and sorted(value) != list(range(len(value))):
+            raise ValueError("outputs are those of a classifier in another order, or -1 for all of them")
         return value
 
     def parsed_targets(self) -> tuple[Target, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -163,7 +163,7 @@ def load(
     wanted = manifest.model
     folder = resolve(wanted.source, wanted.revision, override)
     check_digest(folder, wanted.digest)
-    model, tokenizer = _read_folder(folder, manifest.task)
+    model, tokenizer = _read_folder(folder, manifest.task, wanted.outputs)
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
     if loaded.kept and folder.parent != files.EMBEDDED and not manifest.organised.private:
@@ -178,22 +178,30 @@ def load_to_use(folder: Path, task: Task, device: torch.device, dtype: str) -> L
     return make_trainable(*_read_folder(folder, task), (), folder, device, dtype)
 
 
-def _read_folder(folder: Path, task: Task) -> tuple[PretrainedModel, Any]:
-    """Return the model and the tokenizer in a folder, with the weights as they are stored; but for those of a
-    head that is one for other classes."""
+def _read_folder(folder: Path, task: Task, outputs: Sequence[int] = ()) -> tuple[PretrainedModel, Any]:
+    """Return the model and the tokenizer in a folder, with the weights as they are stored; but for those of
+    the outputs of a classifier, as `Model.outputs` says."""
     labels = classes(task)
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
     model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
     check_tokens(folder, model, tokenizer)
     _check_finite(folder, model.named_parameters())
-    if begins_anew(folder, task):
-        head = {name for name, one in _outside(model) if len(one) == labels}
-        _fill_head(model, head)
-        for name in head:
-            if model.get_parameter(name).dim() < 2:
-                model.get_parameter(name).data.zero_()
+    if outputs:
+        _rearrange(model, labels, outputs)
     return model, tokenizer
+
+
+def _rearrange(model: PretrainedModel, labels: int, outputs: Sequence[int]) -> None:
+    """Give the classes of a head their outputs, in their order, or a head that begins anew (SPEC M1)."""
+    head = [name for name, one in _outside(model) if len(one) == labels]
+    if -1 in outputs:
+        _fill_head(model, head)
+    for parameter in map(model.get_parameter, head):
+        if -1 not in outputs:
+            parameter.data = parameter.data[list(outputs)].clone()
+        elif parameter.dim() < 2:
+            parameter.data.zero_()
 
 
 def tokenizer_of(folder: Path) -> Any:
@@ -229,26 +237,21 @@ def classes(task: Task) -> int:
     return len(task.verbalizer) if task.kind == "sequence-classification" else 0
 
 
-def in_order(folder: Path, verbalizer: Mapping[str, str]) -> dict[str, str]:
-    """Return a verbalizer in the order of the outputs of the classifier in a folder, whose classes are called
-    as the labels or the answers are; as it is where there is none, or where they are called otherwise."""
-    found = []
-    for name in _class_names(folder):
-        called = {name, name.removeprefix(NAMELESS)}
-        found += [one for one, answer in verbalizer.items() if {one.casefold(), answer.casefold()} & called]
-    return (
-        {one: verbalizer[one] for one in found} if sorted(found) == sorted(verbalizer) else dict(verbalizer)
-    )
-
-
-def begins_anew(folder: Path, task: Task) -> bool:
-    """Return whether the head of the classifier in a folder is not used, as its classes are called otherwise
-    than the task's. Raises UserError MODEL_UNSUPPORTED."""
-    names, labels = _class_names(folder), list(task.verbalizer.items())
-    return bool(names and classes(task) == len(names)) and not all(
-        {one.casefold(), answer.casefold()} & {name, name.removeprefix(NAMELESS)}
-        for name, (one, answer) in zip(names, labels, strict=True)
-    )
+def outputs_of(folder: Path, task: Task) -> tuple[int, ...]:
+    """Return what a manifest says of the outputs of the classifier in a folder (`Model.outputs`): which of
+    them each class of a task has, by the names that they have there. Raises UserError MODEL_UNSUPPORTED."""
+    names = _class_names(folder)
+    if not names or len(names) != classes(task):
+        return ()
+    called = [{name, name.removeprefix(NAMELESS)} for name in names]
+    found = [
+        [number for number, name in enumerate(called) if {label.casefold(), answer.casefold()} & name]
+        for label, answer in task.verbalizer.items()
+    ]
+    order = tuple(numbers[0] if len(numbers) == 1 else -1 for numbers in found)
+    if sorted(order) != list(range(len(order))):
+        return (-1,) * len(order)
+    return () if list(order) == sorted(order) else order
 
 
 def _class_names(folder: Path) -> list[str]:

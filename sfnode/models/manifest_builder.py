@@ -169,6 +169,7 @@ def build(given: dict[str, Any]) -> Manifest:
             training = own or (HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING)
         selection = HEAD if head else _selection(given, chosen)
         described = loader.describe(source, revision, selection, loader.classes(task))
+        described = described.model_copy(update={"outputs": loader.outputs_of(home, task)})
         if head and data.train and not data.train_limit:
             data = data.model_copy(update={"train_limit": HEAD_ROWS})
         if "organiser" in given:
@@ -207,7 +208,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         training = _section(old.training, given)
         model = Model(
             **old.model.model_dump()
-            | {"source": folder.name, "revision": "", "digest": files.digest(folder)}
+            | {"source": folder.name, "outputs": (), "revision": "", "digest": files.digest(folder)}
             | {"listing": files.listing_hash(folder)}
         )
         if SELECTION & given.keys():
@@ -330,8 +331,6 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     if task.labelled and "loss" not in given and not _trains_head(task, given, home):
         task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
-    if task.kind == "sequence-classification":
-        task = task.model_copy(update={"verbalizer": loader.in_order(home, task.verbalizer)})
     positions = _positions(home, task)
     if task.kind == "reward":
         return _fitted(task, positions, chosen="answer_tokens" in given)

@@ -73,13 +73,16 @@ def change(folder: Path, file: str = "config.json", **settings: Any) -> Path:
 
 
 def test_the_names_of_a_classifiers_classes_are_matched_to_the_labels(
-    copied: Callable[[str], Path], run_of: Callable[..., Manifest]
+    copied: Callable[[str], Path], run_of: Callable[..., Manifest], tmp_path: Path
 ) -> None:
     base = change(copied("bert"), id2label={"0": "POSITIVE", "1": "NEGATIVE"})
-    run = run_of(base)
-    assert list(run.task.verbalizer) == ["positive", "negative"]
-    loaded = loader.load(run, override=base, device=CPU)
-    assert torch.equal(loaded.model.classifier.weight, load_file(base / WEIGHTS)["classifier.weight"])
+    (tmp_path / "run.toml").write_text(run_of(base).to_toml())
+    run = Manifest.from_toml(tmp_path / "run.toml")
+    assert (list(run.task.verbalizer), run.model.outputs) == (["negative", "positive"], (1, 0))
+    loaded = loader.load(run, override=base, device=CPU).model.classifier
+    stored = load_file(base / WEIGHTS)
+    assert torch.equal(loaded.weight, stored["classifier.weight"].flip(0))
+    assert torch.equal(loaded.bias, stored["classifier.bias"].flip(0))
     assert not any("begins anew" in note for note in notes(run, base, True))
 
 
@@ -87,10 +90,19 @@ def test_the_names_of_a_classifiers_classes_are_matched_to_the_labels(
 def test_classes_without_names_are_matched_to_labels_that_are_their_numbers(
     labels: tuple[str, str], copied: Callable[[str], Path], run_of: Callable[..., Manifest]
 ) -> None:
-    base = copied("bert")
-    run = run_of(base, labels)
-    assert list(run.task.verbalizer) == ["0", "1"]
-    assert not loader.begins_anew(base, run.task)
+    run = run_of(copied("bert"), labels)
+    assert (list(run.task.verbalizer), run.model.outputs) == (["0", "1"], ())
+
+
+def test_a_run_of_before_has_the_outputs_in_their_own_order(
+    copied: Callable[[str], Path], run_of: Callable[..., Manifest]
+) -> None:
+    base = change(copied("bert"), id2label={"0": "POSITIVE", "1": "NEGATIVE"})
+    run = run_of(base)
+    old = run.model_copy(update={"model": run.model.model_copy(update={"outputs": ()})})
+    assert "outputs" not in old.fields()["model"]
+    loaded = loader.load(old, override=base, device=CPU).model.classifier
+    assert torch.equal(loaded.weight, load_file(base / WEIGHTS)["classifier.weight"])
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
