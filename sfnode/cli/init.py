@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sfnode.cli.init_screen import Answers, Plan
     from sfnode.store.run_keys import RunKeys
     from sfnode.tasks.columns import DataTable
+    from sfnode.tasks.fitting import Examination
 
 DESCRIBED = ("preset", "kind", "verifier")
 """Options that say what is to be learnt; without them the data are asked what they suggest."""
@@ -162,7 +163,7 @@ def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[s
     own: dict[str, Any] = {"train": table.source, "model": answers.model, "name": answers.name}
     own |= {"test": answers.test} if answers.test else {}
     given = task | own | said | {"skip_bad_rows": answers.skip}
-    _write(answers.out, answers.organised, given, found)
+    _write(answers.out, answers.organised, given, found, table)
     screen.remember_model(answers.model)
 
 
@@ -189,7 +190,13 @@ def _name(source: str) -> str:
     return name.strip("-")[:60] or "run"
 
 
-def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
+def _write(
+    out: Path,
+    organised: bool,
+    given: dict[str, Any],
+    plan: Plan | None = None,
+    table: DataTable | None = None,
+) -> None:
     """Write the manifest, its keys and its files, all or none of them, and say what comes next."""
     given = dict(given)
     bases, made_of = given.pop("bases", None), given.get("made_of")
@@ -199,6 +206,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         from sfnode import preparing
         from sfnode.cli import init_output as output
         from sfnode.models.files import named_folder
+        from sfnode.models.manifest_builder import examination
         from sfnode.store.run_keys import RunKeys
         from sfnode.tasks.public_files import inside, typed
         from sfnode.verifiers.plugins import is_plugin
@@ -208,9 +216,11 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     passphrase = chosen(given.get("passphrase_file")) if given.get("encrypt") else None
     home = named_folder(given.get("model", ""))
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
-        said = _take_rows(given, out.parent, note, plan)
-        manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
-        said += output.rows_words(manifest, plan.held_out) if plan and (plan.bad or plan.held_out) else []
+        with waiting("reading the model and the data") as advance:
+            examine = examination(given, advance)
+            said = _take_rows(given, out.parent, note, plan, table, examine)
+            manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch), examine)
+        said += output.unread_words(examine.unread) + output.rows_words(manifest, counted=plan is not None)
         means = preparing.Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
@@ -247,7 +257,12 @@ def _check(given: dict[str, Any], organised: bool, bases: Path | None) -> None:
 
 
 def _take_rows(
-    given: dict[str, Any], folder: Path, note: Callable[[Path], None], plan: Plan | None
+    given: dict[str, Any],
+    folder: Path,
+    note: Callable[[Path], None],
+    plan: Plan | None,
+    table: DataTable | None,
+    examine: Examination,
 ) -> list[str]:
     """Write rows that are taken out of their file to files in a folder, which `given` then names: those that
     fit, where others are left out, and those that are held out. Return what there is to say."""
@@ -255,36 +270,42 @@ def _take_rows(
     from sfnode.tasks import dataset
 
     said = []
-    if plan and (plan.bad or plan.held_out):
-        name, (kept, held) = _name(plan.bad.source), dataset.hold_out(plan.rows, plan.held_out)
+    if plan and table and (plan.bad or plan.held_out):
+        fitting, bad = dataset.sift(table.source, table.placed, plan.task, examine)
+        if not given["skip_bad_rows"]:
+            bad.refuse()
+        name, (kept, held) = _name(bad.source), dataset.hold_out(plan.task, fitting, plan.held_out)
         for role, rows in (("train", kept), ("test", held)):
             if rows:
                 given[role] = str(preparing.write_rows(rows, plan.task, folder, f"{name}-{role}", note))
-        said += [f"Left out: {plan.bad}."] if plan.bad else []
-    return said + (_skip_bad_rows(given, folder, note) if given["skip_bad_rows"] else [])
+        said += [f"Left out: {bad}."] if bad else []
+    return said + (_skip_bad_rows(given, folder, note, examine) if given["skip_bad_rows"] else [])
 
 
-def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Callable[[Path], None]) -> list[str]:
+def _skip_bad_rows(
+    given: dict[str, Any], folder: Path, note: Callable[[Path], None], examine: Examination
+) -> list[str]:
     """Write the rows that fit to files in a folder, which `given` then names; return what there is to say."""
     from sfnode import preparing
     from sfnode.cli import init_output as output
     from sfnode.models.manifest_builder import beginning
 
     begun = beginning(given)
-    left_out = preparing.without_bad_rows(begun.task, begun.data, folder, note)
+    left_out = preparing.without_bad_rows(begun.task, begun.data, folder, note, examine)
     given |= {role: str(one.file) for role, one in left_out.items()}
     given |= {"preset": begun.name} if begun.preset else {}  # which a file without a task would not name
     return output.left_out_words(left_out)
 
 
-def _built(given: dict[str, Any], bases: Path | None, keys: dict[str, Any], made: Path) -> Manifest:
+def _built(
+    given: dict[str, Any], bases: Path | None, keys: dict[str, Any], made: Path, examine: Examination
+) -> Manifest:
     """Return the manifest of these options; published `bases` are kept in the folder `made`."""
     from sfnode import preparing
     from sfnode.models.manifest_builder import build
 
     given |= published(bases) if bases else {}
-    with waiting("reading the model and the data"):
-        manifest = build(given | keys)
+    manifest = build(given | keys, examine)
     if bases:
         preparing.keep_bases(bases, made, manifest)
     return manifest
