@@ -23,7 +23,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, probe_in_words
 from sfnode.errors import Code, UserError
-from sfnode.schema.metrics import better_by, figure, metric_of, moved_in_words
+from sfnode.schema.metrics import better_by, by_class, figure, metric_of, moved_in_words
 
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
@@ -218,8 +218,9 @@ def _lines(result: EvalResult, moment: str, details: bool) -> list[str]:
     }
     return [
         f"{name} (95 % interval) {after.on_rows}, {moment}",
+        *([f"{'':12}  {meaning}"] if (meaning := metric_of(before.metric).meaning) else ()),
         *(f"{when:12}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
-        *([f"{'':12}  {by}"] if by else ()),
+        *(f"{'':12}  {line}" for line in (by, by_class(after)) if line),
         f"{'change':12}  {moved_in_words(result.drift.distance)}",
         *((f"{'drift':12}  {result.drift.in_words}", f"{'digest':12}  {result.digest}") if details else ()),
         *(probe_in_words(result.probe) if result.probe else ()),

@@ -96,11 +96,10 @@ def _doubts(role: HeldOut, manifest: Manifest, train: Sequence[Row], rows: Seque
         )
     rare = dataset.rare(manifest.task, rows) if role == "test" else {}
     if rare:
-        few = ", ".join(f"{name} {count}" for name, count in islice(rare.items(), RARE_SHOWN))
+        few = ", ".join(f"{name} ({count})" for name, count in islice(rare.items(), RARE_SHOWN))
         yield (
-            f"Warning: of {len(rare)} classes there are fewer than {dataset.LEAST_OF_A_CLASS} test rows "
-            f"({few}{', ...' if len(rare) > RARE_SHOWN else ''}): they do not show how well the model tells "
-            "these."
+            f"Warning: fewer than {dataset.LEAST_OF_A_CLASS} test rows are of {few}"
+            f"{', ...' if len(rare) > RARE_SHOWN else ''}: they do not show how well the model knows such."
         )
 
 

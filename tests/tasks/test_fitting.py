@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.tasks import chat, fitting
@@ -61,7 +62,7 @@ def test_it_is_said_once_and_escaped(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_model_whose_template_breaks_its_bounds_is_not_taken_for_bad_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chat, "PROCESS", chat.BoundedProcess(chat.PROGRAM, 0.2, chat.MEMORY))
+    monkeypatch.setattr(chat, "PROCESS", BoundedProcess(chat.PROGRAM, 0.2, chat.MEMORY))
     monkeypatch.setattr(chat.render, "__defaults__", (chat.PROCESS,))
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     examined = Fitting(CHAT, talking(endless))
