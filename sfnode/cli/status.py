@@ -58,7 +58,7 @@ def _lines(s: Status) -> list[str]:
         f"state    {s.state.replace('-', ' ')} as {s.role}, for {span(s.uptime)}",
         _updates(s),
         *([f"yours    {_own(s)}, {pace(s.updates_per_second)}{told}"] if s.origin else []),
-        *([f"busy     {s.doing.what}, for {span(s.doing.seconds)}"] if s.doing else []),
+        *([f"busy     {s.doing.in_words}"] if s.doing else []),
         *_device_lines(s),
         f"links    {len(s.links)} ({agreeing} with the same model)",
         f"traffic  {size_text(s.bytes_sent)} out, {size_text(s.bytes_received)} in",

@@ -29,7 +29,7 @@ from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, count, percent, probe_in_words
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.printable import pace, span
+from sfnode.printable import pace, part_of, span
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import measured, trained_by
 from sfnode.schema.node_state import NodeState
@@ -172,21 +172,25 @@ MADE_UP = "The data are made up by a program: this shows how training works, not
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
-    """Format how far the slowest node is, the rate of all nodes, the time left at this rate, the mean loss or
-    reward, and what the first node, which organises, does beside updates."""
+    """Format how far the slowest node is and how much counts, the rate of all nodes, the time left at this
+    rate, the mean loss or reward, and what one node does beside updates; the first one organises."""
     there = [status for status in statuses if status]
     if len(there) < len(statuses):
         return f"{len(there)} of {len(statuses)} nodes are up"
-    used, budget = min(status.known for status in there), there[0].update_budget
-    used, budget = (organised.counted, organised.budget) if organised else (used, budget)
+    made = min(status.known for status in there)
+    budget = organised.budget if organised else there[0].update_budget
     rate = sum(status.updates_per_second for status in there)
     losses = [status.loss for status in there if status.loss is not None]
     trained = trained_by(there[0].task)
-    told = [f"{percent(min(1.0, used / budget))} done", pace(rate)]
-    told += [f"{span(max(0, budget - used) / rate)} left"] if rate else []
+    told = [f"{part_of(made, budget)} updates made"]
+    told += [f"{count(organised.counted)} count"] if organised else []
+    told += [pace(rate)]
+    told += [f"{span((budget - made) / rate)} left"] if rate and made < budget else []
     told += [f"{trained.name} {trained.of(sum(losses) / len(losses)):.3f}"] if losses else []
-    if doing := there[0].doing:
-        told[-1] += f"; {'organiser' if organised else 'node 1'}: {doing.what}, {span(doing.seconds)}"
+    busy = ((number, status.doing) for number, status in enumerate(there, 1) if status.doing)
+    number, doing = next(busy, (0, None))
+    if doing:
+        told[-1] += f"; {'organiser' if organised and number == 1 else f'node {number}'}: {doing.in_words}"
     return ", ".join(told)
 
 

@@ -156,7 +156,7 @@ async def log_progress(status: Callable[[], Status]) -> None:
         done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
         count = f" count, {s.known:,} are here" if s.organised else ""
         left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
-        doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
+        doing = f"  {s.doing.in_words}" if s.doing else ""
         log.info(
             "%s  %s updates%s%s  own %s at %s%s  links %d%s",
             s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,

@@ -82,6 +82,11 @@ class Shard:
             yield encode(self._task, self._tokenizer, [self._fitting_row(number) for number in numbers])
 
     @property
+    def size(self) -> int:
+        """Number of its rows."""
+        return len(self._rows)
+
+    @property
     def odds(self) -> tuple[int, int]:
         """Rows that a mini-batch draws, and of how many, of the class whose rows are drawn most often."""
         sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
