@@ -126,6 +126,13 @@ def commands(manifest: Manifest, folder: Path, key: str | None = None) -> list[s
     return [f"{what:<15} {line}" for what, line in found.items()]
 
 
+def fork_command(seal: int | None, folder: Path) -> str:
+    """Return the command that makes a run which begins with the state of a seal; none of an open run."""
+    if seal is None:
+        return ""
+    return command("sfnode", "history", "fork", seal, "--out", "FOLDER", *place(folder))
+
+
 # The card of a node that `sfnode join` runs.
 
 

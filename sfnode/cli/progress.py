@@ -31,7 +31,7 @@ from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import download_in_words
 from sfnode.logging import BEGINS, begins, log
 from sfnode.printable import paragraph, size_text
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, far
 
 if TYPE_CHECKING:
     from sfnode.schema.status import Status
@@ -86,7 +86,7 @@ class _Bar(BarColumn):
 
 
 class _Far(MofNCompleteColumn):
-    """How much is done, once it is known of how much: before, rich says `0/?`."""
+    """The count of what is done, once it is known of how much: before, rich says `0/?`."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total else Text()
@@ -282,7 +282,7 @@ def doing(now: Status) -> tuple[str, str]:
         case NodeState.WAITING | NodeState.IDLE if now.wait:
             return now.wait.text, ""
         case NodeState.TRAINING if not now.own_updates and now.doing:
-            return now.doing.what, now.doing.far
+            return now.doing.what, far(now.doing)
         case NodeState.TRAINING if not now.own_updates:
             return "computing the first update", ""
         case NodeState.TRAINING:

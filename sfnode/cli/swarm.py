@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from sfnode.cli.ending import card, changed, commands, complete
+from sfnode.cli.ending import card, changed, commands, complete, fork_command
 from sfnode.cli.options import (
     device_option,
     dtype_option,
@@ -32,7 +32,7 @@ from sfnode.manifest import Manifest
 from sfnode.printable import pace, part_of, span
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import measured, trained_by
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, doing_in_words
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
@@ -190,7 +190,9 @@ def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus 
     busy = ((number, status.doing) for number, status in enumerate(there, 1) if status.doing)
     number, doing = next(busy, (0, None))
     if doing:
-        told[-1] += f"; {'organiser' if organised and number == 1 else f'node {number}'}: {doing.in_words}"
+        told[-1] += (
+            f"; {'organiser' if organised and number == 1 else f'node {number}'}: {doing_in_words(doing)}"
+        )
     return ", ".join(told)
 
 
@@ -237,7 +239,9 @@ def _what_does_not_count(result: SwarmResult) -> list[str]:
     return [f"ATTENTION: {many}{early}: {why}"]
 
 
-def closing(result: SwarmResult, manifest: Manifest, samples: Samples, next_: Sequence[str]) -> str:
+def closing(
+    result: SwarmResult, manifest: Manifest, samples: Samples, next_: Sequence[str], folder: Path
+) -> str:
     """Format the end: what training changed, whose work it was, whether the nodes agree, what comes next."""
     made = [node.own_updates for node in result.nodes if node.own_updates]
     parts = ", ".join(percent(updates / sum(made)) for updates in made)
@@ -245,7 +249,8 @@ def closing(result: SwarmResult, manifest: Manifest, samples: Samples, next_: Se
     work = [f"{nodes} did it in {span(result.seconds)}: {parts or '0 %'} of the work."]
     if idle := len(result.nodes) - len(made):
         work += [f"{idle} of {len(result.nodes)} nodes did not get to work: it was over before."]
-    work += probe_in_words(result.probe) if result.probe else []
+    seal = result.sealed - 1 if result.sealed else None
+    work += probe_in_words(result.probe, fork_command(seal, folder)) if result.probe else []
     work += _what_does_not_count(result)
     alike = "OK: the nodes have the same model, to the last bit."
     work += [alike if result.equal else "FAILED: the nodes have different models."]
@@ -278,7 +283,7 @@ async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmRe
         result, samples = await local.compare(), await local.samples()
         local.keep = True
     where = local.nodes[0].folder
-    said = closing(result, local.manifest, samples, commands(local.manifest, where))
+    said = closing(result, local.manifest, samples, commands(local.manifest, where), where)
     console.print(f"{said}\n  Their folders are kept in {where.parent}.", markup=False, soft_wrap=True)
     return result
 

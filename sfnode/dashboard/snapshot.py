@@ -12,7 +12,7 @@ from sfnode.control.client import Client
 from sfnode.dashboard.formatting import count, percent
 from sfnode.errors import UserError
 from sfnode.printable import pace
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, doing_in_words
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import NodeEvaluation
@@ -169,7 +169,7 @@ def _room(s: Status) -> str:
 
 def _busy(s: Status) -> str:
     """Say what its model is asked beside updates."""
-    return f"; busy with {s.doing.in_words}" if s.doing else ""
+    return f"; busy with {doing_in_words(s.doing)}" if s.doing else ""
 
 
 def agreement(node: SwarmNode, known: int) -> Words:

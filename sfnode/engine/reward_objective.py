@@ -129,7 +129,7 @@ class Rewards:
     """The objective of one trainer."""
 
     reading: tuple[int, int] | None = None
-    """As for `Losses`: its rows need no reading."""
+    """None, as its rows need no reading."""
 
     def __init__(
         self, manifest: Manifest, loaded: LoadedModel, rows: Sequence[Row], secret: bytes = b""

@@ -51,7 +51,7 @@ class Evaluation(Answer):
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
     by_class: tuple[ClassScore, ...] = ()
-    """Of a task with classes, whose rows have at least one."""
+    """Right answers by class, of the classes that have rows; empty for a task without classes."""
     pass_at: tuple[PassAt, ...] = ()
     """Results of a reward run by answers that are drawn, if they were asked for."""
 

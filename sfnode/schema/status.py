@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sfnode.limits import Limits
-from sfnode.printable import span
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import Drift
 from sfnode.schema.node_state import NodeState, Wait
@@ -53,17 +52,7 @@ class DoingStatus(Answer):
     """Time since it began."""
     done: int = 0
     total: int = 0
-    """How far it is; 0 where nobody knows."""
-
-    @property
-    def far(self) -> str:
-        """How far it is, for people: `1,024 of 4,096`; empty where nobody knows."""
-        return f"{self.done:,} of {self.total:,}" if self.total else ""
-
-    @property
-    def in_words(self) -> str:
-        """What it is, how far, and for how long: `measuring epoch 3, 12 s`."""
-        return ", ".join(filter(None, (self.what, self.far, span(self.seconds))))
+    """Units of it that there are, such as rows; 0 where nobody knows."""
 
 
 class DeviceStatus(Answer):

@@ -203,7 +203,7 @@ def held_out_rows(
     raise UserError(
         Code.DATA_NEEDED,
         f"the run names no {which} data, so the model cannot be evaluated on them",
-        "Export the model with `sfnode export` and evaluate it on data of your own.",
+        "Export the model with `sfnode export --out FOLDER` and evaluate it on data of your own.",
     )
 
 
@@ -319,5 +319,5 @@ def read(source: str) -> Iterator[Placed]:
 def _builtin(source: str, rest: str) -> Iterator[Placed]:
     rows = BUILTIN.get(rest)
     if rows is None:
-        raise UserError(Code.DATA_NOT_FOUND, f"sfnode ships no data called {source}", row_files.FORMS)
+        raise UserError(Code.DATA_NOT_FOUND, f"no data called {source} come with sfnode", row_files.FORMS)
     return row_files.numbered(source, rows())

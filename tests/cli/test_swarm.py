@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sfnode.cli.swarm import MADE_UP, closing, measurement_line, progress_line, progress_table
+from sfnode.defaults import DATA_DIR
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.schema.evaluation import Evaluation
@@ -52,7 +53,9 @@ def drawn(table: Table) -> list[str]:
 
 def said_at_the_end(result: SwarmResult, run: Manifest = MANIFEST) -> list[str]:
     """The card of a swarm, line by line."""
-    return [line.strip() for line in closing(result, run, NONE, ["sfnode use"]).splitlines() if line]
+    return [
+        line.strip() for line in closing(result, run, NONE, ["sfnode use"], DATA_DIR).splitlines() if line
+    ]
 
 
 def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
