@@ -105,13 +105,16 @@ class Examination:
 
     def __call__(self, row: Row, number: int, total: int) -> str:
         """Return why a row, the one of this number of so many, cannot be encoded; empty if it can, or there
-        was no time. Raises as `Fitting.problem`."""
+        was no time. Raises as `Fitting.problem`, and MODEL_UNSAFE if none before it could be encoded: that is
+        the model's fault."""
         words = render_row(self.fitting.task, row)
         if words not in self._known:
             if self._clock() >= self._ends:
                 self._unread.add(words)
                 return ""
             error = self.fitting.problem(words)
+            if error and error.code is Code.MODEL_UNSAFE and all(self._known.values()):
+                raise error
             self._known[words] = error.what if error else ""
             self._advance(number, total)
         return self._known[words]
