@@ -31,7 +31,7 @@ from sfnode.models import bases
 from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults, write_whole
 from sfnode.tasks import dataset, hub_rows, prompts, public_files, row_files
-from sfnode.tasks.dataset import Row
+from sfnode.tasks.dataset import Examine, Row, unexamined
 from sfnode.tasks.presets import PRESETS, of_model
 from sfnode.tasks.public_files import NOWHERE, Places
 from sfprotocol.model_listing import MAX_DATA
@@ -216,7 +216,9 @@ def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnote
     return kept, bases.size_of(targets, rank)
 
 
-def without_bad_rows(task: Task, data: Data, folder: Path, note: Note = unnoted) -> dict[DataRole, LeftOut]:
+def without_bad_rows(
+    task: Task, data: Data, folder: Path, note: Note = unnoted, examine: Examine = unexamined
+) -> dict[DataRole, LeftOut]:
     """Write the rows of data that fit a task to files in a folder, where not all do; return these files.
 
     So nodes read the same rows, whatever each would call bad. Raises UserError as `dataset.load_rows`,
@@ -226,13 +228,15 @@ def without_bad_rows(task: Task, data: Data, folder: Path, note: Note = unnoted)
     for role in public_files.ROLES:
         source = data.source(role)
         if source not in made:
-            made[source] = _sifted(source, task, folder, role, note)
+            made[source] = _sifted(source, task, folder, role, note, examine)
     found = {role: made[data.source(role)] for role in public_files.ROLES}
     return {role: one for role, one in found.items() if one}
 
 
-def _sifted(source: str, task: Task, folder: Path, role: DataRole, note: Note) -> LeftOut | None:
-    rows, bad = dataset.sifted(source, task)
+def _sifted(
+    source: str, task: Task, folder: Path, role: DataRole, note: Note, examine: Examine
+) -> LeftOut | None:
+    rows, bad = dataset.sifted(source, task, examine)
     if not bad:
         return None
     if not rows:

@@ -43,7 +43,7 @@ def try_out(manifest: Manifest, means: Means, prompts: int, waiting: Waiting) ->
         raise UserError(
             Code.BAD_OPTION,
             f"the task kind {manifest.task.kind} has no rewards",
-            "Name a run of the kind reward; `sfnode lab bench --run` measures others.",
+            "Name a run of the kind reward; `sfnode lab bench --run run.toml` measures others.",
         )
     begun = time.monotonic()
     with waiting("loading the model"):

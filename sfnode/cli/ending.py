@@ -19,7 +19,7 @@ from sfnode.dashboard.quality import compare
 from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.printable import command, span
-from sfnode.schema.metrics import better_by, measure_of, metric_of, value_in_words
+from sfnode.schema.metrics import better_by, by_class, measure_of, metric_of, value_in_words
 from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Learnt(NamedTuple):
 
     before: Evaluation | None
     now: Evaluation | None
+    classes: Evaluation | None = None
+    """A result that is also by class, where `now` is not, as what an organiser publishes."""
 
 
 def complete(name: str) -> str:
@@ -70,13 +72,15 @@ def card(title: str, change: Learnt, samples: Samples, work: Sequence[str], next
 
 
 def _figures(change: Learnt) -> list[str]:
-    before, now = change
+    before, now, classes = change
     if now is None:
         return []
+    meaning = metric_of(now.metric).meaning
+    more = [line for line in (meaning and f"({meaning})", by_class(classes or now)) if line]
     if before is None:
-        return [f"The model has {_told(now)} {now.on_rows}."]
+        return [f"The model has {_told(now)} {now.on_rows}.", *more]
     told = ", ".join(filter(None, (f"{_told(now)} {now.on_rows}", _difference(before, now))))
-    return [f"before  {_told(before)}", f"now     {told}"]
+    return [f"before  {_told(before)}", f"now     {told}", *more]
 
 
 def _difference(before: Evaluation, now: Evaluation) -> str:
@@ -126,6 +130,13 @@ def commands(
         found["invite others"] = command("sfnode", "invite", *where)
         found["and train on"] = command("sfnode", "organise", "budget", budget, *where)
     return [f"{what:<15} {line}" for what, line in found.items()]
+
+
+def fork_command(seal: int | None, folder: Path) -> str:
+    """Return the command that makes a run which begins with the state of a seal; none of an open run."""
+    if seal is None:
+        return ""
+    return command("sfnode", "history", "fork", seal, "--out", "FOLDER", *place(folder))
 
 
 # The card of a node that `sfnode join` runs.
@@ -182,10 +193,13 @@ class Ending:
         node = self._node
         found = _published(node.status())
         looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses
-        if found.now or not looked or not node.manifest.data.test:
+        known = found.now and not node.manifest.task.labelled
+        if known or not looked or not node.manifest.data.test:
             return found
         log.info("measuring what the model has learnt")
         try:
+            if found.now:
+                return found._replace(classes=await node.evaluate(limit=MEASURED))
             before = await node.evaluate(base=True, limit=MEASURED)
             return Learnt(before, await node.evaluate(limit=MEASURED))
         except UserError:  # then the card does without

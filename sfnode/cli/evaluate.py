@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sfnode.cli.ending import fork_command
 from sfnode.cli.exit import warn
 from sfnode.cli.options import (
     as_of_now_option,
@@ -23,7 +24,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, probe_in_words
 from sfnode.errors import Code, UserError
-from sfnode.schema.metrics import better_by, figure, metric_of, moved_in_words
+from sfnode.schema.metrics import better_by, by_class, figure, metric_of, moved_in_words
 
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
@@ -114,7 +115,8 @@ def evaluate(
     result = _measured(trained, limit, text)
     if pass_at:
         result = _sampled(result, trained.trainer, limit, pass_at, samples or pass_at)
-    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result, trained.moment, details)))
+    lines = _lines(result, trained.moment, details, data_dir)
+    echo(result.model_dump_json(indent=2) if as_json else "\n".join(lines))
 
 
 def _require_test(manifest: Manifest) -> None:
@@ -122,7 +124,7 @@ def _require_test(manifest: Manifest) -> None:
         raise UserError(
             Code.DATA_NEEDED,
             "the run's manifest names no test data",
-            "`sfnode export` writes the model, to be measured on data of your own.",
+            "`sfnode export --out FOLDER` writes the model, to be measured on data of your own.",
         )
 
 
@@ -205,7 +207,7 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
         return None
 
 
-def _lines(result: EvalResult, moment: str, details: bool) -> list[str]:
+def _lines(result: EvalResult, moment: str, details: bool, folder: Path) -> list[str]:
     before, other, after = result.before, result.calibrated, result.after
     if other and after.calibrated:  # what the card at the end of a run and the dashboard call so
         before, other = other, before
@@ -218,9 +220,10 @@ def _lines(result: EvalResult, moment: str, details: bool) -> list[str]:
     }
     return [
         f"{name} (95 % interval) {after.on_rows}, {moment}",
+        *([f"{'':12}  {meaning}"] if (meaning := metric_of(before.metric).meaning) else ()),
         *(f"{when:12}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
-        *([f"{'':12}  {by}"] if by else ()),
+        *(f"{'':12}  {line}" for line in (by, by_class(after)) if line),
         f"{'change':12}  {moved_in_words(result.drift.distance)}",
         *((f"{'drift':12}  {result.drift.in_words}", f"{'digest':12}  {result.digest}") if details else ()),
-        *(probe_in_words(result.probe) if result.probe else ()),
+        *(probe_in_words(result.probe, fork_command(result.seal, folder)) if result.probe else ()),
     ]

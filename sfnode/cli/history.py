@@ -160,7 +160,9 @@ def _who(epoch: EpochEntry) -> str:
 
 @click.command
 @epoch_argument("epoch")
-@out_option("FOLDER", "Write the model to this new folder, as `sfnode export` does.", required=False)
+@out_option(
+    "FOLDER", "Write the model to this new folder, as `sfnode export --out FOLDER` does.", required=False
+)
 @format_options
 @data_dir_option
 @model_option

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sfnode.cli.init_screen import Answers, Plan
     from sfnode.store.run_keys import RunKeys
     from sfnode.tasks.columns import DataTable
+    from sfnode.tasks.fitting import Examination
 
 OWN_KINDS = (".txt", ".json")
 """Ends of the names of files of which `sfnode init FILE` writes the rows anew."""
@@ -202,7 +203,12 @@ def _name(source: str) -> str:
     return name.strip("-")[:60] or "run"
 
 
-def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
+def _write(
+    out: Path,
+    organised: bool,
+    given: dict[str, Any],
+    plan: Plan | None = None,
+) -> None:
     """Write the manifest, its keys and its files, all or none of them, and say what comes next."""
     given = dict(given)
     bases, made_of = given.pop("bases", None), given.get("made_of")
@@ -212,6 +218,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         from sfnode import preparing
         from sfnode.cli import init_output as output
         from sfnode.models.files import named_folder
+        from sfnode.models.manifest_builder import row_examination
         from sfnode.store.run_keys import RunKeys
         from sfnode.tasks.public_files import inside, typed
         from sfnode.verifiers.plugins import is_plugin
@@ -221,10 +228,12 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     passphrase = chosen(given.get("passphrase_file")) if given.get("encrypt") else None
     home = named_folder(given.get("model", ""))
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
-        said = _take_rows(given, out.parent, note, plan)
-        _check_kinds(given)
-        manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch))
-        said += output.rows_words(manifest, plan) if plan and (_is_new(plan) or plan.test) else []
+        with waiting("reading the model and the data") as advance:
+            examine = row_examination(given, advance)
+            said = _take_rows(given, out.parent, note, plan, examine)
+            _check_kinds(given)
+            manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch), examine)
+        said += output.unread_words(examine.unread) + output.rows_words(manifest, counted=plan is not None)
         means = preparing.Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
@@ -271,7 +280,11 @@ def _check_kinds(given: dict[str, Any]) -> None:
 
 
 def _take_rows(
-    given: dict[str, Any], folder: Path, note: Callable[[Path], None], plan: Plan | None
+    given: dict[str, Any],
+    folder: Path,
+    note: Callable[[Path], None],
+    plan: Plan | None,
+    examine: Examination,
 ) -> list[str]:
     """Write rows that are taken out of their file to files in a folder, which `given` then names: those that
     fit, where others are left out, and those that are held out. Return what there is to say."""
@@ -280,40 +293,42 @@ def _take_rows(
 
     said = []
     if plan:
-        name, (kept, held) = _name(plan.bad.source), dataset.hold_out(plan.rows, plan.held_out)
-        for role, rows in (("train", kept if _is_new(plan) else []), ("test", held or plan.test)):
+        rows, bad = dataset.sift(plan.bad.source, plan.placed, plan.task, examine)
+        if bad.count > plan.bad.count and not given["skip_bad_rows"]:
+            bad.refuse()
+        name, (kept, held) = _name(bad.source), dataset.hold_out(plan.task, rows, plan.held_out)
+        new = bool(bad or plan.held_out or plan.anew)
+        for role, rows in (("train", kept if new else []), ("test", held or plan.test)):
             if rows:
                 given[role] = str(preparing.write_rows(rows, plan.task, folder, f"{name}-{role}", note))
-        said += [f"Left out: {plan.bad}."] if plan.bad else []
-    return said + (_skip_bad_rows(given, folder, note) if given["skip_bad_rows"] else [])
+        said += [f"Left out: {bad}."] if bad else []
+    return said + (_skip_bad_rows(given, folder, note, examine) if given["skip_bad_rows"] else [])
 
 
-def _is_new(plan: Plan) -> bool:
-    """Return whether the rows to train on are not those of a file that nodes read."""
-    return bool(plan.bad or plan.held_out or plan.anew)
-
-
-def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Callable[[Path], None]) -> list[str]:
+def _skip_bad_rows(
+    given: dict[str, Any], folder: Path, note: Callable[[Path], None], examine: Examination
+) -> list[str]:
     """Write the rows that fit to files in a folder, which `given` then names; return what there is to say."""
     from sfnode import preparing
     from sfnode.cli import init_output as output
     from sfnode.models.manifest_builder import beginning
 
     begun = beginning(given)
-    left_out = preparing.without_bad_rows(begun.task, begun.data, folder, note)
+    left_out = preparing.without_bad_rows(begun.task, begun.data, folder, note, examine)
     given |= {role: str(one.file) for role, one in left_out.items()}
     given |= {"preset": begun.name} if begun.preset else {}  # which a file without a task would not name
     return output.left_out_words(left_out)
 
 
-def _built(given: dict[str, Any], bases: Path | None, keys: dict[str, Any], made: Path) -> Manifest:
+def _built(
+    given: dict[str, Any], bases: Path | None, keys: dict[str, Any], made: Path, examine: Examination
+) -> Manifest:
     """Return the manifest of these options; published `bases` are kept in the folder `made`."""
     from sfnode import preparing
     from sfnode.models.manifest_builder import build
 
     given |= published(bases) if bases else {}
-    with waiting("reading the model and the data"):
-        manifest = build(given | keys)
+    manifest = build(given | keys, examine)
     if bases:
         preparing.keep_bases(bases, made, manifest)
     return manifest

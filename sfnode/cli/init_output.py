@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sfnode import preparing
 from sfnode.cli.bases import words
@@ -13,23 +14,23 @@ from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.scalar_limit import SlopeSample
 from sfnode.engine.trial import Trial
 from sfnode.manifest import Manifest, public_name
-from sfnode.manifest.sections import DataRole
+from sfnode.manifest.sections import DataRole, is_file
 from sfnode.manifest.training import Training
 from sfnode.models import files
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
 from sfnode.printable import size_text
-from sfnode.tasks import dataset
+from sfnode.tasks import dataset, fitting
+from sfnode.tasks.dataset import HeldOut, Row
 from sfnode.tasks.public_files import typed
-
-if TYPE_CHECKING:
-    from sfnode.cli.init_screen import Plan
 
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
 
 WRONG = ("Warning: ", "Numbers were not tried out", "No scalars were measured", "Whether ")
 """Beginnings of lines about numbers that everybody has to read."""
+
+RARE_SHOWN = 8
 
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
@@ -56,14 +57,50 @@ def left_out_words(found: Mapping[DataRole, LeftOut]) -> list[str]:
     return [f"Left out: {one.bad}. The other rows are in {one.file}." for one in every]
 
 
-def rows_words(manifest: Manifest, plan: Plan) -> list[str]:
-    """Return on how many rows of a run's data everybody trains, and with which others it is measured."""
-    data = manifest.data
-    count = len(dataset.training_rows(data, manifest.task, typed(data)))
+def unread_words(unread: int) -> list[str]:
+    """Return that some rows were not encoded, if so."""
+    if not unread:
+        return []
+    return [
+        f"Warning: {unread:,} rows have not been read as the model reads them, as {fitting.SECONDS:g} s were "
+        "over. A node that meets one which cannot be read leaves it out."
+    ]
+
+
+def rows_words(manifest: Manifest, *, counted: bool) -> list[str]:
+    """Return what is wrong with the rows by which a run is measured; with `counted` also how many there are,
+    and on how many everybody trains. Of files alone: what is elsewhere is left to the nodes."""
+    data, task = manifest.data, manifest.task
+    train = dataset.training_rows(data, task, typed(data)) if is_file(data.train) else []
     judging = f"; {data.withheld:,} others there say how each round fares" if data.withheld else ""
-    said = [f"Trains on {count:,} rows of {public_name(data.train)}{judging}."]
-    measuring = plan.held_out or len(plan.test)
-    return said + ([f"Is measured on {measuring:,} more, {public_name(data.test)}."] if measuring else [])
+    said = (
+        [f"Trains on {len(train):,} rows of {public_name(data.train)}{judging}."] if counted and train else []
+    )
+    roles: dict[HeldOut, str] = {"test": data.test, "validation": data.validation or data.train}
+    for role, source in roles.items():
+        if not is_file(source) or (role == "validation" and not (data.validation or data.withheld)):
+            continue
+        rows = dataset.held_out_rows(data, task, role, places=typed(data))
+        if counted and role == "test":
+            said.append(f"Is measured on {len(rows):,} more, {public_name(source)}.")
+        said += _doubts(role, manifest, train, rows)
+    return said
+
+
+def _doubts(role: HeldOut, manifest: Manifest, train: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield why figures that are measured by some rows say little."""
+    if shared := dataset.shared(manifest.task, train, rows):
+        yield (
+            f"Warning: {shared:,} of the {len(rows):,} {role} rows have the text of a row that is trained "
+            "on: their figures say less of new texts."
+        )
+    rare = dataset.rare(manifest.task, rows) if role == "test" else {}
+    if rare:
+        few = ", ".join(f"{name} ({count})" for name, count in islice(rare.items(), RARE_SHOWN))
+        yield (
+            f"Warning: fewer than {dataset.LEAST_OF_A_CLASS} test rows are of {few}"
+            f"{', ...' if len(rare) > RARE_SHOWN else ''}: they do not show how well the model knows such."
+        )
 
 
 def data_words(beside: Shared, out: Path, shared: bool) -> list[str]:

@@ -91,6 +91,8 @@ class Plan(NamedTuple):
 
     proposal: Proposal
     task: Task
+    placed: Sequence[Placed]
+    """The rows as the task reads them."""
     rows: list[Row]
     """Those that fit."""
     bad: Bad
@@ -110,13 +112,14 @@ def plan(table: DataTable, answers: Answers, fields: dict[str, Any]) -> Plan:
     if proposal.joined and not joined and "verbalizer" not in fields:
         every = {label: label for label in table.columns[task.label_field].values}
         task = task.model_copy(update={"verbalizer": every})
-    rows, bad = dataset.sift(table.source, _joined(table, task, joined), task)
+    placed = _joined(table, task, joined)
+    rows, bad = dataset.sift(table.source, placed, task)
     _require_rows(table, len(rows), f": {bad}" if bad else "")
     local = not table.source.startswith((HUB, BUILTIN))
     usual = min(int(HELD_OUT * len(rows)), EVALUATED_ROWS) if local and not answers.test else 0
     held_out = usual if answers.held_out is None else answers.held_out
     anew = bool(table.dress or joined) or (local and not is_file(table.source))
-    return Plan(proposal, task, rows, bad, held_out, _tests(answers, task, joined), anew)
+    return Plan(proposal, task, placed, rows, bad, held_out, _tests(answers, task, joined), anew)
 
 
 def _joined(table: DataTable, task: Task, joined: Mapping[str, str]) -> Sequence[Placed]:

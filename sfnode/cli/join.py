@@ -343,7 +343,7 @@ def _link_unless_run(folder: Path) -> str | None:
         "A link from somebody in a run is all that you need (`sfnode invite` prints it there):\n"
         "sfnode join sfnode:AZMB...                     with such a link (or -, to be asked for it)\n"
         "sfnode join https://HOST/run.json              with the page of a run\n"
-        "sfnode init, sfnode join --run run.toml ...    starts a run of your own\n"
+        "sfnode init tickets.csv                        makes a run of your data, and says how it begins\n"
         "sfnode swarm                                   shows how it works on this machine alone",
     )
     if not sys.stdin.isatty():

@@ -382,7 +382,7 @@ def announce(_: SyncClient, text: str) -> Decision:
 @click.argument("link", metavar="LINK")
 @deciding
 def announce_next(_: SyncClient, link: str) -> Decision:
-    """Announce that this run goes on as the one to which LINK leads, a fork of it (`sfnode history fork`).
+    """Announce that this run goes on as the one to which LINK leads, a fork of it.
 
     Nodes that were started with `join --follow` finish what they do here and go there by
     themselves; the others show the announcement, with the link. It is kept with the run for ever, and so is a

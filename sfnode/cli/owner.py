@@ -92,7 +92,7 @@ NO_LIMIT = ("none", "off", "")
 @data_dir_option
 @json_option
 def limit(changes: tuple[str, ...], data_dir: Path, as_json: bool) -> None:
-    """Show the limits of a running node, after changing some. `sfnode join --limit` takes the same.
+    """Show the limits of a running node, after changing some. `sfnode join` takes the same as --limit.
 
     \b
     cpu=50             percent of all cores        gpu=50        percent of the time

@@ -31,7 +31,7 @@ from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import download_in_words
 from sfnode.logging import BEGINS, begins, log
 from sfnode.printable import paragraph, size_text
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, far
 
 if TYPE_CHECKING:
     from sfnode.schema.status import Status
@@ -65,7 +65,7 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
             yield advance
         return
     left = _Left(seconds) if seconds else TimeRemainingColumn()
-    columns = (SpinnerColumn(), _Described(), _Bar(), MofNCompleteColumn())
+    columns = (SpinnerColumn(), _Described(), _Bar(), _Far())
     with Progress(*columns, TimeElapsedColumn(), left, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
@@ -83,6 +83,13 @@ class _Bar(BarColumn):
 
     def render(self, task: Task) -> Any:
         return super().render(task) if task.total else Text("...")
+
+
+class _Far(MofNCompleteColumn):
+    """The count of what is done, once it is known of how much: before, rich says `0/?`."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total else Text()
 
 
 class _Left(ProgressColumn):
@@ -274,8 +281,10 @@ def doing(now: Status) -> tuple[str, str]:
             return "asking the neighbours what they have", ""
         case NodeState.WAITING | NodeState.IDLE if now.wait:
             return now.wait.text, ""
+        case NodeState.TRAINING if not now.own_updates and now.doing:
+            return now.doing.what, far(now.doing)
         case NodeState.TRAINING if not now.own_updates:
-            return "measuring speed with the first update", ""
+            return "computing the first update", ""
         case NodeState.TRAINING:
             return "", "training"
     return "", ""

@@ -23,6 +23,7 @@ from sfnode.dashboard.formatting import (
 )
 from sfnode.printable import pace, part_of, size_text, span
 from sfnode.schema.metrics import drift_in_words, moved_in_words, trained_by
+from sfnode.schema.node_state import doing_in_words
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _lines(s: Status) -> list[str]:
         f"state    {s.state.replace('-', ' ')} as {s.role}, for {span(s.uptime)}",
         _updates(s),
         *([f"yours    {_own(s)}, {pace(s.updates_per_second)}{told}"] if s.origin else []),
-        *([f"busy     {s.doing.what}, for {span(s.doing.seconds)}"] if s.doing else []),
+        *([f"busy     {doing_in_words(s.doing)}"] if s.doing else []),
         *_device_lines(s),
         f"links    {len(s.links)} ({agreeing} with the same model)",
         f"traffic  {size_text(s.bytes_sent)} out, {size_text(s.bytes_received)} in",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from sfnode.cli.ending import card, changed, commands, complete
+from sfnode.cli.ending import card, changed, commands, complete, fork_command
 from sfnode.cli.options import (
     device_option,
     dtype_option,
@@ -29,10 +29,10 @@ from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, count, percent, probe_in_words
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.printable import pace, span
+from sfnode.printable import pace, part_of, span
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import measured, trained_by
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, doing_in_words
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
@@ -172,21 +172,27 @@ MADE_UP = "The data are made up by a program: this shows how training works, not
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
-    """Format how far the slowest node is, the rate of all nodes, the time left at this rate, the mean loss or
-    reward, and what the first node, which organises, does beside updates."""
+    """Format how far the slowest node is and how much counts, the rate of all nodes, the time left at this
+    rate, the mean loss or reward, and what one node does beside updates; the first one organises."""
     there = [status for status in statuses if status]
     if len(there) < len(statuses):
         return f"{len(there)} of {len(statuses)} nodes are up"
-    used, budget = min(status.known for status in there), there[0].update_budget
-    used, budget = (organised.counted, organised.budget) if organised else (used, budget)
+    made = min(status.known for status in there)
+    budget = organised.budget if organised else there[0].update_budget
     rate = sum(status.updates_per_second for status in there)
     losses = [status.loss for status in there if status.loss is not None]
     trained = trained_by(there[0].task)
-    told = [f"{percent(min(1.0, used / budget))} done", pace(rate)]
-    told += [f"{span(max(0, budget - used) / rate)} left"] if rate else []
+    told = [f"{part_of(made, budget)} updates made"]
+    told += [f"{count(organised.counted)} count"] if organised else []
+    told += [pace(rate)]
+    told += [f"{span((budget - made) / rate)} left"] if rate and made < budget else []
     told += [f"{trained.name} {trained.of(sum(losses) / len(losses)):.3f}"] if losses else []
-    if doing := there[0].doing:
-        told[-1] += f"; {'organiser' if organised else 'node 1'}: {doing.what}, {span(doing.seconds)}"
+    busy = ((number, status.doing) for number, status in enumerate(there, 1) if status.doing)
+    number, doing = next(busy, (0, None))
+    if doing:
+        told[-1] += (
+            f"; {'organiser' if organised and number == 1 else f'node {number}'}: {doing_in_words(doing)}"
+        )
     return ", ".join(told)
 
 
@@ -233,7 +239,9 @@ def _what_does_not_count(result: SwarmResult) -> list[str]:
     return [f"ATTENTION: {many}{early}: {why}"]
 
 
-def closing(result: SwarmResult, manifest: Manifest, samples: Samples, next_: Sequence[str]) -> str:
+def closing(
+    result: SwarmResult, manifest: Manifest, samples: Samples, next_: Sequence[str], folder: Path
+) -> str:
     """Format the end: what training changed, whose work it was, whether the nodes agree, what comes next."""
     made = [node.own_updates for node in result.nodes if node.own_updates]
     parts = ", ".join(percent(updates / sum(made)) for updates in made)
@@ -241,7 +249,8 @@ def closing(result: SwarmResult, manifest: Manifest, samples: Samples, next_: Se
     work = [f"{nodes} did it in {span(result.seconds)}: {parts or '0 %'} of the work."]
     if idle := len(result.nodes) - len(made):
         work += [f"{idle} of {len(result.nodes)} nodes did not get to work: it was over before."]
-    work += probe_in_words(result.probe) if result.probe else []
+    seal = result.sealed - 1 if result.sealed else None
+    work += probe_in_words(result.probe, fork_command(seal, folder)) if result.probe else []
     work += _what_does_not_count(result)
     alike = "OK: the nodes have the same model, to the last bit."
     work += [alike if result.equal else "FAILED: the nodes have different models."]
@@ -274,7 +283,7 @@ async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmRe
         result, samples = await local.compare(), await local.samples()
         local.keep = True
     where = local.nodes[0].folder
-    said = closing(result, local.manifest, samples, commands(local.manifest, where))
+    said = closing(result, local.manifest, samples, commands(local.manifest, where), where)
     console.print(f"{said}\n  Their folders are kept in {where.parent}.", markup=False, soft_wrap=True)
     return result
 

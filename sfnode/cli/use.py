@@ -49,7 +49,7 @@ BETWEEN = "|"
     "exported",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Use the model in a folder that `sfnode export` has written.",
+    help="Use the model in a folder that `sfnode export --out FOLDER` has written.",
 )
 @option(
     "--file",

@@ -103,15 +103,15 @@ def beside(found: Evaluation, digits: int = 4) -> str:
     return told + "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
 
 
-def probe_in_words(probe: ProbeEvaluation) -> list[str]:
+def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
     """Say what a linear probe has on the same held-out rows, and where it is better than the model, what to
-    do."""
+    do: `fork` is the command that makes a run of it, where there is one."""
     said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
     if not probe.better:
         return [said]
     lead = f"{probe.lead:.3f} in loss a row (standard error {probe.error:.3f})"
-    fork = "`sfnode history fork` goes on from here, with more updates or with the body of the model"
-    return [said, f"THE PROBE IS BETTER by {lead}: {fork}"]
+    onward = f"`{fork}` makes a run that goes on" if fork else "go on from here"
+    return [said, f"THE PROBE IS BETTER by {lead}: {onward}, with more updates or with the body of the model"]
 
 
 def health_in_words(health: HealthStatus) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.control.client import Client
 from sfnode.dashboard.formatting import count, percent
 from sfnode.errors import UserError
-from sfnode.printable import pace, span
-from sfnode.schema.node_state import NodeState
+from sfnode.printable import pace
+from sfnode.schema.node_state import NodeState, doing_in_words
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import NodeEvaluation
@@ -133,7 +133,7 @@ def doing_in(s: Status) -> Words:
     share = percent(s.contributed / max(s.known, 1))
     match s.state:
         case NodeState.TRAINING if not s.contributed:
-            return Words("Training: the first update is being computed.", Mood.GOOD)
+            return Words(f"Training: the first update is being computed{_busy(s)}.", Mood.GOOD)
         case NodeState.TRAINING:
             made = f"{count(s.contributed)} updates so far ({share} of all)"
             return Words(f"Training: {made}, {pace(s.updates_per_second)}{_room(s)}{_busy(s)}.", Mood.GOOD)
@@ -169,7 +169,7 @@ def _room(s: Status) -> str:
 
 def _busy(s: Status) -> str:
     """Say what its model is asked beside updates."""
-    return f"; busy with {s.doing.what} for {span(s.doing.seconds)}" if s.doing else ""
+    return f"; busy with {doing_in_words(s.doing)}" if s.doing else ""
 
 
 def agreement(node: SwarmNode, known: int) -> Words:

@@ -53,8 +53,17 @@ class HeadLosses(Losses):
     ) -> list[Estimate]:
         """Estimate slopes as `estimates` of this module does. Raises UserError as `encode`."""
         if self._rows is None:
-            self._rows = rows_of(self._loaded, list(self.shard.encoded(EVALUATION_BATCH)))
+            self._rows = self._read()
         return estimates(self._loaded, directions, self._rows, batches, distance)
+
+    def _read(self) -> HeadRows:
+        """Return all rows' states, and tell meanwhile how far it is: it may take minutes."""
+        found: list[HeadRows] = []
+        for batch in self.shard.encoded(EVALUATION_BATCH):
+            self.reading = sum(len(one.labels) for one in found), self.shard.size
+            found.append(rows_of(self._loaded, [batch]))
+        self.reading = None
+        return HeadRows(*map(torch.cat, zip(*found, strict=True)))
 
 
 def takes_features(manifest: Manifest) -> bool:

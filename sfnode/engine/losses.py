@@ -95,6 +95,10 @@ class Priors:
 class Losses:
     """The objective of one trainer."""
 
+    reading: tuple[int, int] | None = None
+    """Rows that have been read for the first update until now, and of how many; None otherwise. Any thread
+    may look."""
+
     def __init__(
         self,
         manifest: Manifest,

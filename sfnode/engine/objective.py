@@ -8,7 +8,7 @@ are asked about. Rows of a run that everybody has are read here when they are fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.dataset import HeldOut
+from sfnode.tasks.fitting import Fitting
 from sfnode.tasks.prompts import Row
 from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 
@@ -62,13 +63,19 @@ class RunRows:
     """The public rows of one run."""
 
     def __init__(
-        self, manifest: Manifest, places: Places = NOWHERE, public: Sequence[dataset.Row] | None = None
+        self,
+        manifest: Manifest,
+        tokenizer: Any,
+        places: Places = NOWHERE,
+        public: Sequence[dataset.Row] | None = None,
     ) -> None:
         """`places` is where the run's data may be; `public` are its training rows, if they were read
         already."""
         self._manifest = manifest
+        self.fitting = Fitting(manifest.task, tokenizer)
         self.places = places
         self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
+        self._some: list[dataset.Row] | None = None
         self._held_out: dict[tuple[dataset.HeldOut, int], Held] = {}
 
     def held_out(self, which: dataset.HeldOut, limit: int = 0) -> Held:
@@ -79,7 +86,7 @@ class RunRows:
         if (which, limit) not in self._held_out:
             data, task = self._manifest.data, self._manifest.task
             found = dataset.held_out_rows(data, task, which, limit, self.places)
-            self._held_out[which, limit] = Held(which, limit, found)
+            self._held_out[which, limit] = Held(which, limit, self.fitting.of(found))
         return self._held_out[which, limit]
 
     def training(self) -> list[dataset.Row]:
@@ -88,9 +95,10 @@ class RunRows:
 
     def some(self) -> list[dataset.Row]:
         """Return up to CALIBRATION_ROWS of them. Raises UserError as `training`."""
-        if self._public is None:
-            self._public = dataset.select(self.training(), calibration.CALIBRATION_ROWS)
-        return self._public
+        if self._some is None:
+            public = self.training() if self._public is None else self._public
+            self._some = self.fitting.of(dataset.select(public, calibration.CALIBRATION_ROWS))
+        return self._some
 
     def training_if_any(self) -> list[dataset.Row]:
         """Return the public training rows; none if they are not within reach. Raises UserError DATA_MALFORMED

@@ -90,6 +90,7 @@ def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
     if not isinstance(model.objective, HeadLosses):
         return None
     rows = [*model.rows[:MOST_ROWS], *dataset.select(model.run_rows.training_if_any(), MOST_ROWS)]
+    rows = model.run_rows.fitting.of(rows)
     found, held = evaluate(model, limit), model.run_rows.held_out("test", limit).rows
     assert isinstance(found, EvaluationOfRows)
     return beside(found, model.loaded, model.manifest.task, rows, held)

@@ -128,6 +128,9 @@ SAMPLED_AT = 1.0
 class Rewards:
     """The objective of one trainer."""
 
+    reading: tuple[int, int] | None = None
+    """None, as its rows need no reading."""
+
     def __init__(
         self, manifest: Manifest, loaded: LoadedModel, rows: Sequence[Row], secret: bytes = b""
     ) -> None:

@@ -315,7 +315,7 @@ def prior_of(trainer: Trainer) -> tuple[tuple[int, ...], int]:
 
     Of PRIOR_ROWS of a trainer's public rows, of `any_trainer`, without their labels.
     """
-    rows = dataset.select(trainer.run_rows.training(), PRIOR_ROWS)
+    rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), PRIOR_ROWS))
     task, loaded = trainer.manifest.task, trainer.loaded
     found = calibration.prior(task, loaded.tokenizer, rows, scorer(loaded), EVALUATION_BATCH)
     return calibration.for_manifest(found), len(rows)

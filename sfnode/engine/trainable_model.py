@@ -92,7 +92,7 @@ class TrainableModel:
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         self._noise = noise
         self.rows = rows
-        self.run_rows = RunRows(manifest, places, public)
+        self.run_rows = RunRows(manifest, loaded.tokenizer, places, public)
         """Public rows of the run."""
         self.priors = Priors(manifest.task, loaded, self.run_rows)
         losses = HeadLosses if loaded.kept and takes_features(manifest) else Losses

@@ -105,7 +105,7 @@ def task_in(folder: Path) -> Task:
     except OSError as error:
         raise UserError(
             Code.MODEL_NOT_FOUND,
-            f"{folder} is no folder with a whole model that `sfnode export` has written: it lacks {ABOUT}",
+            f"{folder} is no folder with a whole model that sfnode has exported: it lacks {ABOUT}",
             "Write one: sfnode export --out FOLDER. An adapter (--format lora) is used with its base model.",
         ) from error
     except (ValueError, KeyError, TypeError) as error:

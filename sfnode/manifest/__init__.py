@@ -272,7 +272,7 @@ class Manifest(Section):
                 f"the run of {source} speaks protocol {self.protocol}, which had no protection against "
                 f"strangers' keys; this sfnode takes part in runs of protocol {PROTOCOL_VERSION} only",
                 "Make a new run with `sfnode init`. What was trained is not lost: `sfnode verify`, `sfnode "
-                "eval` and `sfnode export` go on reading the folder.",
+                "eval` and `sfnode export --out FOLDER` go on reading the folder.",
             )
         return self
 

@@ -5,6 +5,7 @@ Imports torch to examine the base model and local data, so that mistakes are fou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from sfnode.tasks import (
     templates,
     verifying,
 )
+from sfnode.tasks.fitting import Examination, Fitting
 from sfnode.tasks.public_files import typed
 
 HUB_TASK = "sst2"
@@ -149,10 +151,11 @@ def default_manifest() -> Manifest:
     return build({})
 
 
-def build(given: dict[str, Any]) -> Manifest:
+def build(given: dict[str, Any], examine: Examination | None = None) -> Manifest:
     """Return the manifest that options of `sfnode init`, by parameter name, describe.
 
-    With an `organiser` (64 hex digits) among them the run is organised. Raises UserError: BAD_OPTION,
+    `examine` (`examination`) looks at the rows of local data; one that tells nobody how far it is unless
+    given. With an `organiser` (64 hex digits) among them the run is organised. Raises UserError: BAD_OPTION,
     MODEL_*, and DATA_* for local data that do not fit the task.
     """
     try:
@@ -192,8 +195,15 @@ def build(given: dict[str, Any]) -> Manifest:
         )
     except ValidationError as error:
         raise _bad_option(error) from error
-    _try_data(manifest, home)
+    _try_data(manifest, examine or Examination(Fitting(manifest.task, loader.tokenizer_of(home))))
     return manifest
+
+
+def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> Examination:
+    """Return what examines the rows of the run that these options describe. Raises UserError as `build`."""
+    begun = beginning(given)
+    home = files.located(begun.source, begun.revision)
+    return Examination(Fitting(begun.task, loader.tokenizer_of(home)), advance)
 
 
 def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -> Manifest:
@@ -438,20 +448,20 @@ def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
     return data.model_copy(update={"validation_limit": rows})
 
 
-def _try_data(manifest: Manifest, home: Path) -> None:
-    """Read the local data files, and check the templates of the task and of the model.
+def _try_data(manifest: Manifest, examine: Examination) -> None:
+    """Read the local data files as training does, and check the templates of the task and of the model.
 
     Data on the hub are left to the nodes, which need them anyway, if this machine can read such.
     """
-    prompts.render_row(manifest.task, prompts.example(manifest.task))
-    row_files.require(manifest.data.train, manifest.data.test, manifest.data.validation)
-    if _is_local(manifest.data.train):
-        dataset.training_rows(manifest.data, manifest.task, typed(manifest.data))
-    for source in filter(_is_local, (manifest.data.test, manifest.data.validation)):
-        dataset.load_rows(source, manifest.task)
-    tokenizer = loader.tokenizer_of(home)
-    if manifest.task.kind == "chat":
-        chat.require_template(tokenizer)
+    data, task = manifest.data, manifest.task
+    prompts.render_row(task, prompts.example(task))
+    row_files.require(data.train, data.test, data.validation)
+    if task.kind == "chat":
+        chat.require_template(examine.fitting.tokenizer)
+    if _is_local(data.train):
+        dataset.training_rows(data, task, typed(data), examine)
+    for source in filter(_is_local, (data.test, data.validation)):
+        dataset.load_rows(source, task, examine=examine)
 
 
 def _is_local(source: str) -> bool:

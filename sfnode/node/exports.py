@@ -47,7 +47,7 @@ class Exports:
             raise UserError(
                 Code.RUN_IS_OPEN,
                 "--export-every: an open run has no decisions",
-                "Leave it out; `sfnode export` writes the model at any time.",
+                "Leave it out; `sfnode export --out FOLDER` writes the model at any time.",
             )
         self._node = node
         self._organised = organised

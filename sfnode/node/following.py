@@ -66,7 +66,7 @@ async def _check(node: RunContext, link: str) -> None:
             Code.WRONG_RUN,
             f"run {found.run_id.hex()[:16]} ({found.name}) did not begin with a state of {own[:16]} "
             f"({node.manifest.name})",
-            "The organiser announces a link to a run that `sfnode history fork` has made of this one.",
+            "The organiser announces a link to a run that was forked from this one.",
         )
 
 

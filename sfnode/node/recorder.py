@@ -19,7 +19,7 @@ from sfnode.node.startup import in_thread
 from sfnode.organising.reporting.reports import Reports
 from sfnode.printable import pace, part_of, span
 from sfnode.schema.metrics import trained_by
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, doing_in_words
 from sfnode.schema.status import AlarmStatus, Status
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE
 
@@ -156,7 +156,7 @@ async def log_progress(status: Callable[[], Status]) -> None:
         done = part_of(s.organised.counted if s.organised else s.known, s.update_budget)
         count = f" count, {s.known:,} are here" if s.organised else ""
         left = f", {span(s.seconds_left)} left" if s.seconds_left else ""
-        doing = f"  {s.doing.what}, {span(s.doing.seconds)}" if s.doing else ""
+        doing = f"  {doing_in_words(s.doing)}" if s.doing else ""
         log.info(
             "%s  %s updates%s%s  own %s at %s%s  links %d%s",
             s.state, done, count, left, f"{s.own_updates:,}", pace(s.updates_per_second), loss,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def describe(node: RunningNode) -> Status:
     """Return the node's status as of now."""
     machine, scheduler, traffic = node.machine, node.model.scheduler, node.driver.traffic
-    reports, now, asked = node.reports, node.clock(), node.model.asked
+    reports, now = node.reports, node.clock()
     sent, received = carried(node.context)
     fetch = node.sharing.progress
     return Status(
@@ -75,9 +75,21 @@ def describe(node: RunningNode) -> Status:
         organised=reports.run(machine.own, node.organising, now) if reports else None,
         validator=node.validating.status() if node.validating else None,
         privacy=node.privacy.status() if node.privacy else None,
-        doing=DoingStatus(what=asked.what, seconds=now - asked.since) if asked else None,
+        doing=_doing(node, now),
         seconds_left=node.views.progress().seconds_left,
     )
+
+
+def _doing(node: RunningNode, now: float) -> DoingStatus | None:
+    if asked := node.model.asked:
+        return DoingStatus(what=asked.what, seconds=now - asked.since)
+    devices = node.model.thread.devices if node.model.thread else ()
+    reading = devices[0].trainer.objective.reading if devices else None
+    if reading is None or node.model.scheduler is None:
+        return None
+    done, total = reading
+    what = "reading its rows with the model, which is done once"
+    return DoingStatus(what=what, seconds=now - node.model.scheduler.begun, done=done, total=total)
 
 
 def _links(node: RunningNode) -> list[LinkStatus]:

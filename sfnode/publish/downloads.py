@@ -79,7 +79,7 @@ def _latest(export: Path) -> Path:
     raise UserError(
         Code.BAD_OPTION,
         f"--export: there is no export in {export}",
-        "Name a folder that `sfnode export` has written, or the `exports` of a node with --export-every.",
+        "Name a folder with an export, or the `exports` of a node with --export-every.",
     )
 
 

@@ -25,12 +25,20 @@ class PassAt(Answer):
     high: float
 
 
+class ClassScore(Answer):
+    """Right answers among the rows of one class."""
+
+    name: str
+    right: int
+    count: int
+
+
 class Evaluation(Answer):
     """Scores of a model on some rows."""
 
     metric: str
-    """accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat) or pass_at_1 (the
-    share of a reward run's answers that are right, greedily decoded)."""
+    """accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat, long answers of a
+    completion) or pass_at_1 (the share of a reward run's answers that are right, greedily decoded)."""
     value: float
     low: float
     """Lower end of the value's 95 % confidence interval."""
@@ -42,6 +50,8 @@ class Evaluation(Answer):
     """Number of rows."""
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
+    by_class: tuple[ClassScore, ...] = ()
+    """Right answers by class, of the classes that have rows; empty for a task without classes."""
     pass_at: tuple[PassAt, ...] = ()
     """Results of a reward run by answers that are drawn, if they were asked for."""
 

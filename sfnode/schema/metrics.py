@@ -6,6 +6,7 @@ Imports nothing but the standard library.
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -38,17 +39,21 @@ class Metric(NamedTuple):
     """Whether it is between 0 and 1, and shown in per cent to whom knows nothing of it."""
     lower_is_better: bool = False
     trained: Trained = LOSS
+    meaning: str = ""
+    """Plain words for what it says, where its name does not."""
 
 
 PASS_AT_1 = "pass_at_1"
 """The metric of reward runs: the share of answers that are right, one to a row, of the likeliest tokens."""
+
+EXPECTS = "how well it expects the right words: 1 is surely, and lower is better"
 
 METRICS = {
     "accuracy": Metric("accuracy"),
     "f1": Metric("F1"),
     "exact_match": Metric("exact match"),
     PASS_AT_1: Metric("right answers (pass@1)", trained=REWARD),
-    "perplexity": Metric("perplexity", is_share=False, lower_is_better=True),
+    "perplexity": Metric("perplexity", is_share=False, lower_is_better=True, meaning=EXPECTS),
 }
 
 
@@ -92,6 +97,34 @@ def figure(found: Evaluation | PassAt) -> str:
 def measured(found: Evaluation) -> str:
     """Return a result in words, such as `accuracy 52.6 % (49.3-55.9 %)`."""
     return f"{metric_of(found.metric).name} {figure(found)}"
+
+
+CLASSES_SHOWN = 5
+"""Classes whose figures are told, the worst ones."""
+
+CHANCE = 3.0
+"""Standard deviations beyond which classes differ by more than chance."""
+
+
+def by_class(found: Evaluation) -> str:
+    """Return the accuracy of the worst classes where classes differ by more than chance: `by class: complaint
+    12.5 % of 8 rows, other 98.2 % of 380 rows`; else nothing.
+
+    By Pearson's chi-square of right and wrong answers: its mean is its degrees of freedom, its variance twice
+    that.
+    """
+    classes = found.by_class
+    right, count = sum(one.right for one in classes), sum(one.count for one in classes)
+    if len(classes) < 2 or not 0 < right < count:
+        return ""
+    share, free = right / count, len(classes) - 1
+    square = sum((one.right - one.count * share) ** 2 / one.count for one in classes)
+    if square / (share * (1 - share)) <= free + CHANCE * math.sqrt(2 * free):
+        return ""
+    worst = sorted(classes, key=lambda one: (one.right / one.count, one.name))
+    told = (f"{one.name} {100 * one.right / one.count:.1f} % of {one.count:,} rows" for one in worst)
+    more = ", ..." if len(worst) > CLASSES_SHOWN else ""
+    return f"by class: {', '.join(islice(told, CLASSES_SHOWN))}{more}"
 
 
 TENTH = 0.0005

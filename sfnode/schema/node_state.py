@@ -1,12 +1,18 @@
 """The state of a node, and of its run, in one word: the same in the control API, `--json`, metrics, dashboard
 and `top`.
 
-Imports nothing but the standard library, so that commands that only compare states start at once.
+Imports next to nothing but the standard library, so that commands that only compare states start at once.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from sfnode.printable import span
+
+if TYPE_CHECKING:
+    from sfnode.schema.status import DoingStatus
 
 
 class NodeState(StrEnum):
@@ -78,3 +84,13 @@ HEALTH_WORDS = {
     RunHealth.NO_BETTER: "not certainly better",
     RunHealth.WORSE: "WORSE",
 }
+
+
+def far(doing: DoingStatus) -> str:
+    """Say how far a node's work is: `1,024 of 4,096`; nothing where nobody knows."""
+    return f"{doing.done:,} of {doing.total:,}" if doing.total else ""
+
+
+def doing_in_words(doing: DoingStatus) -> str:
+    """Say what a node's model does, how far it is, and for how long: `measuring epoch 3, 12 s`."""
+    return ", ".join(filter(None, (doing.what, far(doing), span(doing.seconds))))

@@ -50,6 +50,9 @@ class DoingStatus(Answer):
     """Such as `measuring epoch 3`."""
     seconds: float
     """Time since it began."""
+    done: int = 0
+    total: int = 0
+    """Units of it that there are, such as rows; 0 where nobody knows."""
 
 
 class DeviceStatus(Answer):

@@ -268,7 +268,7 @@ def unusable(archive: Path, reason: str) -> UserError:
     return UserError(
         Code.ARCHIVE_UNUSABLE,
         f"{archive} is no sound archive of a run: {reason}",
-        "Nothing was taken from it. Copy it again, or have it made again with `sfnode history archive`.",
+        "Nothing was taken from it. Copy it again, or make another: `sfnode history archive --out FILE`.",
     )
 
 

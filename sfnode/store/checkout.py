@@ -73,7 +73,7 @@ def at_seal(
         raise UserError(
             Code.RUN_IS_OPEN,
             "an open run has no decisions: nothing says which of its states is that of a round",
-            "`sfnode log` shows its rounds, and `sfnode export` writes the model with all updates.",
+            "`sfnode log` shows its rounds; `sfnode export --out FOLDER` writes the model of all updates.",
         )
     latest = counting_of(run, entries)
     if not 0 <= epoch < latest.sealed:

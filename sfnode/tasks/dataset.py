@@ -8,7 +8,8 @@ what a row means, and never runs code that comes with data.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
@@ -43,12 +44,30 @@ BUILTIN: dict[str, Callable[[], Sequence[Row]]] = {
 }
 """Data that are written, rather than read, by what follows `builtin:`."""
 
+LEAST_OF_A_CLASS = 5
+"""Rows of a class without which a figure says nothing of it: one row more or less moves it by 20 points."""
+
 SHOWN = 3
 """Bad rows that are shown of any number of them."""
 
 
+Examine = Callable[[Row, int, int], str]
+"""Says what else is wrong with a row, the one of a number of so many; empty if nothing is."""
+
+
+def unexamined(row: Row, number: int, total: int) -> str:
+    """Find nothing wrong."""
+    return ""
+
+
 def load_rows(
-    source: str, task: Task, *, limit: int = 0, min_words: int = 0, skip_bad: bool = False
+    source: str,
+    task: Task,
+    *,
+    limit: int = 0,
+    min_words: int = 0,
+    skip_bad: bool = False,
+    examine: Examine = unexamined,
 ) -> list[Row]:
     """Load the rows of a file, of `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT`.
 
@@ -57,13 +76,9 @@ def load_rows(
     DISK_FULL, EXTRA_MISSING without the library that it takes, or DATA_MALFORMED with the number and the
     places of rows that do not fit the task; with `skip_bad` these are left out, and the log says so.
     """
-    rows, bad = sifted(source, task)
-    if bad and not skip_bad:
-        raise malformed(
-            str(bad),
-            "Correct the data, name another source, or leave out such rows: --skip-bad-rows of `sfnode "
-            "init`, and of `sfnode join` for rows of your own.",
-        )
+    rows, bad = sifted(source, task, examine)
+    if not skip_bad:
+        bad.refuse()
     if bad:
         _tell(f"left out with --skip-bad-rows: {bad}")
     if min_words:
@@ -94,6 +109,15 @@ class Bad:
         if wrong and len(self.first) < SHOWN:
             self.first.append(f"{place}: {wrong}")
 
+    def refuse(self) -> None:
+        """Raise UserError DATA_MALFORMED if there are any."""
+        if self:
+            raise malformed(
+                str(self),
+                "Correct the data, name another source, or leave out such rows: --skip-bad-rows of `sfnode "
+                "init`, and of `sfnode join` for rows of your own.",
+            )
+
     def __bool__(self) -> bool:
         return self.count > 0
 
@@ -104,18 +128,22 @@ class Bad:
         return f"{self.count:,} of the {self.rows:,} rows of {self.source} are bad, the first ones: {said}"
 
 
-def sifted(source: str, task: Task) -> tuple[list[Row], Bad]:
+def sifted(source: str, task: Task, examine: Examine = unexamined) -> tuple[list[Row], Bad]:
     """Return the rows of a source that fit a task, and which do not. Raises UserError as `load_rows`."""
-    return sift(source, read(source), task)
+    return sift(source, list(read(source)), task, examine)
 
 
-def sift(source: str, placed: Iterable[Placed], task: Task) -> tuple[list[Row], Bad]:
+def sift(
+    source: str, placed: Sequence[Placed], task: Task, examine: Examine = unexamined
+) -> tuple[list[Row], Bad]:
     """Return which of the rows of a source fit a task, and which do not. Raises UserError DATA_MALFORMED for
     a table without the columns that the task reads."""
     rows, bad, names = [], Bad(source), dict[str, None]()
-    for place, row, wrong in placed:
-        found = "" if wrong else prompts.problem(task, row)
-        bad.note(place, wrong or found or "", empty=bool(found) and prompts.lacks(task, row))
+    for number, (place, row, wrong) in enumerate(placed):
+        found = "" if wrong else prompts.problem(task, row) or ""
+        lacks = bool(found) and prompts.lacks(task, row)
+        found = found or ("" if wrong else examine(row, number + 1, len(placed)))
+        bad.note(place, wrong or found, empty=lacks)
         if not wrong and not found:
             rows.append(row)
         elif not rows:
@@ -149,7 +177,9 @@ def rows_of(source: str, most: int) -> list[Row]:
     return [one.row for one in found]
 
 
-def training_rows(data: Data, task: Task, places: Places = NOWHERE) -> list[Row]:
+def training_rows(
+    data: Data, task: Task, places: Places = NOWHERE, examine: Examine = unexamined
+) -> list[Row]:
     """Load the rows of a run's public training data that mini-batches are drawn from (SPEC R8, R9).
 
     `places` is where files of the run may be. Raises UserError as `load_rows` and
@@ -158,7 +188,7 @@ def training_rows(data: Data, task: Task, places: Places = NOWHERE) -> list[Row]
     """
     if not data.train:
         raise needed(task)
-    return _split(data, task, places)[0]
+    return _split(data, task, places, examine)[0]
 
 
 def needed(task: Task) -> UserError:
@@ -192,14 +222,17 @@ def held_out_rows(
     raise UserError(
         Code.DATA_NEEDED,
         f"the run names no {which} data, so the model cannot be evaluated on them",
-        "Export the model with `sfnode export` and evaluate it on data of your own.",
+        "Export the model with `sfnode export --out FOLDER` and evaluate it on data of your own.",
     )
 
 
-def _split(data: Data, task: Task, places: Places) -> tuple[list[Row], list[Row]]:
+def _split(
+    data: Data, task: Task, places: Places, examine: Examine = unexamined
+) -> tuple[list[Row], list[Row]]:
     """Return the rows of the public training data: those to train on, and those that validate."""
     source = public_files.local(data, "train", places)
-    rows = load_rows(source, task, limit=data.train_limit, min_words=data.train_min_words)
+    least = data.train_min_words
+    rows = load_rows(source, task, limit=data.train_limit, min_words=least, examine=examine)
     if data.withheld >= len(rows):
         raise malformed(
             f"{data.train} has {len(rows)} rows to train on, and all of them would be validation rows"
@@ -209,11 +242,61 @@ def _split(data: Data, task: Task, places: Places) -> tuple[list[Row], list[Row]
     return training, [rows[index] for index in sorted(validating)]
 
 
-def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """Return rows without `count` of them, and these: the same ones whoever asks."""
-    held = set(_smallest(b"sfnode held-out rows", len(rows), count))
+def hold_out(task: Task, rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
+    """Return rows without `count` of them, or a few less, and these: the same ones whoever asks.
+
+    Each class has its share of them, and rows of equal text stay together; where so few texts are different
+    that this would not leave half of `count`, equal ones are parted.
+    """
+    texts = [prompts.text_of(task, row) for row in rows]
+    held = _held(task, rows, count, texts)
+    if len(held) < count / 2:
+        held = _held(task, rows, count, range(len(rows)))
     kept = [row for index, row in enumerate(rows) if index not in held]
     return kept, [rows[index] for index in sorted(held)]
+
+
+def _held(task: Task, rows: Sequence[Row], count: int, keys: Iterable[Hashable]) -> set[int]:
+    """Return the numbers of up to `count` rows, of each class in proportion, those of one key all or none."""
+    alike: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        alike.setdefault(key, []).append(index)
+    groups = list(alike.values())
+    order = [groups[index] for index in _smallest(b"sfnode held-out rows", len(groups), len(groups))]
+    room = _shares(
+        Counter(prompts.class_name(task, rows[group[0]]) for group in groups for _ in group), count
+    )
+    held: set[int] = set()
+    for group in order:
+        name = prompts.class_name(task, rows[group[0]])
+        if len(group) <= room[name]:
+            room[name] -= len(group)
+            held.update(group)
+    return held
+
+
+def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """Return how many of `count` rows each class has, in proportion to its size, by largest remainders; of
+    one that has several rows there is one at least."""
+    total = sum(sizes.values())
+    found = {name: count * size // total for name, size in sizes.items()}
+    rest = sorted(sizes, key=lambda name: (-(count * sizes[name] % total), name))
+    for name in rest[: count - sum(found.values())]:
+        found[name] += 1
+    return {name: max(share, min(1, count, sizes[name] // 2)) for name, share in found.items()}
+
+
+def shared(task: Task, rows: Sequence[Row], held: Sequence[Row]) -> int:
+    """Return how many of some rows have the text of one of the others."""
+    texts = {prompts.text_of(task, row) for row in rows}
+    return sum(prompts.text_of(task, row) in texts for row in held)
+
+
+def rare(task: Task, rows: Sequence[Row]) -> dict[str, int]:
+    """Return the classes of which there are fewer than LEAST_OF_A_CLASS among some rows, with how many."""
+    found = Counter(prompts.class_name(task, row) for row in rows)
+    counts = {name: found[prompts.label(name)] for name in task.verbalizer if task.labelled}
+    return {name: one for name, one in counts.items() if one < LEAST_OF_A_CLASS}
 
 
 def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
@@ -255,5 +338,5 @@ def read(source: str, layout: Layout = row_files.PLAIN) -> Iterator[Placed]:
 def _builtin(source: str, rest: str) -> Iterator[Placed]:
     rows = BUILTIN.get(rest)
     if rows is None:
-        raise UserError(Code.DATA_NOT_FOUND, f"sfnode ships no data called {source}", row_files.FORMS)
+        raise UserError(Code.DATA_NOT_FOUND, f"no data called {source} come with sfnode", row_files.FORMS)
     return row_files.numbered(source, rows())

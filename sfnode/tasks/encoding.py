@@ -20,10 +20,14 @@ from torch import Tensor
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
-from sfnode.schema.evaluation import EvaluationOfRows
+from sfnode.schema.evaluation import ClassScore, EvaluationOfRows
 from sfnode.tasks import metrics
 from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
 from sfnode.tasks.tokenization import Example, example
+
+LONG_ANSWER = 32
+"""Tokens of an answer, in the mean of all, beyond which nobody expects a model to write the very same one:
+what is told is how well it expects the right one, as of conversations."""
 
 Prior = NDArray[np.float64]
 """Score of each answer, (K,), before anything of a row is known (`calibration.prior`)."""
@@ -217,6 +221,7 @@ def measure(task: Task, found: Iterable[ScoredBatch], prior: Prior | None = None
         loss=float(answers.losses.mean()),
         count=len(answers.losses),
         calibrated=prior is not None,
+        by_class=_by_class(task, answers) if task.labelled else (),
         losses=tuple(answers.losses.tolist()),
     )
 
@@ -254,9 +259,18 @@ def _written(encoded: Encoded, scored: Scored) -> Tensor:
     return torch.zeros(encoded.examples).index_add_(0, encoded.slots, wrong) == 0
 
 
+def _by_class(task: Task, answers: _Answers) -> tuple[ClassScore, ...]:
+    names = enumerate(task.verbalizer)
+    hits = [(name, answers.hit[answers.right == number]) for number, name in names]
+    return tuple(
+        ClassScore(name=name, right=int(hit.sum()), count=len(hit)) for name, hit in hits if len(hit)
+    )
+
+
 def _measured(task: Task, answers: _Answers) -> tuple[str, metrics.MeasuredMetric]:
     """Return the name of the task's metric and its value."""
-    if task.kind in ("text", "chat"):
+    long = task.kind == "completion" and float(answers.tokens.mean()) > LONG_ANSWER
+    if task.kind in ("text", "chat") or long:
         surprises = answers.losses * answers.tokens  # (rows,), in nats
         return "perplexity", metrics.perplexity(surprises.numpy(), answers.tokens.numpy())
     if task.metric == "f1":

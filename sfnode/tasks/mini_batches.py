@@ -15,6 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.tasks import prompts
 from sfnode.tasks.encoding import Encoded, encode
+from sfnode.tasks.fitting import Fitting
 from sfnode.tasks.prompts import Row, unanswered
 from sfprotocol.seeds import balanced_rows, batch_rows, derive_key
 
@@ -44,6 +45,9 @@ class Shard:
         """
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._batch_size, self._secret = rows, batch_size, secret
+        self._fitting = Fitting(task, tokenizer)
+        self._fits: dict[int, bool] = {}
+        """Whether rows fit, by their numbers: those that were drawn."""
         self._classes = _by_class(task, rows) if task.loss == CENTRED else []
         alone = sum(len(one) > 0 for one in self._classes) == 1
         self._public = [unanswered(task, row) for row in public()] if alone else []
@@ -63,7 +67,7 @@ class Shard:
         """Return the rows of the update with this seed, and unlabelled ones that join them."""
         seed = self._own(seed)
         references = batch_rows(seed, REFERENCES, len(self._public)).tolist() if self._public else []
-        return [self._rows[row] for row in self._drawn(seed).tolist()], [
+        return [self._fitting_row(row) for row in self._drawn(seed).tolist()], [
             self._public[row] for row in references
         ]
 
@@ -74,13 +78,36 @@ class Shard:
     def encoded(self, together: int) -> Iterator[Encoded]:
         """Yield all rows in their order, so many at a time. Raises UserError as `encode` does."""
         for first in range(0, len(self._rows), together):
-            yield encode(self._task, self._tokenizer, self._rows[first : first + together])
+            numbers = range(first, min(first + together, len(self._rows)))
+            yield encode(self._task, self._tokenizer, [self._fitting_row(number) for number in numbers])
+
+    @property
+    def size(self) -> int:
+        """Number of its rows."""
+        return len(self._rows)
 
     @property
     def odds(self) -> tuple[int, int]:
         """Rows that a mini-batch draws, and of how many, of the class whose rows are drawn most often."""
         sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
         return -(-self._batch_size // len(sizes)), min(sizes)
+
+    def _fitting_row(self, number: int) -> Row:
+        """Return the row of this number, or in its place the next one that fits, of its class where
+        mini-batches are balanced (SPEC T3). Raises UserError as `Fitting.of`."""
+        if not self._fits_at(number):
+            everyone = np.arange(len(self._rows))
+            pool = next((one for one in self._classes if number in one), everyone)
+            after = np.roll(pool, -int(np.searchsorted(pool, number))).tolist()
+            number = next(filter(self._fits_at, after), -1)
+            if number < 0:
+                raise self._fitting.none_fits()
+        return self._rows[number]
+
+    def _fits_at(self, number: int) -> bool:
+        if number not in self._fits:
+            self._fits[number] = self._fitting.fits(self._rows[number])
+        return self._fits[number]
 
     def _own(self, seed: int) -> int:
         """Return the seed by which this node draws, which nobody else knows if there is a secret."""

@@ -7,7 +7,7 @@ or files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -160,6 +160,24 @@ def length(words: RowText) -> int:
     if isinstance(words, LabelledTexts):
         return sum(map(len, words.texts))
     return len(words.prompt) + max(map(len, words.answers), default=0)
+
+
+def text_of(task: Task, row: Row) -> Hashable:
+    """Return what a model reads of a row, in which rows are compared: white space and capital letters are no
+    difference."""
+    words = render_row(task, unanswered(task, row))
+    if isinstance(words, Conversation):
+        texts: Iterable[str] = (message.content for message in words.messages)
+    elif isinstance(words, LabelledTexts):
+        texts = words.texts
+    else:
+        texts = (words.prompt, *(words.answers if task.kind in ("choice", "text") else ()))
+    return tuple(" ".join(composed(text).split()).casefold() for text in texts)
+
+
+def class_name(task: Task, row: Row) -> str:
+    """Return the label of a row as labels are compared; empty where a task has none."""
+    return label(row[task.label_field]) if task.labelled else ""
 
 
 def word_count(task: Task, row: Row) -> int:

@@ -16,7 +16,7 @@ from sfnode.cli.main import cli
 from sfnode.defaults import DATA_DIR
 from sfnode.manifest.sections import OrganisedSection
 from sfnode.manifest.task import Task
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import ClassScore, Evaluation
 from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.run_keys import RunKeys
@@ -77,7 +77,17 @@ def test_of_what_is_no_share_it_says_by_how_much_it_is_better() -> None:
     assert figures(now, before) == [
         "before  perplexity 12",
         "now     perplexity 9 on 800 test rows, better by 25.0 %",
+        "(how well it expects the right words: 1 is surely, and lower is better)",
     ]
+
+
+def test_classes_that_differ_are_told_also_beside_what_an_organiser_has_published() -> None:
+    by = (ClassScore(name="often", right=380, count=380), ClassScore(name="rare", right=1, count=8))
+    now = found(0.98, by_class=by)
+    told = "by class: rare 12.5 % of 8 rows, often 100.0 % of 380 rows"
+    assert figures(now, found(0.5))[-1] == told
+    published = changed(found(0.98), found(0.5))._replace(classes=now)
+    assert told in card("A title", published, NONE, [], [])
 
 
 def test_own_work_is_one_number_which_is_what_counts_once_that_is_settled() -> None:

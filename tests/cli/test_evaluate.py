@@ -73,6 +73,7 @@ def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -
     assert said[0].startswith("accuracy (95 % interval) on 40 test rows, 0 updates")
     number = r"\d{1,3}\.\d"
     assert said.pop() == "change        the weights have moved by 0 %"
+    assert said.pop().strip().startswith("by class: "), "the base model leans towards one answer"
     for line, when in zip(said[1:], ("before", "calibrated", "after"), strict=True):
         assert re.fullmatch(rf"{when} +{number} % \({number}-{number} %\), loss \d\.\d{{4}}", line)
 
@@ -132,7 +133,7 @@ def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
     elsewhere = run.model_copy(update={"data": run.data.model_copy(update={"train": "/nowhere/train.tsv"})})
     ended = sfnode("eval", "--data-dir", joined(tmp_path / "elsewhere", elsewhere), "--test-limit", 8)
     assert (ended.status, "SF035" in ended.err) == (0, True)
-    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after", "change"]
+    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after", "by", "change"]
 
 
 def test_log_prints_every_update_that_counts_as_a_line_of_json(folder: Path, sfnode: Run) -> None:

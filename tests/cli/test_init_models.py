@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from sfnode.manifest import Manifest
 from sfnode.models.files import EMBEDDED
+from sfnode.tasks import fitting
 from sfnode.tasks.presets import PRESETS
 from tests.cli.helpers import Ended
 
@@ -181,3 +182,85 @@ def test_of_a_mixture_of_experts_it_says_that_slopes_may_be_jumps(tmp_path: Path
         "mixture"
         not in sfnode("init", "--task", "reviews", "--open", "--set", "init.measure=no", "--force").out
     )
+
+
+# -- rows that only training would meet -----------------------------------------------------------------
+
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{{ m.content }} {% endfor %}"
+)
+
+
+def talks(file: str, *roles: str) -> None:
+    """Write conversations, of which the 11th and the 16th begin with another role."""
+    said = [
+        {"messages": [{"role": role, "content": f"hi no. {n}"} for role in (*before, "user", "assistant")]}
+        for n in range(20)
+        for before in [roles if n in (10, 15) else ()]
+    ]
+    Path(file).write_text("\n".join(map(json.dumps, said)))
+
+
+def test_a_conversation_that_the_template_refuses_is_found_before_anybody_joins(
+    model: Path, sfnode: Run
+) -> None:
+    (model / "chat_template.jinja").write_text(STRICT)
+    talks("talks.jsonl", "system")
+    flags = (
+        "init",
+        "--open",
+        "--set",
+        "task.kind=chat",
+        "--model",
+        str(model),
+        "talks.jsonl",
+        "--set",
+        "init.measure=no",
+    )
+    refused = sfnode(*flags)
+    assert refused.status == 1
+    assert "SF031: 2 of the 20 rows of " in refused.err
+    assert "talks.jsonl, line 11: the model's chat template refuses the conversation" in refused.err
+    assert "--skip-bad-rows" in refused.err
+    assert not Path("run.toml").exists()
+    ended = sfnode(*flags, "--skip-bad-rows")
+    assert ended.status == 0, ended.err
+    assert "Left out: 2 of the 20 rows of " in ended.out
+    data = Manifest.from_toml(Path("run.toml")).data
+    assert len(Path(data.train).read_text().splitlines()) == 18
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_answer_that_is_too_long_is_refused_or_left_out(skip: bool, model: Path, sfnode: Run) -> None:
+    """Also where the table says what is to be learnt, and rows are held out."""
+    answers = [f"{n + 1} it is" for n in range(19)] + ["so " * 300]
+    lines = ["question,answer", *(f"What is {n}+1?,{said}" for n, said in enumerate(answers))]
+    Path("asked.csv").write_text("\n".join(lines))
+    flags = ("init", "asked.csv", "--yes", "--model", str(model), "--set", "init.measure=no")
+    ended = sfnode(*flags, *(["--skip-bad-rows"] if skip else []))
+    wrong = "asked.csv, line 21: the answer 'so so so so so so so so so so so so so so so so so so so so '"
+    assert wrong in (ended.out if skip else ended.err)
+    assert (ended.status, Path("run.toml").exists()) == ((0, True) if skip else (1, False))
+    assert len(list(Path().glob("asked-*.jsonl"))) == (2 if skip else 0)
+
+
+def test_rows_that_there_was_no_time_for_are_counted(
+    model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "SECONDS", 0.0)
+    (model / "chat_template.jinja").write_text(STRICT)
+    talks("talks.jsonl", "system")
+    ended = sfnode(
+        "init",
+        "--open",
+        "--set",
+        "task.kind=chat",
+        "--model",
+        str(model),
+        "talks.jsonl",
+        "--set",
+        "init.measure=no",
+    )
+    assert ended.status == 0, ended.err
+    assert "Warning: 20 rows have not been read as the model reads them, as 0 s were over." in ended.out

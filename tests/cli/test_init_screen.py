@@ -354,3 +354,34 @@ def test_a_table_with_other_columns_lacks_them_and_is_not_full_of_bad_rows(sfnod
     Path("other.csv").write_text(table("It is lost", "mood"))
     ended = sfnode("init", "tickets.csv", "--test", "other.csv", "--yes", "--skip-bad-rows", *TINY)
     assert "other.csv has no column subject, body, category; it has text, mood" in ended.err
+
+
+# -- rows that say little --------------------------------------------------------------------------------
+
+
+def wrote(name: str, found: list[tuple[str, str]]) -> None:
+    Path(name).write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in found))
+
+
+def test_test_rows_that_are_trained_on_are_counted(sfnode: Run) -> None:
+    wrote("same.csv", [(f"the same text {n % 2}", "ab"[n % 2]) for n in range(240)])
+    ended = sfnode("init", "same.csv", "--yes", *TINY)
+    assert "Warning: 48 of the 48 test rows have the text of a row that is trained on" in ended.out
+
+
+def test_also_those_of_a_file_of_their_own(sfnode: Run) -> None:
+    wrote("train.csv", [(f"a text no. {n}", "ab"[n % 2]) for n in range(40)])
+    wrote("test.csv", [(f"A text  no. {n}", "ab"[n % 2]) for n in range(30, 50)])
+    ended = sfnode("init", "train.csv", "--test", "test.csv", "--yes", *TINY)
+    assert ended.status == 0, ended.err
+    counted = re.search(r"Warning: (\d+) of the 20 test rows have the text", ended.out)
+    assert counted
+    assert 1 <= int(counted[1]) <= 10, "some of the ten validate"
+
+
+def test_a_class_with_too_few_test_rows_is_named(sfnode: Run) -> None:
+    wrote("rare.csv", [(f"a text no. {n}", "b" if n % 48 == 3 else "a") for n in range(388)])
+    ended = sfnode("init", "rare.csv", "--yes", *TINY)
+    assert ended.status == 0, ended.err
+    assert "Warning: fewer than 5 test rows are of b (2): " in ended.out
+    assert sum(row["label"] == "b" for row in rows(run().data.test)) == 2

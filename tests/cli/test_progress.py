@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from rich.progress import Progress
 
 from sfnode.cli import progress
 from sfnode.cli.progress import LINES, Narration, left_text, waiting
@@ -105,7 +106,7 @@ STARTING_NODE = """
 import asyncio
 from sfnode.cli import progress
 from sfnode.logging import begins, set_up_logging
-from sfnode.schema.status import FetchStatus, LinkStatus
+from sfnode.schema.status import DoingStatus, FetchStatus, LinkStatus
 from tests.schema.helpers import status
 
 set_up_logging("info")
@@ -117,6 +118,7 @@ life = (
     {"state": "starting", "fetch": FetchStatus(done=2_000_000, total=8_000_000, peers=2)},
     {"state": "starting"},
     {"state": "catching-up", "known": 4_000, "links": [link]},
+    {"state": "training", "doing": DoingStatus(what="reading its rows", seconds=1, done=1_024, total=4_096)},
     {"state": "training"},
     {"state": "training", "own_updates": 1},
 )
@@ -134,7 +136,11 @@ asyncio.run(main())
 
 def test_a_terminal_shows_each_thing_that_a_starting_node_does_and_how_long_it_took() -> None:
     _, text = on_a_terminal(STARTING_NODE)
-    for shown in ("base model from peers 2.0 MB of 8.0 MB", "catching up 4,000 of 12,000 updates"):
+    for shown in (
+        "base model from peers 2.0 MB of 8.0 MB",
+        "catching up 4,000 of 12,000 updates",
+        "reading its rows 1,024 of 4,096",
+    ):
         assert shown in text
     done = re.findall(r"INFO    (.*): \d+\.\d s\r\n", text)
     assert done == [
@@ -142,7 +148,8 @@ def test_a_terminal_shows_each_thing_that_a_starting_node_does_and_how_long_it_t
         "base model from peers",
         "loading the model",
         "catching up",
-        "measuring speed with the first update",
+        "reading its rows",
+        "computing the first update",
     ]
     assert re.search(r"INFO    training, \d+\.\d s after the start", text)
 
@@ -231,3 +238,12 @@ def test_the_first_line_of_join_comes_before_anything_slow_is_loaded() -> None:
         "print(*slow & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "\n"
+
+
+def test_a_bar_of_which_the_end_is_unknown_says_no_number() -> None:
+    """rich says `0/?`."""
+    unknown = Progress(progress._Far())
+    task = unknown.add_task("loading", total=None)
+    assert str(progress._Far().render(unknown.tasks[0])) == ""
+    unknown.update(task, completed=3, total=9)
+    assert str(progress._Far().render(unknown.tasks[0])) == "3/9"

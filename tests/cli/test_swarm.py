@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sfnode.cli.swarm import MADE_UP, closing, measurement_line, progress_line, progress_table
+from sfnode.defaults import DATA_DIR
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.schema.evaluation import Evaluation
@@ -52,7 +53,9 @@ def drawn(table: Table) -> list[str]:
 
 def said_at_the_end(result: SwarmResult, run: Manifest = MANIFEST) -> list[str]:
     """The card of a swarm, line by line."""
-    return [line.strip() for line in closing(result, run, NONE, ["sfnode use"]).splitlines() if line]
+    return [
+        line.strip() for line in closing(result, run, NONE, ["sfnode use"], DATA_DIR).splitlines() if line
+    ]
 
 
 def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
@@ -68,24 +71,34 @@ def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
 
 def test_progress_of_an_organised_run_tells_what_counts() -> None:
     line = progress_line([status(known=48, loss=1.0)], organised_status())
-    assert line == "80 % done, 123/s, 0 s left, loss 1.000"
+    assert line == "48 of 50 updates made, 40 count, 123/s, 0 s left, loss 1.000"
+
+
+def test_what_is_made_is_told_before_anything_counts() -> None:
+    """It said `0 % done` with 57 of 64 updates made."""
+    none = organised_status().model_copy(update={"counted": 0, "budget": 64})
+    assert progress_line([status(known=57, loss=None)], none) == (
+        "57 of 64 updates made, 0 count, 123/s, 0 s left"
+    )
 
 
 def test_no_run_is_more_than_done() -> None:
     over = organised_status().model_copy(update={"counted": 51})
-    assert progress_line([status(known=60, loss=None)], over) == "100 % done, 123/s, 0 s left"
+    assert (
+        progress_line([status(known=60, loss=None)], over) == "50 and 10 more updates made, 51 count, 123/s"
+    )
 
 
 def test_less_than_one_update_a_second_is_told_by_the_minute_with_the_time_that_is_left() -> None:
     """A real model's run said `0/s` for half an hour."""
     slow = status(known=48, loss=1.0, updates_per_second=0.05)
     line = progress_line([slow, slow], organised_status())
-    assert line == "80 % done, 6/min, 1 min 40 s left, loss 1.000"
+    assert line == "48 of 50 updates made, 40 count, 6/min, 20 s left, loss 1.000"
 
 
 def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
     line = progress_line([status(known=10_000, loss=1.0), status(known=12, loss=2.0), status(loss=None)])
-    assert line.startswith("< 0.1 % done, 370/s, 9 min")
+    assert line.startswith("12 of 200,000 updates made, 370/s, 9 min")
     assert line.endswith(" left, loss 1.500")
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from sfnode.engine import forward, trial
+from sfnode.engine import forward, head, trial
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
@@ -265,3 +265,21 @@ def test_rows_that_the_model_reads_alike_are_refused_before_a_run_is_made_of_the
     ):
         trial.with_features(run, (), lambda done, total: None)
     assert no.value.code is Code.LOSS_FLAT
+
+
+def test_while_all_rows_are_read_for_the_first_update_it_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int] | None] = []
+    run = trainer(headed("llama"), data_file(tmp_path))
+    original = head.rows_of
+
+    def noted(*given: Any) -> head.HeadRows:
+        told.append(run.objective.reading)
+        return original(*given)
+
+    monkeypatch.setattr(head, "EVALUATION_BATCH", 2)
+    monkeypatch.setattr(head, "rows_of", noted)
+    run.step(SEEDS, 0)
+    assert told == [(0, 5), (2, 5), (4, 5)]
+    assert run.objective.reading is None

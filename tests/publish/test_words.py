@@ -19,6 +19,7 @@ from sfnode.dashboard.frame import Shown, frame
 from sfnode.dashboard.quality import quality
 from sfnode.dashboard.server import STATIC, NowAnswer
 from sfnode.dashboard.snapshot import contributed, look_at_all
+from sfnode.defaults import DATA_DIR
 from sfnode.publish.directory import directory_page
 from sfnode.schema.evaluation import Drift, Evaluation, LayeredDrift, ProbeEvaluation
 from sfnode.schema.node_state import NodeState, Wait
@@ -159,7 +160,7 @@ def test_what_eval_prints_is_plain() -> None:
         drift=LayeredDrift(norm=1.0, distance=0.2, kl=0.1, tokens=9, layers=[]),
         probe=ProbeEvaluation(**scores, rows=99, lead=0.2, error=0.01),
     )  # fmt: skip
-    check("\n".join(evaluate._lines(result, "after round 3, 9 updates", False)))
+    check("\n".join(evaluate._lines(result, "after round 3, 9 updates", False, DATA_DIR)))
 
 
 def told(call: ast.Call) -> str:

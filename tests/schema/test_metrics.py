@@ -6,12 +6,14 @@ import math
 
 import pytest
 
+from sfnode.schema.evaluation import ClassScore, Evaluation
 from sfnode.schema.metrics import (
     LOSS,
     METRICS,
     PASS_AT_1,
     REWARD,
     better_by,
+    by_class,
     drift_in_words,
     metric_of,
     moved_in_words,
@@ -79,3 +81,21 @@ def test_drift_is_told_without_a_kl_where_there_is_none(kl: float | None, end: s
     assert "inf" not in drift_in_words(math.inf, kl)
     assert drift_in_words(0.1234, kl).startswith("weights moved by 0.123 of the base's norm")
     assert drift_in_words(0.1234, kl).endswith(end)
+
+
+def told(*classes: tuple[int, int]) -> str:
+    """What is told of classes with so many right answers of so many."""
+    scores = tuple(ClassScore(name=f"c{n}", right=right, count=of) for n, (right, of) in enumerate(classes))
+    return by_class(
+        Evaluation(metric="accuracy", value=0.5, low=0.4, high=0.6, loss=0.5, count=100, by_class=scores)
+    )
+
+
+def test_classes_that_differ_by_more_than_chance_are_told_the_worst_first() -> None:
+    assert told((300, 380), (1, 8)) == "by class: c1 12.5 % of 8 rows, c0 78.9 % of 380 rows"
+    assert told((0, 50), *[(50, 50)] * 6).endswith("c4 100.0 % of 50 rows, ...")
+
+
+def test_what_may_be_chance_is_not() -> None:
+    assert told() == told((5, 9)) == told((80, 100), (78, 100)) == told((1, 2), (3, 4), (9, 10)) == ""
+    assert told((100, 100), (8, 8)) == told((0, 100), (0, 8)) == ""

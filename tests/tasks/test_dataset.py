@@ -437,3 +437,66 @@ def test_a_shard_that_does_not_exist_is_an_error(index: int) -> None:
 def test_the_stanford_sentiment_treebank_reads_whole() -> None:
     assert len(load_rows(str(SST2 / "test.tsv"), TASK)) == 872
     assert len(load_rows(str(SST2 / "train.tsv"), TASK, limit=1024, min_words=4)) == 1024
+
+
+# -- what a model is measured on -------------------------------------------------------------------------
+
+CLASSES = Task(kind="sequence-classification", template="{text}", verbalizer={"a": "a", "b": "b"})
+
+
+def labelled(*counts: int) -> list[dict[str, str]]:
+    return [
+        {"text": f"{label} no. {n}", "label": label}
+        for label, count in zip("ab", counts, strict=True)
+        for n in range(count)
+    ]
+
+
+def test_each_class_has_its_share_of_the_rows_that_are_held_out() -> None:
+    kept, held = dataset.hold_out(CLASSES, labelled(380, 8), 77)
+    assert len(kept) + len(held) == 388
+    assert dataset.rare(CLASSES, held) == {"b": 2}
+    assert len(held) == 77
+
+
+def test_a_class_of_two_rows_has_one_on_either_side_and_one_of_a_single_row_stays() -> None:
+    for few, out in ((2, 1), (1, 0)):
+        _, held = dataset.hold_out(CLASSES, labelled(380, few), 20)
+        assert sum(row["label"] == "b" for row in held) == out
+
+
+def test_equal_texts_stay_on_one_side_whatever_their_dress() -> None:
+    rows = [
+        {"text": f"{dress} {n}", "label": "ab"[n % 2]} for n in range(20) for dress in ("Hi", "hi ", "HI")
+    ]
+    kept, held = dataset.hold_out(CLASSES, rows, 12)
+    assert len(held) == 12
+    assert dataset.shared(CLASSES, kept, held) == 0
+
+
+def test_where_too_few_texts_differ_they_are_parted_and_counted() -> None:
+    rows = [{"text": f"text {n % 2}", "label": "ab"[n % 2]} for n in range(240)]
+    kept, held = dataset.hold_out(CLASSES, rows, 48)
+    assert len(held) == 48
+    assert dataset.shared(CLASSES, kept, held) == 48
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "same", "other"),
+    [
+        (Task(kind="completion", template="{q}", completion="{a}"), {"q": "Why", "a": "so"},
+         {"q": "why ", "a": "no"}, {"q": "how", "a": "so"}),
+        (Task(kind="text", template="{q}"), {"q": "Why not"}, {"q": "why  not"}, {"q": "how"}),
+        (Task(kind="chat"),
+         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]},
+         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "hm"}]},
+         {"messages": [{"role": "user", "content": "ha"}, {"role": "assistant", "content": "ho"}]}),
+    ],
+)  # fmt: skip
+def test_texts_are_what_the_model_reads(task: Task, row: Any, same: Any, other: Any) -> None:
+    assert dataset.shared(task, [row], [same, other]) == 1
+
+
+def test_the_same_rows_are_held_out_whoever_asks() -> None:
+    rows = labelled(50, 50)
+    assert dataset.hold_out(CLASSES, rows, 20) == dataset.hold_out(CLASSES, list(rows), 20)

@@ -20,7 +20,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.tasks import tokenizer_calls
 from sfnode.tasks.dataset import load_rows
-from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
+from sfnode.tasks.encoding import LONG_ANSWER, Encoded, Scored, encode, evaluate
 from sfnode.tasks.presets import preset
 from tests.engine.helpers import FAMILIES, ROWS, SHARED, TASK, WORDS, model_folder
 
@@ -211,6 +211,22 @@ def test_a_completion_is_right_when_greedy_decoding_would_write_it() -> None:
     rows = [{"sentence": "a film", "more": greedy}, {"sentence": "a film", "more": other}]
     measured = evaluate(STORY, tokenizer(), rows, forward("opt"), batch_size=2)
     assert (measured.metric, measured.value) == ("exact_match", 0.5)
+
+
+def test_long_answers_are_measured_by_how_well_they_are_expected_as_nobody_writes_the_same_words() -> None:
+    """The length is that of the right answers, whatever the prompts have."""
+    short, long = "bad film", " ".join(["a film"] * (LONG_ANSWER // 2 + 1))
+    for answer, metric in ((short, "exact_match"), (long, "perplexity")):
+        rows = [{"sentence": f"a {word} film " * 9, "more": answer} for word in ("slow", "dull")]
+        assert evaluate(STORY, tokenizer(), rows, forward("opt"), batch_size=2).metric == metric
+
+
+def test_right_answers_are_counted_for_each_class_that_has_rows() -> None:
+    three = TASK.model_copy(update={"verbalizer": {"0": "terrible", "1": "great .", "2": "dull"}})
+    found = evaluate(three, tokenizer(), ROWS, forward("opt"), batch_size=2)
+    assert [(one.name, one.count) for one in found.by_class] == [("0", 3), ("1", 2)]
+    assert sum(one.right for one in found.by_class) == round(found.value * len(ROWS))
+    assert evaluate(STORY, tokenizer(), STORIES, forward("opt"), 2).by_class == ()
 
 
 def test_a_text_is_measured_by_its_perplexity_per_token() -> None:

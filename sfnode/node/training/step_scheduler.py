@@ -103,7 +103,8 @@ class StepScheduler:
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
         """Measurements of this process without a finite number."""
-        self._begun = 0.0
+        self.begun = 0.0
+        """Time at which the step that is under way began."""
         """Time at which the engine has begun its step, or will as soon as it can."""
         self._long = False
         """Whether the last step took LONG_STEP."""
@@ -147,8 +148,8 @@ class StepScheduler:
             if allowed <= 0 or self._clock() < self._rests_until:
                 break
             if self._at_work == 0:
-                self._begun = self._clock()
-                self._rate.update(self._begun, self._finished)
+                self.begun = self._clock()
+                self._rate.update(self.begun, self._finished)
             before = self._ordered
             self._order(self._next(joining.feed, allowed))
             rest = (self._ordered - before) / self._machine.pace
@@ -163,7 +164,7 @@ class StepScheduler:
         measurements go on failing.
         """
         self._at_work -= 1
-        self._long, self._begun = self._clock() - self._begun >= LONG_STEP, self._clock()
+        self._long, self.begun = self._clock() - self.begun >= LONG_STEP, self._clock()
         joining = self._joining
         assert joining is not None  # there was an order
         self._count_failures(result)
@@ -171,7 +172,7 @@ class StepScheduler:
             scalars = order.asked(result.scalars)
             joining.add((EpochScalars(order.epoch, scalars),))
             self._finished += len(scalars)
-            self._rate.update(self._begun, self._finished)
+            self._rate.update(self.begun, self._finished)
             self._smooth(result.loss)
         if self._at_work == 0:
             self._ordered = joining.stop  # what was dropped is ordered again if it is still needed

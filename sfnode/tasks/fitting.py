@@ -1,0 +1,120 @@
+"""Rows that a model's tokenizer cannot encode: `init` looks for them before a run begins, and a node that
+meets one leaves it out and says so once.
+
+Whether a row fits is known only once it is encoded: a chat template refuses a conversation, or an answer has
+more tokens than a sequence may have (SPEC T3, T6). This module knows tokenizers; it knows no file and no
+model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, TypeVar
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.manifest.task import Task
+from sfnode.printable import paragraph
+from sfnode.tasks.prompts import Prompt, Row, RowText, render_row
+from sfnode.tasks.tokenization import example, prompt_ids
+
+R = TypeVar("R", bound=Row)
+
+UNFIT = (Code.DATA_MALFORMED, Code.MODEL_UNSAFE)
+"""Errors of a row that cannot be encoded: it is refused or cut short, or too much for bounds."""
+
+BROKEN = 3
+"""Rows that may be too much for these bounds before the model is to blame: each takes seconds."""
+
+SECONDS = 60.0
+"""Time that `init` encodes rows for: 250,000 short texts, or 20,000 conversations of four answers, on one
+core."""
+
+
+class Fitting:
+    """Tells the rows that can be encoded from others, which it leaves out; any thread may ask."""
+
+    def __init__(self, task: Task, tokenizer: Any) -> None:
+        self.task, self.tokenizer = task, tokenizer
+        self._broken = 0
+        self._last: UserError | None = None
+        self._lock = Lock()
+
+    def problem(self, words: RowText) -> UserError | None:
+        """Return why the text of a row cannot be encoded, or None if it can. Raises UserError MODEL_UNSAFE
+        if more than BROKEN break a bound."""
+        try:
+            if self.task.is_rewarded and isinstance(words, Prompt):
+                prompt_ids(self.tokenizer, words.prompt, self.task.max_tokens)
+            else:
+                example(self.tokenizer, words, self.task.max_tokens)
+        except UserError as error:
+            self._broken += error.code is Code.MODEL_UNSAFE
+            if error.code not in UNFIT or self._broken > BROKEN:
+                raise
+            return error
+        return None
+
+    def fits(self, row: Row) -> bool:
+        """Return whether a row can be encoded; of the first that cannot the log says why. Raises as
+        `problem`."""
+        error = self.problem(render_row(self.task, row))
+        if error is None:
+            return True
+        with self._lock:
+            first, self._last = self._last is None, error
+        if first:
+            said = paragraph(f"a row is left out, and so are others like it: {error.what}")
+            log.warning("%s", said)
+        return False
+
+    def of(self, rows: Sequence[R]) -> list[R]:
+        """Return those of some rows that fit. Raises UserError as `fits`, and as `none_fits`."""
+        found = [row for row in rows if self.fits(row)]
+        if rows and not found:
+            raise self.none_fits()
+        return found
+
+    def none_fits(self) -> UserError:
+        """Return the error for rows of which none fits: that of the last one."""
+        assert self._last is not None, "no row was left out"
+        return self._last
+
+
+class Examination:
+    """Says why rows cannot be encoded, as long as there is time for it; the same row is encoded once."""
+
+    def __init__(
+        self,
+        fitting: Fitting,
+        advance: Callable[[int, int], None] = lambda done, total: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`advance` is told how many rows are encoded, and of how many."""
+        self.fitting, self._advance, self._clock = fitting, advance, clock
+        self._ends = clock() + SECONDS
+        self._known: dict[RowText, str] = {}
+        self._unread: set[RowText] = set()
+
+    @property
+    def unread(self) -> int:
+        """Different rows that there was no time for."""
+        return len(self._unread)
+
+    def __call__(self, row: Row, number: int, total: int) -> str:
+        """Return why a row, the one of this number of so many, cannot be encoded; empty if it can, or there
+        was no time. Raises as `Fitting.problem`, and MODEL_UNSAFE if none before it could be encoded: that is
+        the model's fault."""
+        words = render_row(self.fitting.task, row)
+        if words not in self._known:
+            if self._clock() >= self._ends:
+                self._unread.add(words)
+                return ""
+            error = self.fitting.problem(words)
+            if error and error.code is Code.MODEL_UNSAFE and all(self._known.values()):
+                raise error
+            self._known[words] = error.what if error else ""
+            self._advance(number, total)
+        return self._known[words]
