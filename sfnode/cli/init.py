@@ -228,10 +228,11 @@ def _write(
     passphrase = chosen(given.get("passphrase_file")) if given.get("encrypt") else None
     home = named_folder(given.get("model", ""))
     with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
+        if not plan:
+            _check_kinds(given)
         with waiting("reading the model and the data") as advance:
             examine = row_examination(given, advance)
             said = _take_rows(given, out.parent, note, plan, examine)
-            _check_kinds(given)
             manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch), examine)
         said += output.unread_words(examine.unread) + output.rows_words(manifest, counted=plan is not None)
         means = preparing.Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))

@@ -95,7 +95,7 @@ class DataTable:
     placed: Sequence[Placed]
     columns: dict[str, TableColumn]
     dress: tuple[str, ...] = ()
-    """What was taken off its rows, which nodes would not read so."""
+    """Things that were taken off its rows, as nodes would not read them so."""
 
 
 def read(source: str) -> DataTable:

@@ -48,7 +48,7 @@ NAMES: dict[str, frozenset[str]] = {
         "never": "rejected",
     }.items()
 }
-"""What a column holds by the last word of its name, without accents: what is right, the choices of a row,
+"""Contents of a column by the last word of its name, without accents: what is right, the choices of a row,
 what is neither read nor learnt where there is anything else, and what is never."""
 
 RIGHT = NAMES["answers"] | NAMES["classes"]
@@ -103,7 +103,7 @@ MEANT = ("answers", "classes", "choices")
 """Roles of columns that somebody has meant to be learnt."""
 
 PLAIN = ("codes", "numbers", "booleans", "others", "nothing")
-"""What is left unread without a word."""
+"""Contents of columns that are left unread without a word."""
 
 NOTHING = "none"
 """Name in place of the column that says what is right: there is none, and the texts themselves are learnt."""
@@ -120,7 +120,7 @@ class Proposal(NamedTuple):
     others: tuple[str, ...] = ()
     """Columns that could say what is right as well."""
     doubt: str = ""
-    """Why nobody should take this without a look at it."""
+    """Reason why nobody should take this without a look at it."""
     joined: Mapping[str, str] = {}
     """Labels that are written like another one but for capital letters, blanks or a typing error."""
 

@@ -133,7 +133,7 @@ OLDER = "Windows-1252"
 """The encoding of most texts that are not UTF-8; nearly the same as Latin-1."""
 
 _STRANGE = re.compile(r"[a-z][^\x00-\x7fß-öø-ÿœšž’‘´–—…\xa0][a-z]|[À-ÿ]{4}")
-"""What texts of Western Europe do not have in their words, and those of other encodings have when they are
+"""Characters that texts of Western Europe do not have in their words, and those of other encodings have,
 read as OLDER."""
 
 FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:OWNER/NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
@@ -153,17 +153,17 @@ class Placed(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a file of text was written, where that is not for all readers to find."""
+    """The way in which a file of text was written, where that is not for all readers to find."""
 
     encoding: str = ""
     separator: str = ""
-    """What parts the columns of a table."""
+    """Character between the columns of a table."""
     declared: bool = False
     """Whether the first line says so, and the names of columns are below it."""
 
 
 PLAIN = Layout()
-"""That of the files that nodes share."""
+"""The layout of the files that nodes share."""
 
 
 def read(source: str, layout: Layout = PLAIN) -> Iterator[Placed]:
