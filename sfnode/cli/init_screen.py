@@ -337,7 +337,7 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
         )
     if joined := found.proposal.joined:
         yield ScreenLine(
-            f"{len(joined)} labels look like others",
+            f"{len(joined)} labels look like others" if len(joined) > 1 else "A label looks like another",
             f"{'joined' if answers.join else 'classes of their own'}: {_joined_words(joined)}",
             "Are they the same? (yes, no)",
             lambda said: replace(answers, join=_one_of(said, "yes", "no") == "yes"),
