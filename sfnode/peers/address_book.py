@@ -149,8 +149,14 @@ class AddressBook:
             entry.not_before = now + about(wait, self._random)
 
     def is_no_node(self, peer: str, now: float) -> None:
-        """Note that the peer is there and does not speak our protocol: it leads to others at most."""
-        if entry := self._entries.get(peer):
+        """Note that the peer is there and does not speak our protocol: it leads to others at most.
+
+        One that was a node before is just starting, and listens before it answers.
+        """
+        entry = self._entries.get(peer)
+        if entry and (peer in self._met or (entry.stays and not entry.pinned)):
+            self.failed(peer, now)
+        elif entry:
             entry.plain, entry.not_before = True, now + about(BACKOFF_PLAIN, self._random)
 
     def succeeded(self, peer: str) -> None:

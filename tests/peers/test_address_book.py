@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sfnode.errors import Code, UserError
 from sfnode.peers import address_book as book_module
 from sfnode.peers.address_book import (
+    BACKOFF_FIRST,
     BACKOFF_MOST,
     BACKOFF_MOST_GIVEN,
     BACKOFF_PLAIN,
@@ -295,3 +296,14 @@ def test_of_what_is_remembered_nodes_come_first() -> None:
     made = book("a", "b", "c")
     made.is_no_node("a", 0)
     assert made.worth_keeping(()) == [address("b"), address("c"), address("a")]
+
+
+def test_a_node_of_before_that_does_not_answer_yet_is_dialled_again_soon() -> None:
+    """It listens before it speaks: after both have restarted nobody may wait ten minutes for the other."""
+    made = book("given", remembered=(address("remembered"),))
+    made.note([record("met")], ())
+    made.succeeded("met")
+    for peer in ("given", "remembered", "met"):
+        made.is_no_node(peer, 0)
+    assert {*made.dialable(2 * BACKOFF_FIRST)} == {"remembered", "met"}
+    assert "given" not in {*made.dialable(BACKOFF_PLAIN / 2)}
