@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sfnode.cli.init_screen import Answers, Plan
     from sfnode.store.run_keys import RunKeys
     from sfnode.tasks.columns import DataTable
-    from sfnode.tasks.fitting import Examination
+    from sfnode.tasks.fitting import RowExamination
 
 OWN_KINDS = (".txt", ".json")
 """Ends of the names of files of which `sfnode init FILE` writes the rows anew."""
@@ -203,12 +203,7 @@ def _name(source: str) -> str:
     return name.strip("-")[:60] or "run"
 
 
-def _write(
-    out: Path,
-    organised: bool,
-    given: dict[str, Any],
-    plan: Plan | None = None,
-) -> None:
+def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
     """Write the manifest, its keys and its files, all or none of them, and say what comes next."""
     given = dict(given)
     bases, made_of = given.pop("bases", None), given.get("made_of")
@@ -285,7 +280,7 @@ def _take_rows(
     folder: Path,
     note: Callable[[Path], None],
     plan: Plan | None,
-    examine: Examination,
+    examine: RowExamination,
 ) -> list[str]:
     """Write rows that are taken out of their file to files in a folder, which `given` then names: those that
     fit, where others are left out, and those that are held out. Return what there is to say."""
@@ -307,7 +302,7 @@ def _take_rows(
 
 
 def _skip_bad_rows(
-    given: dict[str, Any], folder: Path, note: Callable[[Path], None], examine: Examination
+    given: dict[str, Any], folder: Path, note: Callable[[Path], None], examine: RowExamination
 ) -> list[str]:
     """Write the rows that fit to files in a folder, which `given` then names; return what there is to say."""
     from sfnode import preparing
@@ -322,7 +317,7 @@ def _skip_bad_rows(
 
 
 def _built(
-    given: dict[str, Any], bases: Path | None, keys: dict[str, Any], made: Path, examine: Examination
+    given: dict[str, Any], bases: Path | None, keys: dict[str, Any], made: Path, examine: RowExamination
 ) -> Manifest:
     """Return the manifest of these options; published `bases` are kept in the folder `made`."""
     from sfnode import preparing

@@ -40,7 +40,7 @@ from sfnode.tasks import (
     templates,
     verifying,
 )
-from sfnode.tasks.fitting import Examination, Fitting
+from sfnode.tasks.fitting import Fitting, RowExamination
 from sfnode.tasks.public_files import typed
 
 HUB_TASK = "sst2"
@@ -151,7 +151,7 @@ def default_manifest() -> Manifest:
     return build({})
 
 
-def build(given: dict[str, Any], examine: Examination | None = None) -> Manifest:
+def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manifest:
     """Return the manifest that options of `sfnode init`, by parameter name, describe.
 
     `examine` (`examination`) looks at the rows of local data; one that tells nobody how far it is unless
@@ -195,15 +195,15 @@ def build(given: dict[str, Any], examine: Examination | None = None) -> Manifest
         )
     except ValidationError as error:
         raise _bad_option(error) from error
-    _try_data(manifest, examine or Examination(Fitting(manifest.task, loader.tokenizer_of(home))))
+    _try_data(manifest, examine or RowExamination(Fitting(manifest.task, loader.tokenizer_of(home))))
     return manifest
 
 
-def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> Examination:
+def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> RowExamination:
     """Return what examines the rows of the run that these options describe. Raises UserError as `build`."""
     begun = beginning(given)
     home = files.located(begun.source, begun.revision)
-    return Examination(Fitting(begun.task, loader.tokenizer_of(home)), advance)
+    return RowExamination(Fitting(begun.task, loader.tokenizer_of(home)), advance)
 
 
 def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -> Manifest:
@@ -448,7 +448,7 @@ def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
     return data.model_copy(update={"validation_limit": rows})
 
 
-def _try_data(manifest: Manifest, examine: Examination) -> None:
+def _try_data(manifest: Manifest, examine: RowExamination) -> None:
     """Read the local data files as training does, and check the templates of the task and of the model.
 
     Data on the hub are left to the nodes, which need them anyway, if this machine can read such.

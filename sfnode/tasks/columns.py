@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, Literal
 
 from sfnode.tasks import dataset, prompts, row_files
-from sfnode.tasks.row_files import Layout, Placed, Row, malformed
+from sfnode.tasks.row_files import Placed, Row, TextForm, malformed
 
 MEASURED = 1_000
 """Cells of a column, spread over all of it, of which the length and the words are measured."""
@@ -128,7 +128,7 @@ def read(source: str) -> DataTable:
     return DataTable(source, placed, columns, tuple(dress))
 
 
-def _dress(layout: Layout, rows: Sequence[Row]) -> Iterator[str]:
+def _dress(layout: TextForm, rows: Sequence[Row]) -> Iterator[str]:
     """Yield how a file is read that was written in another way than nodes read it."""
     if layout.encoding:
         words = (word for row in rows for cell in row.values() for word in str(cell).split())

@@ -24,7 +24,7 @@ from sfnode.manifest.task import Task
 from sfnode.printable import paragraph
 from sfnode.tasks import hub_rows, orders, prompts, public_files, row_files, sums, synthetic
 from sfnode.tasks.public_files import NOWHERE, Places
-from sfnode.tasks.row_files import Layout, Placed, malformed
+from sfnode.tasks.row_files import Placed, TextForm, malformed
 from sfprotocol.seeds import derive_key, stream
 
 Row = row_files.Row
@@ -327,7 +327,7 @@ def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
     return found
 
 
-def read(source: str, layout: Layout = row_files.PLAIN) -> Iterator[Placed]:
+def read(source: str, layout: TextForm = row_files.PLAIN) -> Iterator[Placed]:
     """Yield every row of a source with its place. Raises UserError as `load_rows`."""
     kind, _, rest = source.partition(":")
     if kind == "builtin":

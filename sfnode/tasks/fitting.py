@@ -83,7 +83,7 @@ class Fitting:
         return self._last
 
 
-class Examination:
+class RowExamination:
     """Says why rows cannot be encoded, as long as there is time for it; the same row is encoded once."""
 
     def __init__(

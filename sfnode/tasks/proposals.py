@@ -248,7 +248,7 @@ def _task(table: DataTable, right: str, texts: Sequence[str], way: str) -> Propo
     read = (right,) if column.holds == "messages" else tuple(texts)
     reason = ""
     for kind in KINDS:
-        found = kind(Asked(table, column, read, tuple(options), way))
+        found = kind(ColumnCandidate(table, column, read, tuple(options), way))
         if isinstance(found, Task):
             lettered = found.kind == "classification" and options
             joined = joins(column.values) if found.labelled and not lettered else {}
@@ -411,7 +411,7 @@ def _options(names: Collection[str]) -> list[str]:
     return []
 
 
-class Asked(NamedTuple):
+class ColumnCandidate(NamedTuple):
     """The columns for which a task is looked for."""
 
     table: DataTable
@@ -422,15 +422,15 @@ class Asked(NamedTuple):
     way: str
 
 
-Kind = Callable[[Asked], Task | str]
+Kind = Callable[[ColumnCandidate], Task | str]
 """Returns the task of a kind, or why the columns do not suit it; "" where another kind has to say."""
 
 
-def _chat(asked: Asked) -> Task | str:
+def _chat(asked: ColumnCandidate) -> Task | str:
     return Task(kind="chat", messages_field=asked.right.name) if asked.right.holds == "messages" else ""
 
 
-def _letter(asked: Asked) -> Task | str:
+def _letter(asked: ColumnCandidate) -> Task | str:
     """Choosing among a row's columns by their letters."""
     words = _lettered(asked.right.values, asked.options) if asked.options else {}
     listed = "".join(f"\n{letter}. {{{name}}}" for letter, name in _letters(asked.options))
@@ -439,7 +439,7 @@ def _letter(asked: Asked) -> Task | str:
     return Task(kind="classification", template=template, label_field=name, verbalizer=words) if words else ""
 
 
-def _choice(asked: Asked) -> Task | str:
+def _choice(asked: ColumnCandidate) -> Task | str:
     """Choosing from a row's list. Raises UserError DATA_MALFORMED if one is called so and does not fit."""
     rows, doubted = [one.row for one in asked.table.placed if not one.wrong], ""
     for column in asked.table.columns.values():
@@ -478,7 +478,7 @@ def _lettered(labels: Collection[str], options: Collection[str]) -> dict[str, st
     return {}
 
 
-def _class(asked: Asked) -> Task | str:
+def _class(asked: ColumnCandidate) -> Task | str:
     """Telling a row's class."""
     if reason := _no_classes(asked.right):
         return reason
@@ -492,7 +492,7 @@ def _class(asked: Asked) -> Task | str:
     return Task(kind="sequence-classification", template=template, label_field=name, verbalizer=names)
 
 
-def _free(asked: Asked) -> Task | str:
+def _free(asked: ColumnCandidate) -> Task | str:
     """Writing an answer, of a column of answers that are no classes."""
     column, words = asked.right, _words(asked.right.name)
     said = column.holds in ("texts", "codes") or (column.holds == "numbers" and words[-1:][0] in WRITTEN)

@@ -102,10 +102,10 @@ def local(data: Data, role: DataRole, places: Places) -> str:
         if found is None:
             raise missing(data, role, places)
         return str(found)
-    if role in places.named:
-        return str(places.named[role])
     if source.startswith(BUILTIN) or hub_rows(source):
         return source
+    if role in places.named:
+        return str(places.named[role])
     raise unnamed(data, role)
 
 
@@ -176,7 +176,7 @@ def bring(data: Data, places: Places, folder: Path) -> None:
         if digest_of(kept) != digest:
             keep(Path(local(data, role, places)), kept, digest)
     for role, file in places.named.items():
-        if role not in data.digests:
+        if role not in data.digests and is_file(data.source(role)):
             shutil.copyfile(file, folder / public_name(data.source(role)))
 
 

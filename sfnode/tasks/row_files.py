@@ -152,7 +152,7 @@ class Placed(NamedTuple):
     """The reason why it is no row, if it is none."""
 
 
-class Layout(NamedTuple):
+class TextForm(NamedTuple):
     """The way in which a file of text was written, where that is not for all readers to find."""
 
     encoding: str = ""
@@ -162,11 +162,11 @@ class Layout(NamedTuple):
     """Whether the first line says so, and the names of columns are below it."""
 
 
-PLAIN = Layout()
+PLAIN = TextForm()
 """The layout of the files that nodes share."""
 
 
-def read(source: str, layout: Layout = PLAIN) -> Iterator[Placed]:
+def read(source: str, layout: TextForm = PLAIN) -> Iterator[Placed]:
     """Yield every row of a file. Raises UserError DATA_NOT_FOUND, EXTRA_MISSING, DATA_MALFORMED."""
     path = Path(source).expanduser()
     reader = _READERS.get(path.suffix.lower())
@@ -193,7 +193,7 @@ def malformed(what: str, fix: str = "Correct the data, or name another source.")
     return UserError(Code.DATA_MALFORMED, what, fix)
 
 
-def _tsv(path: Path, layout: Layout) -> Iterator[Placed]:
+def _tsv(path: Path, layout: TextForm) -> Iterator[Placed]:
     if layout.separator not in ("", "\t"):
         return _csv(path, layout)
     # Files of the GLUE kind hold bare double quotes, which are text; pandas and spreadsheets enclose columns.
@@ -229,13 +229,13 @@ def _confused(path: Path, before: str, what: str) -> UserError:
     )
 
 
-def _csv(path: Path, layout: Layout) -> Iterator[Placed]:
+def _csv(path: Path, layout: TextForm) -> Iterator[Placed]:
     text = _text(path, layout)
     delimiter = layout.separator or _separator(io.StringIO(text, newline="").readline())
     return _table(path, text, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL)
 
 
-def _txt(path: Path, layout: Layout) -> Iterator[Placed]:
+def _txt(path: Path, layout: TextForm) -> Iterator[Placed]:
     return (_tsv if layout.separator == "\t" else _csv)(path, layout)
 
 
@@ -243,7 +243,7 @@ def _separator(header: str) -> str:
     return next((mark for mark in SEPARATORS if mark in header), ",")
 
 
-def layout(source: str) -> Layout:
+def layout(source: str) -> TextForm:
     """Return how a file of text was written, as far as that shows: all of it empty where nodes read it so.
 
     What it says of encodings and of separators is a guess: people see the rows then. Raises UserError as
@@ -253,7 +253,7 @@ def layout(source: str) -> Layout:
     if path.suffix.lower() not in (*TABLES, ".json", ".jsonl") or not path.is_file():
         return PLAIN
     data = _data(path)
-    found = Layout("utf-16" if data.startswith(UTF_16) else OLDER if _is_older(data) else "")
+    found = TextForm("utf-16" if data.startswith(UTF_16) else OLDER if _is_older(data) else "")
     if path.suffix.lower() not in TABLES:
         return found
     first = data[:LONGEST_HEADER].decode(found.encoding or "utf-8-sig", "replace")
@@ -339,7 +339,7 @@ def _columns(count: int) -> str:
     return f"{count} column{'s' * (count != 1)}"
 
 
-def _json(path: Path, layout: Layout) -> Iterator[Placed]:
+def _json(path: Path, layout: TextForm) -> Iterator[Placed]:
     """Yield the objects of a JSON array, or that on each line: either is called .json."""
     text = _text(path, layout)
     if not text.lstrip().startswith("["):
@@ -352,7 +352,7 @@ def _json(path: Path, layout: Layout) -> Iterator[Placed]:
     return numbered(str(path), rows)
 
 
-def _jsonl(path: Path, layout: Layout) -> Iterator[Placed]:
+def _jsonl(path: Path, layout: TextForm) -> Iterator[Placed]:
     """Yield the JSON object on each line; empty lines are skipped."""
     for number, line in enumerate(_text(path, layout).split("\n"), start=1):
         if line.strip():
@@ -369,7 +369,7 @@ def _object(place: str, line: str) -> Placed:
     return Placed(place, row) if isinstance(row, dict) else Placed(place, {}, "not a JSON object")
 
 
-def _parquet(path: Path, _layout: Layout) -> Iterator[Placed]:
+def _parquet(path: Path, _layout: TextForm) -> Iterator[Placed]:
     require(path.name)
     from pyarrow import parquet  # type: ignore[import-untyped]
 
@@ -418,7 +418,7 @@ def _data(path: Path) -> bytes:
         ) from error
 
 
-def _text(path: Path, layout: Layout) -> str:
+def _text(path: Path, layout: TextForm) -> str:
     """Return the text of a file without a byte order mark, with _UNDECODED for what is not UTF-8."""
     data = _data(path)
     if data.startswith(ARCHIVE):
@@ -448,7 +448,7 @@ def first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-_READERS: dict[str, Callable[[Path, Layout], Iterator[Placed]]] = {
+_READERS: dict[str, Callable[[Path, TextForm], Iterator[Placed]]] = {
     ".tsv": _tsv,
     ".csv": _csv,
     ".txt": _txt,

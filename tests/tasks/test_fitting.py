@@ -14,7 +14,7 @@ from sfnode.manifest.task import Task
 from sfnode.tasks import chat, fitting
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import encode
-from sfnode.tasks.fitting import BROKEN, Examination, Fitting
+from sfnode.tasks.fitting import BROKEN, Fitting, RowExamination
 from sfnode.tasks.mini_batches import Shard
 from sfprotocol.seeds import update_seeds
 from tests.tasks.test_chat import CHAT, STRICT, talk
@@ -105,7 +105,7 @@ def test_init_names_the_line_of_a_row_that_cannot_be_encoded(tmp_path: Path) -> 
     file.write_text("\n".join(["q,a", *lines, f"a film,{LONG}"]))
     assert len(load_rows(str(file), ANSWERS)) == 4
     told: list[tuple[int, int]] = []
-    examine = Examination(Fitting(ANSWERS, tokenizer()), lambda done, total: told.append((done, total)))
+    examine = RowExamination(Fitting(ANSWERS, tokenizer()), lambda done, total: told.append((done, total)))
     with pytest.raises(UserError, match=r"line 5: the answer .* cannot be predicted") as caught:
         load_rows(str(file), ANSWERS, examine=examine)
     assert "--skip-bad-rows" in caught.value.fix
@@ -114,7 +114,7 @@ def test_init_names_the_line_of_a_row_that_cannot_be_encoded(tmp_path: Path) -> 
 
 def test_its_time_is_bounded_and_what_was_not_read_is_counted() -> None:
     now = [0.0]
-    examine = Examination(Fitting(ANSWERS, tokenizer()), clock=lambda: now[0])
+    examine = RowExamination(Fitting(ANSWERS, tokenizer()), clock=lambda: now[0])
     bad = {"q": "a film", "a": LONG}
     assert examine(bad, 1, 2)
     now[0] = fitting.SECONDS

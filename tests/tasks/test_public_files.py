@@ -158,7 +158,8 @@ def test_what_is_no_name_on_the_hub_is_nothing(source: str, home: Path) -> None:
 def test_names_on_the_hub_and_in_the_package_stay_what_they_are(home: Path) -> None:
     (home / "nyu-mll").mkdir()
     for source in ("hf:nyu-mll/glue:sst2:train", f"hf:nyu-mll/glue@{'ab' * 20}:train", "builtin:sums:train"):
-        assert public_files.local(Data(train=source), "train", Places((home,))) == source
+        for places in (Places((home,)), Places(named={"train": home / "others.tsv"})):
+            assert public_files.local(Data(train=source), "train", places) == source
 
 
 def test_what_the_owner_of_a_machine_types_is_a_place() -> None:
