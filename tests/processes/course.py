@@ -111,7 +111,8 @@ class Course:
         self._start("late", *self._join)
 
     def recover(self) -> None:
-        """Wait until those three train and epochs are sealed again; stop another one for good."""
+        """Wait until those three train, epochs are sealed again and one has made its steps; stop another one
+        for good."""
         steady, organiser = self.nodes["steady"], self.nodes["revenant"]
         organiser.until_organised("it asks before it signs", lambda said: said.organiser == "restarted")
         survivors = [self.nodes[name] for name in SURVIVORS]
@@ -122,6 +123,8 @@ class Course:
         leaver.until("the run is still going on", lambda status: status.state in ("training", "asking"))
         self._end("leaver", SIGTERM)
         steady.until_organised("it seals again", lambda said: said.sealed > self.sealed + 1)
+        # a fast machine could end the run before a trainer with a tenth of it has made its steps
+        self.endings["counted"] = Ending(self.nodes["counted"].wait())
 
     def hand_over(self) -> None:
         """Have the recovery key name another organiser, and start that one."""
@@ -141,7 +144,6 @@ class Course:
 
     def complete(self) -> None:
         """Wait until all know that the run is complete, and ask the remaining nodes for their state."""
-        self.endings["counted"] = Ending(self.nodes["counted"].wait())
         self.endings["steady"] = Ending(self.nodes["steady"].wait())
         self.final = until("all agree", self._agreement)
         self.organised = {name: self.nodes[name].until_organised("it ends", bool) for name in self.final}
