@@ -23,6 +23,7 @@ from typing import NamedTuple
 from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
+    UNIT_ONE,
     Admit,
     Amend,
     Bases,
@@ -132,13 +133,14 @@ class Counting:
         *,
         budget: int,
         rate: int,
+        norm_limit: int = 0,
         bases: bytes = b"",
         subspace_epochs: int = 1,
         epoch_updates: int = LEAST_USUAL,
         last_subspace: int = MAX_EPOCHS,
     ) -> None:
-        """`budget`, `rate` (units of 2^-32), the digest of published `bases`, `subspace_epochs`,
-        `epoch_updates` and `last_subspace` are the manifest's."""
+        """`budget`, `rate` (units of 2^-32), `norm_limit`, the digest of published `bases`,
+        `subspace_epochs`, `epoch_updates` and `last_subspace` are the manifest's."""
         self.decisions = 0
         self.unsupported = False
         """Whether some decision is beyond this version: what counts from there on cannot be known here."""
@@ -168,7 +170,7 @@ class Counting:
         """Feeds, by number, of which something was named."""
         self._numbers: dict[int, list[int]] = {}
         """Their numbers by member, ascending."""
-        self._rates = [RateFrom(0, rate)]
+        self._rates = [RateFrom(0, rate, UNIT_ONE, norm_limit)]
         self._epoch_updates = epoch_updates
         self.quotas = Quotas(self.room)
         self._credits: dict[int, tuple[int, int]] = {}
@@ -182,6 +184,7 @@ class Counting:
         return cls(
             budget=run.update_budget,
             rate=run.rate,
+            norm_limit=run.norm_limit,
             bases=run.bases,
             subspace_epochs=run.subspace_epochs,
             epoch_updates=run.epoch_updates,
@@ -319,9 +322,13 @@ class Counting:
         subspace, later = divmod(epoch, self._subspace_epochs)
         return not later and self.own_bases(subspace) is not None
 
+    def rate_from(self, epoch: int) -> RateFrom:
+        """Return the rate of updates with this label, with the unit and the limit of a first-order run."""
+        return self._rates[bisect_right(self._rates, epoch, key=_EPOCH) - 1]
+
     def rate(self, epoch: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
-        return self._rates[bisect_right(self._rates, epoch, key=_EPOCH) - 1].rate
+        return self.rate_from(epoch).rate
 
     def rates(self) -> tuple[RateFrom, ...]:
         """Return all rates, in the order of epochs."""
@@ -550,7 +557,8 @@ class Counting:
         feeds = self._closes[seal.epoch].feeds
         skips = (self._place(feed, seal.epoch) is not None for feed in seal.skipped)
         recounts = (self.is_skipped(recount) for recount in seal.recounted)
-        rates = (rate.epoch > self.open_epoch for rate in seal.rates)
+        first_order = self._rates[0].limit > 0
+        rates = (rate.epoch > self.open_epoch and (rate.limit > 0) is first_order for rate in seal.rates)
         if not (all(skips) and all(recounts) and all(rates)):
             return set()
         self.sealed += 1
@@ -670,9 +678,9 @@ class Counting:
             self.counted += self._feeds[feed].judge(place, verdict, factor)
 
 
-def multiplier(rate: int, factor: int) -> int:
-    """Return what an update's scalar is multiplied with, in units of 2^-32 (SPEC O8)."""
-    return rate * factor >> 12
+def multiplier(rate: int, factor: int, unit: int = UNIT_ONE) -> int:
+    """Return what an update's scalars are multiplied with, in units of 2^-32 (SPEC O8, U11)."""
+    return rate * unit * factor >> 28
 
 
 def named_digest(run_id: bytes, heads: Iterable[tuple[int, int, bytes]]) -> bytes:

@@ -31,12 +31,21 @@ from sfprotocol.fields import (
     row,
 )
 from sfprotocol.names import readable
+from sfprotocol.values import Values, squares_of
 
 RATE_ONE = 1 << 32
 """A rate of 1: rates are counted in units of 2^-32 (SPEC O8)."""
 
+UNIT_ONE = 1 << 16
+"""A unit of 1: the unit of a first-order run's scalars is counted in units of 2^-16 of scalar_delta (SPEC
+U11)."""
+
 FACTOR_ONE = 1 << 12
 """A factor of 1: factors are counted in units of 2^-12 (SPEC O8)."""
+
+LEAST_NORM = 8
+"""An update whose norm is below this part of the limit (an eighth) moves nothing: it would take as much of
+the budget as one that does the work."""
 
 INCARNATIONS = 64
 """Feeds that one admission allows (SPEC O6): the number of a feed is that of its member times 64, plus its
@@ -84,11 +93,24 @@ class Recount(NamedTuple):
 
 
 class RateFrom(NamedTuple):
-    """The rate of updates that are labelled with `epoch` or a later one."""
+    """The rate of updates that are labelled with `epoch` or a later one, and in a first-order run the unit
+    of their scalars and how large they may be."""
 
     epoch: int
     rate: int
     """Rate in units of 2^-32."""
+    unit: int = UNIT_ONE
+    """Value of a scalar of 1, in units of 2^-16 of scalar_delta."""
+    limit: int = 0
+    """Largest root of the sum of an update's squares; 0 in a zeroth-order run, where nothing bounds it."""
+
+    def moves(self, values: Values) -> bool:
+        """Return whether an update with this label adds anything to the model (SPEC U11): none of 0 does; in
+        a first-order run none that is longer than the limit, or shorter than an eighth of it."""
+        if isinstance(values, int):
+            return values != 0
+        squares = squares_of(values)
+        return squares <= self.limit**2 <= LEAST_NORM**2 * squares
 
 
 class Part(NamedTuple):
@@ -333,6 +355,19 @@ def _read_move(values: list[Any], at: int) -> Move:
     return move
 
 
+def _read_rate(values: list[Any], at: int) -> RateFrom:
+    """Return a rate: two more fields, of which the second is not 0, are unit and limit."""
+    value = values[at]
+    whole = isinstance(value, list) and len(value) == 4
+    rate: RateFrom = (_RATE_AND_UNIT if whole else _RATE).read(values, at)
+    require(not whole or (rate.limit > 0 and rate.unit > 0), "O2", "a unit or a limit of 0")
+    return rate
+
+
+def _write_rate(rate: RateFrom) -> list[Any]:
+    return [list(rate if rate.limit else rate[:2])]
+
+
 def _ascending(item: Field, name: Callable[[Any], Any]) -> Field:
     return listed(item, MAX_MOVES, name)
 
@@ -343,8 +378,10 @@ _MOVE_WITH_ZEROS = array(row(Move, U31, U32, binary(TAG_BYTES), U32))
 _MOVES = _ascending(
     Field(1, _read_move, lambda move: [list(move if move.zeros else move[:3])]), attrgetter("feed")
 )
+_RATE = array(row(RateFrom, U32, U32))
+_RATE_AND_UNIT = array(row(RateFrom, U32, U32, U32, U32))
 _RECOUNTS = _ascending(array(row(Recount, U31, U32)), tuple)
-_RATES = _ascending(array(row(RateFrom, U32, U32)), attrgetter("epoch"))
+_RATES = _ascending(Field(1, _read_rate, _write_rate), attrgetter("epoch"))
 _PARTS = _ascending(array(row(Part, U31, U32, I64, I64)), attrgetter("feed"))
 _EXTENSIONS = _ascending(array(row(Extension, U16, BYTES)), attrgetter("kind"))
 

@@ -15,6 +15,7 @@ from sfprotocol.frontier import FeedState
 from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import Verify, extend
+from sfprotocol.values import Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,5 +109,5 @@ def holds(run: RunParameters, proof: Proof, signed: Verify) -> bool:
     )
 
 
-def _updates(parts: tuple[EpochScalars, ...]) -> Iterator[tuple[int, int]]:
+def _updates(parts: tuple[EpochScalars, ...]) -> Iterator[tuple[int, Values]]:
     return ((epoch, scalar) for epoch, scalars in parts for scalar in scalars)

@@ -15,7 +15,7 @@ from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, TAG_BYTES
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import EpochScalars, Segment
-from sfprotocol.segments import MAX_SEGMENT_UPDATES, drop_updates, first_updates
+from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import extend
 
 
@@ -107,8 +107,9 @@ def tag(salt: bytes, chain: bytes) -> bytes:
     return hashlib.blake2b(salt + chain, digest_size=32).digest()[:TAG_BYTES]
 
 
-def follows(counting: Counting, state: FeedState, segment: Segment) -> bool:
-    """Return whether `segment`, which continues `state`, is of the history that closes have named.
+def follows(counting: Counting, state: FeedState, segment: Segment, most: int) -> bool:
+    """Return whether `segment`, which continues `state`, is of the history that closes have named. A segment
+    has `most` updates at most.
 
     Of a feed that is forked nothing less is taken than what reaches the next named step, nor what goes on
     beyond one and ends before the next, unless no segment could be longer: there nobody can tell the two
@@ -124,6 +125,6 @@ def follows(counting: Counting, state: FeedState, segment: Segment) -> bool:
         parts, at, checked = drop_updates(parts, stop - at), stop, True
         if tag(salt, chain) != expected:
             return False
-    # A peer joins rows to at most MAX_SEGMENT_UPDATES, and between two named steps there may be more.
-    decided = at == segment.stop or segment.stop >= state.named or 2 * segment.count > MAX_SEGMENT_UPDATES
+    # A peer joins rows to at most `most` updates, and between two named steps there may be more.
+    decided = at == segment.stop or segment.stop >= state.named or 2 * segment.count > most
     return not state.is_forked or (checked and decided)

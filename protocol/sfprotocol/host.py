@@ -65,6 +65,7 @@ from sfprotocol.messages import (
     ControlFork,
     EpochScalars,
     Feed,
+    Form,
     Message,
     Petition,
     Proof,
@@ -72,8 +73,8 @@ from sfprotocol.messages import (
     Segment,
     Succession,
 )
-from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import genesis
+from sfprotocol.values import Values
 
 MAX_ROUND = 512
 """Events taken into one commit: bounds how long a frame waits for the disk."""
@@ -254,7 +255,7 @@ class Host:
         return len(self._frames.get(link, ())) < MAX_UNHANDLED
 
     def own_updates(
-        self, most: int, scalar: Callable[[], int], waiting: OwnUpdates | None = None
+        self, most: int, scalar: Callable[[], Values], waiting: OwnUpdates | None = None
     ) -> OwnUpdates | None:
         """Return the next updates of our own feed, `most` at most, as an engine would finish them now.
 
@@ -271,7 +272,7 @@ class Host:
         ]
         first = state.next + sum(event.count for event in made)
         allowed = machine.room - (first - state.next) if run.organised else run.longest_feed - first
-        room = MAX_SEGMENT_UPDATES - (waiting.count if waiting else 0)
+        room = run.form.segment_updates - (waiting.count if waiting else 0)
         count = min(most, allowed, room)
         if count <= 0:
             return None
@@ -313,7 +314,7 @@ class Host:
         if self._decided is None:
             raise LocalProtocolError("nothing was decided that could be carried out")
         actions, self._decided = self._decided, None
-        frames = _Frames(self._store, self.machine.run.scalar_bytes)
+        frames = _Frames(self._store, self.machine.run.form)
         effects: list[Effect] = []
         gone = {action.feed for action in actions if isinstance(action, Evict)}
         for action in actions:
@@ -382,7 +383,7 @@ class Host:
             return None
         segment = frames.segment(serve, stop)
         self.post(Served(serve.link, serve.feed, segment.stop, serve.hops))
-        if segment.count > MAX_SEGMENT_UPDATES:  # only others have a nearer signature
+        if segment.count > self.machine.run.form.segment_updates:  # only others have a nearer signature
             self.post(Writable(serve.link))
             return None
         return Send(serve.link, segment, frames.of(segment))
@@ -423,9 +424,9 @@ def commit_of(actions: list[Action]) -> Commit | None:
 class _Frames:
     """The messages of one round as bytes: each is read and encoded once, to however many links it goes."""
 
-    def __init__(self, store: Store, scalar_bytes: int) -> None:
+    def __init__(self, store: Store, form: Form) -> None:
         self._store = store
-        self._scalar_bytes = scalar_bytes
+        self._form = form
         self._encoded: dict[int, tuple[Message, bytes]] = {}
         """Encodings by identity of the message, which is kept so that no other takes its place in memory."""
         self._read: dict[tuple[Feed, int], Segment] = {}
@@ -435,7 +436,7 @@ class _Frames:
     def of(self, message: Message) -> bytes:
         """Return the encoding of `message`."""
         if id(message) not in self._encoded:
-            self._encoded[id(message)] = message, wire_codec.encode(message, self._scalar_bytes)
+            self._encoded[id(message)] = message, wire_codec.encode(message, *self._form)
         return self._encoded[id(message)][1]
 
     def segment(self, serve: Serve, stop: int) -> Segment:
@@ -449,7 +450,7 @@ class _Frames:
         """Return what the log has from `first` on, up to the last signature at which no more than `stop` is
         reached: it may have more, of what did not count in the end."""
         if (feed, first) not in self._read:
-            segment = self._store.read(feed, first, min(MAX_SEGMENT_UPDATES, stop - first))
+            segment = self._store.read(feed, first, min(self._form.segment_updates, stop - first))
             if segment is None:
                 raise LocalProtocolError(f"the log ends before step {first}, which is to be served")
             self._read[feed, first] = segment

@@ -27,7 +27,8 @@ MIN_INTERVAL = 0.1
 """Seconds between two own segments, however fast the engine: bounds signatures and commits."""
 
 ENOUGH = 32
-"""Updates that wait for no more: each carries 2 bytes of the signature, no more than its scalar takes."""
+"""Updates that wait for no more: each carries 2 bytes of the signature, no more than its scalar takes. One of
+a first-order run has hundreds of scalars and waits for none."""
 
 EPOCH_SHARE = 10
 """The run makes at most this part of an epoch (a tenth), or of what is left of the run, while one waits,
@@ -90,7 +91,7 @@ class Joining:
 
     def _enough(self) -> bool:
         """Whether waiting for more updates does harm, or does no good."""
-        if not self._taken or self.count >= ENOUGH:
+        if not self._taken or self.count >= (1 if self._frontier.run.cells else ENOUGH):
             return True
         (oldest, known_then), (last, known_before) = self._taken[0], self._taken[-1]
         if self.count >= 2 * (self.first - last):

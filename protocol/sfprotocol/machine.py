@@ -53,7 +53,6 @@ from sfprotocol.fork_resolution import ForkResolution
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link, LinkState, check_allowed
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
     Card,
     Feed,
     Goodbye,
@@ -261,7 +260,7 @@ class Machine:
             raise LocalProtocolError(f"link {link_id} is up already")
         self.links[link_id] = Link(link_id, peer, heard=now, intake=Intake(Bucket(0.0, now)))
         role = 0 if self.own else 1
-        return [Transmit(link_id, Hello(PROTOCOL_VERSION, self.run.run_id, role, self.frontier.known))]
+        return [Transmit(link_id, Hello(self.run.version, self.run.run_id, role, self.frontier.known))]
 
     def _on_down(self, link: Link, now: float) -> list[Action]:
         del self.links[link.id]
@@ -290,7 +289,7 @@ class Machine:
         link.heard = now
         before = self.counters.news
         try:
-            message = wire_codec.decode(frame, self.run.scalar_bytes)
+            message = wire_codec.decode(frame, *self.run.form)
             check_allowed(link, message)
             if isinstance(message, (Segment, Proof, Card)):  # whose signatures have to be checked
                 link.intake.charge(len(frame), self.reserve, now)
@@ -328,8 +327,8 @@ class Machine:
                 return self.organised.on_message(link, message, now)
 
     def _on_hello(self, link: Link, hello: Hello, now: float) -> list[Action]:
-        if hello.version != PROTOCOL_VERSION:
-            return self._part(link, f"protocol {PROTOCOL_VERSION} here, {hello.version} there", now)
+        if hello.version != self.run.version:
+            return self._part(link, f"protocol {self.run.version} here, {hello.version} there", now)
         if hello.run_id != self.run.run_id:
             return self._part(link, "another run", now)
         link.enter(LinkState.GREETED)

@@ -9,12 +9,44 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sfprotocol.decisions import Part
+from sfprotocol.values import Values
 
-PROTOCOL_VERSION = 3
-"""The version of the protocol (SPEC V1): peers with different versions part with a Goodbye."""
+PROTOCOL_VERSION = 4
+"""The newest version of the protocol (SPEC V1). Each run has its own: peers with different versions part with
+a Goodbye."""
 
-Scalar = int
-"""A quantised directional derivative, in units of the manifest's scalar_delta."""
+OLDEST_VERSION = 3
+"""The oldest version of runs in which a node takes part."""
+
+MAX_UPDATE_BYTES = 16 * 1024
+"""Bytes of one update of a first-order run at most (SPEC U11)."""
+
+MAX_SIGNED_BYTES = 24 * 1024
+"""Bytes of updates between two signatures of a first-order run at most: a proof of two branches is then far
+below the largest frame, and below what a relay passes on at once (SPEC S4)."""
+
+MAX_SEGMENT_UPDATES = 4096
+"""Updates in one Segment (SPEC S4): 8 KiB of scalars. Even with an epoch of its own for each, 10 bytes with
+the scalar, two segments stay below MAX_FRAME: what a node admits it can pass on, and prove a fork with."""
+
+
+class Form(NamedTuple):
+    """The form in which updates travel in a run (SPEC C6)."""
+
+    scalar_bytes: int = 2
+    """1 or 2."""
+    cells: int = 0
+    """Scalars of an update in a first-order run; 0: one, along a direction."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of an update."""
+        return self.scalar_bytes * (self.cells or 1)
+
+    @property
+    def segment_updates(self) -> int:
+        """Updates in one Segment at most (SPEC S4)."""
+        return max(1, MAX_SIGNED_BYTES // self.width) if self.cells else MAX_SEGMENT_UPDATES
 
 
 class Authority(NamedTuple):
@@ -53,6 +85,16 @@ class RunParameters:
     """Leading zero bits of the proof of work that a feed of an open run needs."""
     last_subspace: int = (1 << 32) - 1
     """The subspace of all further epochs, so that the cores of a run are bounded (SPEC M9)."""
+    version: int = OLDEST_VERSION
+    cells: int = 0
+    """Scalars of an update of a first-order run; 0 in a zeroth-order one (SPEC U11)."""
+    norm_limit: int = 0
+    """Largest root of an update's sum of squares until a seal says otherwise, in a first-order run."""
+
+    @property
+    def form(self) -> Form:
+        """The form in which updates travel."""
+        return Form(self.scalar_bytes, self.cells)
 
     @property
     def last_epoch(self) -> int:
@@ -82,20 +124,20 @@ class Feed(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One scalar, measured at two points or in a group, as all code above the wire sees it."""
+    """One update as all code above the wire sees it."""
 
     feed: Feed
     step: int
     seed: int
-    scalar: Scalar
+    scalar: Values
     epoch: int
 
 
 class EpochScalars(NamedTuple):
-    """Scalars of consecutive updates that belong to one epoch."""
+    """What consecutive updates that belong to one epoch say, each one scalar, or one for every cell."""
 
     epoch: int
-    scalars: tuple[Scalar, ...]
+    scalars: tuple[Values, ...]
 
 
 @dataclass(frozen=True, slots=True)

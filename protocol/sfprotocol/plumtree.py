@@ -20,7 +20,6 @@ from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import Ahead, Claim, Feed, Have, Prune, Segment, Summary
 from sfprotocol.rate_limit import Bucket
-from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 TTL = 16
@@ -157,7 +156,7 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
         return []
     serves: list[Action] = []
     unnamed: list[Feed] = []
-    room = MAX_BURST_UPDATES
+    room, form = MAX_BURST_UPDATES, frontier.run.form  # of scalars, which are what takes bytes
     while outbox.dirty and len(serves) < MAX_BURST and room > 0:
         feed, hops = next(iter(outbox.dirty.items()))
         del outbox.dirty[feed]
@@ -166,7 +165,7 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
             continue  # what we do not keep, it has to get elsewhere (SPEC O15)
         if feed not in link.names.known:
             unnamed.append(feed)
-        room -= min(frontier.next(feed) - first, MAX_SEGMENT_UPDATES)
+        room -= min(frontier.next(feed) - first, form.segment_updates) * (form.cells or 1)
         outbox.serving[feed] = first
         serves.append(Serve(link.id, feed, first, hops))
     outbox.writable = not serves

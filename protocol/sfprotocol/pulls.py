@@ -30,6 +30,9 @@ one tells the truth, it is found within 1.6 s. Most round trips take less, and w
 SMALL_PULL = 64
 """Updates; asking twice for so few costs 200 bytes. A larger pull waits for a peer that is delivering."""
 
+SMALL_PULL_BYTES = 4096
+"""As many bytes of a first-order run's updates, one at least, are a small pull, too."""
+
 BUSY_TIME = 2.0
 """Seconds that a small pull waits for a peer that is delivering more than SMALL_PULL feeds: a late joiner
 asks for hundreds at once, and a slow line must not carry all of them twice."""
@@ -66,6 +69,8 @@ class Pulls:
         self._frontier = frontier
         self._origins = origins
         self._links = links
+        form = frontier.run.form
+        self._small = max(1, SMALL_PULL_BYTES // form.width) if form.cells else SMALL_PULL
         self._pulls: dict[Feed, Pull] = {}
         self._lacking = 0
         """The sum of all gaps."""
@@ -302,7 +307,7 @@ class Pulls:
 
     def _is_coming(self, pull: Pull, now: float) -> bool:
         """Return whether a peer that was asked is delivering, and the rest is too much to ask for twice."""
-        large = pull.gap > SMALL_PULL
+        large = pull.gap > self._small
         for link_id, since in pull.asked.items():
             link = self._links.get(link_id)
             if link is None or now - link.inbox.brought_at > 2 * HEDGE_DELAY:

@@ -11,15 +11,18 @@ from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
 
+from sfprotocol.messages import MAX_SEGMENT_UPDATES as MAX_SEGMENT_UPDATES
 from sfprotocol.messages import EpochScalars, Segment
-
-MAX_SEGMENT_UPDATES = 4096
-"""Updates in one Segment (SPEC S4): 8 KiB of scalars. Even with an epoch of its own for each, 10 bytes with
-the scalar, two segments stay below MAX_FRAME: what a node admits it can pass on, and prove a fork with."""
+from sfprotocol.values import Values, scalars_in
 
 
 class MissingStepsError(ValueError):
     """The segments to be joined are not consecutive, or do not contain the first step asked for."""
+
+
+def size_of(parts: Iterable[EpochScalars]) -> int:
+    """Return the number of scalars of these updates: one each, or one for every cell."""
+    return sum(scalars_in(values) for part in parts for values in part.scalars)
 
 
 def drop_updates(parts: Iterable[EpochScalars], count: int) -> tuple[EpochScalars, ...]:
@@ -56,7 +59,7 @@ def merge(parts: Iterable[EpochScalars]) -> tuple[EpochScalars, ...]:
     return tuple(EpochScalars(epoch, _scalars(group)) for epoch, group in groups)
 
 
-def _scalars(parts: Iterator[EpochScalars]) -> tuple[int, ...]:
+def _scalars(parts: Iterator[EpochScalars]) -> tuple[Values, ...]:
     return tuple(chain.from_iterable(part.scalars for part in parts))
 
 

@@ -32,6 +32,7 @@ _HEAD = b"sfnode-head"
 _CARD = b"sfnode-card"
 _INTRODUCTION = b"sfnode-introduction"
 _link = struct.Struct(">Ih").pack
+_label = struct.Struct(">I").pack
 
 
 def genesis(run_id: bytes, feed: Feed) -> bytes:
@@ -43,12 +44,16 @@ def genesis(run_id: bytes, feed: Feed) -> bytes:
 def extend(chain: bytes, parts: Iterable[EpochScalars]) -> bytes:
     """Return the chain hash after these updates (SPEC S2).
 
-    Per update: BLAKE2b-256(chain | epoch as u32 | scalar as i16), big-endian.
+    Per update: BLAKE2b-256(chain | epoch as u32 | each of its scalars as i16), big-endian.
     """
     blake2b = hashlib.blake2b
     for epoch, scalars in parts:
-        for scalar in scalars:
-            chain = blake2b(chain + _link(epoch, scalar), digest_size=32).digest()
+        for told in scalars:
+            if isinstance(told, int):
+                link = _link(epoch, told)
+            else:
+                link = _label(epoch) + struct.pack(f">{len(told)}h", *told)
+            chain = blake2b(chain + link, digest_size=32).digest()
     return chain
 
 

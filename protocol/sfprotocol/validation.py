@@ -6,14 +6,15 @@ segment: never on the link, the time, or other feeds. So all nodes judge alike. 
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+from typing import NamedTuple, cast
 
 from sfprotocol import holding
 from sfprotocol.counting import Counting
 from sfprotocol.frontier import FeedState
-from sfprotocol.messages import RunParameters, Segment
-from sfprotocol.segments import MAX_SEGMENT_UPDATES, drop_updates, first_updates, without_front
+from sfprotocol.messages import EpochScalars, RunParameters, Segment
+from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend
 
 
@@ -38,15 +39,15 @@ def fault(
     `counting` is the state of an organised run, None in an open one.
     """
     epochs = [part.epoch for part in segment.parts]
-    if not all(part.scalars for part in segment.parts) or not 0 < segment.count <= MAX_SEGMENT_UPDATES:
+    if not all(part.scalars for part in segment.parts) or not 0 < segment.count <= run.form.segment_updates:
         return "S4: a segment without updates, or with too many"
     if any(a >= b for a, b in pairwise(epochs)):
         return "S4: parts that are not in ascending order of epoch"
     if epochs[0] < state.epoch:
         return "U5: an epoch that goes back"
-    limit = run.scalar_limit
-    if any(max(part.scalars) > limit or min(part.scalars) < -limit for part in segment.parts):
-        return "U3: a scalar beyond the limit"
+    for every in chain.from_iterable(_scalars(run, part) for part in segment.parts):
+        if max(every) > run.scalar_limit or min(every) < -run.scalar_limit:
+            return "U3: a scalar beyond the limit"
     if counting is not None:
         return holding.fault(counting, state, segment)
     if segment.stop > run.longest_feed:
@@ -54,6 +55,11 @@ def fault(
     if epochs[-1] > run.last_epoch:
         return "U5: an epoch that passes the budget"
     return None
+
+
+def _scalars(run: RunParameters, part: EpochScalars) -> Iterable[Sequence[int]]:
+    """Return all scalars of a part: as one sequence, or those of each update in a first-order run."""
+    return cast(Iterable[Sequence[int]], part.scalars if run.cells else (part.scalars,))
 
 
 def due(state: FeedState, segment: Segment) -> bool:
@@ -76,13 +82,15 @@ def verify(
     if not due(state, segment):
         return None
     fresh = without_front(segment, state.next)
-    if fault(run, state, fresh, counting) or (counting and not holding.follows(counting, state, fresh)):
+    if fault(run, state, fresh, counting):
+        return None
+    if counting and not holding.follows(counting, state, fresh, run.form.segment_updates):
         return None
     counted = min(state.cut - state.next, holding.countable(counting, state, fresh))
     counted_chain = extend(state.chain, first_updates(fresh.parts, counted))
     if state.next + counted == state.fork_cut and counted_chain != (state.cut_chain or counted_chain):
         return None
-    chain = extend(counted_chain, drop_updates(fresh.parts, counted))
-    if not signed(run.run_id, state.feed, fresh.stop, chain, segment.signature):
+    head = extend(counted_chain, drop_updates(fresh.parts, counted))
+    if not signed(run.run_id, state.feed, fresh.stop, head, segment.signature):
         return None
-    return Verified(fresh, chain, counted, counted_chain)
+    return Verified(fresh, head, counted, counted_chain)

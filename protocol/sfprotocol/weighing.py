@@ -14,6 +14,7 @@ from typing import NamedTuple
 from sfprotocol.counting import NEVER, Counting, Run, multiplier
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.messages import Feed
+from sfprotocol.values import Values
 
 _EPOCH = attrgetter("epoch")
 
@@ -30,9 +31,9 @@ class Rates(NamedTuple):
         """Return the rates as they are now."""
         return cls(counting.open_epoch, counting.rates())
 
-    def rate(self, label: int) -> int:
-        """Return the rate of updates with this label, in units of 2^-32."""
-        return self.table[bisect_right(self.table, label, key=_EPOCH) - 1].rate
+    def of_label(self, label: int) -> RateFrom:
+        """Return the rate of updates with this label, with their unit and limit."""
+        return self.table[bisect_right(self.table, label, key=_EPOCH) - 1]
 
     def hold_in(self, later: Rates) -> bool:
         """Return whether all updates that there are have the same rates in `later`.
@@ -54,11 +55,14 @@ class Counted(NamedTuple):
     rates: Rates | None = None
     """None in an open run, in which whatever counts counts once."""
 
-    def weight(self, label: int, factor: int) -> int:
-        """Return what the scalar of an update is multiplied with: in units of 2^-32 in an organised run."""
+    def weight(self, label: int, factor: int, values: Values = 1) -> int:
+        """Return what the scalars of an update with these `values` are multiplied with: in units of 2^-32 in
+        an organised run. In a zeroth-order run it is the same whatever they are."""
         if self.rates is None:
             return 1 if factor else 0
-        return multiplier(self.rates.rate(label), factor)
+        rate = self.rates.of_label(label)
+        moves = isinstance(values, int) or rate.moves(values)
+        return multiplier(rate.rate, factor, rate.unit) if moves else 0
 
 
 NOTHING = Counted(())

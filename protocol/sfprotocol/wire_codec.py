@@ -7,6 +7,7 @@ encoding and nothing can be smuggled in a second one. Framing (the length in fro
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from functools import cache
 from operator import attrgetter
 from typing import Any, cast
@@ -49,6 +50,7 @@ from sfprotocol.messages import (
     Feed,
     Finding,
     Floor,
+    Form,
     Goodbye,
     Have,
     Hello,
@@ -69,6 +71,7 @@ from sfprotocol.messages import (
 )
 from sfprotocol.names import fault as faulty_name
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
+from sfprotocol.values import Values, flat
 
 MAX_FRAME = 256 * 1024
 """Largest encoded message, and so largest frame, in bytes (SPEC F1). Holds a full Summary page, a full
@@ -91,14 +94,17 @@ _BOUNDS = {"max_array_len": MAX_SEGMENT_UPDATES, "max_map_len": 0, "max_ext_len"
 """Bounds for the unpacker, which allocates what an array announces before it has seen one element."""
 
 
-def encode(message: Message, scalar_bytes: int = 2) -> bytes:
-    """Return the one encoding of `message`. Raises LocalProtocolError if the peer could not decode it."""
-    kind = _KIND_OF[type(message)]
-    found = _messages(scalar_bytes)[kind]
+def encode(message: Message, scalar_bytes: int = 2, cells: int = 0) -> bytes:
+    """Return the one encoding of `message` in a run of this form (`messages.Form`).
+
+    Raises LocalProtocolError if the peer could not decode it.
+    """
+    kind, form = _KIND_OF[type(message)], Form(scalar_bytes, cells)
+    found = _messages(form)[kind]
     assert found.write  # as every row has
     values = [kind, *found.write(message)]
     try:
-        _build(values, scalar_bytes)
+        _build(values, form)
     except RemoteProtocolError as error:
         raise LocalProtocolError(f"encoding a {type(message).__name__}: {error}") from None
     data = _pack(values)
@@ -107,15 +113,18 @@ def encode(message: Message, scalar_bytes: int = 2) -> bytes:
     return data
 
 
-def decode(data: bytes, scalar_bytes: int = 2) -> Message:
-    """Return the message that `data` encodes. Raises RemoteProtocolError (C rules) for anything else."""
+def decode(data: bytes, scalar_bytes: int = 2, cells: int = 0) -> Message:
+    """Return the message that `data` encodes in a run of this form.
+
+    Raises RemoteProtocolError (C rules) for anything else.
+    """
     if len(data) > MAX_FRAME:
         raise RemoteProtocolError("C1", f"{len(data)} bytes exceed the largest frame")
     try:
         values = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("C2", f"not MessagePack: {error}") from None
-    message = _build(values, scalar_bytes)
+    message = _build(values, Form(scalar_bytes, cells))
     require(_pack(values) == data, "C4", "not in canonical form")
     return message
 
@@ -124,31 +133,38 @@ def _pack(values: list[Any]) -> bytes:
     return cast(bytes, msgpack.packb(values, use_bin_type=True))
 
 
-def _build(values: Any, scalar_bytes: int) -> Message:
+def _build(values: Any, form: Form) -> Message:
     """Return the message with these fields. Raises RemoteProtocolError if there is none."""
     if not isinstance(values, list) or not values or type(values[0]) is not int:
         raise RemoteProtocolError("C3", "not an array that starts with a message type")
-    found = _messages(scalar_bytes).get(values[0])
+    found = _messages(form).get(values[0])
     if found is None:
         raise RemoteProtocolError("C3", f"unknown message type {values[0]}")
     require(len(values) == found.width + 1, "C3", "wrong number of fields")
     return cast(Message, found.read(values, 1))
 
 
-def pack_scalars(scalars: tuple[int, ...], scalar_bytes: int) -> bytes:
-    """Return scalars as fixed-width big-endian two's complement (SPEC C6)."""
+def pack_scalars(scalars: tuple[Values, ...], form: Form) -> bytes:
+    """Return what updates say as fixed-width big-endian two's complement (SPEC C6)."""
+    count = len(scalars) * (form.cells or 1)
     try:
-        return struct.pack(f">{len(scalars)}{_FORMATS[scalar_bytes]}", *scalars)
+        return struct.pack(f">{count}{_FORMATS[form.scalar_bytes]}", *flat(scalars))
     except struct.error as error:
-        raise LocalProtocolError(f"a scalar does not fit {scalar_bytes} bytes: {error}") from None
+        raise LocalProtocolError(f"scalars do not fit {form}: {error}") from None
 
 
-def unpack_scalars(data: bytes, scalar_bytes: int) -> tuple[int, ...]:
+def unpack_scalars(data: bytes, form: Form) -> tuple[Values, ...]:
     """Invert `pack_scalars`; the caller has checked that the length is a multiple of the width."""
-    return struct.unpack(f">{len(data) // scalar_bytes}{_FORMATS[scalar_bytes]}", data)
+    every = struct.unpack(f">{len(data) // form.scalar_bytes}{_FORMATS[form.scalar_bytes]}", data)
+    return tuple(batched(every, form.cells)) if form.cells else every
 
 
-def _parts(scalar_bytes: int, least: int = 1) -> Field:
+def batched(scalars: tuple[int, ...], cells: int) -> Iterator[tuple[int, ...]]:
+    """Yield so many scalars at a time: those of one update."""
+    return (scalars[at : at + cells] for at in range(0, len(scalars), cells))
+
+
+def _parts(form: Form, least: int = 1) -> Field:
     """Return the scalars of consecutive updates by their epochs, `least` updates or more."""
 
     def read(values: list[Any], at: int) -> tuple[EpochScalars, ...]:
@@ -160,15 +176,15 @@ def _parts(scalar_bytes: int, least: int = 1) -> Field:
             require(isinstance(item, list) and len(item) == 2, "C5", "a part has not 2 fields")
             epoch, data = U32.read(item, 0), item[1]
             require(isinstance(data, bytes) and len(data) > 0, "C6", "scalars are missing")
-            require(len(data) % scalar_bytes == 0, "C6", "scalars have the wrong width")
+            require(len(data) % form.width == 0, "C6", "scalars have the wrong width")
             require(not parts or parts[-1].epoch < epoch, "C7", "epochs do not ascend")
-            parts.append(EpochScalars(epoch, unpack_scalars(data, scalar_bytes)))
-            total += len(data) // scalar_bytes
-        require(least <= total <= MAX_SEGMENT_UPDATES, "C7", "a segment without updates, or with too many")
+            parts.append(EpochScalars(epoch, unpack_scalars(data, form)))
+            total += len(data) // form.width
+        require(least <= total <= form.segment_updates, "C7", "a segment without updates, or with too many")
         return tuple(parts)
 
     def write(parts: tuple[EpochScalars, ...]) -> list[Any]:
-        return [[[part.epoch, pack_scalars(part.scalars, scalar_bytes)] for part in parts]]
+        return [[[part.epoch, pack_scalars(part.scalars, form)] for part in parts]]
 
     return Field(1, read, write)
 
@@ -205,10 +221,10 @@ _SEGMENT = "hops", "feed_key", "first", "parts", "signature"
 
 
 @cache
-def _messages(scalar_bytes: int) -> dict[int, Field]:
-    """Return the fields of each type of message, in a run whose scalars take so many bytes."""
-    parts = _parts(scalar_bytes)
-    branch = array(row(Branch, _parts(scalar_bytes, 0), B64))
+def _messages(form: Form) -> dict[int, Field]:
+    """Return the fields of each type of message, in a run whose updates have this form."""
+    parts = _parts(form)
+    branch = array(row(Branch, _parts(form, 0), B64))
     return {
         0: row(Hello, U32, B32, U8, U64),
         1: row(_segment, U8, U64, U32, parts, B64, names=_SEGMENT),

@@ -11,7 +11,7 @@ import msgpack
 from plain import RUN_ID
 
 from sfprotocol import invitation
-from sfprotocol.messages import PROTOCOL_VERSION
+from sfprotocol.messages import OLDEST_VERSION
 
 
 def vectors() -> dict[str, Any]:
@@ -22,7 +22,7 @@ def vectors() -> dict[str, Any]:
         f"/dns/run.example/tcp/31337/p2p/{second}",
         f"/ip4/203.0.113.7/tcp/31337/p2p/{first}/p2p-circuit/p2p/{second}",
     )
-    valid = [invitation.invite(PROTOCOL_VERSION, RUN_ID, addresses) for addresses in (several[:1], several)]
+    valid = [invitation.invite(OLDEST_VERSION, RUN_ID, addresses) for addresses in (several[:1], several)]
     valid.append(replace(valid[0], ticket=invitation.Ticket(3, bytes(range(16)))))
     valid.append(replace(valid[0], url="https://run.example/reviews/run.json"))
     valid.append(replace(valid[2], url="http://203.0.113.7:8080/~ann/100%25/"))

@@ -12,6 +12,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sfprotocol.decisions import RateFrom
 from sfprotocol.messages import (
     Ahead,
     Branch,
@@ -41,6 +42,8 @@ def plain(value: Any) -> Any:
             return {"feed_key": str(key), "next": following}
         case Feed() | EpochScalars() | Branch() | Entry() | Vote():
             return {name: plain(item) for name, item in value._asdict().items()}
+        case RateFrom(limit=0):
+            return list(value[:2])
         case tuple():
             return [plain(item) for item in value]
         case _ if is_dataclass(value):
@@ -55,6 +58,8 @@ def integers(values: Iterable[int]) -> list[str]:
 
 def _fields(value: Any) -> dict[str, Any]:
     named = [field.name for field in fields(value)]
+    if isinstance(value, RunParameters) and not value.cells:
+        named = [name for name in named if name not in ("version", "cells", "norm_limit")]
     if isinstance(value, RunParameters) and value.organised is None:
         others = "organised", "rate", "subspace_epochs", "bases", "last_subspace"
         named = [name for name in named if name not in others]

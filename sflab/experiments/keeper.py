@@ -45,7 +45,7 @@ from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Budget, Close, Recoun
 from sfprotocol.events import LinkDown, LinkUp, OwnDecision, Received
 from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
-from sfprotocol.messages import PROTOCOL_VERSION, Claim, Control, Feed, Hello, Message, Segment, Summary
+from sfprotocol.messages import Claim, Control, Feed, Hello, Message, Segment, Summary
 from sfprotocol.seeds import I64, derive_key, stream
 from sfprotocol.weighing import NOTHING, Counted, differences, once
 from sfprotocol.wire_codec import MAX_ENTRIES
@@ -191,7 +191,7 @@ class Keeper:
     def _meet(self) -> None:
         """Let the link come up and teach the names of all feeds."""
         self._host.post(LinkUp(LINK, "clients"))
-        self._hear(Hello(PROTOCOL_VERSION, self.run.run_id, 0, 0))
+        self._hear(Hello(self.run.version, self.run.run_id, 0, 0))
         for start in range(0, len(self._feeds), MAX_ENTRIES):
             claims = tuple(Claim(feed, 0, TAG) for feed in sorted(self._feeds)[start : start + MAX_ENTRIES])
             last = start + MAX_ENTRIES >= len(self._feeds)
@@ -367,7 +367,7 @@ class Keeper:
         """Return the cores of what closes up to that of `epoch` have named, as it counts now, without what
         that one has named of the feeds `skipped`, and with what is `recounted`."""
         assert self.machine.organised
-        core = Core(len(self._manifest.model.targets), self._manifest.training.rank)
+        core = Core(*self._manifest.core_shape)
         for batch in changes(self._log, {}, self.machine.organised.named(epoch, skipped, recounted)):
             core.add(batch)
         return core.cores()

@@ -194,7 +194,7 @@ class _Replay:
 
     def _core(self, counted: dict[Feed, Counted]) -> Core:
         """Return the core of what counts."""
-        core = Core(len(self._manifest.model.targets), self._manifest.training.rank)
+        core = Core(*self._manifest.core_shape)
         for one in self._feeds:
             weighed = counted.get(one.feed, NOTHING)
             told = [(part.epoch, scalar) for s in one.segments for part in s.parts for scalar in part.scalars]

@@ -1,4 +1,5 @@
-"""The exact state of a run: for every subspace, an int64 r x r accumulator per target (DESIGN 3).
+"""The exact state of a run: for every subspace, an int64 accumulator per target, r x r in a zeroth-order run
+(SPEC U4, U11).
 
 In an open run every epoch has a subspace of its own. Integer addition commutes, so any order, batching and
 delay of the same updates leaves the same bits; and it is modulo 2^64, so that what is taken out again leaves
@@ -26,26 +27,34 @@ they take less than half of the array's memory, and a single one takes 1/512 of 
 
 
 class UpdateBatch(NamedTuple):
-    """n updates as columns; each array has shape (n,)."""
+    """n updates as columns; each array has shape (n,) unless told otherwise."""
 
     epochs: I64
     """Subspace that each update moves, from 0: in an open run the epoch that it is labelled with."""
     seeds: U64
     scalars: I64
-    """Quantised directional derivatives, in units of scalar_delta; in an organised run times weights."""
+    """Quantised derivatives, in units of scalar_delta; in an organised run times weights. (n, cells) in a
+    first-order run."""
 
 
 class Core:
-    """`A[epoch][layer][i, j] += sign * scalar` over all updates (DESIGN 3).
+    """`A[epoch][layer][i, j] += sign * scalar` over all updates (SPEC U4); in a first-order run each adds its
+    scalars to all entries, in their order.
 
     What an epoch costs follows from its updates: anybody may make one and name any epoch.
     """
 
-    def __init__(self, layers: int, rank: int) -> None:
-        self._shape = (layers, rank, rank)
+    def __init__(self, layers: int, rows: int, columns: int = 0) -> None:
+        """Begin with zeros of this shape (`Manifest.core_shape`); without `columns` layers are square."""
+        self._shape = layers, rows, columns or rows
         self._cores: dict[int, _EpochCore] = {}
         self._hashed: dict[int, hashlib.blake2b] = {}
         """State of the digest after each epoch, ascending, up to the first that has changed since."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, and the rows and columns of each."""
+        return self._shape
 
     def add(self, batch: UpdateBatch, *others: Core) -> None:
         """Add updates, none of them twice, to this core and to `others`, which have the same shape.
@@ -53,6 +62,9 @@ class Core:
         Finding out which entries an update moves takes several times as long as moving them, so that several
         cores are best served at once. Negated scalars subtract what was added; those that are 0 cost nothing.
         """
+        if batch.scalars.ndim == 2:
+            self._add_cells(batch, others)
+            return
         if not batch.scalars.all():
             batch = UpdateBatch(*(column[batch.scalars != 0] for column in batch))
         step = max(1, CHUNK_ENTRIES // self._shape[0])
@@ -66,8 +78,15 @@ class Core:
                 for core in (self, *others):
                     core._of(epoch).add(entries[chosen], amounts[chosen])
 
+    def _add_cells(self, batch: UpdateBatch, others: tuple[Core, ...]) -> None:
+        """Add updates of a first-order run, (n, cells)."""
+        for epoch in np.unique(batch.epochs).tolist():
+            entries = batch.scalars[batch.epochs == epoch].sum(0).reshape(self._shape)
+            for core in (self, *others) if entries.any() else ():
+                core._of(epoch).put(entries)
+
     def put(self, cores: Mapping[int, I64]) -> None:
-        """Add whole cores by epoch, (layers, rank, rank) each."""
+        """Add whole cores by epoch, (layers, rows, columns) each."""
         for epoch, entries in cores.items():
             self._of(epoch).put(entries)
 
@@ -88,7 +107,7 @@ class Core:
         return next((epoch for epoch in sorted(self._cores, reverse=True) if self._cores[epoch].any()), 0)
 
     def of(self, epoch: int) -> I64:
-        """Return the core of one epoch, (layers, rank, rank), read-only; zero for an epoch without
+        """Return the core of one epoch, (layers, rows, columns), read-only; zero for an epoch without
         updates."""
         core = self._cores.get(epoch)
         view = np.zeros(self._shape, np.int64) if core is None else core.dense().view()
@@ -96,7 +115,7 @@ class Core:
         return view
 
     def layer(self, epoch: int, layer: int) -> I64:
-        """Return one layer of the core of one epoch, (rank, rank), read-only."""
+        """Return one layer of the core of one epoch, (rows, columns), read-only."""
         core = self._cores.get(epoch)
         view = np.zeros(self._shape[1:], np.int64) if core is None else core.layer(layer).view()
         view.flags.writeable = False
@@ -183,7 +202,7 @@ class _EpochCore:
             self._few.clear()
 
     def put(self, entries: I64) -> None:
-        """Add a whole core, (layers, rank, rank)."""
+        """Add a whole core, (layers, rows, columns)."""
         self._dense = self.dense() + entries
         self._few.clear()
 
@@ -197,7 +216,7 @@ class _EpochCore:
         return bool(np.add.reduceat(amounts[order], starts).any())
 
     def dense(self) -> I64:
-        """Return all layers, (layers, rank, rank)."""
+        """Return all layers, (layers, rows, columns)."""
         if self._dense is not None:
             return self._dense
         core = np.zeros(self._shape, np.int64)
@@ -207,7 +226,7 @@ class _EpochCore:
         return core
 
     def layer(self, layer: int) -> I64:
-        """Return one layer, (rank, rank)."""
+        """Return one layer, (rows, columns)."""
         if self._dense is not None:
             found: I64 = self._dense[layer]
             return found

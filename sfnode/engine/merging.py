@@ -148,7 +148,7 @@ class MergedWeights:
         self._clock = clock
         self._merges = DutyCycle(clock, MERGE_REST)
         self._rebuilds = DutyCycle(clock, QUANTISED_REBUILD_REST if loaded.quantised else REBUILD_REST)
-        self._pending = Core(len(loaded.sites), space.rank)
+        self._pending = Core(*core.shape)
         """The part of the core that is not in the weights."""
         self._changed = False
         """Whether anything has become pending since the last merge."""

@@ -81,7 +81,7 @@ class TrainableModel:
         self.manifest = manifest
         self.run = manifest.parameters()
         self.loaded = loaded
-        self.core = Core(len(targets), numbers.rank) if core is None else core
+        self.core = Core(*manifest.core_shape) if core is None else core
         self.space = Subspace(
             self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
         )

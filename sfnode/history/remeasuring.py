@@ -68,7 +68,7 @@ def remeasure(
         for batch in changes(update_log, applied, asked.before, run.subspace_of):
             engine.apply(batch)
         applied |= asked.before
-        core = Core(len(manifest.model.targets), manifest.training.rank)
+        core = Core(*manifest.core_shape)
         core.put(engine.cores())
         for batch in changes(update_log, asked.before, asked.step, run.subspace_of):
             core.add(batch)

@@ -141,7 +141,7 @@ class Past:
         """History of the run by all decisions."""
         self.latest = self.history.counting
         """State by all decisions."""
-        self._core = Core(len(manifest.model.targets), manifest.training.rank)
+        self._core = Core(*manifest.core_shape)
         begins = checkpoint.start(Layout(data_dir).checkpoints, self.latest, update_log)
         self._applied = begins.counted
         if state := begins.state(manifest, self.latest):

@@ -40,7 +40,7 @@ from sfnode.manifest.task import ANSWERS, READING, Task
 from sfnode.manifest.training import Training
 from sfnode.printable import command, size_text
 from sfprotocol.decisions import RATE_ONE
-from sfprotocol.messages import PROTOCOL_VERSION, Authority, RunParameters
+from sfprotocol.messages import MAX_UPDATE_BYTES, OLDEST_VERSION, PROTOCOL_VERSION, Authority, RunParameters
 from sfprotocol.names import fault
 
 MAX_MANIFEST_BYTES = 192 * 1024
@@ -58,6 +58,12 @@ MAX_CORES_BYTES = 1 << 32
 """Bytes of the cores of all subspaces, which every node holds: a run usually has 16 of them, and one of a
 model of 70B parameters may have 870 at rank 32. Their digest takes some 5 s (SPEC M9)."""
 
+FIRST_ORDER_VERSION = 4
+"""The version of the protocol that has first-order updates."""
+
+MAX_QUOTA_BYTES = 128 << 20
+"""Bytes of a member's updates with one label at most, as in a run of scalars (`MAX_QUOTA`)."""
+
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
 """Kinds of extensions of a manifest that this version understands."""
 
@@ -74,7 +80,7 @@ OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "data": frozenset({"digests"}),
     "model": frozenset({"outputs", "parent"}),
     "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
-    "training": frozenset({"bases", "decay", "epsilons", "features", "group"}),
+    "training": frozenset({"bases", "decay", "epsilons", "estimator", "features", "group", "norm_limit"}),
 }
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2); the empty name
 stands for the manifest itself."""
@@ -94,7 +100,8 @@ def run_id_of(canonical: bytes) -> bytes:
 class Manifest(Section):
     """One training run. Two manifests with equal canonical bytes are the same run."""
 
-    protocol: int = Field(default=PROTOCOL_VERSION, ge=1, lt=1 << 32)
+    protocol: int = Field(default=OLDEST_VERSION, ge=1, lt=1 << 32)
+    """The first version that has all that the run needs."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
     description: str = ""
     """Purpose of the run, in plain text, for those who may take part and those who watch (SPEC M8)."""
@@ -135,6 +142,32 @@ class Manifest(Section):
             raise ValueError(
                 f"{shape} takes {size_text(self.core_bytes)} for each of {epochs} epochs, and "
                 f"{size_text(MAX_CORES_BYTES)} is the most for all: longer epochs need less"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _first_order(self) -> Manifest:
+        """Check what holds in a run with gradients (SPEC U11)."""
+        if self.protocol < FIRST_ORDER_VERSION and (
+            self.training.is_first_order or self.task.loss == "calibrated"
+        ):
+            raise ValueError(f"first-order updates came with protocol {FIRST_ORDER_VERSION}")
+        if not self.training.is_first_order:
+            return self
+        if not self.organised.organiser:
+            raise ValueError("a first-order run is organised: its rates, units and limits are signed")
+        if len({one.core_shape(self.training.rank) for one in self.model.parsed_targets()}) > 1:
+            raise ValueError("all targets of a first-order run have cores of one shape: take a smaller rank")
+        width = self.parameters().form.width
+        if width > MAX_UPDATE_BYTES:
+            raise ValueError(
+                f"an update would have {width:,} bytes, and {MAX_UPDATE_BYTES:,} are the most: take a "
+                "smaller rank, or fewer targets"
+            )
+        if self.organised.quota * width > MAX_QUOTA_BYTES:
+            raise ValueError(
+                f"a quota of {self.organised.quota:,} updates of {width:,} bytes is more than "
+                f"{size_text(MAX_QUOTA_BYTES)}, the most that anybody must hold of a member and round"
             )
         return self
 
@@ -209,9 +242,16 @@ class Manifest(Section):
         return encoded
 
     @property
+    def core_shape(self) -> tuple[int, int, int]:
+        """Shape of the core of a subspace: layers, and the rows and columns of each (SPEC U4, U11)."""
+        rank, targets = self.training.rank, self.model.parsed_targets()
+        rows, columns = targets[0].core_shape(rank) if self.training.is_first_order else (rank, rank)
+        return len(targets), rows, columns
+
+    @property
     def dimensions(self) -> int:
         """Dimensions of a subspace: the entries of its core."""
-        return len(self.model.targets) * self.training.rank**2
+        return math.prod(self.core_shape)
 
     @property
     def core_bytes(self) -> int:
@@ -248,6 +288,9 @@ class Manifest(Section):
             quota=self.open.quota,
             work_bits=self.open.work_bits,
             last_subspace=MAX_CORES_BYTES // self.core_bytes - 1,
+            version=self.protocol,
+            cells=self.dimensions if t.is_first_order else 0,
+            norm_limit=t.norm_limit,
         )
 
     def _authority(self) -> Authority | None:
@@ -266,11 +309,11 @@ class Manifest(Section):
 
         Raises UserError OLDER_PROTOCOL otherwise.
         """
-        if self.protocol < PROTOCOL_VERSION:
+        if self.protocol < OLDEST_VERSION:
             raise UserError(
                 Code.OLDER_PROTOCOL,
                 f"the run of {source} speaks protocol {self.protocol}, which had no protection against "
-                f"strangers' keys; this sfnode takes part in runs of protocol {PROTOCOL_VERSION} only",
+                f"strangers' keys; this sfnode takes part in runs of protocol {OLDEST_VERSION} and later",
                 "Make a new run with `sfnode init`. What was trained is not lost: `sfnode verify`, `sfnode "
                 "eval` and `sfnode export --out FOLDER` go on reading the folder.",
             )

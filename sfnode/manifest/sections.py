@@ -119,6 +119,10 @@ class Target(Section):
     def __str__(self) -> str:
         return f"{self.name}:{self.out_features}x{self.in_features}"
 
+    def core_shape(self, rank: int) -> tuple[int, int]:
+        """Return rows and columns of its core in a first-order run of this rank (SPEC U11)."""
+        return min(rank, self.out_features), min(rank, self.in_features)
+
 
 class Parent(Section):
     """The state of another run that a base model is (SPEC M7)."""

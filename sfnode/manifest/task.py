@@ -57,9 +57,10 @@ class Task(Section):
 
     `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, what is usual for the kind.
 
-    `loss` of the kinds with a verbalizer: plain, or centred (SPEC T5), where mini-batches are balanced and
-    scores are compared less their means. `prior`: the base model's over the answers, in the verbalizer's
-    order and in units of 2^-16 nats, for nodes without public training rows; none if it is empty.
+    `loss` of the kinds with a verbalizer: plain; centred (SPEC T5), where mini-batches are balanced and
+    scores are compared less their means; or calibrated: scores less the `prior`, row by row. `prior`: the
+    base model's over the answers, in the verbalizer's order and in units of 2^-16 nats: in a run that is
+    centred, for nodes without public training rows; none if it is empty.
     """
 
     kind: Literal[
@@ -73,7 +74,7 @@ class Task(Section):
     messages_field: str = Field(default="messages", min_length=1)
     metric: Literal["", "accuracy", "f1"] = ""
     max_tokens: int = Field(default=256, ge=8, le=65_536)
-    loss: Literal["plain", "centred"] = "plain"
+    loss: Literal["plain", "centred", "calibrated"] = "plain"
     prior: tuple[Annotated[int, Field(ge=-MOST_PRIOR, le=MOST_PRIOR)], ...] = ()
     verifier: dict[str, Any] = Field(default_factory=dict)
     """A verifier as `verifiers.specs` writes it, without keys that have their default."""
@@ -125,7 +126,9 @@ class Task(Section):
         if self.loss == "centred" and not self.labelled:
             raise ValueError(f"the task kind {self.kind} has no classes whose scores could be centred")
         if self.prior and (self.loss == "plain" or len(self.prior) != len(self.verbalizer)):
-            raise ValueError("a prior has a number for each class of a task whose loss is centred")
+            raise ValueError("a prior has a number for each class of a task whose loss is not plain")
+        if self.loss == "calibrated" and (not self.prior or self.kind != "classification"):
+            raise ValueError("a calibrated loss is that of a classification in words, and has a prior")
         if self.metric and not self.labelled and (self.kind, self.metric) != ("choice", "accuracy"):
             raise ValueError(f"the task kind {self.kind} cannot be measured by {self.metric}")
         self._check_answers()

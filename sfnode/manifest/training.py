@@ -50,6 +50,8 @@ def features_text(table: Iterable[tuple[int, int]]) -> str:
 class Training(Section):
     """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
 
+    estimator: Literal["zeroth-order", "first-order"] = "zeroth-order"
+    """What an update says: one slope along a direction, or one for every cell of the cores (SPEC U2, U11)."""
     rank: int = Field(default=32, ge=1, le=1024)
     basis: Literal["random", "published", "features"] = "random"
     bases: Hex32 | Literal[""] = ""
@@ -76,6 +78,9 @@ class Training(Section):
     scalar_bits: Literal[8, 16] = 16
     scalar_delta: float = Field(default=1 / 64, gt=0, allow_inf_nan=False)
     scalar_limit: int = Field(default=32_767, ge=1, le=32_767)
+    norm_limit: int = Field(default=0, ge=0, lt=1 << 32)
+    """Largest root of the sum of an update's squared scalars until a seal says otherwise; 0 in a zeroth-order
+    run."""
 
     @field_validator("rank")
     @classmethod
@@ -130,6 +135,12 @@ class Training(Section):
             raise ValueError(
                 f"scalar_limit is at most {self.largest_scalar} when scalar_bits is {self.scalar_bits}"
             )
+        if self.is_first_order != (self.norm_limit > 0):
+            raise ValueError("a first-order run has a norm_limit, and no other has one")
+        if self.is_first_order and (self.basis != "published" or self.group):
+            raise ValueError(
+                "a first-order run has published bases, and no groups: an update has no direction"
+            )
         if (self.basis == "published") != bool(self.bases):
             raise ValueError("bases is the digest of published bases; a run with random ones has none")
         if self.trains_a_head != bool(self.features):
@@ -141,6 +152,11 @@ class Training(Section):
         if self.epochs > MAX_EPOCHS:
             raise ValueError(f"update_budget / epoch_updates is at most {MAX_EPOCHS}")
         return self
+
+    @property
+    def is_first_order(self) -> bool:
+        """Whether an update is the gradient by all cells."""
+        return self.estimator == "first-order"
 
     @property
     def largest_scalar(self) -> int:

@@ -66,15 +66,13 @@ class LogStore:
         records = [Record(admit.feed, admit.segment, admit.chain) for admit in commit.admits]
         cuts = [self._cut_record(cut.proof) for cut in commit.cuts]
         cuts += [CutRecord(feed, 0, genesis(self._run.run_id, feed), b"") for feed in commit.evicted]
-        cards = [
-            CardRecord(card.feed, wire_codec.encode(card, self._run.scalar_bytes)) for card in commit.cards
-        ]
+        cards = [CardRecord(card.feed, wire_codec.encode(card, *self._run.form)) for card in commit.cards]
         self._log.append(
             records,
             cuts,
             cards,
             control=commit.control,
-            authority=[wire_codec.encode(message, self._run.scalar_bytes) for message in commit.authority],
+            authority=[wire_codec.encode(message, *self._run.form) for message in commit.authority],
             replacing=self._run.organised is not None,
         )
         if commit.rebase:
@@ -91,12 +89,12 @@ class LogStore:
         frame = self._log.proof(feed)
         if not frame:
             return None
-        proof = wire_codec.decode(frame, self._run.scalar_bytes)
+        proof = wire_codec.decode(frame, *self._run.form)
         assert isinstance(proof, Proof)
         return proof
 
     def _cut_record(self, proof: Proof) -> CutRecord:
-        frame = wire_codec.encode(proof, self._run.scalar_bytes)
+        frame = wire_codec.encode(proof, *self._run.form)
         return CutRecord(proof.feed, proof.cut, cut_chain(self._run, proof), frame)
 
 

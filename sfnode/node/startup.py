@@ -323,7 +323,7 @@ def organising(
 
 def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
     """Return the cards in the log; they were verified before they were written."""
-    messages = (wire_codec.decode(record.frame, run.scalar_bytes) for record in update_log.cards())
+    messages = (wire_codec.decode(record.frame, *run.form) for record in update_log.cards())
     return [message for message in messages if isinstance(message, Card)]
 
 

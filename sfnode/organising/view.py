@@ -15,8 +15,9 @@ from sfprotocol.frontier import FeedState
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Entry, Feed, Segment
 from sfprotocol.organised import Organised
-from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates
+from sfprotocol.segments import first_updates
 from sfprotocol.signing import extend
+from sfprotocol.values import squares_of
 
 
 class Boundary(NamedTuple):
@@ -29,7 +30,7 @@ class Boundary(NamedTuple):
     squares: int = 0
     """Sum of the squares of the scalars since the boundary before."""
     zeros: int = 0
-    """Number of scalars since then that are 0."""
+    """Number of updates since then that move nothing."""
 
 
 class Log(Protocol):
@@ -81,7 +82,7 @@ class View:
         chain, number = self.chain(feed, first), counting.number(feed)
         named_stops = [] if number is None else [one.stop for one in counting.named_stops(number, first)]
         while step < stop:
-            segment = self._log.read(feed, step, MAX_SEGMENT_UPDATES)
+            segment = self._log.read(feed, step, self._machine.run.form.segment_updates)
             assert segment is not None  # what the frontier says is on disk
             for part in first_updates(segment.parts, stop - step):
                 last = step + len(part.scalars)
@@ -89,8 +90,10 @@ class View:
                     taken, rest = part.scalars[: end - step], part.scalars[end - step :]
                     chain = extend(chain, [part._replace(scalars=taken)])
                     part, step = part._replace(scalars=rest), end
-                    squares = sum(scalar * scalar for scalar in taken)
-                    yield Boundary(step, part.epoch, chain, squares, taken.count(0))
+                    rate = counting.rate_from(part.epoch)
+                    squares = sum(map(squares_of, taken))
+                    zeros = sum(not rate.moves(values) for values in taken)
+                    yield Boundary(step, part.epoch, chain, squares, zeros)
 
     def peers(self) -> dict[str, int]:
         """Return the linked peers with the number of decisions that each has told of."""

@@ -15,7 +15,7 @@ from sfnode.transport.base import best_first, is_loopback, is_private
 from sfprotocol import invitation
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.invitation import Invitation, NewerLinkError
-from sfprotocol.messages import PROTOCOL_VERSION
+from sfprotocol.messages import OLDEST_VERSION, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -49,7 +49,7 @@ def compose(
             "there is no address to invite to: this node listens nowhere and has met nobody",
             "Ask for a link where a node of the run can be reached, or start this one without client_mode.",
         )
-    return replace(invitation.invite(PROTOCOL_VERSION, run_id, useful), url=url)
+    return replace(invitation.invite(OLDEST_VERSION, run_id, useful), url=url)
 
 
 def invite(manifest: Manifest, said: Invitation) -> InviteResult:
@@ -58,6 +58,7 @@ def invite(manifest: Manifest, said: Invitation) -> InviteResult:
         InviteResult,
     )  # a third of what `sfnode join` loads before its first line
 
+    said = replace(said, protocol=manifest.protocol)
     return InviteResult(
         link=invitation.write(said),
         contacts_url=said.url,

@@ -40,7 +40,7 @@ class Signer(NamedTuple):
         last, parameters = self.control.succession, self.manifest.parameters()
         proof = {
             "manifest": b64encode(self.manifest.canonical()).decode(),
-            "succession": wire_codec.encode(last, parameters.scalar_bytes).hex() if last else "",
+            "succession": wire_codec.encode(last, *parameters.form).hex() if last else "",
         }
         said = run.model_copy(update=proof).write().rpartition(_FIELD)[0]
         data = said + _FIELD + f'"{self.sign(_DOMAIN + said).hex()}"}}\n'.encode()
@@ -96,7 +96,7 @@ def key_of(authority: Authority, successions: list[Succession]) -> bytes | None:
 def _succession(run: RunFile, manifest: Manifest) -> Succession | None:
     if not run.succession:
         return None
-    found = wire_codec.decode(bytes.fromhex(run.succession), manifest.parameters().scalar_bytes)
+    found = wire_codec.decode(bytes.fromhex(run.succession), *manifest.parameters().form)
     if not isinstance(found, Succession):
         raise RemoteProtocolError("O4", "no succession")
     return found

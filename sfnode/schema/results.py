@@ -40,7 +40,7 @@ class EvalResult(Answer):
     probe: ProbeEvaluation | None = None
     """A linear probe on the run's training rows; None where no linear head alone is trained, and where too
     few states of them are kept here."""
-    loss: Literal["plain", "centred"]
+    loss: Literal["plain", "centred", "calibrated"]
     """The run's loss."""
     prior: dict[str, float] | None
     """Prior of each answer of the trained model in nats, which was subtracted; None where nothing was."""
@@ -57,7 +57,8 @@ class UpdateLine(Answer):
     epoch: int
     seed: str
     """Decimal: many JSON readers round integers of 64 bits."""
-    scalar: int
+    scalar: int | tuple[int, ...]
+    """In a first-order run one for every cell of the cores."""
     weight: int
     """Factor of the scalar (SPEC O8); 1 in an open run."""
 

@@ -121,7 +121,7 @@ def compute(
         if base is None:
             return None
         bases[number] = base
-    core = Core(len(manifest.model.targets), manifest.training.rank)
+    core = Core(*manifest.core_shape)
     core.put(previous.cores if previous else {})
     subspace_of = manifest.parameters().subspace_of
     for batch in changes(update_log, planned.before, planned.counted, subspace_of):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Updates(NamedTuple):
-    """n updates as columns; each array has shape (n,)."""
+    """n updates as columns; each array has shape (n,) unless told otherwise."""
 
     feed: I64
     """Index into `Columns.feeds`."""
@@ -38,7 +38,8 @@ class Updates(NamedTuple):
     seed: U64
     """Seed of the direction and of the mini-batch (SPEC R5)."""
     scalar: I64
-    """Quantised directional derivative, in units of the manifest's scalar_delta."""
+    """Quantised directional derivative, in units of the manifest's scalar_delta; in a first-order run one for
+    every cell, (n, cells)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,13 @@ def columns_of(
 ) -> Columns:
     """Return the updates that count among the records of a log with these tails and bases."""
     stops = {tail.feed: (number, tail.next) for number, tail in enumerate(tails)}
-    pieces = [Updates(*(np.empty(0, np.int64),) * 3, np.empty(0, np.uint64), np.empty(0, np.int64))]
+    pieces = []
     for record in records:
         number, stop = stops.get(record.feed, (0, 0))
         if record.segment.first < stop:  # else it is behind a cut, or news since `tails`
             pieces.append(_updates_of(number, record.segment, stop))
-    updates = Updates._make(np.concatenate(columns) for columns in zip(*pieces, strict=True))
+    none = Updates(*(np.empty(0, np.int64),) * 3, np.empty(0, np.uint64), np.empty(0, np.int64))
+    updates = Updates._make(np.concatenate(columns) for columns in zip(*(pieces or [none]), strict=True))
     begins = [bases.get(tail.feed) for tail in tails]
     order = _order(updates, np.array([(base.epoch, base.labelled) if base else (-1, 0) for base in begins]))
     return Columns(

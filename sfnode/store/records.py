@@ -3,7 +3,8 @@
 The body of a row, little-endian: CRC-32 of all that follows, signature (64 bytes), chain head (32 bytes),
 scalar width (1 byte), number of parts (4 bytes), then epoch and count of every part (4 bytes each), then the
 scalars of all parts. The width is 1 byte where every scalar of the row fits, else 2: late in a run, when
-derivatives are small, this halves the log.
+derivatives are small, this halves the log. In a first-order run 2 is added to the width, and the number of
+scalars of an update (4 bytes) comes before them.
 
 Whoever wants to read names spans of steps; `covering` finds the segments that hold them.
 """
@@ -21,12 +22,13 @@ from sfnode.store.disk_errors import BrokenRowError
 from sfprotocol import segments
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.messages import EpochScalars, Feed, Segment
-from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.messages import EpochScalars, Feed, Form, Segment
+from sfprotocol.segments import drop_updates, first_updates, size_of
+from sfprotocol.values import flat
 from sfprotocol.wire_codec import pack_scalars, unpack_scalars
 
 PACKED_UPDATES = 512
-"""Small neighbouring rows of a feed are packed into rows of at most this many updates. Large enough that
+"""Small neighbouring rows of a feed are packed into rows of at most this many scalars. Large enough that
 signature, chain head and bookkeeping cost a quarter of a byte per update; small enough to stay far below the
 largest segment (SPEC S4), since a row is also the smallest piece that can be sent."""
 
@@ -40,6 +42,10 @@ UNSIGNED = bytes(64)
 _HEAD = struct.Struct("<I64s32sBI")
 _CRC_BYTES = 4
 _PART = struct.Struct("<II")
+_CELLS = struct.Struct("<I")
+
+VECTORS = 2
+"""Added to the width where updates have a scalar for every cell."""
 
 
 class Record(NamedTuple):
@@ -72,13 +78,16 @@ class CutRecord(NamedTuple):
 
 def encode(segment: Segment, chain_head: bytes) -> bytes:
     """Return the body of the row that stores `segment`. Raises LocalProtocolError for what does not fit."""
-    scalars = tuple(chain.from_iterable(part.scalars for part in segment.parts))
-    if not scalars or len(segment.signature) != 64 or len(chain_head) != 32:
+    values = tuple(chain.from_iterable(part.scalars for part in segment.parts))
+    cells = 0 if isinstance(values[0], int) else len(values[0])
+    if not values or len(segment.signature) != 64 or len(chain_head) != 32:
         raise LocalProtocolError("a segment needs updates, a signature of 64 and a chain head of 32 bytes")
-    width = 1 if min(scalars) >= -128 and max(scalars) <= 127 else 2
-    head = _HEAD.pack(0, segment.signature, chain_head, width, len(segment.parts))
+    width = 1 if all(-128 <= scalar <= 127 for scalar in flat(values)) else 2
+    told = width + VECTORS if cells else width
+    head = _HEAD.pack(0, segment.signature, chain_head, told, len(segment.parts))
     parts = b"".join(_PART.pack(part.epoch, len(part.scalars)) for part in segment.parts)
-    body = head[_CRC_BYTES:] + parts + pack_scalars(scalars, width)
+    size = _CELLS.pack(cells) if cells else b""
+    body = head[_CRC_BYTES:] + parts + size + pack_scalars(values, Form(width, cells))
     return zlib.crc32(body).to_bytes(_CRC_BYTES, "little") + body
 
 
@@ -89,9 +98,14 @@ def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
     _, signature, chain_head, width, count = _HEAD.unpack_from(body)
     start = _HEAD.size + count * _PART.size
     table = list(_PART.iter_unpack(body[_HEAD.size : start])) if start <= len(body) else []
-    if width not in (1, 2) or sum(updates for _, updates in table) * width != len(body) - start:
+    cells = 0
+    if width > VECTORS and len(body) >= start + _CELLS.size:
+        (cells,) = _CELLS.unpack_from(body, start)
+        width, start = width - VECTORS, start + _CELLS.size if cells else len(body)
+    form = Form(width, cells)
+    if width not in (1, 2) or sum(updates for _, updates in table) * form.width != len(body) - start:
         raise BrokenRowError(f"a row (step {first}) has a sound checksum and lengths that do not fit")
-    scalars = unpack_scalars(body[start:], width)
+    scalars = unpack_scalars(body[start:], form)
     parts = []
     offset = 0
     for epoch, updates in table:
@@ -125,12 +139,13 @@ def _signed(rows: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Split consecutive `records` of one feed into groups of at most PACKED_UPDATES updates, first fit."""
-    start = 0
+    """Split consecutive `records` of one feed into groups of at most PACKED_UPDATES scalars, first fit."""
+    start = size = 0
     for index, record in enumerate(records):
-        if record.segment.stop - records[start].segment.first > PACKED_UPDATES and index > start:
+        size += (added := size_of(record.segment.parts))
+        if size > PACKED_UPDATES and index > start:
             yield records[start:index]
-            start = index
+            start, size = index, added
     if records:
         yield records[start:]
 

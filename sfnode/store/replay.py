@@ -26,20 +26,21 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import ControlFork, Entry, EpochScalars, Feed, RunParameters, Segment, Succession
 from sfprotocol.seeds import GOLDEN, I64, U64, mix64, update_seeds
-from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.segments import drop_updates, first_updates, size_of
+from sfprotocol.values import Values
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 
 BATCH_UPDATES = 65_536
-"""Updates of a batch, which may end with one segment more: 1.5 MB, and enough for vectorised sums."""
+"""Scalars of a batch, which may end with one segment more: 1.5 MB, and enough for vectorised sums."""
 
 
 class WeightedScalars(NamedTuple):
-    """Scalars of consecutive updates that are added to one core with one weight."""
+    """What consecutive updates say that are added to one core with one weight."""
 
     subspace: int
     weight: int
     """Factor of the scalars; negative to subtract them."""
-    scalars: tuple[int, ...]
+    scalars: tuple[Values, ...]
 
 
 class UpdatePiece(NamedTuple):
@@ -56,10 +57,11 @@ def batch_of(pieces: Sequence[UpdatePiece]) -> UpdateBatch:
     """Return all these updates as columns, in the same order; `pieces` must not be empty."""
     parts = [part for piece in pieces for part in piece.parts]
     lengths = [len(part.scalars) for part in parts]
-    scalars = np.array([scalar for part in parts for scalar in part.scalars], np.int64)
+    scalars = np.array([values for part in parts for values in part.scalars], np.int64)  # (n,) or (n, cells)
     subspaces = np.repeat(np.array([part.subspace for part in parts], np.int64), lengths)
     if any(part.weight != 1 for part in parts):
-        scalars *= np.repeat(np.array([part.weight for part in parts], np.int64), lengths)
+        weights = np.repeat(np.array([part.weight for part in parts], np.int64), lengths)
+        scalars *= weights if scalars.ndim == 1 else weights[:, None]
     counts = [sum(len(part.scalars) for part in piece.parts) for piece in pieces]
     return UpdateBatch(subspaces, _seeds(pieces, counts), scalars)
 
@@ -155,10 +157,18 @@ class _Change(NamedTuple):
     before: Counted
     now: Counted
 
-    def weight(self, label: int) -> int:
-        """Return by how much the weight of these updates changes."""
-        new = self.now.weight(label, self.difference.now)
-        return new - self.before.weight(label, self.difference.before)
+    def weight(self, label: int, values: Values) -> int:
+        """Return by how much the weight of these updates changes; of one with these values in a first-order
+        run."""
+        new = self.now.weight(label, self.difference.now, values)
+        return new - self.before.weight(label, self.difference.before, values)
+
+    def weighted(self, told: Iterable[EpochScalars]) -> Iterator[tuple[int, int, tuple[Values, ...]]]:
+        """Yield label, change of weight and values of these updates: as they come, and each update of a
+        first-order run by itself, as what moves nothing has no weight (SPEC U11)."""
+        for label, scalars in told:
+            each = [scalars] if isinstance(scalars[0], int) else [(values,) for values in scalars]
+            yield from ((label, self.weight(label, some[0]), some) for some in each)
 
 
 def changes(
@@ -179,10 +189,11 @@ def changes(
     for change, segment in update_log.segments(_changed(applied, wanted)):
         first, told = _within(change, segment)
         parts = (
-            WeightedScalars(subspace_of(label), change.weight(label), scalars) for label, scalars in told
+            WeightedScalars(subspace_of(label), weight, values)
+            for label, weight, values in change.weighted(told)
         )
         pieces.append(UpdatePiece(segment.feed_key, first, tuple(parts)))
-        size += sum(len(scalars) for _, scalars in told)
+        size += size_of(told)
         if size >= BATCH_UPDATES:
             yield batch_of(pieces)
             pieces, size = [], 0
@@ -205,7 +216,7 @@ def counted_anew(
         parts = tuple(WeightedScalars(subspace_of(label), 1, scalars) for label, scalars in told)
         pieces.setdefault(change.feed, []).append(UpdatePiece(segment.feed_key, first, parts))
         weights.setdefault(change.feed, []).extend(
-            change.weight(label) for label, scalars in told for _ in scalars
+            weight for _, weight, values in change.weighted(told) for _ in values
         )
     return {feed: (batch_of(pieces[feed]), np.array(weights[feed], np.int64)) for feed in pieces}
 
@@ -217,7 +228,7 @@ class Weighed(NamedTuple):
     step: int
     epoch: int
     seed: int
-    scalar: int
+    scalar: Values
     weight: int
     """Factor of the scalar (SPEC O8); 1 in an open run."""
 
@@ -237,7 +248,7 @@ def weighed(update_log: UpdateLog, wanted: Mapping[Feed, Counted]) -> Iterator[W
         for epoch, scalars in told:
             seeds = update_seeds(segment.feed_key, step, len(scalars)).tolist()
             for number, (seed, scalar) in enumerate(zip(seeds, scalars, strict=True)):
-                yield Weighed(change.feed, step + number, epoch, seed, scalar, change.weight(epoch))
+                yield Weighed(change.feed, step + number, epoch, seed, scalar, change.weight(epoch, scalar))
             step += len(scalars)
 
 

@@ -29,7 +29,7 @@ from sfnode.store.records import (
 )
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Segment
-from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, merge, without_front
+from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, merge, size_of, without_front
 from sfprotocol.signing import extend
 
 _INSERT = "INSERT INTO segment (feed, first, body) VALUES (?, ?, ?)"
@@ -116,7 +116,7 @@ def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> S
     first = before.segment.first
     front = first_updates(before.segment.parts, segment.first - first)
     check_epochs([*front, *segment.parts])
-    if segment.stop - first <= MAX_SEGMENT_UPDATES:
+    if size_of(front) + size_of(segment.parts) <= MAX_SEGMENT_UPDATES:
         db.execute(_DROP, (state.number, first))
         return replace(segment, first=first, parts=merge([*front, *segment.parts]))
     chain, _ = past(db, state, segment.first)
@@ -142,7 +142,7 @@ def pack(db: sqlite3.Connection, state: StoredFeed) -> None:
 def _small_rows_at_end(db: sqlite3.Connection, state: StoredFeed) -> list[Record]:
     found: list[Record] = []
     for record in backwards(db, state, 1 << 62):
-        if record.segment.count >= SMALL_UPDATES or record.segment.signature == UNSIGNED:
+        if size_of(record.segment.parts) >= SMALL_UPDATES or record.segment.signature == UNSIGNED:
             break
         found.append(record)
     return found[::-1]

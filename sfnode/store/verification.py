@@ -51,7 +51,7 @@ def verify_log(
     Raises UserError LOG_CORRUPT where it does not verify, SEAL_DIFFERS where it is not what the organiser has
     sealed or stated.
     """
-    core = Core(len(manifest.model.targets), manifest.training.rank)
+    core = Core(*manifest.core_shape)
     return _Verification(manifest, update_log, core, state).result(as_of_now)
 
 

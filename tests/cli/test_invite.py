@@ -22,7 +22,7 @@ from sfnode.peers import contacts, invitations
 from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
 from sfprotocol import invitation
-from sfprotocol.messages import PROTOCOL_VERSION
+from sfprotocol.messages import OLDEST_VERSION, PROTOCOL_VERSION
 from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]
@@ -94,7 +94,7 @@ def test_a_node_that_does_not_run_invites_to_the_peers_it_remembers(
     assert ended.out.count("\n") == 1
     assert "does not run" in ended.err
     said = invitation.read(ended.out.removeprefix("sfnode join "))
-    assert said == invitation.invite(PROTOCOL_VERSION, run.run_id, OTHERS[:3])
+    assert said == invitation.invite(OLDEST_VERSION, run.run_id, OTHERS[:3])
 
 
 def test_the_link_for_programs_is_the_same(folder: Path, run: Manifest, sfnode: Run) -> None:
@@ -213,7 +213,7 @@ def test_join_alone_goes_on_with_the_run_of_its_folder_and_asks_nothing(
 
 
 def test_the_ticket_of_a_link_reaches_the_settings(run: Manifest) -> None:
-    said = invitation.invite(PROTOCOL_VERSION, run.run_id, [PUBLIC])
+    said = invitation.invite(OLDEST_VERSION, run.run_id, [PUBLIC])
     link = invitation.write(replace(said, ticket=invitation.Ticket(3, bytes(range(16)))))
     settings = Settings(**_following(link, {"run_id": "", "peers": ()}))
     assert settings.invitation == f"3:{bytes(range(16)).hex()}"

@@ -17,7 +17,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfprotocol import invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
-from sfprotocol.messages import PROTOCOL_VERSION, Petition
+from sfprotocol.messages import OLDEST_VERSION, Petition
 from tests.cli.helpers import Ended
 from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
@@ -96,7 +96,7 @@ def test_whom_nobody_may_name_is_not_signed(node: OrganisedNode, organise: Run) 
 
 # -- deciding ----------------------------------------------------------------------------------------
 
-LINK = invitation.write(invitation.invite(PROTOCOL_VERSION, bytes(32), ["/ip4/192.0.2.1/tcp/1/p2p/Qm"]))
+LINK = invitation.write(invitation.invite(OLDEST_VERSION, bytes(32), ["/ip4/192.0.2.1/tcp/1/p2p/Qm"]))
 WISHES = [
     (["invite"], "invitations: 1 -> 2"),
     (["admit", B.hex()], "members: 1 -> 2"),

@@ -18,7 +18,7 @@ from sfprotocol import decisions, wire_codec
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import Admit, Announce, Budget, Evaluated, Finish, Invite, Revoke, Seal
 from sfprotocol.events import LinkUp, Received
-from sfprotocol.messages import PROTOCOL_VERSION, ControlHead, Hello, Message, Petition, Succession
+from sfprotocol.messages import OLDEST_VERSION, ControlHead, Hello, Message, Petition, Succession
 from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
 
@@ -226,7 +226,7 @@ async def test_who_claims_decisions_that_do_not_come_is_named_and_can_be_passed_
     node.decide(Finish())
     node.post(LinkUp(9, "QmLiar"))
     said: tuple[Message, ...] = (
-        Hello(PROTOCOL_VERSION, node.manifest.run_id, 0, 0),
+        Hello(OLDEST_VERSION, node.manifest.run_id, 0, 0),
         ControlHead(0, 1000, bytes(32)),
     )
     for message in said:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from sfprotocol import wire_codec
-from sfprotocol.messages import PROTOCOL_VERSION, Claim, Hello, Message, Summary
+from sfprotocol.messages import OLDEST_VERSION, Claim, Hello, Message, Summary
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.wire_codec import LENGTH_BYTES
 from tests.fuzz.arena import Arena
@@ -63,7 +63,7 @@ def conversations() -> list[bytes]:
 def greeting() -> tuple[Hello, Summary]:
     feeds = sorted(saga.feed for saga in SAGAS)
     claims = tuple(Claim(feed, 0, NO_TAG) for feed in feeds)
-    return Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0), Summary(False, 0, bytes(32), claims)
+    return Hello(OLDEST_VERSION, RUN.run_id, 0, 0), Summary(False, 0, bytes(32), claims)
 
 
 def _frames(value: object) -> list[str]:

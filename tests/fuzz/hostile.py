@@ -14,7 +14,7 @@ from sfprotocol import wire_codec
 from sfprotocol.frontier import UNCUT
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
+    OLDEST_VERSION,
     Ahead,
     Branch,
     Card,
@@ -183,7 +183,7 @@ def hello(scene: Scene, choices: Choices) -> Hello:
         return Hello(
             choices.below(3), choices.take(32).ljust(32, b"\0"), choices.below(3), choices.below(600)
         )
-    return Hello(PROTOCOL_VERSION, scene.run.run_id, 0, choices.below(600))
+    return Hello(OLDEST_VERSION, scene.run.run_id, 0, choices.below(600))
 
 
 def summary(scene: Scene, choices: Choices) -> Summary:
@@ -283,5 +283,5 @@ def greeting(scene: Scene, choices: Choices) -> list[bytes]:
     names = sorted({*(saga.feed for saga in scene.sagas), *INVENTED[: choices.below(3)]})
     scene.named.update(names)
     claims = tuple(Claim(feed, 0, NO_TAG) for feed in names)
-    messages = Hello(PROTOCOL_VERSION, scene.run.run_id, 0, 0), Summary(choices.flip(4), 0, bytes(32), claims)
+    messages = Hello(OLDEST_VERSION, scene.run.run_id, 0, 0), Summary(choices.flip(4), 0, bytes(32), claims)
     return [wire_codec.encode(message) for message in messages]

@@ -346,7 +346,7 @@ class Case:
                 applied = thread.ask(lambda engine: engine.core.digest())
             digest = await applied
             if not machine.frontier.floor:
-                core = Core(len(self.swarm.run.model.targets), self.swarm.run.training.rank)
+                core = Core(*self.swarm.run.core_shape)
                 with self.swarm.log(node.name) as log:
                     for updates in changes(log, {}, counted):
                         core.add(updates)

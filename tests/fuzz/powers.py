@@ -23,7 +23,7 @@ from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.link import ALLOWED, LinkState
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
+    OLDEST_VERSION,
     Commitment,
     Control,
     ControlFork,
@@ -207,7 +207,7 @@ def _changed(stage: Stage, choices: Choices, frame: bytes) -> Message:
     try:
         message = wire_codec.decode(frame, stage.run.scalar_bytes)
     except RemoteProtocolError:
-        return Hello(PROTOCOL_VERSION, stage.run.run_id, 0, 0)
+        return Hello(OLDEST_VERSION, stage.run.run_id, 0, 0)
     for _ in range(1 + choices.below(3)):
         message = altered(message, choices, like(stage, choices))
     return message
@@ -351,7 +351,7 @@ def introduction(stage: Stage, names: Sequence[str]) -> list[Message]:
     """Return what an honest newcomer says who asks for these origins to be admitted."""
     run = stage.run.run_id
     asked = [signed_petition(run, name, {}, worked=True) for name in names]
-    return [Hello(PROTOCOL_VERSION, run, 0, 0), Summary(False, 0, bytes(32), ()), *asked]
+    return [Hello(OLDEST_VERSION, run, 0, 0), Summary(False, 0, bytes(32), ()), *asked]
 
 
 def floor(stage: Stage, choices: Choices) -> Floor:

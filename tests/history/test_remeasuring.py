@@ -21,7 +21,7 @@ class Engine:
     """Says that every update is worth a hundredth, and remembers where it was asked."""
 
     def __init__(self) -> None:
-        self.core = Core(len(MANIFEST.model.targets), MANIFEST.training.rank)
+        self.core = Core(*MANIFEST.core_shape)
         self.applied = 0
         self.asked: list[tuple[int, int, int, bool]] = []
 

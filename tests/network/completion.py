@@ -46,7 +46,7 @@ class Ones:
     """An engine that returns 1 for every update."""
 
     def __init__(self, settings: Settings, manifest: Manifest) -> None:
-        self.core = Core(len(manifest.model.targets), manifest.training.rank)
+        self.core = Core(*manifest.core_shape)
         self.mini_batches = NothingToPrepare()
         self.devices = ()
 

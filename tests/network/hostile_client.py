@@ -17,7 +17,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 
 from sfprotocol import wire_codec
-from sfprotocol.messages import PROTOCOL_VERSION, Hello
+from sfprotocol.messages import OLDEST_VERSION, Hello
 
 LINK, REQUEST, PING = "/sfnode/link/1", "/sfnode/request/1", "DHTProtocol.rpc_ping"
 FAILURES = (P2PDaemonError, OSError, EOFError, TimeoutError)
@@ -79,7 +79,7 @@ class Client:
         return reader, writer
 
     def hello(self) -> bytes:
-        return framed(wire_codec.encode(Hello(PROTOCOL_VERSION, self.run_id, 0, 0)))
+        return framed(wire_codec.encode(Hello(OLDEST_VERSION, self.run_id, 0, 0)))
 
     async def pour(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
         """Write one chunk again and again for as long as it is taken."""

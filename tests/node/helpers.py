@@ -126,7 +126,7 @@ class SmallEngine:
 
     def __init__(self, run: Manifest) -> None:
         self.run = run
-        self.core = Core(len(run.model.targets), run.training.rank)
+        self.core = Core(*run.core_shape)
         self.began_with: list[int] = []
         """Subspaces of a checkpoint with which it has begun."""
         self.bases: list[tuple[Bases, ...]] = []
@@ -438,7 +438,7 @@ class Swarm:
 
     def core_of_log(self, name: str) -> bytes:
         """The core digest that follows from the log alone."""
-        core = Core(len(self.run.model.targets), self.run.training.rank)
+        core = Core(*self.run.core_shape)
         with self.log(name) as log:
             for record in log.records():
                 core.add(batch(record.segment.feed_key, record.segment.first, record.segment.parts))

@@ -27,7 +27,7 @@ from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.host import Commit
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
+    OLDEST_VERSION,
     Authority,
     Claim,
     EpochScalars,
@@ -230,7 +230,7 @@ async def test_a_goodbye_waits_until_the_peer_reads(
 ) -> None:
     monkeypatch.setattr(memory, "CAPACITY", 1)
     link, transport = await stranger(pumped)
-    await link.send(wire_codec.encode(Hello(PROTOCOL_VERSION, bytes(32), 0, 0)))
+    await link.send(wire_codec.encode(Hello(OLDEST_VERSION, bytes(32), 0, 0)))
     await eventually(lambda: pumped["a"].driver._dropping)
     await hear(link, Hello)
     goodbye: Goodbye = await hear(link, Goodbye)

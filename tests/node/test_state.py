@@ -11,7 +11,7 @@ from sfnode.node.state import lacks
 from sfprotocol import wire_codec
 from sfprotocol.decisions import Finish
 from sfprotocol.events import LinkUp, Received
-from sfprotocol.messages import PROTOCOL_VERSION, Claim, Feed, Hello, Position, Summary
+from sfprotocol.messages import OLDEST_VERSION, Claim, Feed, Hello, Position, Summary
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.pulls import WANT_TIMEOUT
 from tests.protocol.feeds import RUN, origin_of
@@ -103,7 +103,7 @@ def test_in_an_organised_run_that_is_over_only_what_was_named_can_be_lacking() -
     assert own is not None
     claim = Summary(False, 0, bytes(32), (Claim(own, 20, NO_TAG),))
     made["b"].handle(LinkUp(99, "liar"))
-    for message in (Hello(PROTOCOL_VERSION, machine.run.run_id, 0, 0), claim):
+    for message in (Hello(OLDEST_VERSION, machine.run.run_id, 0, 0), claim):
         made["b"].handle(Received(99, wire_codec.encode(message)))
     assert machine.lacking == 15
     assert not lacks(machine)

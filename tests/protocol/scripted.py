@@ -19,7 +19,7 @@ from sfprotocol.events import (
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
+    OLDEST_VERSION,
     Ahead,
     Claim,
     EpochScalars,
@@ -81,7 +81,7 @@ class Scripted:
     def greet(self, number: int) -> list[Action]:
         """Bring up a link to a peer that sends its Hello."""
         self.event(LinkUp(number, f"peer {number}"))
-        return self.hear(number, Hello(PROTOCOL_VERSION, self.machine.run.run_id, 0, 0))
+        return self.hear(number, Hello(OLDEST_VERSION, self.machine.run.run_id, 0, 0))
 
     def link(self, number: int, *entries: Position) -> list[Action]:
         """Bring up a link to a peer that sends its Hello and has `entries`."""

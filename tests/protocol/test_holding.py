@@ -41,23 +41,25 @@ def named(*stops: int) -> tuple[Counting, FeedState]:
 def test_of_a_forked_feed_nothing_is_taken_that_nobody_can_tell_apart(stop: int, taken: bool) -> None:
     counting, state = named(5, 24)
     segment = signed("b", 0, 0, [EpochScalars(0, (7,) * stop)])
-    assert holding.follows(counting, state, segment) is taken
+    assert holding.follows(counting, state, segment, MAX_SEGMENT_UPDATES) is taken
 
 
 def test_of_a_forked_feed_a_segment_as_long_as_may_be_is_taken_up_to_where_it_ends() -> None:
     counting, state = named(5, 3 * MAX_SEGMENT_UPDATES)
     segment = signed("b", 0, 0, [EpochScalars(0, (7,) * MAX_SEGMENT_UPDATES)])
-    assert holding.follows(counting, state, segment)
+    assert holding.follows(counting, state, segment, MAX_SEGMENT_UPDATES)
 
 
 def test_another_history_than_the_named_one_is_not_taken() -> None:
     counting, state = named(5, 24)
     parts = [EpochScalars(0, (7,) * 5 + (8,) * 19)]
-    assert holding.follows(counting, state, signed("b", 0, 0, first_updates(parts, 5)))
-    assert not holding.follows(counting, state, signed("b", 0, 0, parts))
+    assert holding.follows(counting, state, signed("b", 0, 0, first_updates(parts, 5)), MAX_SEGMENT_UPDATES)
+    assert not holding.follows(counting, state, signed("b", 0, 0, parts), MAX_SEGMENT_UPDATES)
 
 
 def test_of_a_feed_that_is_not_forked_anything_is_taken() -> None:
     counting, state = named(5, 24)
     state.forked = FeedState(FEED, 0, 0, b"", 0).forked
-    assert holding.follows(counting, state, signed("b", 0, 0, [EpochScalars(0, (7,) * 20)]))
+    assert holding.follows(
+        counting, state, signed("b", 0, 0, [EpochScalars(0, (7,) * 20)]), MAX_SEGMENT_UPDATES
+    )

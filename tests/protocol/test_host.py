@@ -35,7 +35,7 @@ from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
+    OLDEST_VERSION,
     Card,
     EpochScalars,
     Feed,
@@ -138,7 +138,7 @@ class Ann:
         self.now = 0.0
         for link in LINKS:
             self.host.post(LinkUp(link, f"peer {link}"))
-            self.hear(link, Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0), Summary(False, 0, bytes(32), ()))
+            self.hear(link, Hello(OLDEST_VERSION, RUN.run_id, 0, 0), Summary(False, 0, bytes(32), ()))
         self.round()
 
     def hear(self, link: int, *messages: Message) -> None:
@@ -170,9 +170,9 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
     encode = wire_codec.encode
 
-    def counting(message: Message, scalar_bytes: int = 2) -> bytes:
+    def counting(message: Message, *form: int) -> bytes:
         counted[type(message).__name__] += 1
-        return encode(message, scalar_bytes)
+        return encode(message, *form)
 
     monkeypatch.setattr(wire_codec, "encode", counting)
     return counted

@@ -13,7 +13,7 @@ from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
 from sfprotocol.inquiries import INQUIRY_TIME
 from sfprotocol.machine import MAX_LET_DOWN
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
+    OLDEST_VERSION,
     Ahead,
     Branch,
     EpochScalars,
@@ -40,7 +40,7 @@ from tests.protocol.feeds import RUN, signed
 from tests.protocol.scripted import ANN, BOB, EVE, Scripted, admits, drops, said, serves, wants
 
 LONG_RUN = replace(RUN, update_budget=100_000)
-HELLO = Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)
+HELLO = Hello(OLDEST_VERSION, RUN.run_id, 0, 0)
 
 
 def forged(segment: Segment) -> Segment:
@@ -75,7 +75,7 @@ def test_a_garbage_frame_drops_its_link_only(frame: bytes) -> None:
     assert host.event(Received(1, frame)) == [], "what was still on its way is ignored"
 
 
-@pytest.mark.parametrize("last", [Goodbye("x" * 200), Hello(PROTOCOL_VERSION, bytes(32), 0, 0)])
+@pytest.mark.parametrize("last", [Goodbye("x" * 200), Hello(OLDEST_VERSION, bytes(32), 0, 0)])
 def test_a_peer_that_leaves_when_it_has_wasted_all_it_may_costs_its_link_only(last: Message) -> None:
     """The frame that ends the link is no news either, but there is no link left to charge."""
     host = Scripted()

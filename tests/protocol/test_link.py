@@ -10,7 +10,7 @@ import pytest
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import LinkUp
 from sfprotocol.link import ALLOWED, TRANSITIONS, Link, LinkState, check_allowed
-from sfprotocol.messages import PROTOCOL_VERSION, Goodbye, Hello, Message, Position, Prune
+from sfprotocol.messages import OLDEST_VERSION, Goodbye, Hello, Message, Position, Prune
 from tests.protocol.feeds import RUN
 from tests.protocol.scripted import BOB, Scripted
 
@@ -38,7 +38,7 @@ def test_a_peer_leads_its_link_through_all_states() -> None:
     host.event(LinkUp(1, "peer"))
     link = host.machine.links[1]
     assert (link.state, link.greeted, link.synced) == (UP, False, False)
-    host.hear(1, Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0))
+    host.hear(1, Hello(OLDEST_VERSION, RUN.run_id, 0, 0))
     assert (link.state, link.greeted, link.synced) == (GREETED, True, False)
     host.hear(1, host.summary(Position(BOB, 0), more=True))
     assert link.state is GREETED

@@ -8,7 +8,7 @@ import pytest
 
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Serve, Served, Writable
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
+    OLDEST_VERSION,
     Ahead,
     EpochScalars,
     Feed,
@@ -54,7 +54,7 @@ def test_updates_from_before_the_hello_are_told_with_the_rest_and_not_pushed() -
     host = Scripted(ANN)
     host.event(LinkUp(1, "peer"))
     own(host, 0, 5)
-    hello = Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)
+    hello = Hello(OLDEST_VERSION, RUN.run_id, 0, 0)
     actions = host.hear(1, hello, host.summary())
     assert [told.entries for _, told in summaries(actions)] == [(host.claim(ANN, 5),)]
     assert serves(actions) == []

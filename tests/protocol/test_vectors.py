@@ -32,7 +32,7 @@ from sfprotocol import (
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Counting, multiplier, named_digest
-from sfprotocol.decisions import Part
+from sfprotocol.decisions import Part, RateFrom
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
@@ -454,6 +454,8 @@ def test_conversations_compute_something() -> None:
 
 def as_json(value: Any) -> Any:
     """Return a decision, or a part of one, as the vectors write it."""
+    if isinstance(value, RateFrom) and not value.limit:
+        return list(value[:2])
     if isinstance(value, tuple):
         return [as_json(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):

@@ -85,5 +85,5 @@ def test_rates_are_those_of_the_decisions() -> None:
     counting.apply(Recorded(Seal(0, (), (), bytes(32), FACTOR_ONE, (RateFrom(4, 9), RateFrom(6, 11)))))
     rates = Rates.of(counting)
     assert rates.open_epoch == 3
-    assert [rates.rate(epoch) for epoch in range(8)] == [counting.rate(epoch) for epoch in range(8)]
+    assert [rates.of_label(epoch) for epoch in range(8)] == [counting.rate_from(e) for e in range(8)]
     assert Counted((), rates).weight(6, 2048) == multiplier(11, 2048)

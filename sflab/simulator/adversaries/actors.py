@@ -19,7 +19,6 @@ from sfnode.transport.memory import MemoryLink, MemoryTransport
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import (
-    PROTOCOL_VERSION,
     Ahead,
     Claim,
     EpochScalars,
@@ -148,7 +147,7 @@ class Actor:
 
     def _greet(self, link: MemoryLink) -> None:
         if self.greets:
-            self.say(link, Hello(PROTOCOL_VERSION, self.world.run.run_id, 0, sum(self.known.values())))
+            self.say(link, Hello(self.world.run.version, self.world.run.run_id, 0, sum(self.known.values())))
             self.say(link, self.summary())
 
     def _receive(self, link: MemoryLink, frame: bytes) -> None:

@@ -14,10 +14,11 @@ from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import updates_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfprotocol import decisions
-from sfprotocol.decisions import Admit, Amend, Close, Decision, RateFrom, Seal, Void
+from sfprotocol.decisions import UNIT_ONE, Admit, Amend, Close, Decision, RateFrom, Seal, Void
 from sfprotocol.messages import Feed
 from sfprotocol.seeds import update_seeds
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
+from sfprotocol.values import Values
 
 ONE = 4096
 """Factor 1 (SPEC O8). Written down here once more, as the machine may be wrong."""
@@ -74,13 +75,24 @@ class Fold:
     def _named(self) -> list[tuple[int, Step]]:
         return [(number, step) for number, steps in self.steps.items() for step in steps]
 
+    def rate(self, label: int) -> RateFrom:
+        """Return the rate of updates with this label, with their unit and limit."""
+        return [rate for rate in self.rates if rate.epoch <= label][-1]
+
+    def moves(self, label: int, values: Values) -> bool:
+        """Return whether an update with this label adds anything (SPEC U11)."""
+        if isinstance(values, int):
+            return values != 0
+        squares, limit = sum(value**2 for value in values), self.rate(label).limit
+        return limit**2 / 64 <= squares <= limit**2
+
     def weight(self, feed: Feed, step: int, label: int) -> int:
         """Return the weight of an update that is held, in units of 2^-32."""
         number = self.members.index(feed.origin) * 64 + feed.incarnation
         named = self.steps.get(number, [])
         factor = named[step].factor if step < len(named) else 0 if number in self.ended else ONE
-        rate = [rate.rate for rate in self.rates if rate.epoch <= label][-1]
-        return rate * factor // ONE
+        rate = self.rate(label)
+        return rate.rate * rate.unit * factor // (ONE * UNIT_ONE)
 
     def counts(self, feed: Feed, step: int) -> bool:
         """Return whether an update that is held counts, if it moves anything."""
@@ -94,23 +106,24 @@ def judged(node: Computer) -> tuple[bytes, int]:
     matter."""
     log, run, counted = node.log, node.world.run, 0
     assert log
-    fold = Fold([RateFrom(0, run.rate)])
+    fold = Fold([RateFrom(0, run.rate, UNIT_ONE, run.norm_limit)])
     for entry in log.control():
         fold.take(decisions.read(entry.record).decision)
-    core = Core(len(node.world.manifest.model.targets), node.world.manifest.training.rank)
+    core = Core(*node.world.manifest.core_shape)
     for state in node.machine.frontier:
         updates = _updates(node, state.feed, state.next)
-        for step, (label, scalar) in enumerate(updates):
-            amount = fold.weight(state.feed, step, label) * scalar
+        for step, (label, values) in enumerate(updates):
+            moves = fold.moves(label, values)
+            amount = np.array([values], np.int64) * (fold.weight(state.feed, step, label) if moves else 0)
             seed = update_seeds(state.key, step, 1)
-            core.add(UpdateBatch(np.array([run.subspace_of(label)]), seed, np.array([amount])))
-            counted += scalar != 0 and fold.counts(state.feed, step)
+            core.add(UpdateBatch(np.array([run.subspace_of(label)]), seed, amount))
+            counted += moves and fold.counts(state.feed, step)
     return core.digest(), counted
 
 
-def _updates(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
-    """Return the labels and scalars of the first `stop` steps of a feed."""
-    found: list[tuple[int, int]] = []
+def _updates(node: Computer, feed: Feed, stop: int) -> list[tuple[int, Values]]:
+    """Return the labels and values of the first `stop` steps of a feed."""
+    found: list[tuple[int, Values]] = []
     assert node.log
     while len(found) < stop and (segment := node.log.read(feed, len(found), MAX_SEGMENT_UPDATES)):
         found += updates_of(segment.parts)

@@ -45,7 +45,7 @@ class IntegerEngine:
     def __init__(self, run: Manifest, salt: int) -> None:
         """Two engines of the same key measure otherwise where their `salt` differs, as real ones do."""
         self.mini_batches = NoRows()
-        self.core = Core(len(run.model.targets), run.training.rank)
+        self.core = Core(*run.core_shape)
         self.made = 0
         """Updates that were evaluated here."""
         self._salt = salt

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.signing import extend, genesis
+from sfprotocol.values import Values
 
 
 class Violation(Exception):  # noqa: N818 (it is a finding about the machine, not a fault of the simulator)
@@ -108,5 +109,5 @@ class Oracle:
         return frontier.digest()
 
 
-def updates_of(parts: tuple[EpochScalars, ...]) -> list[tuple[int, int]]:
+def updates_of(parts: tuple[EpochScalars, ...]) -> list[tuple[int, Values]]:
     return [(epoch, scalar) for epoch, scalars in parts for scalar in scalars]

@@ -24,7 +24,6 @@ from sfprotocol.events import OwnUpdates
 from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 if TYPE_CHECKING:
     from sfnode.engine.trainable_model import StepResult
@@ -255,7 +254,7 @@ class StepScheduler:
         yet admitted must fit one segment (SPEC S4), however slow the disk is.
         """
         under_way = self._ordered - self._machine.frontier.next(feed)
-        allowed = min(self._machine.room, MAX_SEGMENT_UPDATES) - under_way
+        allowed = min(self._machine.room, self._machine.run.form.segment_updates) - under_way
         if not self._steps:
             return allowed
         return min(allowed, self._steps - self._made_before - (self._ordered - self._started))

@@ -17,7 +17,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.transport.base import PeerRecord
 from sfprotocol import invitation
 from sfprotocol.invitation import Invitation
-from sfprotocol.messages import PROTOCOL_VERSION
+from sfprotocol.messages import OLDEST_VERSION
 
 PAGE = "https://run.example/run.json"
 RUN = bytes(range(32))
@@ -27,7 +27,7 @@ GIVEN = "/ip4/9.9.9.9/tcp/1/p2p/QmGiven"
 
 async def published(url: str) -> Invitation:
     assert url == PAGE
-    return invitation.invite(PROTOCOL_VERSION, RUN, [MOVED])
+    return invitation.invite(OLDEST_VERSION, RUN, [MOVED])
 
 
 async def gone(url: str) -> Invitation:

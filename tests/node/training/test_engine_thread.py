@@ -85,7 +85,7 @@ class Exact:
     """An engine of exact cores that notes what it was given; `gate` holds its steps up."""
 
     def __init__(self) -> None:
-        self.core = Core(len(RUN.model.targets), RUN.training.rank)
+        self.core = Core(*RUN.core_shape)
         self.mini_batches = self
         self.devices = ()
         self.sizes: list[int] = []
@@ -109,7 +109,7 @@ class Exact:
 
 def core_of(log: UpdateLog, stops: Stops) -> bytes:
     """The digest of a core with exactly these updates, added one feed after the other."""
-    core = Core(len(RUN.model.targets), RUN.training.rank)
+    core = Core(*RUN.core_shape)
     for kept in log.records():
         parts = [(epoch, scalar) for epoch, scalars in kept.segment.parts for scalar in scalars]
         wanted = parts[: max(0, stops.get(kept.feed, 0) - kept.segment.first)]
@@ -577,7 +577,7 @@ async def test_factors_and_rates_of_what_is_applied_change(log: UpdateLog) -> No
     rates = Rates(0, (RateFrom(0, 1 << 20),))
     for runs in ((Run(4, FACTOR_ONE),), (Run(2, 0), Run(4, 2048)), (Run(1, 7), Run(4, FACTOR_ONE)), ()):
         owner.thread.advance({a: Counted(runs, rates)})
-        core = Core(len(RUN.model.targets), RUN.training.rank)
+        core = Core(*RUN.core_shape)
         for columns in changes(log, {}, {a: Counted(runs, rates)}):
             core.add(columns)
         assert await owner.thread.ask(lambda engine: engine.core.digest()) == core.digest()
