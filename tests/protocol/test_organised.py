@@ -31,7 +31,7 @@ from sfprotocol.petitions import SEND_AGAIN, petition_message
 from sfprotocol.quotas import LEAST_USUAL, USUAL_OF
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, signed, signing_key
-from tests.protocol.organised import SALT, closing
+from tests.protocol.organised import closing
 from tests.protocol.swarm import Node, Swarm, Wire
 
 AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
@@ -467,7 +467,7 @@ def test_decisions_that_come_with_a_forged_one_are_kept_and_counted() -> None:
 def commitment(name: str) -> Commitment:
     """Return what a validator of before 0.3 said of epoch 0, as it was signed then."""
     origin, digest = origin_of(name), bytes(32)
-    signed = b"".join((b"sfnode-commitment", RUN.run_id, origin, bytes(4), SALT, digest))
+    signed = b"".join((b"sfnode-commitment", RUN.run_id, origin, bytes(4), b"saltsalt", digest))
     return Commitment(0, origin, digest, signing_key(name).sign(signed))
 
 
