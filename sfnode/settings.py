@@ -135,8 +135,6 @@ class Settings(Section):
     admission: Literal["anyone", "approve", "links"] | None = None
     """Whoever is admitted without an invitation; None: anyone with a proof of work, or
     in a private run those whom the owner approves."""
-    validator: bool = True
-    """Measure what members bring in an epoch, where the organiser has named this node a validator."""
     noise: float = Field(default=0.0, ge=0, le=1000)
     """Standard deviation of the noise on this node's scalars, in units of what one row can change."""
     noise_clip: float = Field(default=0.0, ge=0, le=1e9)

@@ -39,7 +39,6 @@ from sfprotocol.decisions import (
     Revoke,
     RevokeInvitation,
     Seal,
-    Validators,
     Void,
 )
 from sfprotocol.messages import Feed, RunParameters
@@ -122,7 +121,6 @@ class _Closed(NamedTuple):
     """Those of them that move anything."""
     feeds: array[int]
     """Numbers of the feeds of which it has named steps, ascending."""
-    validators: tuple[int, ...]
 
 
 class Counting:
@@ -152,8 +150,6 @@ class Counting:
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[PublishedInvitation] = []
-        self.validators: tuple[int, ...] = ()
-        """Numbers of the members who are named to measure the closes that follow, ascending (SPEC O18)."""
         self.checkpoints: list[Checkpoint] = []
         """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
         self.replaced: list[Bases] = []
@@ -422,10 +418,6 @@ class Counting:
         ascending: those that its seal may skip."""
         return tuple(feed for feed in self._closes[epoch].feeds if self._place(feed, epoch) is not None)
 
-    def drawn_from(self, epoch: int) -> tuple[bytes, tuple[int, ...]]:
-        """Return the salt of a close, and the members who were named to measure it (`validators.panel`)."""
-        return self._closes[epoch].salt, self._closes[epoch].validators
-
     def counts(self, feed: int, epoch: int) -> int:
         """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
         known = self._feeds.get(feed)
@@ -507,15 +499,13 @@ class Counting:
                 self.budget = updates
             case Finish():
                 self.finished = True
-            case Bases() | Checkpoint() | Validators():
+            case Bases() | Checkpoint():
                 self._state(decision)
         return set()
 
-    def _state(self, decision: Bases | Checkpoint | Validators) -> None:
-        """Keep what a decision says of a subspace, an epoch or validators, for what was said before."""
+    def _state(self, decision: Bases | Checkpoint) -> None:
+        """Keep what a decision says of a subspace or an epoch, for what was said before."""
         match decision:
-            case Validators(members=members) if not members or members[-1] < len(self.members):
-                self.validators = members
             case Bases(subspace=subspace) if self.may_begin(subspace):
                 place, before = self._place_of_bases(subspace), self.own_bases(subspace)
                 if before not in (None, decision.digest):
@@ -545,7 +535,7 @@ class Counting:
                 insort(self._numbers.setdefault(member, []), number)
         self._feeds.update(zip(numbers, feeds, strict=True))
         steps, updates = sum(move.steps for move in close.moves), sum(move.moving for move in close.moves)
-        self._closes.append(_Closed(close.salt, steps, updates, numbers, self.validators))
+        self._closes.append(_Closed(close.salt, steps, updates, numbers))
         self._voidable.append(1)
         self.quotas.open(self.room, self.credit, self._judged, begun=self.begun)
         self._judged = set()

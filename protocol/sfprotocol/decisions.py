@@ -279,8 +279,8 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """Name the members who measure what the closes that follow have named, until others are named; changes
-    nothing of what counts (SPEC O18)."""
+    """A decision that versions before 0.3 have made: who measures in the organiser's place. Changes nothing
+    (SPEC O18)."""
 
     members: tuple[int, ...]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sfprotocol.checkpoints import Base
-from sfprotocol.decisions import Checkpoint, Part
+from sfprotocol.decisions import Checkpoint
 from sfprotocol.messages import (
     Card,
     ControlFork,
@@ -153,20 +153,7 @@ class CheckpointKept:
     bases: tuple[Base, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnFinding:
-    """This node has measured what each feed has brought in an epoch of whose panel it is (SPEC O18)."""
-
-    epoch: int
-    rows: int
-    """Validation rows on which it was measured."""
-    parts: tuple[Part, ...]
-    """Ascending by feed."""
-    nonce: int
-    """64 random bits."""
-
-
-OrganisedEvent = OwnDecision | OwnPetition | OwnSuccession | OwnFinding | Traced | CheckpointKept
+OrganisedEvent = OwnDecision | OwnPetition | OwnSuccession | Traced | CheckpointKept
 """Events that only an organised run has."""
 
 Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined | OrganisedEvent | Wake
@@ -319,16 +306,6 @@ class Petitioned:
     """The peer that brought it; empty if it is our own."""
 
 
-@dataclass(frozen=True, slots=True)
-class FindingHeard:
-    """Show these figures, which a validator has measured, to whoever organises the run here (SPEC O18)."""
-
-    member: int
-    epoch: int
-    rows: int
-    parts: tuple[Part, ...]
-
-
 Action = (
     Admit
     | Transmit
@@ -344,7 +321,6 @@ Action = (
     | Trace
     | Rebase
     | Petitioned
-    | FindingHeard
     | Drop
     | ContinueAs
 )
@@ -376,12 +352,9 @@ class Counters:
     incarnations: int = 0
     decisions: int = 0
     """Decisions, successions and forks of the control feed that were news."""
-    findings: int = 0
-    """Commitments and findings of validators that were news."""
 
     @property
     def news(self) -> int:
         """Number that increases with everything from others that is no waste: it changes our state, or it is
         put off for now."""
-        told = self.cards + self.decisions + self.findings
-        return self.admitted + self.cuts + told + self.put_off
+        return self.admitted + self.cuts + self.cards + self.decisions + self.put_off

@@ -37,7 +37,6 @@ from sfprotocol.events import (
     Evict,
     Examine,
     Examined,
-    FindingHeard,
     KeepAuthority,
     KeepCard,
     KeepControl,
@@ -184,7 +183,7 @@ class Asked:
     """The peer that brought it; empty if it is our own."""
 
 
-Effect = Send | Close | Advanced | Asked | FindingHeard
+Effect = Send | Close | Advanced | Asked
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -368,8 +367,8 @@ class Host:
                 return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
             case Recounted(feed=feed, before=before) | Evict(feed=feed, stop=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
-            case Petitioned() | FindingHeard():
-                return Asked(action.petition, action.via) if isinstance(action, Petitioned) else action
+            case Petitioned(petition=petition, via=via):
+                return Asked(petition, via)
             case Examine():
                 self._examine(action)
             case Trace(feed=feed, stop=stop) if self._keeps(feed, stop):

@@ -148,7 +148,6 @@ class Machine:
                 self.counters,
                 kept=control,
                 sign=sign_control,
-                sign_own=sign,
             )
             if run.organised
             else None

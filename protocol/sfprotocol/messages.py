@@ -399,26 +399,22 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A validator's promise that its finding about an epoch will be the one with this digest (SPEC O18)."""
+    """A promise of a validator of before 0.3; nobody heeds it, nor the finding that follows (SPEC O18)."""
 
     epoch: int
     origin: bytes
     digest: bytes
-    """See `validators.finding_digest`."""
     signature: bytes
-    """The origin's signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The figures that a validator has measured of an epoch; its commitment vouches for it (SPEC O18)."""
+    """Figures that a validator of before 0.3 has measured (SPEC O18)."""
 
     epoch: int
     origin: bytes
     nonce: int
-    """Drawn for this finding, so that nobody finds out from the commitment what it says."""
     rows: int
-    """Validation rows on which it was measured."""
     parts: tuple[Part, ...]
 
 

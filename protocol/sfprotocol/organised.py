@@ -25,7 +25,6 @@ from sfprotocol.events import (
     LinkId,
     OrganisedEvent,
     OwnDecision,
-    OwnFinding,
     OwnPetition,
     OwnSuccession,
     Rebase,
@@ -55,7 +54,6 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
 from sfprotocol.signing import Sign
-from sfprotocol.validators import Findings
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
@@ -88,18 +86,14 @@ class Organised:
         *,
         kept: Kept,
         sign: Sign | None,
-        sign_own: Sign,
     ) -> None:
-        """`kept` is what was kept of the control feed; `sign` signs with the organiser's key, and `sign_own`
-        with that of our own feed."""
+        """`kept` is what was kept of the control feed; `sign` signs with the organiser's key."""
         self._frontier = frontier
         self._links = links
         self._pulls = pulls
         self._own = own
         self.control = ControlSync(frontier, links, counters, kept=kept, sign=sign)
         self._petitions = Petitions(frontier.run.run_id, links)
-        self.findings = Findings(frontier.run.run_id, links, own, counters, sign_own)
-        """Findings of validators, and our own."""
         self._rates: tuple[Counting, int, Rates] | None = None
         """Rates, and the decisions that they follow from."""
         self._untraced = [state.feed for state in frontier]
@@ -241,8 +235,6 @@ class Organised:
                 return self._petitions.petition(petition, now)
             case OwnSuccession(succession=succession):
                 return self._decided(self.control.heard_authority(None, succession, now), now)
-            case OwnFinding():
-                return self.findings.measured(event, self.counting, now)
             case Traced():
                 return self._on_traced(event, now)
             case CheckpointKept():
@@ -262,7 +254,7 @@ class Organised:
             case Petition():
                 return self._petitions.heard(link, message, self.counting, now)
             case Commitment() | Finding():
-                return self.findings.heard(link, message, self.counting, now)
+                return []  # of versions before 0.3 (SPEC O18)
             case Floor(epoch=epoch):
                 if epoch <= link.floor:
                     raise RemoteProtocolError("O15", "a floor that does not rise")
@@ -272,8 +264,7 @@ class Organised:
 
     def introduce(self, link: Link) -> list[Action]:
         """Tell a new neighbour of the decisions here, before it is told of feeds."""
-        asked = [*self._petitions.introduce(link), *self._tell_floor(link)]
-        return [*self.control.introduce(link), *asked, *self.findings.introduce(link)]
+        return [*self.control.introduce(link), *self._petitions.introduce(link), *self._tell_floor(link)]
 
     def retell(self, link: Link, now: float) -> list[Action]:
         """Tell a neighbour that asks for it everything we have (SPEC O19).
@@ -290,13 +281,13 @@ class Organised:
 
     def deadline(self) -> float:
         """Return the time at which `wake` has something to do."""
-        return float("-inf") if self._untraced else min(self._petitions.deadline(), self.findings.deadline())
+        return float("-inf") if self._untraced else self._petitions.deadline()
 
     def wake(self, now: float) -> list[Action]:
         """Do what is due."""
         feeds, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
         compared = [action for feed in feeds for action in self._check(feed, now)]
-        return [*self._petitions.wake(self.counting, now), *self.findings.wake(now), *compared]
+        return [*self._petitions.wake(self.counting, now), *compared]
 
     def early(self, link: Link, feeds: list[Feed], segment: Segment, now: float) -> None:
         """Ask again, once there are other decisions, for what is labelled with an epoch that is not open by
@@ -354,7 +345,6 @@ class Organised:
         changed = sorted(self.control.changed)
         self.control.changed.clear()
         self._doubt()
-        self.findings.decided(self.counting)
         for number in changed:
             self._mark(number)
             feed = self.counting.feed(number)

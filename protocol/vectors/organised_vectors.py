@@ -9,7 +9,7 @@ import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
-from sfprotocol import control_feed, decisions, holding, signing, validators
+from sfprotocol import control_feed, decisions, holding, signing
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, multiplier, named_digest
@@ -40,12 +40,10 @@ from sfprotocol.decisions import (
 )
 from sfprotocol.messages import (
     Authority,
-    Commitment,
     ControlFork,
     Entry,
     EpochScalars,
     Feed,
-    Finding,
     Succession,
     Vote,
 )
@@ -96,7 +94,6 @@ def vectors() -> dict[str, Any]:
         "invalid": [{"name": name, "encoding": data.hex()} for name, data in _bad_encodings()],
         "control": _control(),
         "counting": _counting(),
-        "validators": _validators(),
         "quotas": _quotas(),
     }
 
@@ -202,28 +199,6 @@ def _entry(entry: Entry, chain: bytes) -> dict[str, Any]:
         "record": entry.record.hex(),
         "chain": chain.hex(),
         "signature": entry.signature.hex(),
-    }
-
-
-# -- validators --------------------------------------------------------------------------------------
-
-
-def _validators() -> dict[str, Any]:
-    """Return the panels of two closes, and a finding with its commitment."""
-    named, salts = tuple(range(0, 90, 10)), (SALT, SALT[::-1])
-    parts = (Part(0, 300, 41_250_000, 5_250), Part(65, 1, -7, -1_000))
-    finding = Finding(1, _public(MEMBERS[0]), 2**63 + 1, 64, parts)
-    digest = validators.finding_digest(RUN_ID, SALT, finding)
-    unsigned = Commitment(1, _public(MEMBERS[0]), digest, bytes(64))
-    message = validators.commitment_message(RUN_ID, SALT, unsigned)
-    return {
-        "run_id": RUN_ID.hex(),
-        "named": plain(named),
-        "panels": [{"salt": s.hex(), "panel": plain(validators.panel(named, s))} for s in salts],
-        "salt": SALT.hex(),
-        "finding": plain(finding),
-        "signed": message.hex(),
-        "commitment": plain(replace(unsigned, signature=_key(MEMBERS[0]).sign(message))),
     }
 
 

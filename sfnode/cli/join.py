@@ -211,11 +211,6 @@ GROUPS = {
     help="Whom to admit uninvited.  [default: anyone; in a private run approve]",
 )
 @setting(
-    "--validator/--no-validator",
-    key="node.validator",
-    help="Measure what members bring, if the organiser asks for that.",
-)
-@setting(
     "--passphrase-file",
     key="organise.passphrase_file",
     metavar="FILE",

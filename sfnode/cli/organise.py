@@ -74,9 +74,6 @@ COMMANDS = {
             "organise:revoke", "Let nothing of a member count any more.", "sfnode organise revoke 5e6f7a8b"
         ),
         "void": Lazy("organise:void", "Take back what seals have counted.", "sfnode organise void 7-12"),
-        "validators": Lazy(
-            "organise:validators", "Name the members who measure.", "sfnode organise validators 3 5"
-        ),
         "budget": Lazy(
             "organise:budget", "Change after how many updates the run ends.", "sfnode organise budget 20000"
         ),
@@ -157,11 +154,10 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
     for member in admitted:
         came = "" if member.invitation is None else f", by invitation {member.invitation}"
         revoked = "" if member.revoked is None else f", revoked from epoch {member.revoked}"
-        validates = ", validates" if member.validator else ""
         stranger = "" if member.vouched else ", stranger"
         unproven = "" if member.proven else ", no credit"
         quota = f"{member.counted} count, quota {member.quota}"
-        about = f"{quota}{stranger}{unproven}{came}{revoked}{validates}"
+        about = f"{quota}{stranger}{unproven}{came}{revoked}"
         echo(f"{member.number:>6} {member.origin[:16]}  {about}")
     for petition in petitions:
         shows = f", shows invitation {petition.invitation}" if petition.invitation else ""
@@ -289,23 +285,6 @@ def void(node: SyncClient, epochs: str, names: tuple[str, ...]) -> Decision:
     if form is None:
         raise click.BadParameter("say which, for example 7 or 7-12", param_hint="EPOCH")
     return Void(int(form[1]), int(form[2] or form[1]), _chosen(node, names))
-
-
-@click.command
-@click.argument("names", nargs=-1, metavar="[MEMBER]...")
-@option("--none", "nobody", is_flag=True, help="Name nobody: the organiser measures alone.")
-@deciding
-def validators(node: SyncClient, names: tuple[str, ...], nobody: bool) -> Decision:
-    """Name the members who measure, for the organiser, what the others bring; five of them for each epoch.
-
-    They take the place of those who were named before. MEMBER is a number, or 8 or more digits of the key, as
-    `sfnode organise members` shows them. For machines with time to spare and people whom you trust.
-    """
-    from sfprotocol.decisions import Validators
-
-    if bool(names) == nobody:
-        raise click.UsageError("name members, or --none")
-    return Validators(_chosen(node, names))
 
 
 @click.command
@@ -507,8 +486,6 @@ def _lines(s: OrganiserStatus) -> list[str]:
         )
     if s.behind:
         lines.append(f"behind      {s.behind} updates that the organiser has named are not here yet")
-    if s.validators:
-        lines.append(f"validators  members {', '.join(map(str, s.validators))}")
     lines += [f"bases       {one.digest[:16]} from subspace {one.subspace} on" for one in s.bases]
     lines += [f"evaluation  {result_in_words(one)}, {one.count} rows" for one in s.evaluations[-3:]]
     lines += [f"skipped     {_doubted(one)}" for one in s.doubted]

@@ -27,7 +27,6 @@ from sfnode.schema.node_state import doing_in_words
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
-    from sfnode.schema.organising import ValidatorStatus
     from sfnode.schema.status import RunStatus, Status
 
 
@@ -66,7 +65,6 @@ def _lines(s: Status) -> list[str]:
     ]
     lines += _run_lines(s.organised) if s.organised else []
     lines += [f"change   {moved_in_words(s.drift.distance)}"] if s.drift else []
-    lines += [_validator_line(s.validator)] if s.validator else []
     if s.wait:
         lines.append(f"waits    {s.wait.text}")
     if s.fetch:
@@ -119,14 +117,6 @@ def _updates(s: Status) -> str:
         return f"updates  {part_of(s.known, s.update_budget)}, round {at} of {s.epochs}{left}"
     counted = f"{part_of(s.organised.counted, s.update_budget)} count"
     return f"updates  {counted}, {count(s.known)} are here, round {s.epoch} is open{left}"
-
-
-def _validator_line(validator: ValidatorStatus) -> str:
-    """Say what a node does that the organiser has named a validator."""
-    if not validator.willing:
-        return "checks   named a validator, and declines (node.validator=no)"
-    problem = f"; the last one could not be: {validator.problem}" if validator.problem else ""
-    return f"checks   named a validator: {validator.measured} rounds measured since start{problem}"
 
 
 def _run_lines(run: RunStatus) -> list[str]:

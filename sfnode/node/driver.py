@@ -20,7 +20,7 @@ from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.replay import remember_checkpoint
 from sfnode.transport.base import Link
 from sfprotocol import wire_codec
-from sfprotocol.events import Cut, Event, FindingHeard, LinkDown, LinkId, LinkUp, Rebase
+from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp, Rebase
 from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Proof, RunParameters, Segment
@@ -125,7 +125,6 @@ class Driver:
         self.on_fault: Callable[[str], None] = lambda peer: None
         """Called with a peer that broke a rule, before its link is dropped."""
         self.on_petition: Callable[[Asked], None] = lambda asked: None
-        self.on_finding: Callable[[FindingHeard], None] = lambda found: None
         self.on_round: Callable[[tuple[Feed, ...]], None] = lambda moved: None
         """Called when a round was carried out, with the feeds of which something else counts now."""
         self.look_at: Callable[[], float] = lambda: float("inf")
@@ -258,8 +257,6 @@ class Driver:
                     moved[feed] = None
                 case Asked():
                     self.on_petition(effect)
-                case FindingHeard():
-                    self.on_finding(effect)
         if moved:
             self._advanced(moved)
         self.on_round(tuple(moved))

@@ -18,7 +18,6 @@ from sfnode.logging import log
 from sfnode.node.context import NodeContext
 from sfnode.node.readiness import Readiness
 from sfnode.node.run_context import RunContext
-from sfnode.node.validating import MeasuredRows, measured
 from sfnode.organising import admission
 from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
@@ -44,9 +43,10 @@ from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.disk_errors import disk_faults
+from sfnode.store.replay import counted_anew
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
-from sfprotocol.events import FindingHeard, OwnDecision, OwnPetition
+from sfprotocol.events import OwnDecision, OwnPetition
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
@@ -117,7 +117,6 @@ class Organising:
         node.driver.on_round = self._on_round
         node.driver.look_at = self._look_at
         node.driver.on_petition = self._tell
-        node.driver.on_finding = self._heard
 
     def _has_admitted_others(self) -> bool:
         """Return whether somebody else may have decisions that are not here, if this log is an old one."""
@@ -166,10 +165,6 @@ class Organising:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     # -- what the organiser asks for ---------------------------------------------------------------
-
-    def _heard(self, found: FindingHeard) -> None:
-        log.debug("validator %d has measured epoch %d: %d feeds", found.member, found.epoch, len(found.parts))
-        self._tell(found)
 
     def _tell(self, event: Event) -> None:
         """Tell the organiser at the end of a round, which comes soon: within one the machine may hold less
@@ -289,12 +284,40 @@ class Organising:
         """Return what each feed has brought in an epoch, and the example-forwards of measuring it; nothing
         where that cannot be measured."""
         try:
-            return await measured(
-                self._node, asked.epoch, asked.skipped, MeasuredRows(asked.origins, asked.epoch), wanted
-            )
+            return await self._measured(asked, wanted)
         except UserError as error:
             log.warning("what nodes brought in round %d is not known: %s", asked.epoch, error.what)
             return {}, 0
+
+    async def _measured(
+        self, asked: Evaluate, wanted: Callable[[], bool]
+    ) -> tuple[dict[Feed, StepShare], int]:
+        """Measure that at the weights by the seals before, in the middle of the step without what is skipped;
+        find nothing if something else counts of these epochs meanwhile.
+
+        Raises UserError PAUSED once `wanted`, asked on the engine's thread, says no, and as `Engine.shares`.
+        """
+        node, epoch, named = self._node, asked.epoch, self._organised.named
+        before, after = dict[Feed, Counted](), dict[Feed, Counted]()
+
+        def closed() -> Mapping[Feed, Counted]:
+            after.update(named(epoch))
+            return named(epoch, asked.skipped)
+
+        def sealed() -> Mapping[Feed, Counted]:
+            if counts_alike(after, named(epoch)):  # or else it is something else by now
+                before.update(named(epoch - 1))
+            else:
+                after.clear()
+            return named(epoch - 1)
+
+        def look(engine: Engine, cores: Mapping[int, I64]) -> tuple[dict[Feed, StepShare], int]:
+            found = counted_anew(node.log, before, after, node.machine.run.subspace_of)
+            shares, taken = engine.shares(cores, list(found.values()), asked.origins, epoch, wanted)
+            return dict(zip(found, shares, strict=True)), taken
+
+        what = f"measuring what members have brought in round {epoch}"
+        return await node.model.ask_of_step(look, closed, sealed, what)
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the base model less its prior; None where that cannot be measured."""

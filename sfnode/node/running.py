@@ -35,7 +35,6 @@ from sfnode.node.shutdown import Shutdown
 from sfnode.node.training.bases import PublishedBases
 from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.model import LoadEngine, LocalModel
-from sfnode.node.validating import Validating
 from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
 from sfnode.resources.quotas import DailyTraffic
@@ -133,8 +132,6 @@ class RunningNode:
         self.organising = self._make_organising() if organises(joined) else None
         """The organiser, where its key is."""
         trains = self.settings.role == "trainer"
-        self.validating = Validating(self.context) if organised and trains else None
-        """The validator, which measures where the organiser has named this node."""
         self.privacy = Privacy(self.context) if self.settings.noise else None
         self.exports = Exports(self.context) if self.settings.export_every else None
         self.sampling = Sampling(self.context) if self.settings.samples and trains else None
@@ -259,7 +256,6 @@ class RunningNode:
             ),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
-            *((self.validating.run,) if self.validating else ()),
             *((self.privacy.run,) if self.privacy else ()),
             *((self.exports.run,) if self.exports else ()),
             *((self.sampling.run,) if self.sampling else ()),

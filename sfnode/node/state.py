@@ -73,7 +73,6 @@ def describe(node: RunningNode) -> Status:
             *(reports.alarms(node.organising, now, machine.own) if reports else []),
         ],
         organised=reports.run(machine.own, node.organising, now) if reports else None,
-        validator=node.validating.status() if node.validating else None,
         privacy=node.privacy.status() if node.privacy else None,
         doing=_doing(node, now),
         seconds_left=node.views.progress().seconds_left,

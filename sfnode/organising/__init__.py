@@ -2,6 +2,6 @@
 
 organiser    decides; policy, events, view, feeds and sanctions are what it decides by
 admission, checkpoints, guard, owner_decisions, renewing    concerns of its own
-evaluation   what work is worth: line searches, evidence, panels of validators
+evaluation   what work is worth: line searches, evidence
 reporting    what can be told of a run, by any node
 """

@@ -26,7 +26,6 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     the result of an evaluation    of an epoch that is sealed, or of the base model (`evaluating`)
     a return, or the end           that the guard (`guard`) has made out from these results
     a worth                        that was measured, and what follows from it for a member (`sanctions`)
-    validators                     without those whose figures evidently are wrong (`panel`)
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     bases                          once those of now have served for long enough (`renewing`)
     a close                        once enough updates may be named, or one has waited long enough
@@ -64,7 +63,6 @@ from sfnode.organising.checkpoints import CheckpointSchedule
 from sfnode.organising.evaluation.evaluating import Evaluations
 from sfnode.organising.evaluation.evidence import MembersEvidence
 from sfnode.organising.evaluation.judging import Judge, Judgement
-from sfnode.organising.evaluation.panel import Panels
 from sfnode.organising.evaluation.searching import GROWTH, Search
 from sfnode.organising.events import (
     Action,
@@ -99,7 +97,6 @@ from sfprotocol.decisions import (
     Seal,
     read,
 )
-from sfprotocol.events import FindingHeard
 from sfprotocol.host import Asked
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.quotas import UNPROVEN_PART
@@ -213,7 +210,6 @@ class Organiser:
         self._sanctions = Sanctions(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
-        self._panels = Panels(self._known, now)
         self._petitions = PendingPetitions(view.control.authority.run_id, policy)
         self._unanswered: list[Decision] = []
         """Decisions that the owner wants, until they are signed or refused."""
@@ -257,8 +253,6 @@ class Organiser:
                 self._alone, self._wake_at = True, now
             case Asked(petition=petition, via=via):
                 self._petitions.hear(petition, via, self._counting, now)
-            case FindingHeard():
-                self._panels.hear(event, self._counting, now)
             case EvaluationEnded():
                 self._on_evaluated(event, now)
             case Summarised(checkpoint=checkpoint):
@@ -319,7 +313,6 @@ class Organiser:
     def _restart(self, now: float) -> None:
         self.state, self._signing, self._alone = OrganiserState.RESTARTED, None, False
         self._checkpoints.forget()
-        self._panels = Panels(self._known, now)
 
     def _on_moved(self, moved: tuple[Feed, ...], now: float) -> None:
         changed, self._unseen = dict.fromkeys([*self._unseen, *moved]), []
@@ -336,8 +329,7 @@ class Organiser:
     def _on_evaluated(self, event: EvaluationEnded, now: float) -> None:
         if not self._evaluations.is_under_way(event.epoch):
             return
-        own = self._evaluations.ended(event, self._counting, now)
-        self._sanctions.measured(self._panels.checked(event.epoch, own))
+        self._sanctions.measured(self._evaluations.ended(event, self._counting, now))
         if self.guard:
             for base in (event.base, event.calibrated):
                 self.guard.note(event.epoch, base, base=True)
@@ -393,7 +385,6 @@ class Organiser:
             or self._evaluations.result(self._counting)
             or (self.guard and self.guard.due(self._counting))
             or self._sanctions.due(self._counting)
-            or self._panels.due(self._counting)
             or self._about_feeds(now)
         )
 
@@ -499,27 +490,13 @@ class Organiser:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
         if self.guard and self.guard.discards(epoch):
             return False
-        if self._hears_panel(epoch, now):
-            return True
         evaluations, counting = self._evaluations, self._counting
         last = self.guard is not None and counting.promised >= counting.budget
         waiting = self._waiting() if self._is_for_waiting(epoch) else ()
-        says = self._panels.says(epoch)
-        evaluations.plan(counting, now, last=last, waiting=bool(waiting), panel=says)
+        evaluations.plan(counting, now, last=last, waiting=bool(waiting))
         if evaluations.is_due(epoch):
             self._actions.append(evaluations.ask(self._skipped(epoch, Judgement()), waiting))
         return evaluations.is_awaited(epoch, now)
-
-    def _hears_panel(self, epoch: int, now: float) -> bool:
-        """Return whether a seal waits for the panel of its epoch, or until it is signed what that has
-        found."""
-        if not (self.policy.origins and self.search) or self.search.is_cut(epoch):
-            return False
-        if self._panels.is_awaited(self._counting, now):
-            return True
-        found = self._panels.settle(epoch, check=self._evaluations.may_check(epoch, now))
-        self._sanctions.measured(found)
-        return bool(found)
 
     # -- closes ------------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from sfprotocol.decisions import (
     Recorded,
     Revoke,
     RevokeInvitation,
-    Validators,
     Void,
     encode,
 )
@@ -31,10 +30,9 @@ from sfprotocol.errors import RemoteProtocolError
 _REPLACES_NOTHING: dict[type[Decision], str] = {
     Budget: "this is the budget",
     Finish: "the run is finished",
-    Validators: "no such member, or they are named",
 }
 
-_REPLACED = "budget", "finished", "validators"
+_REPLACED = "budget", "finished"
 """Parts of the state that these replace."""
 
 
@@ -66,7 +64,7 @@ def refusal(counting: Counting, wanted: Decision) -> str | None:
                 "bases of this run are random, or an epoch of the subspace is open or over, or it has these "
                 "bases",
             )
-        case Budget() | Finish() | Validators():
+        case Budget() | Finish():
             return _unless(_replaces(counting, wanted), _REPLACES_NOTHING[type(wanted)])
         case Announce():
             return None
@@ -78,7 +76,7 @@ def _unless(holds: bool, reason: str) -> str | None:
     return None if holds else reason
 
 
-def _replaces(counting: Counting, wanted: Budget | Finish | Validators) -> bool:
+def _replaces(counting: Counting, wanted: Budget | Finish) -> bool:
     """Return whether applying such a decision changes anything: it puts values in the place of others and
     touches nothing else, so that it can be tried on a shallow copy."""
     after = copy(counting)

@@ -76,17 +76,6 @@ class EvidenceStatus(Answer):
     """The epoch since when its work evidently does harm; None if that is not evident."""
 
 
-class ValidatorStatus(Answer):
-    """A node that the organiser has named a validator (SPEC O18)."""
-
-    willing: bool
-    """Whether its owner lets it measure."""
-    measured: int
-    """Epochs that it has measured since the start."""
-    problem: str | None
-    """Reason why the last one could not be measured; None if it could."""
-
-
 class SubspaceBases(Answer):
     """Published bases that serve from a subspace on."""
 
@@ -120,8 +109,6 @@ class OrganiserStatus(Answer):
     quota: int
     """Updates of one feed with one label that an admission allows unless it says otherwise."""
     members: int
-    validators: list[int]
-    """Numbers of the members who are named to measure the epochs that are closed next, ascending."""
     invitations: int
     behind: int
     """Updates that the organiser has named and that are not here."""
@@ -159,8 +146,6 @@ class MemberStatus(Answer):
     """The first epoch label with which nothing of it counts; None if it was not revoked."""
     counted: int
     """Updates of it that count."""
-    validator: bool
-    """Whether it is named to measure the epochs that are closed next."""
 
 
 class Members(Answer):

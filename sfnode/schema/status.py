@@ -6,7 +6,7 @@ from sfnode.limits import Limits
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import Drift
 from sfnode.schema.node_state import NodeState, Wait
-from sfnode.schema.organising import EvidenceStatus, HealthStatus, ValidatorStatus
+from sfnode.schema.organising import EvidenceStatus, HealthStatus
 
 
 class LinkStatus(Answer):
@@ -215,8 +215,6 @@ class Status(Answer):
     """The gravest first; in an open run only about what is wrong with this node."""
     organised: RunStatus | None
     """None in an open run."""
-    validator: ValidatorStatus | None = None
-    """None unless the organiser has named this node a validator."""
     privacy: PrivacyStatus | None = None
     """None for a node without noise."""
     doing: DoingStatus | None = None

@@ -17,15 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfnode.organising.evaluation.evidence import parts_of
 from sfnode.organising.evaluation.line_search import AMOUNTS, SearchResult
-from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
+from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.schema.evaluation import StepShare
-from sfprotocol.decisions import INCARNATIONS, Validators, Worth
-from sfprotocol.events import FindingHeard
+from sfprotocol.decisions import INCARNATIONS, Worth
 from sfprotocol.messages import Feed
-from sfprotocol.validators import REVEAL_AFTER, panel
 from tests.organising.bench import EVALUATED, Bench, feed_of, scores
 
 FORWARDS = 8
@@ -49,9 +46,6 @@ def drift(rows: int) -> float:
     noise = BATCH * (RHO**-2 - 1)  # variance over rows in terms of that of the slope
     return RHO / math.sqrt(1 + noise / rows)
 
-
-FINDING_TIME = ORIGIN_ROWS * ORIGIN_FORWARDS / SPEED + REVEAL_AFTER
-"""Seconds from the seal before an epoch's until a validator has told what it has found of it, at most."""
 
 TICK = 8
 """Seconds after which members tell of their updates."""
@@ -90,14 +84,9 @@ class Swarm:
         epoch_updates: int,
         rows: int = ROWS,
         turn: float = 0.0,
-        validators: int = 0,
-        slower: float = 1.0,
     ) -> None:
-        """`rows`: most after which a search is clear. `turn`: share of members who turn. `validators`: the
-        last so many members are named, and stay honest. `slower`: times as long as a member the organiser
-        takes."""
-        self.rows, self._speed = rows, SPEED / slower
-        self._heard, self._tell_at = -1, math.inf
+        """`rows`: most after which a search is clear. `turn`: share of members who turn."""
+        self.rows = rows
         self._turning = int(turn * members)
         self._turned_at: int | None = None
         self._gone: dict[str, dict[int, int]] = {"skipped": {}, "revoked": {}}
@@ -117,8 +106,6 @@ class Swarm:
         self._begun_at = 0.0
         """Time at which the oldest plan without an answer was begun; 0 if it was not."""
         self._draws = np.random.default_rng(0)
-        if validators:
-            self.bench.decide(Validators(tuple(range(members - validators, members))))
 
     def run(self, updates: int) -> Cost:
         """Let every member make so many updates."""
@@ -129,7 +116,6 @@ class Swarm:
                 bench.update(feed_of(name), TICK)
             self.made += len(self.names) * TICK
             until = bench.now + TICK
-            self._measure_elsewhere()
             while self.answered < len(bench.plans) and self._done_at(bench.plans[self.answered]) <= until:
                 self._answer(bench.plans[self.answered])
             bench.advance(max(0.0, until - bench.now))
@@ -145,7 +131,7 @@ class Swarm:
         return Cost(
             self.spent / (self.spent + self.made * FORWARDS),
             spent / (spent + made * FORWARDS),
-            spent / self._speed / (bench.now - began),
+            spent / SPEED / (bench.now - began),
             sum(lengths) / count,
             len({plan.epoch for plan in bench.plans if plan.rows and plan.epoch in sealed}) / count,
             len(measured) / count,
@@ -172,7 +158,7 @@ class Swarm:
     def _done_at(self, plan: Evaluate) -> float:
         """Return when a plan, the oldest without an answer, is carried out."""
         self._begun_at = self._begun_at or self.bench.now
-        return self._begun_at + self._forwards(plan) / self._speed
+        return self._begun_at + self._forwards(plan) / SPEED
 
     def _answer(self, plan: Evaluate) -> None:
         bench, forwards = self.bench, self._forwards(plan)
@@ -183,22 +169,6 @@ class Swarm:
         result = scores(0.6) if plan.scored else None
         shares = self._shares(plan.epoch, plan.origins) if plan.origins else {}
         bench.do(EvaluationEnded(plan.epoch, result, None, None, found, forwards, shares=shares))
-
-    def _measure_elsewhere(self) -> None:
-        """Let the panel of the next epoch to be sealed tell what it has found, once it has had the time."""
-        bench, counting = self.bench, self.bench.counting
-        epoch = counting.sealed
-        if epoch == counting.open_epoch:
-            return
-        if epoch != self._heard:
-            self._heard, self._tell_at = epoch, bench.now + FINDING_TIME
-        if bench.now < self._tell_at:
-            return
-        self._tell_at = math.inf
-        salt, named = counting.drawn_from(epoch)
-        for member in panel(named, salt):
-            parts = parts_of(self._shares(epoch, ORIGIN_ROWS), counting)
-            bench.do(FindingHeard(member, epoch, ORIGIN_ROWS, parts))
 
     def _shares(self, epoch: int, rows: int) -> dict[Feed, StepShare]:
         counting = self.bench.counting
@@ -218,17 +188,11 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=400, help="of each member")
     parser.add_argument("--epoch-updates", type=int, default=1024)
     parser.add_argument("--turn", type=float, default=0.0, help="share of members who turn [default: 0]")
-    parser.add_argument("--validators", type=int, default=0, help="members who measure [default: 0]")
-    parser.add_argument(
-        "--slower", type=float, default=1.0, help="times as long as a member the organiser takes"
-    )
     given = parser.parse_args()
     print(*Cost._fields)
     for members in given.members or [10, 100, 1000]:
         budget = 2 * members * given.updates
-        elsewhere = {"validators": given.validators, "slower": given.slower}
-        swarm = Swarm(members, budget, given.epoch_updates, turn=given.turn, **elsewhere)
-        cost = swarm.run(given.updates)
+        cost = Swarm(members, budget, given.epoch_updates, turn=given.turn).run(given.updates)
         print(members, *(f"{figure:.3f}" for figure in cost), flush=True)
 
 

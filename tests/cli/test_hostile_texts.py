@@ -229,7 +229,6 @@ ROWS: dict[str, list[str]] = {
     "organise admit": ["{key} --data-dir {running}", "{long} --data-dir {running}"],
     "organise revoke": ["{key} --data-dir {running}", "{long} --data-dir {running}"],
     "organise void": ["0-1 --data-dir {running} --dry-run", "{long} --data-dir {running}"],
-    "organise validators": ["{key} --data-dir {running} --dry-run", "{long} --data-dir {running}"],
     "organise budget": ["9 --data-dir {running} --dry-run", "{long} --data-dir {running}"],
     "organise bases": ["{files}/archive.sfnode --data-dir {running}"],
     "organise announce": ["hello --data-dir {running}", "{long} --data-dir {running}"],

@@ -76,24 +76,6 @@ def test_members_are_listed_with_those_who_wait(node: OrganisedNode, organise: R
     assert [one["origin"] for one in (*both["members"], *both["petitions"])] == [A.hex(), B.hex()]
 
 
-def test_validators_are_shown_until_nobody_is_named(node: OrganisedNode, organise: Run) -> None:
-    node.decide(Admit(A, QUOTA, 0), Admit(B, QUOTA, 0))
-    assert "validators" not in organise("status").out
-    assert organise("validators", "1", "0").status == 0
-    assert "validators  members 0, 1" in organise("status").out
-    assert json.loads(organise("status", "--json").out)["validators"] == [0, 1]
-    assert [line.endswith(", validates") for line in organise("members").out.splitlines()] == [True, True]
-    assert "validators: 2 -> 0" in organise("validators", "--none").out
-    assert "validators" not in organise("status").out
-
-
-def test_whom_nobody_may_name_is_not_signed(node: OrganisedNode, organise: Run) -> None:
-    node.decide(Admit(A, QUOTA, 0))
-    for wish in (["1"], ["--none"]):
-        assert "no such member, or they are named" in organise("validators", *wish).err
-    assert organise("validators").status == organise("validators", "0", "--none").status == 2
-
-
 # -- deciding ----------------------------------------------------------------------------------------
 
 LINK = invitation.write(invitation.invite(OLDEST_VERSION, bytes(32), ["/ip4/192.0.2.1/tcp/1/p2p/Qm"]))
@@ -103,8 +85,6 @@ WISHES = [
     (["revoke", "0"], "revoked members: 0 -> 1"),
     (["revoke", A.hex()[:8]], "revoked members: 0 -> 1"),
     (["revoke", "--invitation", "1"], "revoked invitations: 0 -> 1"),
-    (["validators", "0"], "validators: 0 -> 1"),
-    (["validators", A.hex()[:8]], "validators: 0 -> 1"),
     (["budget", "99"], "update budget: 6400 -> 99"),
     (["end", "--yes"], "run complete: 0 -> 1"),
     (["announce", "hello"], "no number changes"),

@@ -37,7 +37,7 @@ from sfnode.errors import UserError
 from sfnode.history.exchange import take_in
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OrganisedSection
-from sfnode.node import checkpoints, organising, validating
+from sfnode.node import checkpoints, organising
 from sfnode.organising import checkpoints as organised_checkpoints
 from sfnode.organising import organiser
 from sfnode.peers import address_book
@@ -45,10 +45,10 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol import control_sync, fork_resolution, inquiries, petitions, validators
+from sfprotocol import control_sync, fork_resolution, inquiries, petitions
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Announce, Invite, Validators, encode
+from sfprotocol.decisions import Announce, Invite, encode
 from sfprotocol.events import OwnSuccession
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Succession, Vote
@@ -83,7 +83,7 @@ STEP = 0.004
 """Seconds of a step more than a small engine takes: here updates are not what it is about."""
 
 MEASURING = 0.1
-"""Seconds of an evaluation, within which the panel of an epoch may speak."""
+"""Seconds of an evaluation."""
 
 GOING_ON = Announce("we go on")
 """The first decision of the key that deputies have named."""
@@ -116,7 +116,7 @@ class Plan:
 
     role: Role
     measured: bool
-    """Whether the run has validation rows, and so measurements and validators."""
+    """Whether the run has validation rows, and so measurements."""
     latecomer: bool
     """Whether a node joins in the middle of it, with a checkpoint if the run has some."""
 
@@ -157,8 +157,6 @@ def hurried() -> Iterator[None]:
         (organiser, {"LOOK_INTERVAL": 0.05, "SETTLE_TIME": 0.5, "FIRST_TIME": 0.2, "SIGN_AGAIN": 1.0}),
         (organised_checkpoints, {"SETTLED": 1}),
         (checkpoints, {"LOOK_INTERVAL": 0.05, "RETRY": 0.5, "PATIENCE": 1.0}),
-        (validating, {"LOOK_INTERVAL": 0.02}),
-        (validators, {"FLOOD_TIME": 0.05, "TAKEN_AFTER": 0.1, "REVEAL_AFTER": 0.5}),
         (control_sync, {"WANT_AGAIN": 0.3}),
         (fork_resolution, {"SHOW_AGAIN": 0.5}),
         (inquiries, {"INQUIRY_TIME": 3.0}),
@@ -267,9 +265,6 @@ class Case:
         if role in (Role.MEMBER, Role.DEPUTY, Role.ORGANISER, Role.DEPUTIES):
             await self.intruder.be_admitted(NAMES[:2])
             await self._until("it is a member", lambda: all(map(self._is_member, NAMES[:2])))
-        if self.organised and self.plan.measured:
-            everybody = tuple(range(len(self._counting(a).members)))
-            assert await a.node.organising.decide(Validators(everybody)) is None
         if role is Role.INVITED:
             key = key_of("invitation")
             assert await a.node.organising.decide(Invite(key.public_key().public_bytes_raw(), 3)) is None

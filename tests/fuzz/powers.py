@@ -44,7 +44,6 @@ from sfprotocol.messages import (
 )
 from sfprotocol.petitions import petition_message
 from sfprotocol.signing import Sign
-from sfprotocol.validators import commitment_message, finding_digest
 from tests.fuzz import hostile
 from tests.fuzz.altering import altered
 from tests.fuzz.choices import Choices
@@ -92,8 +91,6 @@ class Stage:
         self.named = {saga.feed for saga in self.sagas}
         self.focus = 0
         self.recorded: deque[bytes] = deque(maxlen=MAX_RECORDED)
-        self.committed: Finding | None = None
-        """The figures to which it has committed itself last."""
         self.signed = -1
         """Position of the last decision that it has signed, if it is careful: `said`."""
         self.said = Entry(0, b"", bytes(64))
@@ -358,35 +355,17 @@ def floor(stage: Stage, choices: Choices) -> Floor:
     return Floor(choices.pick((1, choices.pick(stage.machines).epoch, 2**16 - 1)))
 
 
-def figures(stage: Stage, choices: Choices) -> tuple[Finding, bytes]:
-    """Return what it says of the oldest epoch without a seal, and the salt of its close; of nothing, a
-    finding about epoch 0."""
-    organised = choices.pick(stage.machines).organised
-    assert organised is not None
-    counting, name = organised.counting, choices.pick(NAMES)
-    epoch = counting.sealed
-    salt = counting.drawn_from(epoch)[0] if epoch < counting.open_epoch else bytes(8)
-    worth = choices.pick((0, 1, -(2**62), 2**62))
-    moved = counting.moved(epoch) if epoch < counting.open_epoch else {}
-    parts = tuple(decisions.Part(number, 1 + choices.below(99), worth, worth) for number in sorted(moved))
-    return Finding(epoch, origin_of(name), 7, 64, parts), salt
-
-
 def finding(stage: Stage, choices: Choices) -> Finding:
-    """Return figures, most often those to which it has committed itself."""
-    committed = None if choices.flip(4) else stage.committed
-    return committed or figures(stage, choices)[0]
+    """Return figures as versions before 0.3 told them."""
+    worth = choices.pick((0, 1, -(2**62), 2**62))
+    parts = tuple(decisions.Part(number, 1 + choices.below(99), worth, worth) for number in (0, 65))
+    return Finding(choices.pick(stage.machines).epoch, origin_of(choices.pick(NAMES)), 7, 64, parts)
 
 
 def commitment(stage: Stage, choices: Choices) -> Commitment:
-    """Return the commitment to figures that may be told later."""
-    told, salt = figures(stage, choices)
-    stage.committed = told
-    digest = finding_digest(stage.run.run_id, salt, told)
-    unsigned = Commitment(told.epoch, told.origin, digest, bytes(64))
-    name = next(name for name in NAMES if origin_of(name) == told.origin)
-    signature = key_of(name).sign(commitment_message(stage.run.run_id, salt, unsigned))
-    return replace(unsigned, signature=signature)
+    """Return a commitment to such figures."""
+    epoch, name = choices.pick(stage.machines).epoch, choices.pick(NAMES)
+    return Commitment(epoch, origin_of(name), choices.take(32), choices.take(64))
 
 
 # -- all of it -------------------------------------------------------------------------------------------

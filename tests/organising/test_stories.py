@@ -24,7 +24,6 @@ from sfprotocol.decisions import (
     Invite,
     Revoke,
     RevokeInvitation,
-    Validators,
     Void,
 )
 from sfprotocol.host import Asked
@@ -130,7 +129,6 @@ class Story:
             Void(first, first + random.randrange(2), (member,) if random.random() < 0.5 else ()),
             Budget(random.choice([BUDGET, 2 * BUDGET])),
             Close(epoch, bytes(8), ()),
-            Validators(tuple(sorted(random.sample(range(len(self.names) + 1), random.randrange(3))))),
         ]
         rarely = [
             Finish(),

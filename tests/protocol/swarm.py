@@ -16,7 +16,7 @@ from random import Random
 
 from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Run
-from sfprotocol.events import Admit, Event, FindingHeard, LinkDown, LinkUp, Received, Writable
+from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
@@ -97,8 +97,7 @@ class Node:
         """The control feed as it is kept."""
         self.authority: list[Succession | ControlFork] = []
         self.petitions: list[Petition] = []
-        """Shown to whoever organises here; so are findings."""
-        self.findings: list[FindingHeard] = []
+        """Shown to whoever organises here."""
         self.wires: dict[int, Wire] = {}
         self.sent: Counter[str] = Counter()
         self.sent_bytes: Counter[str] = Counter()
@@ -181,8 +180,6 @@ class Node:
                     self.swarm.hang_up(self.wires[link])
             case Asked(petition=petition):
                 self.petitions.append(petition)
-            case FindingHeard():
-                self.findings.append(effect)
             case Advanced(feed=feed):
                 self.counted[feed] = self.machine.runs(feed)
 

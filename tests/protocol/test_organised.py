@@ -9,15 +9,17 @@ import pytest
 from sfprotocol import decisions, holding, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Run
-from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Void
+from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Validators, Void
 from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession, Received
 from sfprotocol.messages import (
     Authority,
     Branch,
+    Commitment,
     Control,
     ControlHead,
     EpochScalars,
     Feed,
+    Finding,
     Petition,
     Proof,
     RunParameters,
@@ -460,6 +462,40 @@ def test_decisions_that_come_with_a_forged_one_are_kept_and_counted() -> None:
     made["b"].handle(Received(link, wire_codec.encode(control, RUN.scalar_bytes)))
     assert made["b"].machine.organised.counting.budget == 17
     assert made["b"].decided[before:] == [entry]
+
+
+def commitment(name: str) -> Commitment:
+    """Return what a validator of before 0.3 said of epoch 0, as it was signed then."""
+    origin, digest = origin_of(name), bytes(32)
+    signed = b"".join((b"sfnode-commitment", RUN.run_id, origin, bytes(4), b"saltsalt", digest))
+    return Commitment(0, origin, digest, signing_key(name).sign(signed))
+
+
+def test_what_validators_of_before_say_changes_nothing_is_not_passed_on_and_counts_as_waste() -> None:
+    made = swarm()
+    for name in "bc":
+        made[name].compute(3)
+    decide(made["a"], Validators((0, 1, 2)))
+    made.run(2)
+    close(made["a"])
+    made.run(2)
+    made.forget_costs()
+    a = made["a"]
+    link, digest = next(iter(a.wires)), a.machine.frontier.digest()
+    for message in (commitment("b"), Finding(0, origin_of("b"), 7, 64, ())):
+        before = a.machine.counters.news
+        a.handle(Received(link, wire_codec.encode(message, RUN.scalar_bytes)))
+        assert a.machine.counters.news == before
+    made.run(2)
+    assert not a.faults
+    assert not {"Commitment", "Finding"} & a.sent.keys()
+    assert a.machine.frontier.digest() == digest
+    seal(a)
+    made.run(2)
+    assert same(made)
+    for _ in range(5000):
+        a.handle(Received(link, wire_codec.encode(commitment("b"), RUN.scalar_bytes)))
+    assert [fault[:2] for fault in a.faults] == ["L8"]
 
 
 @pytest.mark.parametrize("others", [8, 2])

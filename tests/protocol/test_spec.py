@@ -32,7 +32,6 @@ from sfprotocol import (
     pulls,
     rate_limit,
     segments,
-    validators,
     wire_codec,
 )
 
@@ -168,7 +167,6 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("deputies", f"{control_feed.MAX_DEPUTIES}"),
         ("terms of which successions are kept", f"{control_feed.MAX_TERMS}"),
         ("incarnations of a member", f"{decisions.INCARNATIONS}"),
-        ("panel of an epoch", f"{validators.PANEL}"),
         ("members, invitations", f"2^{counting.MAX_MEMBERS.bit_length() - 1}"),
         ("hops of pushing", f"{plumtree.TTL}"),
         ("delay of announcements", f"{plumtree.HAVE_DELAY:g} s"),

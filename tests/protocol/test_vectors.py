@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from sfprotocol import (
     seeds,
     signing,
     validation,
-    validators,
     wire_codec,
 )
 from sfprotocol.checkpoints import Base, feeds_digest
@@ -471,27 +469,6 @@ def test_decisions_and_their_encodings(vector: dict[str, Any]) -> None:
     assert as_json(recorded.extensions) == vector["extensions"]
     assert recorded.unsupported == vector["unsupported"]
     assert decisions.encode(*recorded).hex() == vector["encoding"]
-
-
-@pytest.mark.parametrize("vector", ORGANISED["validators"]["panels"], ids=lambda v: v["salt"])
-def test_the_lot_falls_on_this_panel(vector: dict[str, Any]) -> None:
-    named, salt = ORGANISED["validators"]["named"], bytes.fromhex(vector["salt"])
-    assert list(validators.panel(named, salt)) == vector["panel"]
-    lots = {
-        hashlib.blake2b(salt + one.to_bytes(4, "big"), digest_size=32, person=b"sfnode-panel").digest(): one
-        for one in named
-    }
-    assert [lots[lot] for lot in sorted(lots)[:5]] == vector["panel"]
-
-
-def test_a_commitment_is_signed_and_stands_for_this_finding() -> None:
-    vector = ORGANISED["validators"]
-    run_id, salt = bytes.fromhex(vector["run_id"]), bytes.fromhex(vector["salt"])
-    finding, commitment = read(messages, vector["finding"]), read(messages, vector["commitment"])
-    assert validators.finding_digest(run_id, salt, finding) == commitment.digest
-    message = validators.commitment_message(run_id, salt, commitment)
-    assert message.hex() == vector["signed"]
-    assert signing.signed_by(commitment.origin, message, commitment.signature)
 
 
 @pytest.mark.parametrize("vector", ORGANISED["invalid"], ids=lambda v: v["name"])

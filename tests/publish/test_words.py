@@ -23,7 +23,7 @@ from sfnode.defaults import DATA_DIR
 from sfnode.publish.directory import directory_page
 from sfnode.schema.evaluation import Drift, Evaluation, LayeredDrift, ProbeEvaluation
 from sfnode.schema.node_state import NodeState, Wait
-from sfnode.schema.organising import EvidenceStatus, ValidatorStatus
+from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.results import EvalResult
 from sfnode.schema.status import DeviceStatus, DoingStatus, FetchStatus, Status, WaitStatus
 from tests.cli.fake_node import ANSWERS, fake_node
@@ -52,7 +52,6 @@ BUSY = status(
     **EVERYTHING, role="trainer", state=NodeState.TRAINING, run_name="films", known=900, update_budget=1000,
     contributed=90, own_updates=45, updates_per_second=1.5, loss=0.41, uptime=7501.0, origin="ab" * 32,
     drift=Drift(norm=1.0, distance=1.7, kl=0.003, tokens=9), epoch=13, epochs=9, seconds_left=7501.0,
-    validator=ValidatorStatus(willing=True, measured=2, problem="too little room"),
     fetch=FetchStatus(what="bases", done=1, total=2, peers=3),
     wait=WaitStatus(reason=Wait.BASES, text="the published directions of training are not here yet"),
     doing=DoingStatus(what="measuring round 3", seconds=75.0),

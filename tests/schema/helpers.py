@@ -26,7 +26,7 @@ def status(**fields: Any) -> Status:
         "fetch": None,
     }
     values |= {"wait": None, "alarms": []}
-    values |= dict.fromkeys(("organised", "validator", "privacy", "doing"))
+    values |= dict.fromkeys(("organised", "privacy", "doing"))
     return Status(**values | {"role": "relay", "state": NodeState.IDLE} | fields)
 
 

@@ -52,7 +52,7 @@ def organised_status() -> OrganiserStatus:
         "run_id": "ab", "run_name": "run", "term": 0, "decisions": 9, "chain": "ef", "incomplete": False,
         "frozen": False, "unsupported": False, "open_epoch": 3, "sealed": 3, "counted": 40, "budget": 50,
         "complete": False, "quota": 9, "members": 2, "invitations": 1, "behind": 0, "organiser": "organising",
-        "bases": [], "next_subspace": 1, "validators": [], "petitions": 0, "health": health,
+        "bases": [], "next_subspace": 1, "petitions": 0, "health": health,
         "evaluations": [], "announcements": ["Welcome.", "The run ends."],
         "doubted": [],
     })  # fmt: skip

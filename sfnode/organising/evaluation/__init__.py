@@ -1,1 +1,1 @@
-"""Evaluation before seals: line searches, evidence about members, panels of validators. Sans-IO."""
+"""Evaluation before seals: line searches, evidence about members. Sans-IO."""

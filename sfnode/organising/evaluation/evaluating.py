@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.evidence import parts_of, worths_of
 from sfnode.organising.evaluation.line_search import AMOUNTS
-from sfnode.organising.evaluation.panel import Says
-from sfnode.organising.evaluation.searching import ORIGIN_ROWS, EpochPlan, Search
+from sfnode.organising.evaluation.searching import EpochPlan, Search
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol.counting import Counting
@@ -67,9 +66,7 @@ class Evaluations:
 
     # -- before the seal ---------------------------------------------------------------------------
 
-    def plan(
-        self, counting: Counting, now: float, *, last: bool, waiting: bool, panel: Says = Says.NOTHING
-    ) -> None:
+    def plan(self, counting: Counting, now: float, *, last: bool, waiting: bool) -> None:
         """Make out, once, what the oldest epoch without a seal is worth, as soon as there is time; at once if
         it is the `last` one, or there to count what others have skipped (`waiting`). Of any other that has
         named nothing there is nothing to measure."""
@@ -80,29 +77,12 @@ class Evaluations:
         if not (waiting or counting.closed_updates(epoch)):
             plan = EpochPlan(0, True) if last else None
         elif last or waiting or now >= self._from or (search and search.is_doubted(epoch)):
-            plan = self._plan(search, counting, last, waiting, panel) if search else EpochPlan(0, True)
+            plan = search.plan(counting, last=last, waiting=waiting) if search else EpochPlan(0, True)
         elif search:
             search.missed(epoch)
         else:
             return
         self._asked = _Asked(epoch, now, rest=plan)
-
-    def _plan(
-        self, search: Search, counting: Counting, last: bool, waiting: bool, panel: Says
-    ) -> EpochPlan | None:
-        measured = panel is not Says.NOTHING
-        plan = search.plan(counting, last=last, waiting=waiting, measured=measured)
-        if panel is not Says.DISPUTED:
-            return plan
-        rows = min(ORIGIN_ROWS, self._policy.search_rows)
-        return (plan or EpochPlan(0, False))._replace(origins=rows)
-
-    def may_check(self, epoch: int, now: float) -> bool:
-        """Return whether there is time to measure what the feeds have brought in an epoch, or it is being
-        measured."""
-        if self._asked.epoch == epoch:
-            return self.is_awaited(epoch, now)
-        return not self._asked.running and now >= self._from
 
     def is_due(self, epoch: int) -> bool:
         """Return whether something of an epoch is to be asked for now."""

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
@@ -388,8 +387,6 @@ class MembersEvidence(DecisionReader):
         """Members whose work evidently does harm."""
         self.outliers: set[Recount] = set()
         """Feeds and epochs that are skipped for good."""
-        self.said: list[Worth] = []
-        """All figures, in order."""
         self.vouched: set[int] = set()
         """Members for whom the organiser or an invitation vouches."""
         self._numbers: dict[bytes, int] = {}
@@ -408,7 +405,6 @@ class MembersEvidence(DecisionReader):
                 self.vouched.update([number] if quota else [])
 
     def _measured(self, said: Worth) -> None:
-        self.said.append(said)
         parts = [part for part in said.parts if part.updates]
         for part in parts:
             self.members.setdefault(part.feed // INCARNATIONS, Evidence()).measured(part)
@@ -454,14 +450,6 @@ class MembersEvidence(DecisionReader):
             self.members[member].drifts(made, usual.get(member))
         least = dict.fromkeys(told_of, SHARE * self._usual_drift(known, others=not telling & told_of))
         return least | dict.fromkeys(waiting, SHARE * self._usual_drift(alone))
-
-    def found_harmful_by(self, said: Worth) -> set[int]:
-        """Return the members whose work would evidently do harm with these figures, and does not without."""
-        after = MembersEvidence(kept=self._kept, alike=self._alike)
-        after.vouched = self.vouched
-        after.members = {member: copy(evidence) for member, evidence in self.members.items()}
-        after.take(said)
-        return after.harmful - self.harmful
 
     def trusts(self, member: int) -> bool:
         """Return whether the work of a member is to count, as far as is known."""
@@ -533,13 +521,6 @@ def references(members: Collection[int], vouched: Callable[[int], bool]) -> tupl
         return set(members), set(members)
     telling = set(filter(vouched, members))
     return telling, set(members) - telling if telling else set()
-
-
-def weights_of(parts: Sequence[Part]) -> dict[int, float]:
-    """Return how many times as much as those of the median member the updates of each feed weigh; 1 where
-    there are too few to tell."""
-    members = _by_member(parts)
-    return _weights(members if len(members) >= LEAST_MEMBERS else {}, parts)
 
 
 def _weights(members: Mapping[int, Sequence[Part]], parts: Sequence[Part]) -> dict[int, float]:

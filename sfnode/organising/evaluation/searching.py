@@ -201,12 +201,9 @@ class Search:
         costs, as its own work has to do harm before it counts nothing, too."""
         return self.is_cut(epoch) and self._cut is not None and not self._cut[2]
 
-    def plan(
-        self, counting: Counting, *, last: bool = False, waiting: bool = False, measured: bool = False
-    ) -> EpochPlan | None:
+    def plan(self, counting: Counting, *, last: bool = False, waiting: bool = False) -> EpochPlan | None:
         """Return what the oldest epoch without a seal is worth; None if nothing. The model of the `last` one
-        is evaluated whatever that costs. `waiting`: it is there to count what others have skipped.
-        `measured`: others have measured what each feed has brought."""
+        is evaluated whatever that costs. `waiting`: it is there to count what others have skipped."""
         self._earn(counting)
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         if self.is_cut(counting.sealed) and not last:
@@ -215,18 +212,18 @@ class Search:
             return EpochPlan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         if policy.kept:
-            everywhere = policy.search_rows if policy.origins and not measured else 0
+            everywhere = policy.search_rows if policy.origins else 0
             return EpochPlan(policy.search_rows, last or due, origins=everywhere)
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
         if self.settled and not last:
-            return self._regular(counting, due, cost, measured)
+            return self._regular(counting, due, cost)
         # an epoch at a rate that may be far off is searched, whatever else is due
         scored = last or (due and self._credit >= cost + self._cheapest)
         rest = max(0.0, self._credit - cost * scored)
         if due and not scored:  # it saves up: else what is cheaper would always come first
             rest = min(rest, self._cheapest)
         origins = 0
-        if policy.origins and not measured:
+        if policy.origins:
             spare = rest - first * len(AMOUNTS)  # both or neither: the cheaper one would always come first
             least = min(ORIGIN_ROWS, policy.search_rows)
             most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
@@ -238,13 +235,13 @@ class Search:
             rows = max(rows, first)
         return EpochPlan(rows, scored, origins) if rows or scored else None
 
-    def _regular(self, counting: Counting, due: bool, cost: int, measured: bool) -> EpochPlan | None:
+    def _regular(self, counting: Counting, due: bool, cost: int) -> EpochPlan | None:
         """Return what an epoch is worth once the rate has settled: a search on a few rows first of all, as
         none should count that nobody has looked at; then a measurement of origins; and from what both leave
         something is put by for the next evaluation, which takes `cost` forwards and is `due` or not."""
         policy, credit = self._policy, self._credit
         first, least = min(FIRST_ROWS, policy.search_rows), min(ORIGIN_ROWS, policy.search_rows)
-        search, measure = first * len(AMOUNTS), policy.origins * (not measured) * least * ORIGIN_FORWARDS
+        search, measure = first * len(AMOUNTS), policy.origins * least * ORIGIN_FORWARDS
         since = EVALUATE_EVERY if self._scored is None else counting.sealed - self._scored
         overdue = since >= OVERDUE * EVALUATE_EVERY and credit < cost + search + measure
         if overdue and not self._has_new_bases(counting):

@@ -133,7 +133,6 @@ class Reports:
             complete=counting.complete,
             quota=self._manifest.organised.quota,
             members=len(counting.members),
-            validators=list(counting.validators),
             invitations=len(counting.invitations),
             behind=self._organised.behind,
             bases=[SubspaceBases(subspace=one.subspace, digest=one.digest.hex()) for one in counting.bases],
@@ -323,7 +322,6 @@ class Reports:
             invitation=invitations[id(member.invitation)] if member.invitation else None,
             revoked=None if member.revoked == NEVER else member.revoked,
             counted=self.counting.counts_of(number),
-            validator=number in self.counting.validators,
         )
 
     def _evidence(self, member: int) -> EvidenceStatus | None:
@@ -476,6 +474,5 @@ def _numbers(counting: Counting) -> dict[str, int]:
         "updates that count": counting.counted,
         "update budget": counting.budget,
         "run complete": int(counting.complete),
-        "validators": len(counting.validators),
         "subspaces with bases of their own": len(counting.bases),
     }

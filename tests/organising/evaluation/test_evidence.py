@@ -80,6 +80,7 @@ class Swarm:
         self._tail, self._apart = tail, apart
         self.hostile = int(HOSTILE * members) if attack else 0
         self.origins, self.epoch = MembersEvidence(alike=alike), 0
+        self.said: list[Worth] = []
         self._rng, self._attack = np.random.default_rng(seed), attack
         factors = 1 + spread * self._rng.uniform(-1, 1, members)
         self._rho = np.clip(rho * factors, 0, 0.95)[:, None]
@@ -107,6 +108,7 @@ class Swarm:
 
     def judge(self, worth: Worth) -> None:
         """Take in what was measured of an epoch, which is then over."""
+        self.said.append(worth)
         self.origins.take(worth)
         self.skipped.append([not self.origins.trusts(member) for member in range(len(self._rho))])
         waits = np.array([*self.waits, self.skipped[-1]])
@@ -652,6 +654,6 @@ def test_as_many_parts_as_fit_make_a_decision() -> None:
 def test_the_figures_are_all_that_the_evidence_follows_from() -> None:
     swarm = Swarm(10, 0.6, "flip").run(10)
     again = MembersEvidence()
-    for worth in swarm.origins.said:
+    for worth in swarm.said:
         again.take(worth)
     assert again.members == swarm.origins.members
