@@ -134,7 +134,7 @@ class Update(NamedTuple):
 
 
 class EpochScalars(NamedTuple):
-    """What consecutive updates that belong to one epoch say, each one scalar, or one for every cell."""
+    """Values of consecutive updates that belong to one epoch."""
 
     epoch: int
     scalars: tuple[Values, ...]

@@ -31,7 +31,7 @@ SMALL_PULL = 64
 """Updates; asking twice for so few costs 200 bytes. A larger pull waits for a peer that is delivering."""
 
 SMALL_PULL_BYTES = 4096
-"""As many bytes of a first-order run's updates, one at least, are a small pull, too."""
+"""Bytes of a small pull in a first-order run, where it has one update at least."""
 
 BUSY_TIME = 2.0
 """Seconds that a small pull waits for a peer that is delivering more than SMALL_PULL feeds: a late joiner

@@ -1,4 +1,5 @@
-"""What an update says: one scalar along its direction, or one for every cell of the cores (SPEC U1, U11)."""
+"""The values of an update: one scalar along its direction, or one for every cell of the cores (SPEC U1,
+U11)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ Scalar = int
 """A quantised derivative, in units of the manifest's scalar_delta, or of the unit of the update's label."""
 
 Values = Scalar | tuple[Scalar, ...]
-"""What an update says: one scalar along its direction, or in a first-order run one for every cell of the
+"""The content of an update: one scalar along its direction, or in a first-order run one for every cell of the
 cores, in their order (SPEC U11)."""
 
 

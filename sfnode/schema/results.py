@@ -58,7 +58,7 @@ class UpdateLine(Answer):
     seed: str
     """Decimal: many JSON readers round integers of 64 bits."""
     scalar: int | tuple[int, ...]
-    """In a first-order run one for every cell of the cores."""
+    """One for every cell of the cores in a first-order run."""
     weight: int
     """Factor of the scalar (SPEC O8); 1 in an open run."""
 

@@ -35,7 +35,7 @@ BATCH_UPDATES = 65_536
 
 
 class WeightedScalars(NamedTuple):
-    """What consecutive updates say that are added to one core with one weight."""
+    """Values of consecutive updates that are added to one core with one weight."""
 
     subspace: int
     weight: int
