@@ -51,7 +51,7 @@ class Training(Section):
     """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
 
     estimator: Literal["zeroth-order", "first-order"] = "zeroth-order"
-    """Content of an update: one slope along a direction, or one for every cell of the cores (SPEC U2, U11)."""
+    """Content of an update: a slope along a direction, or one for every cell of the cores (SPEC U2, U11)."""
     rank: int = Field(default=32, ge=1, le=1024)
     basis: Literal["random", "published", "features"] = "random"
     bases: Hex32 | Literal[""] = ""
