@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import evidence_cost
 from sfnode.organising.evaluation import panel
 from sfnode.organising.evaluation.evidence import OUTLIER, SCORE_ONE, MembersEvidence, weights_of
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
@@ -31,7 +32,6 @@ from sfnode.schema.evaluation import StepShare
 from sfprotocol.decisions import Announce, Part, Revoke, Seal, Validators, Worth
 from sfprotocol.events import FindingHeard
 from sfprotocol.messages import Feed
-from tests.bench import evidence_cost
 from tests.bench.validators import Run as Simulated
 from tests.organising.bench import Bench, feed_of
 from tests.organising.test_sanctions import MEASURED
