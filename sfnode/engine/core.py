@@ -1,4 +1,4 @@
-"""The exact state of a run: for every subspace, an int64 r x r accumulator per target (DESIGN 3).
+"""The exact state of a run: for every subspace, an int64 r x r accumulator per target (SPEC U4).
 
 In an open run every epoch has a subspace of its own. Integer addition commutes, so any order, batching and
 delay of the same updates leaves the same bits; and it is modulo 2^64, so that what is taken out again leaves
@@ -36,7 +36,7 @@ class UpdateBatch(NamedTuple):
 
 
 class Core:
-    """`A[epoch][layer][i, j] += sign * scalar` over all updates (DESIGN 3).
+    """`A[epoch][layer][i, j] += sign * scalar` over all updates (SPEC U4).
 
     What an epoch costs follows from its updates: anybody may make one and name any epoch.
     """

@@ -48,7 +48,7 @@ def features_text(table: Iterable[tuple[int, int]]) -> str:
 
 
 class Training(Section):
-    """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
+    """The numbers of the update rule. Learning rates are per update."""
 
     rank: int = Field(default=32, ge=1, le=1024)
     basis: Literal["random", "published", "features"] = "random"
