@@ -284,9 +284,9 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
         ["2", "Ada", B[:8], "12", "worse"],
     ]
     details = sfnode("leaderboard", "--details", "--data-dir", folder).out.splitlines()
-    assert [line.split()[-3:] for line in details[2:4]] == [
-        ["18", "+6.000000003", A[:16]],
-        ["9", "-0.000000003", B[:16]],
+    assert [line.split()[-6:] for line in details[2:4]] == [
+        [A[:16], "24", "100", "%", "18", "+6.000000003"],
+        ["Ada", B[:16], "12", "worse", "9", "-0.000000003"],
     ]
     assert details[-1].endswith("36 updates count, worth +6.000000000 nats")
     assert ended.out.splitlines()[-1].endswith("4 rounds, 36 updates count")
