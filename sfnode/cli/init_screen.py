@@ -27,7 +27,6 @@ from sfnode.printable import printable
 from sfnode.tasks import columns, dataset, prompts
 from sfnode.tasks.columns import DataTable
 from sfnode.tasks.dataset import Bad, Row
-from sfnode.tasks.presets import EVALUATED_ROWS
 from sfnode.tasks.proposals import NOTHING, Proposal, propose
 from sfnode.tasks.row_files import Placed, malformed
 
@@ -44,8 +43,9 @@ LEAST_ROWS = 10
 MOST_EMPTY = 1 / 5
 """Share of the rows that are left out unasked because they have no label, or no text."""
 
-HELD_OUT = 1 / 5
-"""Share of the rows that is held out to measure what was learnt, up to EVALUATED_ROWS."""
+HELD_OUT, MOST_HELD_OUT = 1 / 5, 1000
+"""Share of the rows that is held out to measure what was learnt, and the most of them: MeZO tests on as
+many."""
 
 SHOWN, WIDEST, NARROWEST = 5, 100, 6
 """Rows that are shown; characters of a line, and of a column of theirs at least."""
@@ -116,7 +116,7 @@ def plan(table: DataTable, answers: Answers, fields: dict[str, Any]) -> Plan:
     rows, bad = dataset.sift(table.source, placed, task)
     _require_rows(table, len(rows), f": {bad}" if bad else "")
     local = not table.source.startswith((HUB, BUILTIN))
-    usual = min(int(HELD_OUT * len(rows)), EVALUATED_ROWS) if local and not answers.test else 0
+    usual = min(int(HELD_OUT * len(rows)), MOST_HELD_OUT) if local and not answers.test else 0
     held_out = usual if answers.held_out is None else answers.held_out
     anew = bool(table.dress or joined) or (local and not is_file(table.source))
     return Plan(proposal, task, placed, rows, bad, held_out, _tests(answers, task, joined), anew)
