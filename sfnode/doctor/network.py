@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 import psutil
 
 from sfnode.daemon_thread import in_daemon_thread
-from sfnode.doctor.findings import CheckFinding, Subject, note, ok, problem
+from sfnode.doctor.findings import CheckFinding, Subject, note, ok, problem, refused
 from sfnode.errors import UserError
 from sfnode.store.data_folder import holder
 from sfnode.transport.base import PeerRecord, TransportError, peer_of
@@ -111,7 +111,7 @@ def _listen(maddr: str, data_dir: Path) -> CheckFinding:
         if port_is_free(maddr):
             return ok(Subject.LISTEN, f"{maddr} can be listened on")
     except UserError as error:
-        return problem(Subject.LISTEN, error.what, error.fix)
+        return refused(Subject.LISTEN, error)
     port = int(_PORT.findall(maddr)[0])
     holders = _holders(port)
     if ours(holders, data_dir):

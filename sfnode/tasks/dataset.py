@@ -61,6 +61,7 @@ def load_rows(
     min_words: int = 0,
     skip_bad: bool = False,
     examine: Examine = unexamined,
+    layout: TextForm = row_files.PLAIN,
 ) -> list[Row]:
     """Load the rows of a file, of `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT`.
 
@@ -69,7 +70,7 @@ def load_rows(
     DISK_FULL, EXTRA_MISSING without the library that it takes, or DATA_MALFORMED with the number and the
     places of rows that do not fit the task; with `skip_bad` these are left out, and the log says so.
     """
-    rows, bad = sifted(source, task, examine)
+    rows, bad = sift(source, list(read(source, layout)), task, examine)
     if not skip_bad:
         bad.refuse()
     if bad:
@@ -79,6 +80,13 @@ def load_rows(
     if not rows:
         raise malformed(f"{source} has no rows" + (f" of at least {min_words} words" if min_words else ""))
     return select(rows, limit)
+
+
+def own_rows(source: str, task: Task, *, min_words: int = 0, skip_bad: bool = False) -> list[Row]:
+    """Load the rows of a file that only its owner reads, in whichever way a program has written it; otherwise
+    as `load_rows`."""
+    layout = row_files.layout(source)
+    return load_rows(source, task, min_words=min_words, skip_bad=skip_bad, layout=layout)
 
 
 @dataclass(slots=True)

@@ -366,9 +366,11 @@ def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(
     assert "the run's data come from its nodes" in finding.what
 
 
-def test_data_that_are_not_there_are_found_by_measuring(
-    case: CheckedCase, run: Manifest, tmp_path: Path
+@pytest.mark.parametrize("at_hand", [compute.AT_HAND, 0])
+def test_data_that_are_not_there_are_found_whatever_the_models_size(
+    at_hand: int, case: CheckedCase, run: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compute, "AT_HAND", at_hand)
     gone = run.model_copy(update={"data": run.data.model_copy(update={"train": str(tmp_path / "no.tsv")})})
     finding = compute.look_at_speed(case, gone)
     assert finding
