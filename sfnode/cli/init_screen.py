@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
-from unicodedata import east_asian_width
 
 import click
+from rich.cells import cell_len
+from rich.text import Text
 
 from sfnode.cli.exit import DONE, warn
 from sfnode.cli.init_options import run_name
@@ -208,7 +209,7 @@ def show_table(table: DataTable) -> None:
     width = _width()
     names = list(table.columns)[: max(1, width // (NARROWEST + 2))]
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
-    widths = [max(_columns(line[place]) for line in cells) for place in range(len(names))]
+    widths = [max(cell_len(line[place]) for line in cells) for place in range(len(names))]
     while sum(widths) + 2 * len(widths) > width and max(widths) > NARROWEST:
         widths[widths.index(max(widths))] -= 1
     for line in cells:
@@ -238,18 +239,11 @@ def _cell(value: Any) -> str:
     return printable(" ".join(("" if value is None else str(value)[: 4 * WIDEST]).split()))
 
 
-def _columns(text: str) -> int:
-    """Return how many places of a terminal a text takes: an emoji takes two."""
-    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text[: 2 * WIDEST])
-
-
-def _fitted(text: str, width: int) -> str:
-    """Return a text in so many places of a terminal."""
-    if _columns(text) > width:
-        while _columns(text) >= width:
-            text = text[: min(len(text) - 1, width)]
-        text += "…"
-    return text + " " * (width - _columns(text))
+def _fitted(cell: str, width: int) -> str:
+    """Return a text in so many places of a terminal; an emoji takes two."""
+    text = Text(cell)
+    text.truncate(width, overflow="ellipsis", pad=True)
+    return text.plain
 
 
 class ScreenLine(NamedTuple):

@@ -266,6 +266,11 @@ def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> t
     return host.strip("[]") or LOCALHOST, int(port)
 
 
+def dry_run_option(function: F) -> F:
+    """Add --dry-run."""
+    return option("--dry-run", is_flag=True, help="Only say what would change.")(function)
+
+
 def details_option(function: F) -> F:
     """Add --details, for commands that otherwise say it in plain words."""
     return option("--details", is_flag=True, help="Say it in precise terms, too (protocol/GLOSSARY.md).")(

@@ -18,7 +18,7 @@ import click
 
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.groups import Lazy, LazyGroup
-from sfnode.cli.options import data_dir_option, json_option, option
+from sfnode.cli.options import data_dir_option, dry_run_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats
 from sfnode.errors import Code, UserError
@@ -112,11 +112,6 @@ def organise() -> None:
 
     Epochs are labels, counted from 0.
     """
-
-
-def dry_run_option(function: F) -> F:
-    """Add --dry-run."""
-    return option("--dry-run", is_flag=True, help="Only say what would change.")(function)
 
 
 def epoch_option(function: F) -> F:

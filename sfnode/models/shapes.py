@@ -24,6 +24,7 @@ from transformers.utils import logging
 from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
 from sfnode.models import examination, files, vetting
+from sfnode.printable import first_line
 
 PREFIX = "shape:"
 """Prefix that marks the source of a model as the name of a shape."""
@@ -137,9 +138,8 @@ def _named(name: str) -> Mapping[str, Any]:
 
 
 def _unsupported(source: str, error: Exception) -> UserError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UserError(
         Code.MODEL_UNSUPPORTED,
-        f"no model can be made from {source}: {reason}",
+        f"no model can be made from {source}: {first_line(error)}",
         "Use the config.json of a model that transformers knows without code of its own.",
     )
