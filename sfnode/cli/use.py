@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfnode.cli.data_folder import runs_here
 from sfnode.cli.exit import warn
-from sfnode.cli.folders import known_folders
 from sfnode.cli.options import data_dir_option, device_option, dtype_option, option, run_option, setting
 from sfnode.cli.output import ask, echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
-from sfnode.store.data_folder import Layout
 
 if TYPE_CHECKING:
     from sfnode.engine.samples import Preference
@@ -130,16 +129,14 @@ def _folder_of(run: Path) -> Path:
     """Return the folder on this machine that has a run. Raises UserError DATA_DIR_UNUSABLE, BAD_MANIFEST."""
     from sfnode.manifest import Manifest
 
-    wanted = Manifest.from_toml(run).run_id
-    for folder in known_folders():
-        manifest = Layout(folder).manifest
-        if manifest.exists() and Manifest.from_toml(manifest).run_id == wanted:
-            return folder
-    raise UserError(
-        Code.DATA_DIR_UNUSABLE,
-        f"no folder of this machine has the run of {run}",
-        "`sfnode list` shows the runs that are here; take part in this one with `sfnode join`.",
-    )
+    wanted = Manifest.from_toml(run).run_id.hex()
+    if (found := runs_here().get(wanted)) is None:
+        raise UserError(
+            Code.DATA_DIR_UNUSABLE,
+            f"no folder of this machine has the run of {run}",
+            "`sfnode list` shows the runs that are here; take part in this one with `sfnode join`.",
+        )
+    return found[1]
 
 
 def _task(folder: Path, exported: Path | None, device: str) -> Task:

@@ -29,7 +29,7 @@ from sfnode.doctor.findings import (
 from sfnode.doctor.peers import Visit, visit
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.node.startup import remembered_peers
+from sfnode.node.startup import local_manifest, remembered_peers
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import TransportError
@@ -115,12 +115,8 @@ class Examiner:
     # -- what checks share -------------------------------------------------------------------------
 
     def _read_run(self) -> None:
-        kept = Layout(self._case.data_dir).manifest
-        file = self._case.run or (kept if kept.exists() else None)
-        if file is None:
-            return
         try:
-            self._local = Manifest.from_toml(file).current(str(file))
+            self._local = local_manifest(self._case.settings, Layout(self._case.data_dir))
         except UserError as error:
             versions = (Code.NEWER_PROTOCOL, Code.OLDER_PROTOCOL)
             subject = Subject.VERSION if error.code in versions else Subject.RUN

@@ -35,9 +35,6 @@ STORED = torch.bfloat16
 WORDS = 4096
 """Token numbers that the synthetic tokenizer knows: more than a mini-batch can hold, quick to build."""
 
-HEADS = ("ForSequenceClassification", "ForMaskedLM")
-"""Endings of the names of architectures that have, or get, a head for classifying whole sequences."""
-
 _CausalModel: Any = AutoModelForCausalLM
 _FastTokenizer: Any = PreTrainedTokenizerFast
 _library_log: Any = logging
@@ -111,7 +108,7 @@ def token_numbers(vocabulary: int) -> Any:
 
 def has_head(settings: Any) -> bool:
     """Return whether the configuration is that of an encoder, which classifies sequences."""
-    return any(name.endswith(HEADS) for name in vetting.architectures(settings.to_dict()))
+    return any(name.endswith(vetting.ENCODER_HEADS) for name in vetting.architectures(settings.to_dict()))
 
 
 def _random(settings: Any) -> Any:

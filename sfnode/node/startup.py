@@ -60,7 +60,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
+def local_manifest(settings: Settings, data_dir: Layout) -> Manifest | None:
     """Return the manifest given with --run, or the one that this data folder was used for, or None.
 
     Raises UserError BAD_MANIFEST, NEWER_PROTOCOL, OLDER_PROTOCOL and WRONG_RUN.

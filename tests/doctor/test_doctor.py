@@ -148,6 +148,16 @@ async def test_a_dead_peer_is_no_problem_while_another_one_answers(
     assert "a peer's clock" in only(result, Subject.CLOCK).what
 
 
+async def test_a_folder_of_another_run_is_found_as_join_would(case: CheckedCase, run: Manifest) -> None:
+    case.data_dir.mkdir()
+    (case.data_dir / "run.toml").write_text(run.model_copy(update={"name": "another"}).to_toml())
+    given = case.data_dir.parent / "run.toml"
+    given.write_text(run.to_toml())
+    finding = only(await examined(case, run=given), Subject.RUN)
+    assert finding.verdict == "problem"
+    assert "belongs to run" in finding.what
+
+
 # -- being called ---------------------------------------------------------------------------------------
 
 
