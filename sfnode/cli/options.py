@@ -110,6 +110,20 @@ def out_option(metavar: str, text: str, *, required: bool = True) -> Callable[[F
     return option("--out", type=click.Path(path_type=Path), metavar=metavar, required=required, help=text)
 
 
+def require_new_file(out: Path, *ends: str) -> None:
+    """Raise UserError BAD_OPTION unless a file can be made, whose name has one of these ends, if there are
+    any."""
+    if out.exists():
+        raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
+    if (ends and out.suffix not in ends) or not out.absolute().parent.is_dir():
+        form = f" that ends in {' or '.join(ends)}," if ends else ""
+        raise UserError(
+            Code.BAD_OPTION,
+            f"--out: {out} is no new file{form} in a folder that is there",
+            "Name another file.",
+        )
+
+
 def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
     """Return the argument for a sealed epoch."""
     from sfprotocol.counting import MAX_EPOCHS
@@ -222,6 +236,11 @@ def dtype_option(function: F, key: str = "") -> F:
         show_default=False,
         help="Numbers of the model: auto, float32, bfloat16, float16, int8 or nf4.",
     )(function)
+
+
+def model_options(function: F) -> F:
+    """Add --data-dir, --model, --device and --dtype, for commands that compute with the model of a run."""
+    return data_dir_option(model_option(device_option(dtype_option(function))))
 
 
 def verifier_option(function: F) -> F:

@@ -14,7 +14,15 @@ import click
 
 from sfnode.cli.data_folder import runs_here
 from sfnode.cli.exit import warn
-from sfnode.cli.options import data_dir_option, device_option, dtype_option, option, run_option, setting
+from sfnode.cli.options import (
+    data_dir_option,
+    device_option,
+    dtype_option,
+    option,
+    require_new_file,
+    run_option,
+    setting,
+)
 from sfnode.cli.output import ask, echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
@@ -101,7 +109,7 @@ def use(
     task = _task(folder, exported, device)
     rows = _table(task, file, skip_bad_rows) if file else [(_row(task, texts), "")] if texts else []
     if out:
-        _check_out(out)
+        require_new_file(out, ".csv", ".jsonl")
     model = _load(folder, exported, device, dtype)
     if out:
         _write(model, rows, str(file), out, tokens)
@@ -277,15 +285,6 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
 
 
 # What is answered.
-
-
-def _check_out(out: Path) -> None:
-    if out.suffix not in (".csv", ".jsonl") or out.exists() or not out.absolute().parent.is_dir():
-        raise UserError(
-            Code.BAD_OPTION,
-            f"--out: {out} is no new file that ends in .csv or .jsonl, in a folder that is there",
-            "Name another file.",
-        )
 
 
 def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: Path, tokens: int) -> None:
