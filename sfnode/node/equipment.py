@@ -1,5 +1,5 @@
-"""What a node needs of this machine, one check after the other: `sfnode join` goes through them before the
-network is touched, and `sfnode doctor` says what they find. Each raises a UserError for what is lacking.
+"""Checks of what a node needs of this machine: `sfnode join` goes through them before the network is touched,
+and `sfnode doctor` says what they find. Each raises a UserError for what is lacking.
 """
 
 from __future__ import annotations
