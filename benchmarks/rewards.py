@@ -46,6 +46,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.lora import BATCH, RANK, WARMUP
 from benchmarks.real import sfnode
 from scripts import real_model
+from scripts.orders import DAYS
 from sflab.baselines.model_problem import LORA_ALPHA
 from sfnode.engine.generation import AnswerRequest, generate
 from sfnode.engine.objective import Held
@@ -55,7 +56,6 @@ from sfnode.manifest.task import ANSWERS
 from sfnode.models import loader
 from sfnode.tasks import dataset, metrics, presets
 from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode_written
-from sfnode.tasks.orders import DAYS
 from sfnode.tasks.verifying import score_of
 from sfprotocol.seeds import derive_key, stream
 
