@@ -1,10 +1,10 @@
 """Coordinates in which gradients teach a linear head in some ten steps, and the head's gradient in them.
 
-Outputs move by U A V^T x for a state x, U the identity. With V V^T = (S + strength)^-1, S the second moments
-of scaled states, those of V^T x are at most 1, and a softmax's curvature is at most a half: so one rate serves
-all models, data and numbers of classes, and no direction waits for another. Directions in which states vary
-less than `strength` learn less, as in a ridge regression; validation rows choose it, as they choose when to
-stop. S is not centred: the mean state is a direction like others then, and what is learnt along it is a bias.
+Outputs move by U A V^T x for a state x, U the identity. With V V^T = (S + strength)^-1, S the second
+moments of scaled states, those of V^T x are at most 1, and a softmax's curvature is at most a half. So one
+rate serves all models and data, and no direction waits for another. Directions in which states vary less than
+`strength` learn less, as in a ridge regression; validation rows choose it, as they choose when to stop. S is
+not centred: the mean state is a direction like others then, and what is learnt along it is a bias.
 
 This module knows states, classes and outputs; it knows neither models, updates nor files.
 """
@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-RATE = 1.0
-"""Rate of the mean gradient of a round. Above 4 steps may diverge where nothing is late. At 2 a round that is
-made at the weights of the round before cost 0.02 of reviews' loss, at 1 nothing, and two rounds 0.01."""
+MOST_RATE = 2.0
+"""Rate of a round's mean gradient at most. The largest curvature is a half, so steps above 4 may diverge, and
+above 2 where a gradient is one round late."""
 
-STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
-"""What is tried, the strongest first, where scaled features have a variance of 1."""
+STRENGTHS = (10.0, 3.0, 1.0, 0.3, 0.1)
+"""What is tried, the strongest first, where scaled features have a variance of 1. With 30 runs were a half
+longer and learnt no more (docs/research-log.md)."""
 
-ROUNDS = 16
+ROUNDS = 32
 """Rounds within which the least loss is looked for."""
 
 LEAST_SPREAD = 1e-3
@@ -66,8 +67,10 @@ class Whitening(NamedTuple):
     """Value of an entry of 1, a power of two."""
     strength: float
     """What is added to the second moments."""
+    rate: float
+    """Rate of the mean gradient of all updates made at the same weights: each of n weighs rate / n."""
     rounds: int
-    """Rounds until validation rows gain nothing more, each a step of RATE along the mean gradient."""
+    """Such steps until validation rows gain nothing more."""
     loss: float
     """Mean loss of the validation rows then."""
 
@@ -81,15 +84,20 @@ def whitening(public: Known, validating: Known, columns: int) -> Whitening:
     sizes, directions = torch.linalg.eigh((x / spread).T @ (x / spread) / len(x))
     sizes, directions = sizes.flip(0)[:columns].clamp_min(0), directions.flip(1)[:, :columns]
     v = directions / spread[:, None]  # (features, columns)
-    found = []
+    rate, found = rate_of(public.outputs.shape[1]), []
     for strength in STRENGTHS:
-        losses = list(_losses(public, validating, v / (sizes + strength).sqrt()))
+        losses = list(_losses(public, validating, v / (sizes + strength).sqrt(), rate))
         rounds = int(np.argmin(losses))
         found.append((losses[rounds], strength, rounds))
     loss, strength, rounds = min(found, key=lambda one: one[0])
-    mixed = (v / (sizes + strength).sqrt()) @ _rotation(v.shape[1])
-    entries, unit = _rounded(mixed.numpy(), (x.T @ x / len(x)).numpy())
-    return Whitening(entries, unit, strength, rounds, loss)
+    entries, unit = _rounded((v / (sizes + strength).sqrt()).numpy(), (x.T @ x / len(x)).numpy())
+    return Whitening(entries, unit, strength, rate, rounds, loss)
+
+
+def rate_of(classes: int) -> float:
+    """Return the rate of a round's mean gradient: half of what would be stable at equal probabilities, where
+    the curvature is 1 / classes, so that a round late does no harm."""
+    return min(classes / 2, MOST_RATE)
 
 
 def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) -> tuple[F64, float]:
@@ -101,17 +109,17 @@ def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) 
     lacking = rows.outputs.double().softmax(1) - one_hot(rows.labels, rows.outputs.shape[1])
     along = lacking @ u.double()  # (rows, columns of u)
     total = torch.zeros(u.shape[1], v.shape[1], dtype=torch.float64, device=v.device)
-    for some, states in zip(
-        *(part.split(max(1, BLOCK // v.shape[1])) for part in (along, rows.states)), strict=True
-    ):
-        projected = states.double() @ v.double()  # (some, columns of v)
+    size = max(1, BLOCK // v.shape[1])
+    for first in range(0, len(along), size):
+        some = along[first : first + size]
+        projected = rows.states[first : first + size].double() @ v.double()  # (some, columns of v)
         lengths = some.norm(dim=1) * projected.norm(dim=1)
         total += (some * (longest / lengths).clamp_max(1.0)[:, None]).T @ projected
     loss = cross_entropy(rows.outputs.double(), rows.labels)
     return (total / len(along)).numpy(force=True), float(loss)
 
 
-def _losses(public: Known, validating: Known, v: Tensor) -> Iterator[float]:
+def _losses(public: Known, validating: Known, v: Tensor, rate: float) -> Iterator[float]:
     """Yield the validating rows' mean loss after 0 to ROUNDS steps along the public rows' gradients."""
     (x, outputs), (held, held_outputs) = (
         (rows.states.double().cpu() @ v, rows.outputs.double().cpu()) for rows in (public, validating)
@@ -121,14 +129,7 @@ def _losses(public: Known, validating: Known, v: Tensor) -> Iterator[float]:
     core = torch.zeros(classes, v.shape[1], dtype=torch.float64)
     for _ in range(ROUNDS + 1):
         yield float(cross_entropy(held_outputs + held @ core.T, validating.labels.cpu()))
-        core -= RATE * ((outputs + x @ core.T).softmax(1) - right).T @ x / len(x)
-
-
-def _rotation(size: int) -> Tensor:
-    """Return an orthogonal matrix without large entries: it makes cells alike in size, so that none is lost
-    when they are rounded with one unit."""
-    draws = torch.from_numpy(np.random.default_rng(0).normal(size=(size, size)))
-    return torch.linalg.qr(draws).Q
+        core -= rate * ((outputs + x @ core.T).softmax(1) - right).T @ x / len(x)
 
 
 def _rounded(v: F64, moments: F64) -> tuple[NDArray[np.int8], float]:
@@ -136,7 +137,7 @@ def _rounded(v: F64, moments: F64) -> tuple[NDArray[np.int8], float]:
 
     Features are rounded one by one, and what products with states of these second moments (features,
     features) have lost is made good by those that follow (Frantar et al. 2022, "GPTQ", whose rule it is).
-    Without that errors add up along the mean state, and steps of RATE diverge.
+    Without that errors add up along the mean state, and training diverges.
     """
     unit = 2.0 ** math.ceil(math.log2(max(np.abs(v).max(), 1e-30) / LARGEST_ENTRY))
     order = np.argsort(np.diag(moments), kind="stable")  # the largest are rounded first

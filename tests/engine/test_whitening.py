@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 from sfnode.engine import whitening
 from sfnode.engine.probe import linear_probe
-from sfnode.engine.whitening import RATE, ROUNDS, STRENGTHS, Known, Whitening, head_gradient
+from sfnode.engine.whitening import ROUNDS, STRENGTHS, Known, Whitening, head_gradient, rate_of
 
 CLASSES, FEATURES = 3, 40
 
@@ -40,11 +40,11 @@ def outputs(rows: Known, v: Tensor, core: Tensor) -> Tensor:
     return rows.outputs + rows.states.double() @ v @ core.T
 
 
-def trained(rows: Known, v: Tensor, rounds: int, rate: float = RATE) -> Tensor:
+def trained(rows: Known, v: Tensor, rounds: int) -> Tensor:
     core = torch.zeros(CLASSES, v.shape[1], dtype=torch.float64)
     for _ in range(rounds):
         now = rows._replace(outputs=outputs(rows, v, core))
-        core -= rate * torch.from_numpy(head_gradient(now, torch.eye(CLASSES), v)[0])
+        core -= rate_of(CLASSES) * torch.from_numpy(head_gradient(now, torch.eye(CLASSES), v)[0])
     return core
 
 
@@ -82,8 +82,8 @@ def test_no_direction_of_the_rounded_coordinates_is_too_steep_for_the_rate() -> 
 def _unrounded(rows: Known, strength: float) -> Tensor:
     x, spread = rows.states.double(), rows.states.double().std(0, correction=0)
     sizes, directions = torch.linalg.eigh((x / spread).T @ (x / spread) / len(x))
-    mixed = (directions / (sizes.clamp_min(0) + strength).sqrt()) @ whitening._rotation(FEATURES)
-    return mixed / spread[:, None]
+    found: Tensor = directions.flip(1) / (sizes.flip(0).clamp_min(0) + strength).sqrt() / spread[:, None]
+    return found
 
 
 def test_entries_use_the_range_and_have_no_entry_of_minus_128() -> None:
@@ -94,10 +94,13 @@ def test_entries_use_the_range_and_have_no_entry_of_minus_128() -> None:
 
 
 def test_where_nothing_can_be_learnt_it_expects_next_to_nothing() -> None:
-    by_chance = torch.from_numpy(np.random.default_rng(5).integers(CLASSES, size=500)).split((300, 200))
-    rows = (data(300, 2.5, 0), data(200, 2.5, 1))
-    rows = tuple(one._replace(labels=labels) for one, labels in zip(rows, by_chance, strict=True))
-    assert np.log(CLASSES) - 0.02 < whitening.whitening(*rows, FEATURES).loss <= np.log(CLASSES)
+    draws = np.random.default_rng(5)
+    rows = [
+        one._replace(labels=torch.from_numpy(draws.integers(CLASSES, size=len(one.labels))))
+        for one in (data(300, 2.5, 0), data(200, 2.5, 1))
+    ]
+    found = whitening.whitening(rows[0], rows[1], FEATURES)
+    assert np.log(CLASSES) - 0.02 < found.loss <= np.log(CLASSES)
 
 
 def test_fewer_rows_than_features_and_one_that_never_varies_do_no_harm() -> None:
