@@ -26,7 +26,7 @@ MOST_RATE = 2.0
 above 2 where a gradient is one round late."""
 
 STRENGTHS = (10.0, 3.0, 1.0)
-"""What is tried, where scaled features have a variance of 1. Runs at 30 were longer and learnt no more.
+"""Strengths that are tried, where features have a variance of 1. Runs at 30 were longer and learnt no more.
 What less than 1 gains on validation rows is lost many times over on rows unlike them
 (docs/research-log.md)."""
 
@@ -56,7 +56,7 @@ class Known(NamedTuple):
     labels: Tensor
     """(rows,) int64."""
     outputs: Tensor
-    """What the head says of them before it is trained, (rows, classes)."""
+    """The head's outputs before it is trained, (rows, classes)."""
 
 
 class Whitening(NamedTuple):
@@ -67,7 +67,7 @@ class Whitening(NamedTuple):
     unit: float
     """Value of an entry of 1, a power of two."""
     strength: float
-    """What is added to the second moments."""
+    """The variance that is added in every direction of scaled states."""
     rate: float
     """Rate of the mean gradient of all updates made at the same weights: each of n weighs rate / n."""
     rounds: int
