@@ -370,6 +370,7 @@ class SeedFlood:
     def _compute(self, chosen: Sequence[ClientComputer]) -> None:
         for client in chosen:
             client.allowance = 0  # what it could not make before is over
+            client.scheduler._rests_until = -math.inf  # the run's pace is by the second
             client.compute(self._problem.manifest.training.batch_updates)
 
     def _round(self, number: int) -> int:
@@ -400,7 +401,7 @@ class SeedFlood:
     def _flood(self, away: Sequence[ClientComputer]) -> None:
         """Let time pass until all that are there have everything, and nothing is left to decide."""
         there = [client for client in self.clients if client not in away]
-        quiet = LOSSY_QUIET if self._cell.network.loss else QUIET
+        quiet = 2 * self._delay + (LOSSY_QUIET if self._cell.network.loss else QUIET)
         known, since = self._known(), self.world.now
         while self.world.now - since < quiet and (self.is_organised or not self._equal(there)):
             self._pass(LOOK)

@@ -86,9 +86,7 @@ def test_a_target_is_taught_by_rows_that_all_have_one_label(monkeypatch: pytest.
 def test_a_run_without_them_has_as_many_honest_updates_and_none_of_theirs(tmp_path: Path) -> None:
     counts = {}
     for attack in ("random", "absent"):
-        cell = small(
-            network={"hostile": 0.5, "attack": attack}, options={"organised": 1, "subspace_epochs": 2}
-        )
+        cell = small(network={"hostile": 0.5, "attack": attack}, options={"organised": 1}, refresh=4)
         values = run_cell(cell, tmp_path, log=tmp_path / attack)
         counts[attack] = [
             values[f"{who}_{what}"] for who in ("honest", "hostile") for what in ("updates", "counted")

@@ -32,7 +32,7 @@ DELAYED = small(network={"clients": 5, "hops": 1})
 ROUGH = small(network={"loss": 0.3, "churn": 0.3, "speeds": 2.0})
 CENTRED = small(problem={"objective": "centred"}, batch_size=4)
 GROUPS = small(network={"clients": 5, "hops": 1}, group=3)
-ORGANISED = small(network={"hops": 1}, options={"organised": 1.0, "subspace_epochs": 2.0})
+ORGANISED = small(network={"hops": 1}, refresh=6, options={"organised": 1.0, "subspace_epochs": 2.0})
 SEARCHED = small(refresh=8, options={"organised": 1.0, "search": 1.0, "origins": 0.0})
 GUARDED = small(refresh=2, learning_rate=0.5, steps=12, options={"organised": 1.0, "guard": 1.0})
 
@@ -239,13 +239,15 @@ def test_at_the_end_of_an_organised_run_all_is_sealed_and_all_have_the_model_of_
     with running(ORGANISED, tmp_path) as run:
         advance(run, ORGANISED, 0, 8)
         assert run.complete
+        assert has(run) == [[8] * 4] * 4
         assert run.consensus() == 0
         digest = run.engine.clients[3].core.digest().hex()
+        moving = sum(scalar != 0 for client in run.clients for _, scalar in told(client, client))
         assert len({label for label, _ in told(run.clients[0], run.clients[0])}) > 1
     found = verified(tmp_path)
     assert found.seals
     assert found.seals.sealed == found.seals.checked > 1
-    assert found.seals.updates == found.updates
+    assert found.seals.updates == moving
     assert found.core_digest == digest
 
 
@@ -256,6 +258,7 @@ def test_factors_and_rates_are_found_and_every_client_follows_them() -> None:
         counting = run.clients[0].organised.counting
         assert len(counting.rates()) > 1
         assert run.consensus() == 0
+        assert has(run) == [[8] * 4] * 4
         assert run.example_forwards > 2 * SEARCHED.batch_size * sum(has(run)[0])
 
 
