@@ -27,7 +27,7 @@ from sflab.experiments.problem import LoadedProblem, organiser_key
 from sflab.experiments.shared_engine import Measured, SharedEngine
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.engine import IntegerEngine
-from sflab.simulator.world.hardware import Hardware
+from sflab.simulator.world.hardware import ORDINARY, Hardware
 from sflab.simulator.world.world import World
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -36,7 +36,7 @@ from sfnode.models import bases
 from sfnode.node.training.engine_thread import Order
 from sfnode.node.training.step_scheduler import StepScheduler
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfnode.peers.selection import MAX_LINKS
+from sfnode.peers.selection import TARGET_LINKS
 from sfnode.schema.evaluation import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
@@ -72,7 +72,8 @@ COUNTED = (Segment, Have, Want, Prune, Control, ControlWant)
 time, of which a cell has none."""
 
 INSTANT = Hardware(commit=(1e-5, 2e-5))
-"""Hardware that takes no time beside that of a link: steps and commits are counted, not timed."""
+"""Hardware that takes no time beside that of a link, where hops are counted. Else it is an ordinary one: what
+comes during a commit is taken in together, which is less work."""
 
 LINK_DELAY = 0.5
 """Seconds that a link takes where the hops of a round are counted: much more than what nodes do between two
@@ -102,11 +103,11 @@ LONGEST_WAIT = 86_400.0
 def check(cell: Cell) -> None:
     """Raise UserError BAD_OPTION for a network in which nodes would not be linked as it says."""
     network = cell.network
-    crowded = network.topology == "complete" and network.clients > MAX_LINKS + 1
+    crowded = network.topology == "complete" and network.clients > TARGET_LINKS + 1
     if crowded or network.topology == "changing":
         raise UserError(
             Code.BAD_OPTION,
-            f"SeedFlood's clients are nodes, which keep their links, at most {MAX_LINKS} each",
+            f"SeedFlood's clients are nodes, which keep their links and open no more than {TARGET_LINKS} each",
             "Choose another --topology, or a baseline.",
         )
 
@@ -125,6 +126,11 @@ class ClientComputer(Computer):
         self.world.network.pairs.add(frozenset((self.name, other.name)))
         self.neighbours += 1
         other.neighbours += 1
+
+    @property
+    def display_name(self) -> str:
+        """Nothing: that each shows everybody its name is as much work as some rounds."""
+        return ""
 
     @property
     def number(self) -> int:
@@ -239,7 +245,7 @@ class SeedFlood:
         self.world = ClientWorld(
             cell.seed,
             conditions=conditions.Conditions(Latency(typical=self._delay), loss=cell.network.loss),
-            hardware=INSTANT,
+            hardware=INSTANT if cell.network.hops else ORDINARY,
             manifest=manifest,
             policy=self._policy() if self.is_organised else None,
         )

@@ -166,6 +166,11 @@ class Computer:
     # -- what is asked of it -----------------------------------------------------------------------
 
     @property
+    def display_name(self) -> str:
+        """What its owner calls it, which others are shown."""
+        return self.name
+
+    @property
     def disk(self) -> UpdateLog:
         """The log of the node that runs here."""
         assert self.log
@@ -289,7 +294,7 @@ class Computer:
             samples=0,
             history="checkpoint" if self.prunes else "all",
             queries=1,
-            display_name=self.name,
+            display_name=self.display_name,
             organise=self.organises,
             keys_dir=self.keys,
             alone=self.organises and not self.layout.log.exists(),

@@ -160,7 +160,7 @@ def test_what_is_lost_is_repaired() -> None:
         assert has(run) == [[8] * 4] * 4
 
 
-@pytest.mark.parametrize("network", [{"topology": "changing"}, {"topology": "complete", "clients": 16}])
+@pytest.mark.parametrize("network", [{"topology": "changing"}, {"topology": "complete", "clients": 8}])
 def test_links_that_nodes_would_not_keep_are_refused(network: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="keep their links") as refused:
         check(small(network=network))
