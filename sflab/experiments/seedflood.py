@@ -107,7 +107,7 @@ def check(cell: Cell) -> None:
     if crowded or network.topology == "changing":
         raise UserError(
             Code.BAD_OPTION,
-            f"SeedFlood's clients are nodes, which keep their links and open no more than {TARGET_LINKS} each",
+            f"SeedFlood's clients are nodes, which keep their links and open {TARGET_LINKS} at most",
             "Choose another --topology, or a baseline.",
         )
 
