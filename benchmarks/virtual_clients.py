@@ -30,9 +30,10 @@ REPEATS = 3
 
 def reference(run: SeedFlood) -> float:
     """Seconds of the forwards of every client's next step."""
-    seeds = [int(update_seeds(feed.key, feed.made, 1)[0]) for feed in run.feeds]
-    batches = [shard.mini_batch(seed) for shard, seed in zip(run._shards, seeds, strict=True)]
-    loaded = run.replicas.loaded
+    keys = [client.machine.frontier.state(client.own).key for client in run.clients]
+    made = [(key, engine.made, engine.shard) for key, engine in zip(keys, run.engine.clients, strict=True)]
+    batches = [shard.mini_batch(int(update_seeds(key, first, 1)[0])) for key, first, shard in made]
+    loaded = run._problem.loaded
     start = time.perf_counter()
     both = points(batches).batch
     with torch.inference_mode():
@@ -42,12 +43,11 @@ def reference(run: SeedFlood) -> float:
     return time.perf_counter() - start
 
 
-def step(run: SeedFlood, number: int, *, communicate: bool) -> float:
+def step(run: SeedFlood, number: int) -> float:
     """Seconds of a local step, with tokenising and all, and of the round after it."""
     start = time.perf_counter()
     run.step(number)
-    if communicate:
-        run.communicate(number)
+    run.communicate(number)
     return time.perf_counter() - start
 
 
@@ -63,11 +63,12 @@ def main(arguments: list[str]) -> None:
         "test": str(data / "test.tsv"),
     }
     of = Problem(**(given or usual), rows=8 * clients, validation_rows=0, test_rows=50)  # type: ignore[arg-type]
-    for text, local_steps in (("equal", 1), ("apart", 1000)):
-        cell = Cell(problem=of, network=CellNetwork(clients=clients), local_steps=local_steps, steps=1000)
+    for text, hops in (("equal", 0), ("apart", 1)):
+        cell = Cell(problem=of, network=CellNetwork(clients=clients, hops=hops), local_steps=1, steps=1000)
         run = SeedFlood(cell, problem.load(cell, Place()))
-        reference(run), step(run, 0, communicate=local_steps == 1)
-        pairs = [(reference(run), step(run, n, communicate=local_steps == 1)) for n in range(1, 1 + REPEATS)]
+        reference(run), step(run, 0), step(run, 1)
+        pairs = [(reference(run), step(run, n)) for n in range(2, 2 + REPEATS)]
+        run.close()
         forwards, steps = (median(column) for column in zip(*pairs, strict=True))
         print(
             f"{clients} clients, {text}: step {steps:.2f} s, its forwards {forwards:.2f} s, "

@@ -104,8 +104,12 @@ class Method(Protocol):
     """Interface of a method in the midst of its run."""
 
     traffic: EdgeTraffic
-    example_forwards: int
-    """Example-forwards so far: a forward of one example counts 1 and its backward 2, evaluations nothing."""
+
+    @property
+    def example_forwards(self) -> int:
+        """Example-forwards so far: a forward of one example counts 1 and its backward 2, evaluations
+        nothing."""
+        ...
 
     def step(self, number: int) -> float:
         """Take local step `number`, counted from 0, of every client; return their mini-batches' mean loss.
@@ -135,6 +139,10 @@ class Method(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state."""
+        ...
+
+    def close(self) -> None:
+        """End what it has begun."""
         ...
 
 
@@ -237,6 +245,9 @@ class Clients:
         self.example_forwards = state["example_forwards"]
         for name, tensor in self.tensors().items():
             tensor.copy_(state[name])
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to end."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return by name the tensors that steps change, all of them together the method's state."""

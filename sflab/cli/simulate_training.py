@@ -35,10 +35,10 @@ PROBLEM = {
     "bases": "File with SeedFlood's published bases, DIGEST.bases; empty: they are random.",
 }
 NETWORK = {
-    "topology": "Who is whose neighbour; `changing`: others in every round.",
+    "topology": "Who is whose neighbour; `changing`: others in every round (baselines).",
     "clients": "Virtual clients.",
     "hops": "Links that an update travels in a round; 0: as many as it takes to reach all.",
-    "loss": "Share of transmissions that are lost; they are repeated in the next round.",
+    "loss": "Share of frames that are lost; nodes repair that. Baselines lose nothing.",
     "churn": "Share of clients that are away in a round.",
     "speeds": "How many times as many steps as the slowest client the fastest one makes.",
     "hostile": "Share of SeedFlood's clients, the last ones, that are admitted and harm.",
@@ -136,13 +136,6 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
     metavar="FOLDER",
     help="Leave the data folder of client 0's node in this empty folder, as `sfnode verify` reads it.",
 )
-@option(
-    "--replay",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="FOLDER",
-    help="Train nothing: flood the updates of a real run's data folder among the clients, and print the "
-    "digests that they come to.",
-)
 @setting(
     "--log-to",
     metavar="KIND:PLACE",
@@ -156,7 +149,6 @@ def training(
     options: dict[str, float],
     results: Path,
     write_log: Path | None,
-    replay: Path | None,
     log_to: tuple[str, ...],
     device: str,
     threads: int,
@@ -166,19 +158,12 @@ def training(
     """Train virtual clients of one model and measure what comes of it, beside the untrained model.
 
     The same fields give the same numbers, and the same name of the results: a run that was ended goes on with
-    the same command. SeedFlood's clients are those of a node: its engine, seeds, feeds and signed segments,
-    and a flood in rounds.
+    the same command. SeedFlood's clients are nodes in virtual time that share one engine.
     """
     from sflab.experiments.runner import Place, run_cell
     from sfnode.loggers.open import opened
 
     cell = cell_of(fields, options)
-    if replay:
-        if write_log:
-            raise UserError(
-                Code.BAD_OPTION, "--replay reads a log and --write-log writes one", "Give one of them."
-            )
-        return _replay(replay, cell, as_json)
     what = f"{cell.method}, {cell.network.clients} clients"
     with closing(opened(log_to)) as logger, waiting(what) as advance:
         values = run_cell(cell, results, Place(device, threads or 1), [logger], advance, log=write_log)
@@ -216,21 +201,6 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
             f"{flag}: {first['msg']}",
             "`sfnode lab simulate training --help` lists the options.",
         ) from error
-
-
-def _replay(folder: Path, cell: Cell, as_json: bool) -> int:
-    from sflab.experiments.replay import replay
-    from sfnode.cli.data_folder import opened_run
-
-    with opened_run(folder), waiting("flooding the log"):
-        found = replay(folder, cell.network, cell.seed)
-    if as_json:
-        echo(json.dumps(found._asdict(), indent=2))
-        return DONE
-    echo(f"{found.updates} updates reached {found.clients} clients in {found.rounds} rounds")
-    which = f"named digest {found.named_digest}" if found.named_digest else f"digest       {found.digest}"
-    echo(f"{which}\ncore digest  {found.core_digest}\nbytes/edge   {found.bytes_per_edge:,.0f}")
-    return DONE
 
 
 def _lines(values: Mapping[str, float]) -> list[str]:

@@ -58,7 +58,7 @@ class CellNetwork(Section):
     hops: int = Field(default=0, ge=0)
     """Links that an update travels in one round of communication; 0: as many as it takes to reach all."""
     loss: float = Field(default=0.0, ge=0, lt=1)
-    """Share of transmissions over a link that are lost (what is lost is sent again in the next round)."""
+    """Share of frames that are lost on a link between SeedFlood's nodes, which repair it."""
     churn: float = Field(default=0.0, ge=0, lt=1)
     """Share of clients that are away in a round: they neither train nor communicate."""
     speeds: float = Field(default=1.0, ge=1)

@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from sflab.experiments.cell import Cell, Place, Problem
+from sflab.simulator.world.keys import origin_of, signing_key
+from sflab.simulator.world.runs import ORGANISER
 from sfnode.engine import forward
 from sfnode.engine.devices import usable_device
 from sfnode.engine.loading import load_model
@@ -156,29 +158,14 @@ def manifest_of(cell: Cell) -> Manifest:
     if cell.options.get("organised"):
         epochs = int(cell.options.get("subspace_epochs", 1))
         given["epoch_updates"] = max(1, given["epoch_updates"] // epochs)
-        given |= {"organiser": public(organiser_key(cell)).hex(), "subspace_epochs": epochs}
+        given |= {"organiser": origin_of(organiser_key(cell)).hex(), "subspace_epochs": epochs}
         given["quota"] = min(manifest_builder.QUOTA_EPOCHS * given["epoch_updates"], 1 << 20)
     return manifest_builder.build(given)
 
 
-def client_key(cell: Cell, client: int) -> Ed25519PrivateKey:
-    """Return the key with which a virtual client signs: worthless, as anybody can derive it."""
-    return _key(cell, b"client", client)
-
-
 def organiser_key(cell: Cell) -> Ed25519PrivateKey:
     """Return the key of the organiser of a simulated run."""
-    return _key(cell, b"organiser", 0)
-
-
-def public(key: Ed25519PrivateKey) -> bytes:
-    """Return the public half of a key, 32 bytes."""
-    return key.public_key().public_bytes_raw()
-
-
-def _key(cell: Cell, purpose: bytes, number: int) -> Ed25519PrivateKey:
-    first = derive_key(b"sfnode simulated key", purpose, _u64(cell.seed), _u64(number))
-    return Ed25519PrivateKey.from_private_bytes(stream(first, 0, 4).astype(">u8").tobytes())
+    return signing_key(cell.seed, ORGANISER)
 
 
 def _u64(number: int) -> bytes:

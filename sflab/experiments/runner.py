@@ -21,9 +21,9 @@ from pydantic import TypeAdapter, ValidationError
 from sflab.baselines import registry
 from sflab.baselines.clients import Method, Setup
 from sflab.baselines.model_problem import ModelProblem
-from sflab.experiments import problem, results
+from sflab.experiments import problem, results, seedflood
 from sflab.experiments.cell import Cell, Place
-from sflab.experiments.flooding import Conditions
+from sflab.experiments.conditions import Conditions
 from sflab.experiments.problem import LoadedProblem
 from sflab.experiments.seedflood import OPTIONS, SeedFlood
 from sfnode import __version__
@@ -90,6 +90,8 @@ def check(cell: Cell) -> None:
         raise UserError(
             Code.BAD_OPTION, f"{cell.method} has no groups", "Leave out --group, or take seedflood."
         )
+    if cell.method == SEEDFLOOD:
+        seedflood.check(cell)
     has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
     for option in sorted(cell.options.keys() - has):
         known = ", ".join(sorted(has)) or "none"
@@ -284,6 +286,7 @@ class _Run:
         """Close files and loggers."""
         if self._file is not None:
             self._file.close()
+        self._method.close()
         for logger in self._loggers:
             logger.close()
 

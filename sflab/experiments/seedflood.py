@@ -1,46 +1,54 @@
-"""SeedFlood (arXiv 2602.18181) with virtual clients: the daemon's engine, feeds, epochs; a flood in rounds.
+"""SeedFlood (arXiv 2602.18181) with virtual clients: shipped nodes in virtual time that share one engine.
 
-A client measures updates on its shard, applies its own at once and those of others when they have reached it.
-State is the updates, and who has which of them: everything else follows, so that a restart replays them.
+A client is a node of the simulator (`sflab.simulator.world`): driver, peering, SQLite, and at client 0 the
+organiser if the run has one. A local step lets each make an update; those of a round are signed and flood
+together. Time passes in rounds alone, so many links an update travels in each. State is what was measured:
+everything else follows from it and from the cell, so that a restart lives through it once more.
 """
 
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sflab.baselines.clients import EdgeTraffic
 from sflab.experiments import attacks
 from sflab.experiments.cell import Cell
-from sflab.experiments.feeds import ClientFeed
-from sflab.experiments.flooding import Conditions, Flood
-from sflab.experiments.keeper import Keeper, Named
-from sflab.experiments.problem import LoadedProblem, client_key, organiser_key
-from sflab.experiments.replicas import Moves, Query, Replicas
-from sfnode.engine import making_bases
-from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import quantise
-from sfnode.engine.line import difference
-from sfnode.engine.losses import batches_of, line_batches, line_rows
+from sflab.experiments.conditions import Conditions
+from sflab.experiments.problem import LoadedProblem, organiser_key
+from sflab.experiments.shared_engine import Measured, SharedEngine
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.engine import IntegerEngine
+from sflab.simulator.world.hardware import ORDINARY, Hardware
+from sflab.simulator.world.world import World
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.manifest.sections import Data
 from sfnode.models import bases
-from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
-from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfnode.organising.policy import is_wary
-from sfnode.schema.evaluation import Evaluation, StepShare
+from sfnode.node.training.engine_thread import Order
+from sfnode.node.training.step_scheduler import StepScheduler
+from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfnode.peers.selection import TARGET_LINKS
+from sfnode.schema.evaluation import Evaluation
+from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
+from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks.mini_batches import Shard
-from sfnode.tasks.prompts import Row
-from sfprotocol.counting import multiplier
-from sfprotocol.decisions import FACTOR_ONE
-from sfprotocol.messages import Feed
-from sfprotocol.seeds import I64, update_seeds
+from sfnode.transport import conditions
+from sfnode.transport.conditions import Latency
+from sfprotocol.counting import NEVER
+from sfprotocol.decisions import Admit, Budget
+from sfprotocol.host import Effect, Send
+from sfprotocol.messages import Control, ControlWant, Feed, Have, Prune, Segment, Want
+from sfprotocol.weighing import NOTHING, differences
 
 OPTIONS = frozenset(
     {
@@ -59,341 +67,396 @@ OPTIONS = frozenset(
 )
 """Names of its options (`Cell.options`); docs/experiments.md explains them."""
 
+COUNTED = (Segment, Have, Want, Prune, Control, ControlWant)
+"""Messages that bring updates and decisions, announce them or ask for them. Those of anti-entropy go with
+time, of which a cell has none."""
 
-class Pending(NamedTuple):
-    """n updates that some clients may lack, with all of their columns (n,)."""
+INSTANT = Hardware(commit=(1e-5, 2e-5))
+"""Hardware that takes no time beside that of a link, where hops are counted. Else it is an ordinary one: what
+comes during a commit is taken in together, which is less work."""
 
-    origins: I64
-    """Number of the client that has made each; that of the decisions for what a seal has changed."""
-    steps: I64
-    """Their steps, or the numbers of the decisions."""
-    batch: UpdateBatch
-    moves: Moves
+LINK_DELAY = 0.5
+"""Seconds that a link takes where the hops of a round are counted: much more than what nodes do between two
+links, and not so much that what a quiet node does every second takes longer than the forwards."""
 
-    def take(self, chosen: NDArray[np.bool_]) -> Pending:
-        """Return the chosen ones."""
-        epochs, seeds, scalars = self.batch
-        batch = UpdateBatch(epochs[chosen], seeds[chosen], scalars[chosen])
-        return Pending(self.origins[chosen], self.steps[chosen], batch, self.moves.take(chosen))
+QUICK_LINK = 0.01
+"""The same where updates reach all in any case."""
 
-    def within(self, first: I64, stop: I64) -> NDArray[np.bool_]:
-        """Return which are from the steps `first .. stop - 1` of their origins, (origins,) each."""
-        found: NDArray[np.bool_] = (self.steps >= first[self.origins]) & (self.steps < stop[self.origins])
-        return found
+STEP, LOOK = 0.001, 0.05
+"""Seconds between two looks whether a step is done, and whether all have everything."""
+
+QUIET, LOSSY_QUIET = 3.0, 60.0
+"""Seconds in which nothing new has come anywhere, and no decision was made, so that nothing will: the first,
+as anti-entropy has had its turn on the links of a client, and an organiser has looked twice; the second where
+frames are lost, too, and nodes tell each other everything again after half a minute."""
+
+PATIENCE = 600.0
+"""Seconds for what has to happen once: that nodes meet, are admitted, and see the last seal."""
+
+LONGEST_EPOCH = 604_800.0
+"""Seconds: epochs end by count."""
+
+LONGEST_WAIT = 86_400.0
+"""Seconds: results come at once."""
+
+
+def check(cell: Cell) -> None:
+    """Raise UserError BAD_OPTION for a network in which nodes would not be linked as it says."""
+    network = cell.network
+    crowded = network.topology == "complete" and network.clients > TARGET_LINKS + 1
+    if crowded or network.topology == "changing":
+        raise UserError(
+            Code.BAD_OPTION,
+            f"SeedFlood's clients are nodes, which keep their links and open {TARGET_LINKS} at most",
+            "Choose another --topology, or a baseline.",
+        )
+
+
+class ClientComputer(Computer):
+    """The computer of one client."""
+
+    world: ClientWorld
+    neighbours = 0
+    """Number of nodes that it is linked with."""
+
+    def meet(self, other: ClientComputer) -> None:
+        """Link it with another; one of two dials, or one link would take the place of the other later."""
+        self.contacts.append(f"{other.address}/p2p/{other.name}")
+        assert self.world.network.pairs is not None
+        self.world.network.pairs.add(frozenset((self.name, other.name)))
+        self.neighbours += 1
+        other.neighbours += 1
+
+    @property
+    def display_name(self) -> str:
+        """Nothing: that each shows everybody its name is as much work as some rounds."""
+        return ""
+
+    @property
+    def number(self) -> int:
+        """Number of the client."""
+        return int(self.name)
+
+    @property
+    def own(self) -> Feed:
+        """Feed of its node."""
+        assert self.machine.own
+        return self.machine.own
+
+    @property
+    def scheduler(self) -> StepScheduler:
+        """What orders its steps, once its model is there."""
+        assert self.running.model.scheduler
+        return self.running.model.scheduler
+
+    @property
+    def ready(self) -> bool:
+        """Whether it trains, and knows what all neighbours have that it is to have."""
+        synced = [link.synced for link in self.machine.links.values()] if self.up else []
+        meets = len(synced) == self.neighbours and all(synced)
+        return self.up and meets and self.quiet and self.scheduler.ready
+
+    def start(self) -> None:
+        """Switch it on as a newcomer with a key of its own, which may make updates at once (SPEC O20)."""
+        self.layout.identity.unlink()
+        super().start()
+
+    def publish(self, least: int) -> None:
+        """Sign what was made, if that is so many updates."""
+        joining = self.scheduler._joining
+        if joining and joining.count >= max(1, least):
+            self._context.run(StepScheduler.flush, self.scheduler)
+
+    def stall(self, stalled: bool) -> None:
+        """Let no frame enter its links, or let them go on."""
+        for link in self.links:
+            link.out.stall(stalled)
+            link.into.stall(stalled)
+
+    def make_engine(self, manifest: Manifest) -> IntegerEngine:
+        return cast(IntegerEngine, self.world.engine.clients[self.number])
+
+    def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
+        lacks = self.scheduler.hindered
+        engine = super()._load(settings, manifest)
+        spent, order = self.scheduler.hindered, self.scheduler._order
+
+        def expected(asked: Order) -> None:
+            self.world.engine.expect(self.number, asked.seeds, asked.epoch)
+            order(asked)
+
+        self.scheduler.hindered = lambda: lacks() or spent()
+        self.scheduler._order = expected
+        self.scheduler.flush = lambda: None  # type: ignore[method-assign]  # until `publish`
+        return engine
+
+    def _watch(self, effect: Effect) -> None:
+        """Count what it sends."""
+        if isinstance(effect, Send) and isinstance(effect.message, COUNTED):
+            pump = self.running.driver.pumps.get(effect.link)
+            if pump:
+                self.world.sent.add((self.number, int(pump.link.peer)), len(effect.frame))
+
+
+class ClientWorld(World):
+    """All clients of a cell."""
+
+    computer = ClientComputer
+    engine: SharedEngine
+
+    def __init__(self, *settings: Any, **more: Any) -> None:
+        super().__init__(*settings, **more)
+        self.sent = EdgeTraffic()
+        self.error: BaseException | None = None
+
+    def failed(self, error: BaseException, who: str) -> None:
+        self.error = self.error or error
+        self._end()
+
+    def run_until(self, end: float) -> None:
+        super().run_until(end)
+        if self.error:
+            raise self.error
+
+    def carried(self, *_: Any) -> None:
+        pass
+
+    def became_durable(self, *_: Any) -> None:
+        pass
+
+    def decided(self, *_: Any) -> None:
+        pass
 
 
 class SeedFlood:
-    """The method in the midst of its run."""
+    """The method in the midst of its run; to be closed."""
 
     def __init__(self, cell: Cell, problem: LoadedProblem, log: Path | None = None) -> None:
-        """`log`: the empty folder that the node at client 0 is to have its log in. An organised run has one
-        in any case, in a temporary folder unless it is named."""
-        self.traffic = EdgeTraffic()
-        self.example_forwards = 0
-        """Forwards of one example so far."""
-        self.run = problem.manifest.parameters()
-        each = int(cell.options.get("segment_updates", 0))
-        keys = (client_key(cell, client) for client in range(cell.network.clients))
-        self.feeds = [ClientFeed(self.run, key, each) for key in keys]
-        self.searched: list[SearchResult] = []
-        """Results of the line searches since the start."""
-        self.shares: list[tuple[int, Mapping[Feed, StepShare]]] = []
-        """Epochs since the start, and what feeds have brought in them, where that was measured."""
-        self._has_base = False
-        """Whether the organiser knows the base model's result."""
-        self._kept_bases: Path | None = None
-        """The folder with the bases of a run whose log is kept, those that were made as it went on too."""
-        self._cell = cell
-        self._problem = problem
-        tokenizer, size = problem.loaded.tokenizer, problem.manifest.training.batch_size
+        """`log`: the empty folder in which the node at client 0 is to leave its data in the end."""
+        self._cell, self._problem, self._log = cell, problem, log
+        self._done = 0
         self._hostile = attacks.hostile_clients(cell)
-        dealt = list(problem.shards)
-        for client in self._hostile:
-            dealt[client] = attacks.shard_of(cell.network.attack, problem.task, dealt[client])
-        self._shards = [Shard(problem.task, tokenizer, rows, size, lambda: problem.public) for rows in dealt]
         self._conditions = Conditions(cell.network, cell.seed)
-        self._keeper = self._keeper_in(log, problem)
-        folder = self._kept_bases or problem.bases
-        self.replicas = Replicas(problem.manifest, problem.loaded, cell.network.clients, folder)
-        origins = len(self.feeds) + self.run_is_organised
-        self.flood = Flood(self._conditions, origins, self._size, self.traffic)
-        if self.run_is_organised and self._keeper:
-            self.flood.known[:, -1] = self._keeper.decided  # all have joined once they were admitted
-        self._pending = self._updates([])
-        self._ungiven = self._pending
-        """Own updates that are not in their clients' models yet."""
-        self._kept_own = 0
-        """Steps of client 0's own feed that its node has."""
+        manifest = node_manifest(problem.manifest)
+        if log:
+            _take(log, manifest)
+        delay = QUIET if self.is_organised else LINK_DELAY  # an organiser decides before the next round
+        self._delay = delay if cell.network.hops else QUICK_LINK
+        self.world = ClientWorld(
+            cell.seed,
+            conditions=conditions.Conditions(Latency(typical=self._delay), loss=cell.network.loss),
+            hardware=INSTANT if cell.network.hops else ORDINARY,
+            manifest=manifest,
+            policy=self._policy() if self.is_organised else None,
+        )
+        self.traffic = self.world.sent
+        """Bytes of what nodes have sent each other (`COUNTED`)."""
+        try:
+            with disk_faults(self.world.folder):
+                self._join(manifest)
+        except BaseException:
+            self.world.close()
+            raise
 
     @property
-    def run_is_organised(self) -> bool:
-        """Whether decisions travel, as those of one more origin."""
-        return self.run.organised is not None
+    def clients(self) -> list[ClientComputer]:
+        """The clients' computers."""
+        return cast(list[ClientComputer], list(self.world.nodes.values()))
 
-    def _keeper_in(self, log: Path | None, problem: LoadedProblem) -> Keeper | None:
-        if log is None and not self.run_is_organised:
-            return None
-        if log is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="sfnode-", ignore_cleanup_errors=True)
-            log = Path(self._temporary.name)
-        keys = organiser_key(self._cell)
-        validates, options = "validation" in problem.held_out, self._cell.options
+    @property
+    def example_forwards(self) -> int:
+        """Forwards of one example so far."""
+        return self.engine.example_forwards
+
+    @property
+    def engine(self) -> SharedEngine:
+        """The engine of all clients."""
+        return self.world.engine
+
+    @property
+    def is_organised(self) -> bool:
+        """Whether client 0 organises the run."""
+        return bool(self._cell.options.get("organised"))
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody makes updates any more."""
+        return self.is_organised and self.clients[0].organised.counting.complete
+
+    # -- the beginning -----------------------------------------------------------------------------
+
+    def _policy(self) -> OrganiserPolicy:
+        manifest, options = self._problem.manifest, self._cell.options
+        validates = "validation" in self._problem.held_out
         search, guard = (bool(options.get(name)) and validates for name in ("search", "guard"))
-        feeds = [feed.feed for feed in self.feeds]
-        keeper = Keeper(
-            problem.manifest,
-            log,
-            feeds,
-            keys,
-            self._measure if search or guard else None,
-            self._make if problem.bases else None,
-            int(self._cell.options.get("renew", 0)),
-            origins=bool(self._cell.options.get("origins", 1)),
-            search=search,
+        return OrganiserPolicy(
+            target_updates=manifest.training.epoch_updates,
+            longest_epoch=LONGEST_EPOCH,
+            seal_wait=LONGEST_WAIT if search or guard else 0.0,
+            search_rows=manifest.data.validation_limit if search else 0,
+            origins=bool(options.get("origins", 1)),
             guard=guard,
+            renew_updates=int(options.get("renew", 0)) if self._problem.bases else 0,
+            update_forwards=manifest.update_forwards,
+            admission=Admission.LINKS,
+            work_bits=0,
+            quota=manifest.organised.quota,
+            amend_after=None,
+            checkpoint_epochs=None,
         )
-        if problem.bases:
-            self._kept_bases = Layout(log).bases
-            targets, rank = problem.manifest.model.parsed_targets(), problem.manifest.training.rank
-            bases.keep(Path(self._cell.problem.bases), self._kept_bases, targets, rank)
-        return keeper
+
+    def _join(self, manifest: Manifest) -> None:
+        """Start all nodes, linked as the network says, and have them admitted."""
+        world, problem = self.world, self._problem
+        for number in range(self._cell.network.clients):
+            layout = world.add(str(number)).layout
+            if problem.bases:
+                targets, rank = manifest.model.parsed_targets(), manifest.training.rank
+                layout.bases.mkdir()
+                bases.keep(Path(self._cell.problem.bases), layout.bases, targets, rank)
+        first = self.clients[0]
+        world.engine = SharedEngine(problem, first.layout.bases if problem.bases else None)
+        dealt, size = list(problem.shards), manifest.training.batch_size
+        for number in self._hostile:
+            dealt[number] = attacks.shard_of(self._cell.network.attack, problem.task, dealt[number])
+        for number, rows in enumerate(dealt):
+            shard = Shard(problem.task, problem.loaded.tokenizer, rows, size, lambda: problem.public)
+            world.engine.add(shard, partial(self._disclosed, number))
+        for one, other in self._conditions.links(0):
+            self.clients[one].meet(self.clients[other])
+        if self.is_organised:
+            first.give_key(organiser_key(self._cell))
+        for client in self.clients:
+            world.do(client.start)
+        self._wait(lambda: all(client.up for client in self.clients))
+        for client in self.clients if self.is_organised else ():
+            world.do(first.decide, Admit(client.own.origin, manifest.organised.quota, 0))
+        self._wait(lambda: all(client.ready for client in self.clients) and self._admitted())
+        self._wait(self._equal)
+        self.traffic.sent.clear()
+
+    def _admitted(self) -> bool:
+        return not self.is_organised or len(self.clients[0].organised.counting.members) == len(self.clients)
+
+    def _disclosed(self, client: int, sent: Sequence[int], seed: int, measured: int) -> int:
+        if client not in self._hostile:
+            return measured
+        limit = self._problem.manifest.training.scalar_limit
+        return attacks.scalar_of(self._cell, limit, sent, seed, measured)
+
+    def _wait(self, until: Callable[[], bool], look: float = LOOK) -> None:
+        """Let time pass until something is so, which it is in the end."""
+        end = self.world.now + PATIENCE
+        while not until():
+            if self.world.now > end:
+                raise RuntimeError("clients wait for what does not come")
+            self._pass(look)
+
+    def _pass(self, seconds: float) -> None:
+        self.world.run_until(self.world.now + seconds)
 
     # -- training ----------------------------------------------------------------------------------
 
     def step(self, number: int) -> float:
-        """Take local step `number` of every client that is there: one mini-batch, or more of a fast
-        one's."""
-        if self._keeper and self._keeper.complete:
+        """Take local step `number` of every client that is there: one mini-batch, or more of a fast one's."""
+        self._done = number + 1
+        if self.complete:
             return math.nan
-        present = self._conditions.present(number // self._cell.local_steps)
-        steps = self._conditions.steps_by(number) * present
+        steps = self._conditions.steps_by(number) * self._conditions.present(self._round(number))
         if self._cell.network.attack == "absent":
             steps[self._hostile.start :] = 0
-        losses = [
-            loss for turn in range(steps.max()) for loss in self._step(np.flatnonzero(steps > turn).tolist())
-        ]
-        measured = [loss for loss in losses if math.isfinite(loss)]
-        return sum(measured) / len(measured) if measured else math.nan
+        self.engine.losses.clear()
+        for turn in range(steps.max()):
+            chosen = [self.clients[client] for client in np.flatnonzero(steps > turn)]
+            self.world.do(self._compute, chosen)
+            self._wait(lambda: not any(one.scheduler._at_work for one in self.clients), STEP)
+        losses = self.engine.losses
+        return sum(losses) / len(losses) if losses else math.nan
 
-    def _step(self, clients: Sequence[int]) -> list[float]:
-        """Make an update, or a group, of each of these clients, and give it to its client; return their
-        losses."""
-        self._give()
-        numbers, has = self._problem.manifest.training, self.has()
-        queries, which = [], []
-        for client in clients:
-            feed, label = self.feeds[client], self._label(client, int(has[client].sum()))
-            seeds, subspace = feed.seeds(numbers.batch_updates), self.run.subspace_of(label)
-            batch = self._shards[client].mini_batch(seeds[0])
-            queries += [Query(client, seed, subspace, batch) for seed in seeds]
-            which += [(client, feed.made + number) for number in range(len(seeds))]
-            feed.labels += [label] * len(seeds)
-        estimates = self.replicas.measure(queries, numbers.epsilon)
-        self.example_forwards += numbers.points * sum(query.batch.examples for query in queries)
-        for query, estimate in zip(queries, estimates, strict=True):
-            feed, limit = self.feeds[query.client], numbers.scalar_limit
-            scalar = quantise(estimate.alpha, numbers.scalar_delta, limit)
-            if query.client in self._hostile:
-                scalar = attacks.scalar_of(self._cell, limit, feed.scalars, query.seed, scalar)
-            feed.scalars.append(scalar)
-        made = self._updates(which, live=True)
-        self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)
-        return [estimate.loss for estimate in estimates]
+    def _compute(self, chosen: Sequence[ClientComputer]) -> None:
+        for client in chosen:
+            client.allowance = 0  # what it could not make before is over
+            client.scheduler._rests_until = -math.inf  # the run's pace is by the second
+            client.compute(self._problem.manifest.training.batch_updates)
 
-    def _label(self, client: int, known: int) -> int:
-        """Return the epoch of a client's next update (SPEC U5, O6)."""
-        if self.run_is_organised and self._keeper:
-            return self._keeper.open_epoch(int(self.flood.known[client, -1]))
-        return max([self.run.epoch_of(known), *self.feeds[client].labels[-1:]])
-
-    def _weight(self, label: int, factor: int = FACTOR_ONE) -> int:
-        return multiplier(self._keeper.rate(label), factor) if self.run_is_organised and self._keeper else 1
-
-    def _updates(self, which: Sequence[tuple[int, int]], *, live: bool = False) -> Pending:
-        """Return these updates, by client and step, as columns: with factor 1, or that of new ones if
-        `live`."""
-        feeds = self.feeds
-        keeper = self._keeper if live and self.run_is_organised else None
-        factors = {client: keeper.factor(feeds[client].feed) if keeper else FACTOR_ONE for client, _ in which}
-        seeds = [int(update_seeds(feeds[client].key, step, 1)[0]) for client, step in which]
-        batch = UpdateBatch(
-            np.array([self.run.subspace_of(feeds[client].labels[step]) for client, step in which], np.int64),
-            np.array(seeds, np.uint64),
-            np.array(
-                [
-                    feeds[client].scalars[step] * self._weight(feeds[client].labels[step], factors[client])
-                    for client, step in which
-                ],
-                np.int64,
-            ),
-        )
-        clients, steps = np.array(which, np.int64).reshape(-1, 2).T
-        return Pending(clients, steps, batch, self.replicas.moves(batch))
-
-    def _corrections(self) -> Pending:
-        """Return what decisions have changed of updates since the last call, as columns."""
-        made = {feed.feed: feed.made for feed in self.feeds}
-        found = self._keeper.corrections(made) if self._keeper and self.run_is_organised else []
-        client_of = {feed.feed: client for client, feed in enumerate(self.feeds)}
-        which, numbers, scalars = [], [], []
-        for decision, feed, begin, stop, before, factor in found:
-            client = client_of[feed]
-            for step, label in enumerate(self.feeds[client].labels[begin:stop], begin):
-                which.append((client, step))
-                numbers.append(decision)
-                change = self._weight(label, factor) - self._weight(label, before)
-                scalars.append(self.feeds[client].scalars[step] * change)
-        updates = self._updates(which)
-        batch = updates.batch._replace(scalars=np.array(scalars, np.int64))
-        origins = np.full(len(which), len(self.feeds))
-        return Pending(origins, np.array(numbers, np.int64), batch, self.replicas.moves(batch))
-
-    def _give(self) -> None:
-        if len(self._ungiven.steps):
-            self.replicas.give(self._ungiven.origins, self._ungiven.moves)
-            self._ungiven = self._updates([])
+    def _round(self, number: int) -> int:
+        return number // self._cell.local_steps
 
     # -- communication -----------------------------------------------------------------------------
 
-    def _size(self, origin: int, first: int, stop: int) -> int:
-        if origin == len(self.feeds) and self._keeper:
-            return self._keeper.control_size(first, stop)
-        return self.feeds[origin].size(first, stop)
-
-    def has(self) -> I64:
-        """Return how many updates of each feed each client has, (clients, clients)."""
-        found = self.flood.known[:, : len(self.feeds)].copy()
-        np.fill_diagonal(found, [feed.made for feed in self.feeds])
-        return found
-
-    def _known(self) -> I64:
-        """Return how many updates, and in the last column how many decisions, each client has."""
-        decided = self.flood.known[:, len(self.feeds) :]
-        return np.concatenate([self.has(), decided], 1)
-
     def communicate(self, number: int) -> None:
-        """Publish and flood."""
-        round_number, last = number // self._cell.local_steps, number == self._cell.steps - 1
-        present = self._conditions.present(round_number)
-        before = self._known()
-        for client, feed in enumerate(self.feeds):
-            if present[client]:
-                feed.publish(everything=last)
-            self.flood.known[client, client] = feed.published
-        received = self.flood.known[0].copy()
-        received[0] = self._kept_own
-        ends = last and self.run_is_organised  # with what its last seals say, which all are told
-        self.flood.round(round_number, everywhere=ends)
-        self._keep(received, last=last)
-        if ends:
-            self.flood.round(round_number, everywhere=True)
-        self._deliver(before, self._known())
-
-    def _keep(self, before: I64, *, last: bool) -> None:
-        """Let the node at client 0 take what has come, and decide."""
-        if self._keeper is None:
-            return
-        after = self.flood.known[0]
-        told = zip(self.feeds, before.tolist(), after.tolist(), strict=False)
-        segments = [one for feed, first, stop in told for one in feed.between(first, stop)]
-        self._kept_own = int(after[0])
-        if last:
-            self._keeper.finish(segments, {feed.feed: feed.made for feed in self.feeds})
+        """Have everybody sign, and let updates and decisions travel."""
+        last = number == self._cell.steps - 1
+        present = [*np.flatnonzero(self._conditions.present(self._round(number)))]
+        away = [client for client in self.clients if client.number not in present]
+        for client in away if not last else ():
+            self.world.do(client.stall, True)
+        least = 0 if last else int(self._cell.options.get("segment_updates", 0))
+        for client in self.clients if last else [self.clients[number] for number in present]:
+            self.world.do(client.publish, least)
+        if self._cell.network.hops and not (last and self.is_organised):
+            self._pass(self._cell.network.hops * self._delay + STEP)  # a node takes a little, too
         else:
-            self._keeper.take(segments)
-        if self.run_is_organised:
-            self.flood.known[0, -1] = self._keeper.decided
-            self.replicas.use_bases(self._keeper.bases)
-            self._pending = _joined(self._pending, self._corrections())
+            self._flood(away)
+        self._wait(lambda: all(client.quiet for client in self.clients), STEP)
+        for client in away:
+            self.world.do(client.stall, False)
+        if last and self.is_organised:
+            self._finish()
 
-    def _measure(
-        self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64], named: Named
-    ) -> EvaluationEnded:
-        """Do what the organiser wants to know of an epoch, on the validation rows."""
-        rows = line_rows(self._problem.task, self._problem.held_out["validation"])
-        base = calibrated = found = result = None
-        forwards = 0
-        if asked.scored and not self._has_base:
-            with self.replicas.holding({}):
-                base = self._problem.evaluate_alone("validation", calibrated=False)
-                forwards = base.count
-                if self._problem.task.labelled:
-                    calibrated = self._problem.evaluate_alone("validation", calibrated=True)
-                    forwards += calibrated.count
-            self._has_base = True
-        with self.replicas.holding(before):
-            line = self.replicas.line(difference(after, before))
-            search = LineSearch(asked.rows, wary=is_wary(self._problem.manifest), scale=asked.scale)
-            while wanted := search.wanted:
-                tokenizer = self._problem.loaded.tokenizer
-                batches = line_batches(self._problem.manifest, tokenizer, rows[wanted.start : wanted.stop])
-                search.take(line.losses(batches, search.amounts))
-                forwards += len(wanted) * len(search.amounts)
-            if asked.rows:
-                found = search.found
-                self.searched.append(found)
-            if asked.scored:
-                with line.at(search.found.factor) as perturb:
-                    result = self._problem.evaluate("validation", perturb)
-                forwards += result.count
-            shares, taken = self._shares(asked, difference(after, before), named, rows)
-            forwards += taken
-        self.example_forwards += forwards
-        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, shares)
+    def _flood(self, away: Sequence[ClientComputer]) -> None:
+        """Let time pass until all that are there have everything, and nothing is left to decide."""
+        there = [client for client in self.clients if client not in away]
+        quiet = 2 * self._delay + (LOSSY_QUIET if self._cell.network.loss else QUIET)
+        known, since = self._known(), self.world.now
+        while self.world.now - since < quiet and (self.is_organised or not self._equal(there)):
+            self._pass(LOOK)
+            if (now := self._known()) != known:
+                known, since = now, self.world.now
 
-    def _shares(
-        self, asked: Evaluate, step: Mapping[int, I64], named: Named, rows: Sequence[Row]
-    ) -> tuple[Mapping[Feed, StepShare], int]:
-        """Return what each feed has brought in an epoch that makes this step, and the example-forwards of
-        measuring it."""
-        if not asked.origins:
-            return {}, 0
-        manifest, tokenizer = self._problem.manifest, self._problem.loaded.tokenizer
-        batches = batches_of(manifest.task, tokenizer, rows, asked.origins, asked.epoch)
-        delta = manifest.training.scalar_delta
-        found, taken = self.replicas.shares(step, list(named.values()), batches, delta)
-        shares = dict(zip(named, found, strict=True))
-        self.shares.append((asked.epoch, shares))
-        return shares, taken
+    def _known(self) -> list[object]:
+        return [self._state_of(client) for client in self.clients]
 
-    def _make(self, cores: Mapping[int, I64]) -> bytes:
-        """Make bases at the weights with these cores, keep them, and return their digest."""
-        assert self._keeper
-        assert self._kept_bases
-        manifest, loaded = self._problem.manifest, self._problem.loaded
-        key = self._keeper.decided.to_bytes(4, "big")
-        with self.replicas.holding(cores):
-            made = making_bases.make_on(loaded, manifest, self._problem.rows, "gradients", key)
-        self.example_forwards += made.example_forwards
-        return bytes.fromhex(bases.write(self._kept_bases, made.pairs))
+    def _state_of(self, client: ClientComputer) -> object:
+        decided = client.organised.control.feed.stop if self.is_organised else 0
+        return client.machine.frontier.digest(), decided
 
-    def _deliver(self, before: I64, after: I64) -> None:
-        """Give clients what they did not have before, and settle what all have."""
-        if self._pending.within(np.zeros_like(after[0]), after.min(0)).all():
-            self._ungiven = self._updates([])
-            settled, self._pending = self._pending, self._ungiven
-            self.replicas.settle(settled.batch, None)
-            return
-        self._give()
-        for client, (first, stop) in enumerate(zip(before, after, strict=True)):
-            if (chosen := self._pending.within(first, stop)).any():
-                self.replicas.give(client, self._pending.moves.take(chosen))
-        everywhere = self._pending.within(np.zeros_like(after[0]), after.min(0))
-        settled, self._pending = self._pending.take(everywhere), self._pending.take(~everywhere)
-        self.replicas.settle(settled.batch, settled.moves)
+    def _equal(self, there: Sequence[ClientComputer] | None = None) -> bool:
+        """Whether these clients have the same updates and decisions, and bases that go with them."""
+        chosen = self.clients if there is None else there
+        lacking = any(client.running.bases and client.running.bases.lacking() for client in chosen)
+        return len({self._state_of(client) for client in chosen}) <= 1 and not lacking
+
+    def _finish(self) -> None:
+        """Have the organiser close and seal all that is left: the run is over."""
+        before = -1
+        while not self.complete and (budget := self._left()) != before:
+            self.world.do(self.clients[0].decide, Budget(budget))
+            self._flood([])
+            before = budget
+        self._wait(self._equal)
+
+    def _left(self) -> int:
+        """Return the budget with which everything counts that is here and may."""
+        first = self.clients[0]
+        counting, left = first.organised.counting, 0
+        for state in first.machine.frontier:
+            number, member = counting.number(state.feed), counting.member(state.feed.origin)
+            if number is not None and member and member.revoked == NEVER:
+                left += state.next - counting.named(number)
+        return counting.promised + left
 
     # -- measurements ------------------------------------------------------------------------------
 
     def consensus(self) -> float:
         """Return the mean of ||x_i - mean x||^2 over clients."""
-        self._give()
-        return self.replicas.consensus()
+        return self.engine.consensus()
 
     def updates(self) -> Mapping[str, int]:
         """Return how many updates honest and hostile clients have made, and how many of them count."""
-        made = [feed.made for feed in self.feeds]
-        counted = self._keeper.counted() if self.run_is_organised and self._keeper else {}
-        count = [counted.get(feed.feed, 0) if counted else feed.made for feed in self.feeds]
+        frontier = self.clients[0].machine.frontier
+        made = [frontier.next(client.own) for client in self.clients]
+        count = [self._counted(client) for client in self.clients] if self.is_organised else made
         bound = self._hostile.start
         return {
             "honest_updates": sum(made[:bound]),
@@ -402,75 +465,76 @@ class SeedFlood:
             "hostile_counted": sum(count[bound:]),
         }
 
+    def _counted(self, client: ClientComputer) -> int:
+        """Return how many updates of a client count by the seals so far."""
+        organised = self.clients[0].organised
+        named = organised.named(organised.counting.sealed - 1)
+        counted = named.get(client.own, NOTHING)
+        return sum(one.stop - one.first for one in differences(NOTHING, counted) if one.now)
+
     def evaluate(self, which: str) -> Evaluation:
         """Measure the average of all clients' models on the `validation` or the `test` rows; of a run that is
         complete the model by its last seal."""
-        self._give()
-        if self._keeper and self._keeper.complete:
-            with self.replicas.holding(self._keeper.sealed_cores()):
-                return self._problem.evaluate(which)
-        with self.replicas.averaged():
+        if self.complete:
+            asked = self.clients[0].running.model.ask_of_last_seal(lambda engine: engine.cores())
+            _, cores = self.world.loop.run_until_complete(asked)
+            self.engine.at(cores)
+            return self._problem.evaluate(which)
+        with self.engine.averaged():
             return self._problem.evaluate(which)
 
     # -- restarts ----------------------------------------------------------------------------------
 
     def state(self) -> Mapping[str, Any]:
-        """Return the updates, who has them, and what it has cost."""
-        log = self._keeper.state() if self._keeper else b"-"
+        """Return what was measured, and how far the run has come."""
+        seeds = np.array([*self.engine.known], np.uint64).view(np.int64)
+        scalars, losses, examples = zip(*self.engine.known.values(), strict=True)
         return {
-            "log": torch.frombuffer(bytearray(log), dtype=torch.uint8),
-            "kept_own": self._kept_own,
-            "feeds": [feed.state() for feed in self.feeds],
-            "known": torch.from_numpy(self.flood.known.copy()),
-            "sent": [(*edge, size) for edge, size in self.traffic.sent.items()],
-            "example_forwards": self.example_forwards,
-            "bases": self._made_bases(),
-            "search": (self._keeper and self._keeper.memory) or {},
-            "guard": [
-                (*key, torch.from_numpy(rows))
-                for key, rows in (self._keeper.rows if self._keeper else {}).items()
-            ],
-            "has_base": self._has_base,
-        }
-
-    def _made_bases(self) -> dict[str, torch.Tensor]:
-        """Return the files of all bases that were made, by name."""
-        folder, made = self._kept_bases, self._keeper.bases[1:] if self._keeper else ()
-        files = [bases.path_in(folder, one.digest.hex()) for one in made] if folder else []
-        return {
-            file.name: torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8) for file in files
+            "done": self._done,
+            "seeds": torch.from_numpy(seeds),
+            "scalars": torch.tensor(scalars, dtype=torch.int64),
+            "losses": torch.tensor(losses, dtype=torch.float64),
+            "examples": torch.tensor(examples, dtype=torch.int64),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has returned; nothing has been done yet."""
-        for feed, kept in zip(self.feeds, state["feeds"], strict=True):
-            feed.restore(kept)
-        self.flood.known[:] = state["known"].numpy()
-        self._kept_own = state["kept_own"]
-        if self._keeper:
-            self._has_base = state["has_base"]
-            rows = {(epoch, base, measure): losses.numpy() for epoch, base, measure, losses in state["guard"]}
-            self._keeper.restore(state["log"].numpy().tobytes(), state["search"], rows)
-            for name, content in state["bases"].items():
-                assert self._kept_bases
-                (self._kept_bases / name).write_bytes(content.numpy().tobytes())
-            self.replicas.use_bases(self._keeper.bases)
-        for sender, receiver, size in state["sent"]:
-            self.traffic.add((sender, receiver), size)
-        self.example_forwards = state["example_forwards"]
-        made = self._updates([(n, step) for n, feed in enumerate(self.feeds) for step in range(feed.made)])
-        made = _joined(made, self._corrections())
-        has = self._known()
-        settled = made.within(np.zeros_like(has[0]), has.min(0))
-        self.replicas.settle(made.take(settled).batch, None)
-        self._pending = made.take(~settled)
-        for client, stop in enumerate(has):
-            if (chosen := self._pending.within(np.zeros_like(stop), stop)).any():
-                self.replicas.give(client, self._pending.moves.take(chosen))
+        seeds = state["seeds"].numpy().view(np.uint64).tolist()
+        told = (state[name].tolist() for name in ("scalars", "losses", "examples"))
+        self.engine.known |= zip(seeds, map(Measured, *told), strict=True)
+        for number in range(state["done"]):
+            self.step(number)
+            if (number + 1) % self._cell.local_steps == 0 or number + 1 == self._cell.steps:
+                self.communicate(number)
+
+    def close(self) -> None:
+        """End all nodes; leave the log of client 0 if it is wanted."""
+        first = self.clients[0]
+        first.crash()
+        if self._log and self._done == self._cell.steps:
+            with disk_faults(self._log):
+                shutil.copytree(first.layout.path, self._log, dirs_exist_ok=True)
+        self.engine.close()
+        self.world.close()
 
 
-def _joined(one: Pending, other: Pending) -> Pending:
-    batch = UpdateBatch(*(np.concatenate(parts) for parts in zip(one.batch, other.batch, strict=True)))
-    moves = Moves(*(np.concatenate(parts) for parts in zip(one.moves, other.moves, strict=True)))
-    steps = np.concatenate([one.steps, other.steps])
-    return Pending(np.concatenate([one.origins, other.origins]), steps, batch, moves)
+def node_manifest(manifest: Manifest) -> Manifest:
+    """Return the manifest of nodes that need no model and no rows, as they share an engine that has them."""
+    model = manifest.model.model_copy(update={"listing": ""})
+    data = Data(train="builtin:reviews:train", validation_limit=manifest.data.validation_limit)
+    return manifest.model_copy(update={"model": model, "data": data})
+
+
+def _take(folder: Path, manifest: Manifest) -> None:
+    """Make a folder for a log. Raises UserError BAD_OPTION for one with something else in it than a log of
+    this simulated run, DISK_FULL and DATA_DIR_UNUSABLE."""
+    layout = Layout(folder)
+    with disk_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        same = layout.manifest.exists() and Manifest.from_toml(layout.manifest).run_id == manifest.run_id
+        if os.listdir(folder) and not same:
+            raise UserError(
+                Code.BAD_OPTION,
+                f"{folder} is not empty, and the log of a simulated run takes a folder of its own",
+                "Name a new folder with --write-log.",
+            )

@@ -166,6 +166,11 @@ class Computer:
     # -- what is asked of it -----------------------------------------------------------------------
 
     @property
+    def display_name(self) -> str:
+        """What its owner calls it, which others are shown."""
+        return self.name
+
+    @property
     def disk(self) -> UpdateLog:
         """The log of the node that runs here."""
         assert self.log
@@ -289,7 +294,7 @@ class Computer:
             samples=0,
             history="checkpoint" if self.prunes else "all",
             queries=1,
-            display_name=self.name,
+            display_name=self.display_name,
             organise=self.organises,
             keys_dir=self.keys,
             alone=self.organises and not self.layout.log.exists(),
@@ -343,7 +348,7 @@ class Computer:
 
         def watched(effects: list[Effect]) -> None:
             for effect in effects:
-                self._check(Computer._watch, effect)
+                self._check(type(self)._watch, effect)
             carry_out(self.tampered(effects))
 
         async def slow_wait() -> None:
@@ -405,12 +410,16 @@ class Computer:
         return self.transport
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
-        self.engine = IntegerEngine(manifest, self.salt)
+        self.engine = self.make_engine(manifest)
         scheduler = self.running.model.scheduler  # whose node may have waited for a checkpoint first
         assert scheduler
         scheduler.ahead = 1
         scheduler.hindered = lambda: self.engine is None or self.engine.made >= self.allowance
         return self.engine
+
+    def make_engine(self, manifest: Manifest) -> IntegerEngine:
+        """Return the engine of the node that starts here."""
+        return IntegerEngine(manifest, self.salt)
 
     def _open_log(self, path: Path, run_id: bytes) -> UpdateLog:
         log = WatchedLog.open(path, run_id)

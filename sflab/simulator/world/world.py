@@ -81,6 +81,9 @@ class Islands(Network):
 class World:
     """One run. To be closed in the end."""
 
+    computer: type[Computer] = Computer
+    """Kind of the computers that are added."""
+
     def __init__(
         self,
         seed: int,
@@ -206,7 +209,7 @@ class World:
 
     def add(self, name: str, files: Files | None = None) -> Computer:
         """Add a computer that is not switched on yet; with the files of another, a twin of it."""
-        node = Computer(self, name, self.hardware, files)
+        node = self.computer(self, name, self.hardware, files)
         number = len(self.nodes)
         node.address = f"/ip4/{20 + number // 250}.{number % 250}.0.1/tcp/1"
         self.nodes[name] = node

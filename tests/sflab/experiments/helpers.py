@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from sflab.experiments import problem
 from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
-from sflab.experiments.seedflood import SeedFlood
-from sfnode.engine.core import UpdateBatch
+from sflab.experiments.seedflood import ClientComputer, SeedFlood
 from sfnode.engine.trainer import Trainer
-from sfprotocol.seeds import update_seeds
+from sfprotocol.seeds import I64
 
 PROBLEM = Problem(rows=96, validation_rows=32, test_rows=64)
 
@@ -19,7 +19,7 @@ PROBLEM = Problem(rows=96, validation_rows=32, test_rows=64)
 def small(
     *, network: dict[str, Any] | None = None, problem: dict[str, Any] | None = None, **fields: Any
 ) -> Cell:
-    """A cell of 4 clients that takes a fraction of a second."""
+    """A cell of 4 clients that takes a second."""
     given = {"steps": 8, "local_steps": 2, "batch_size": 3, "rank": 4, "refresh": 3, "learning_rate": 2e-3}
     return Cell(
         problem=PROBLEM.model_copy(update=problem or {}),
@@ -28,8 +28,14 @@ def small(
     )
 
 
-def method(cell: Cell) -> SeedFlood:
-    return SeedFlood(cell, problem.load(cell, Place()))
+@contextmanager
+def running(cell: Cell, log: Path | None = None) -> Iterator[SeedFlood]:
+    """SeedFlood at its beginning."""
+    run = SeedFlood(cell, problem.load(cell, Place()), log)
+    try:
+        yield run
+    finally:
+        run.close()
 
 
 def advance(run: SeedFlood, cell: Cell, first: int, stop: int) -> None:
@@ -40,19 +46,22 @@ def advance(run: SeedFlood, cell: Cell, first: int, stop: int) -> None:
             run.communicate(number)
 
 
-def held(run: SeedFlood, client: int) -> UpdateBatch:
-    """All updates that a client has, as a node's engine takes them."""
-    weight = run.run.rate if run.run.organised else 1
-    stops = run.has()[client].tolist()
-    told = list(zip(run.feeds, stops, strict=True))
-    return UpdateBatch(
-        np.array([run.run.subspace_of(e) for feed, stop in told for e in feed.labels[:stop]], np.int64),
-        np.concatenate([update_seeds(feed.key, 0, stop) for feed, stop in told]),
-        np.array([scalar * weight for feed, stop in told for scalar in feed.scalars[:stop]], np.int64),
-    )
+def told(client: ClientComputer, of: ClientComputer) -> list[tuple[int, int]]:
+    """Labels and scalars of what a client's disk has of another's feed."""
+    feed = of.machine.own
+    assert feed
+    segment = client.disk.read(feed, 0, 1 << 10)
+    return [(part.epoch, scalar) for part in segment.parts for scalar in part.scalars] if segment else []
 
 
-def node_of(cell: Cell, client: int) -> Trainer:
-    """A node's engine in the place of one client, with its shard."""
+def has(run: SeedFlood) -> list[list[int]]:
+    """How many updates of each client each client has."""
+    return [[len(told(client, of)) for of in run.clients] for client in run.clients]
+
+
+def node_of(cell: Cell, client: int, cores: Mapping[int, I64]) -> Trainer:
+    """A node's engine in the place of one client, with its shard and these cores."""
     loaded = problem.load(cell, Place())
-    return Trainer(loaded.manifest, loaded.loaded, loaded.shards[client])
+    node = Trainer(loaded.manifest, loaded.loaded, loaded.shards[client])
+    node.begin(cores)
+    return node

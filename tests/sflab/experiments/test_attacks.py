@@ -13,7 +13,7 @@ from sflab.experiments.cell import Attack, Cell, Place
 from sflab.experiments.runner import run_cell
 from sfnode.errors import Code, UserError
 from sfnode.tasks.dataset import Row
-from tests.sflab.experiments.helpers import method, small
+from tests.sflab.experiments.helpers import running, small
 
 LIMIT = 100
 
@@ -56,12 +56,13 @@ def test_the_last_clients_are_hostile_and_no_others(monkeypatch: pytest.MonkeyPa
     cell = small(network={"hostile": 0.6, "attack": "flip"})
     assert attacks.hostile_clients(cell) == range(2, 4)
     monkeypatch.setattr(attacks, "scalar_of", lambda *said: 1_000)
-    run = method(cell)
-    run.step(0)
-    assert [feed.scalars[0] == 1_000 for feed in run.feeds] == [False, False, True, True]
-    assert run.updates() == {
-        "honest_updates": 2, "honest_counted": 2, "hostile_updates": 2, "hostile_counted": 2,
-    }  # fmt: skip
+    with running(cell) as run:
+        run.step(0)
+        assert [engine.sent[0] == 1_000 for engine in run.engine.clients] == [False, False, True, True]
+        run.communicate(0)
+        assert run.updates() == {
+            "honest_updates": 2, "honest_counted": 2, "hostile_updates": 2, "hostile_counted": 2,
+        }  # fmt: skip
 
 
 def test_a_target_is_taught_by_rows_that_all_have_one_label(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,17 +77,16 @@ def test_a_target_is_taught_by_rows_that_all_have_one_label(monkeypatch: pytest.
     monkeypatch.setattr(
         attacks, "shard_of", lambda attack, task, rows: dealt.append(rows) or rows[: cell.batch_size]
     )
-    run = method(cell)
+    with running(cell) as run:
+        odds = [engine.odds[1] for engine in run.engine.clients]
     assert dealt == list(loaded.shards[2:])
-    assert [shard.odds[1] for shard in run._shards] == [len(loaded.shards[0])] * 2 + [cell.batch_size] * 2
+    assert odds == [len(loaded.shards[0])] * 2 + [cell.batch_size] * 2
 
 
 def test_a_run_without_them_has_as_many_honest_updates_and_none_of_theirs(tmp_path: Path) -> None:
     counts = {}
     for attack in ("random", "absent"):
-        cell = small(
-            network={"hostile": 0.5, "attack": attack}, options={"organised": 1, "subspace_epochs": 2}
-        )
+        cell = small(network={"hostile": 0.5, "attack": attack}, options={"organised": 1}, refresh=4)
         values = run_cell(cell, tmp_path, log=tmp_path / attack)
         counts[attack] = [
             values[f"{who}_{what}"] for who in ("honest", "hostile") for what in ("updates", "counted")

@@ -1,33 +1,67 @@
-"""Virtual clients of SeedFlood: the same numbers as those of nodes, whoever has received what."""
+"""Virtual clients of SeedFlood: nodes in virtual time, with the numbers of nodes, whoever has what."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from sflab.experiments import problem
+from sflab.experiments import problem, runner
 from sflab.experiments.cell import Cell, Place
-from sflab.experiments.runner import check
-from sflab.experiments.seedflood import SeedFlood
+from sflab.experiments.runner import check, run_cell
+from sflab.simulator.world.disk import signatures
 from sflab.studies import study
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
 from sfnode.models import bases
-from sfnode.models.loader import matrix
+from sfnode.organising import guard
+from sfnode.organising.evaluation import line_search, searching
+from sfnode.organising.guard import Guard
+from sfnode.schema.results import VerifyResult
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+from sfnode.store.verification import verify_log
 from sfprotocol.seeds import update_seeds
-from tests.sflab.experiments.helpers import advance, held, method, node_of, small
+from tests.sflab.experiments.helpers import advance, has, node_of, running, small, told
+from tests.sflab.experiments.test_runner import KilledError, untimed
 
 EQUAL = small(local_steps=1)
 DELAYED = small(network={"clients": 5, "hops": 1})
-ROUGH = small(network={"loss": 0.3, "churn": 0.3, "speeds": 2.0, "topology": "changing"})
-
+ROUGH = small(network={"loss": 0.3, "churn": 0.3, "speeds": 2.0})
 CENTRED = small(problem={"objective": "centred"}, batch_size=4)
+GROUPS = small(network={"clients": 5, "hops": 1}, group=3)
+ORGANISED = small(network={"hops": 1}, refresh=6, options={"organised": 1.0, "subspace_epochs": 2.0})
+SEARCHED = small(refresh=8, options={"organised": 1.0, "search": 1.0, "origins": 0.0})
+GUARDED = small(refresh=2, learning_rate=0.5, steps=12, options={"organised": 1.0, "guard": 1.0})
 
 EIGHTS = np.array([-8, 8], np.int8)
 
-GROUPS = small(network={"clients": 5, "hops": 1}, group=3)
+
+@pytest.fixture
+def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every epoch of a few updates can pay for a search, and whatever does best is evident."""
+    monkeypatch.setattr(line_search, "EVIDENCE", 0.0)
+    monkeypatch.setattr(searching, "FIRST_UPDATES", 8)
+    monkeypatch.setattr(searching, "_per_forward", lambda share: 100.0)
+
+
+@pytest.fixture
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two evaluations without an improvement make a return, however little was made."""
+    monkeypatch.setattr(guard, "PATIENCE", 2)
+    monkeypatch.setattr(guard, "LEAST_BUDGET", 0.0)
+    monkeypatch.setattr(Guard, "_has_moved", lambda *_: True)
+
+
+def verified(folder: Path) -> VerifyResult:
+    manifest = Manifest.from_toml(Layout(folder).manifest)
+    with UpdateLog.open(Layout(folder).log, manifest.run_id, read_only=True) as update_log:
+        return verify_log(manifest, update_log)
+
+
+# -- updates ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -36,85 +70,101 @@ GROUPS = small(network={"clients": 5, "hops": 1}, group=3)
     ids=["equal", "local", "delayed", "rough", "centred", "groups"],
 )
 def test_a_client_makes_the_scalars_that_a_node_with_its_updates_and_shard_makes(cell: Cell) -> None:
-    run, done = method(cell), 5
-    advance(run, cell, 0, done)
-    before = [held(run, client) for client in range(cell.network.clients)]
-    made = [feed.made for feed in run.feeds]
-    run._step(range(cell.network.clients))
-    for client, feed in enumerate(run.feeds):
-        with node_of(cell, client) as node:
-            node.apply(before[client])
-            seeds = update_seeds(feed.key, made[client], max(1, cell.group)).tolist()
-            scalars = node.step(seeds, feed.labels[made[client]]).scalars
-        assert feed.made == made[client] + len(seeds)
-        assert scalars == pytest.approx(feed.scalars[made[client] :], abs=1)
+    with running(cell) as run:
+        advance(run, cell, 0, 4)
+        before = [(engine.cores(), engine.made) for engine in run.engine.clients]
+        epochs = [client.machine.epoch for client in run.clients]
+        run.world.do(run._compute, run.clients)
+        run._pass(1.0)
+        for client, (cores, made), epoch in zip(run.clients, before, epochs, strict=True):
+            sent = run.engine.clients[client.number].sent[made:]
+            assert len(sent) == max(1, cell.group)
+            with node_of(cell, client.number, cores) as node:
+                seeds = update_seeds(client.machine.frontier.state(client.own).key, made, len(sent)).tolist()
+                assert node.step(seeds, epoch).scalars == pytest.approx(sent, abs=1)
 
 
-@pytest.mark.parametrize("cell", [small(), DELAYED, ROUGH], ids=["local", "delayed", "rough"])
-def test_a_client_has_the_cores_of_the_updates_that_it_has(cell: Cell) -> None:
-    run = method(cell)
-    advance(run, cell, 0, 7)
-    run._give()
-    for client in range(cell.network.clients):
-        with node_of(cell, client) as node:
-            node.apply(held(run, client))
-            wanted = node.core.cores()
-        found = run.replicas.cores_of(client)
-        assert found.keys() == wanted.keys()
-        assert all((found[subspace] == wanted[subspace]).all() for subspace in wanted)
-
-
-def test_the_mean_model_and_the_consensus_error_are_those_of_the_clients_weights() -> None:
-    cell = DELAYED
-    run = method(cell)
-    advance(run, cell, 0, 7)
-    before = torch.cat([matrix(site).flatten() for site in run.replicas.loaded.sites])
-    consensus = run.consensus()
-    with run.replicas.averaged():
-        mean = torch.cat([matrix(site).double().flatten() for site in run.replicas.loaded.sites])
-    assert torch.equal(torch.cat([matrix(site).flatten() for site in run.replicas.loaded.sites]), before)
-    weights = []
-    for client in range(cell.network.clients):
-        with node_of(cell, client) as node:
-            node.apply(held(run, client))
-            node.weights.rebuild()
-            weights.append(torch.cat([matrix(site).double().flatten() for site in node.loaded.sites]))
-    every = torch.stack(weights)  # (clients, P)
-    wanted = float(((every - every.mean(0)) ** 2).sum(1).mean())
-    assert wanted > 0
-    assert consensus == pytest.approx(wanted, rel=1e-3)
-    assert torch.allclose(mean, every.mean(0), atol=1e-6)
-
-
-def test_with_a_full_flood_all_clients_are_equal_after_each_round() -> None:
-    cell = small()
-    run = method(cell)
-    advance(run, cell, 0, 1)
-    run._give()
-    assert not run.replicas.equal  # own updates count at once, those of others when they come
-    assert run.consensus() > 0
-    advance(run, cell, 1, 2)
-    assert run.replicas.equal
-    assert run.consensus() == 0
+def test_a_client_holds_the_cores_of_what_is_on_its_disk(tmp_path: Path) -> None:
+    with running(DELAYED, tmp_path) as run:
+        advance(run, DELAYED, 0, 8)
+        digest = run.engine.clients[0].core.digest().hex()
+        updates = sum(has(run)[0])
+    found = verified(tmp_path)
+    assert (found.updates, found.core_digest) == (updates, digest)
 
 
 def test_epochs_end_by_count_of_known_updates_as_in_a_node() -> None:
     cell = small(local_steps=1, refresh=3)
-    run = method(cell)
-    advance(run, cell, 0, 8)
-    assert run.feeds[0].labels == [0, 0, 0, 1, 1, 1, 2, 2]
+    with running(cell) as run:
+        advance(run, cell, 0, 8)
+        assert [label for label, _ in told(run.clients[0], run.clients[0])] == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
 def test_an_update_of_a_group_costs_one_forward_of_its_mini_batch_and_is_one_update() -> None:
-    cell = small(local_steps=1, group=5)
-    run, pairs = method(cell), method(small(local_steps=1))
-    advance(run, cell, 0, 2)
-    advance(pairs, small(local_steps=1), 0, 2)
+    cell, pairs = small(local_steps=1, group=5), small(local_steps=1)
     rows = 2 * cell.network.clients * cell.batch_size
-    assert (run.example_forwards, pairs.example_forwards) == (5 * rows, 2 * rows)
-    assert [feed.made for feed in run.feeds] == [10] * cell.network.clients
-    assert run.run.epoch_updates == 5 * pairs.run.epoch_updates
-    assert study.training_work(cell) == 5 * study.training_work(small(local_steps=1)) / 2
+    for one, forwards, made in ((cell, 5 * rows, 10), (pairs, 2 * rows, 2)):
+        with running(one) as run:
+            advance(run, one, 0, 2)
+            assert run.example_forwards == forwards
+            assert has(run)[0] == [made] * cell.network.clients
+    assert study.training_work(cell) == 5 * study.training_work(pairs) / 2
+
+
+def test_the_updates_of_a_round_are_one_segment_and_wait_for_more_if_the_cell_says_so() -> None:
+    cell = small(steps=8, options={"segment_updates": 6.0})
+    with running(cell) as run:
+        for steps, wanted in ((2, 0), (4, 0), (6, 6), (8, 8)):  # at the end, all that is left
+            advance(run, cell, steps - 2, steps)
+            assert has(run) == [[wanted] * 4] * 4
+        layout = run.clients[0].layout
+        assert signatures(layout, run.clients[1].own) == [6]
+
+
+# -- who has what ----------------------------------------------------------------------------------------
+
+
+def test_with_a_full_flood_all_clients_are_equal_after_each_round() -> None:
+    cell = small()
+    with running(cell) as run:
+        advance(run, cell, 0, 2)
+        assert run.consensus() == 0
+        assert has(run) == [[2] * 4] * 4
+
+
+def test_with_k_hops_an_update_takes_rounds_to_get_around() -> None:
+    cell = small(network={"clients": 9, "hops": 2}, local_steps=1, problem={"rows": 160})
+    with running(cell) as run:
+        for done, ahead in ((1, 2), (2, 4), (3, 4)):
+            advance(run, cell, done - 1, done)
+            reached = [client for client in range(9) if told(run.clients[client], run.clients[0])]
+            assert reached == sorted({distance % 9 for distance in range(-ahead, ahead + 1)})
+        assert run.consensus() > 0
+
+
+def test_who_is_away_neither_sends_nor_receives_and_catches_up_afterwards() -> None:
+    cell = small(network={"clients": 6, "topology": "complete", "churn": 0.5}, problem={"rows": 160})
+    with running(cell) as run:
+        away = [n for n, there in enumerate(run._conditions.present(0)) if not there]
+        advance(run, cell, 0, 2)
+        assert 0 < len(away) < 6
+        assert all(sum(row) == 0 for client, row in enumerate(has(run)) if client in away)
+        advance(run, cell, 2, 8)
+        assert len({tuple(row) for row in has(run)}) == 1  # at the end all are there
+
+
+def test_what_is_lost_is_repaired() -> None:
+    cell = small(network={"loss": 0.3})
+    with running(cell) as run:
+        advance(run, cell, 0, 8)
+        assert has(run) == [[8] * 4] * 4
+
+
+@pytest.mark.parametrize("network", [{"topology": "changing"}, {"topology": "complete", "clients": 8}])
+def test_links_that_nodes_would_not_keep_are_refused(network: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="keep their links") as refused:
+        check(small(network=network))
+    assert refused.value.code is Code.BAD_OPTION
 
 
 def test_other_methods_have_no_groups() -> None:
@@ -122,62 +172,50 @@ def test_other_methods_have_no_groups() -> None:
         check(small(method="dsgd", group=2))
 
 
-def test_segments_wait_until_they_are_full_if_the_cell_says_so() -> None:
-    cell = small(steps=8, options={"segment_updates": 6.0})
-    run = method(cell)
-    advance(run, cell, 0, 6)
-    assert [one.stop for one in run.feeds[0].segments] == [6]
-    advance(run, cell, 6, 8)
-    assert [one.stop for one in run.feeds[0].segments] == [6, 8]  # at the end, all that is left
-    assert run.replicas.equal
+# -- restarts, and folders -------------------------------------------------------------------------------
 
 
-def test_a_state_goes_on_with_the_same_updates() -> None:
-    cell = ROUGH
-    whole = method(cell)
-    advance(whole, cell, 0, 8)
-    ended = whole.evaluate("test")
-    begun = method(cell)
-    advance(begun, cell, 0, 5)
-    rest = method(cell)
-    rest.restore(begun.state())
-    advance(rest, cell, 5, 8)
-    assert [feed.scalars for feed in rest.feeds] == [feed.scalars for feed in whole.feeds]
-    assert rest.traffic.sent == whole.traffic.sent
-    assert rest.evaluate("test") == ended
-    assert np.array_equal(rest.has(), whole.has())
+def test_a_state_goes_on_with_the_same_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(ROUGH) as whole:
+        advance(whole, ROUGH, 0, 5)
+        state = whole.state()
+        advance(whole, ROUGH, 5, 8)
+        wanted = [engine.sent for engine in whole.engine.clients], whole.traffic.sent, has(whole)
+        ended = whole.evaluate("test")
+    with running(ROUGH) as rest:
+        with monkeypatch.context() as patch:
+            patch.setattr(rest.engine, "_estimates", None)  # what was measured is not measured again
+            rest.restore(state)
+        advance(rest, ROUGH, 5, 8)
+        assert ([engine.sent for engine in rest.engine.clients], rest.traffic.sent, has(rest)) == wanted
+        assert rest.evaluate("test") == ended
 
 
-def test_at_the_end_of_an_organised_run_all_have_what_the_last_seals_say(tmp_path: Path) -> None:
-    """Also round a ring, in which decisions take several rounds."""
-    cell = small(options={"organised": 1}, network={"clients": 6, "hops": 1}, steps=6)
-    run = SeedFlood(cell, problem.load(cell, Place()), tmp_path)
-    advance(run, cell, 0, 6)
-    assert run._keeper
-    assert (run.flood.known[:, -1] == run._keeper.decided).all()
-    assert run.replicas.equal
+def test_a_node_that_fails_ends_the_cell_with_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(small()) as run:
+        monkeypatch.setattr(run.engine, "_estimates", lambda *_: (_ for _ in ()).throw(full()))
+        with pytest.raises(UserError) as found:
+            run.step(0)
+        assert found.value.code is Code.OUT_OF_MEMORY
 
 
-def test_bases_made_anew_are_in_the_log_and_a_run_that_goes_on_has_them(tmp_path: Path) -> None:
-    plain, signs = problem.manifest_of(small()), np.random.default_rng(0)
-    pairs = [
-        tuple(signs.choice(EIGHTS, (n, plain.training.rank)) for n in (t.out_features, t.in_features))
-        for t in plain.model.parsed_targets()
-    ]
-    file = bases.path_in(tmp_path, bases.write(tmp_path, pairs))
-    cell = small(options={"organised": 1, "renew": 8}, problem={"bases": str(file)}, steps=10)
-    whole = SeedFlood(cell, problem.load(cell, Place()), tmp_path / "whole")
-    advance(whole, cell, 0, 6)
-    state = whole.state()
-    assert state["bases"]
-    kept = {file.name for file in (tmp_path / "whole" / "bases").iterdir()}
-    assert kept == {file.name, *state["bases"]}
-    whole._step([0, 1, 2, 3])
-    rest = SeedFlood(cell, problem.load(cell, Place()), tmp_path / "rest")
-    rest.restore(state)
-    rest._step([0, 1, 2, 3])
-    assert [feed.scalars for feed in rest.feeds] == [feed.scalars for feed in whole.feeds]
-    assert {file.name for file in (tmp_path / "rest" / "bases").iterdir()} == kept
+def full() -> UserError:
+    return UserError(Code.OUT_OF_MEMORY, "the device is full", "Take a smaller batch.")
+
+
+def refused(cell: Cell, folder: Path, log: Path) -> Any:
+    with pytest.raises(UserError) as found:
+        run_cell(cell, folder, log=log)
+    return found.value.code
+
+
+def test_a_log_is_not_written_where_something_else_is(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "run.toml.bak").write_text("precious")
+    assert refused(small(steps=1), tmp_path / "results", tmp_path / "log") is Code.BAD_OPTION
+    assert refused(small(method="dsgd", steps=1), tmp_path / "results", tmp_path / "new") is Code.BAD_OPTION
+    run_cell(small(steps=1), tmp_path / "results")
+    assert refused(small(steps=1), tmp_path / "results", tmp_path / "new") is Code.BAD_OPTION
 
 
 def test_a_file_of_bases_has_the_name_of_its_digest(tmp_path: Path) -> None:
@@ -189,3 +227,84 @@ def test_a_file_of_bases_has_the_name_of_its_digest(tmp_path: Path) -> None:
 
 def test_cells_from_before_there_were_published_bases_keep_their_names() -> None:
     assert Cell().name == "56f91b086a7dcdc7"
+
+
+# -- organised runs --------------------------------------------------------------------------------------
+
+
+def test_at_the_end_of_an_organised_run_all_is_sealed_and_all_have_the_model_of_the_last_seal(
+    tmp_path: Path,
+) -> None:
+    """Also round a ring, in which decisions take several rounds."""
+    with running(ORGANISED, tmp_path) as run:
+        advance(run, ORGANISED, 0, 8)
+        assert run.complete
+        assert has(run) == [[8] * 4] * 4
+        assert run.consensus() == 0
+        digest = run.engine.clients[3].core.digest().hex()
+        moving = sum(scalar != 0 for client in run.clients for _, scalar in told(client, client))
+        assert len({label for label, _ in told(run.clients[0], run.clients[0])}) > 1
+    found = verified(tmp_path)
+    assert found.seals
+    assert found.seals.sealed == found.seals.checked > 1
+    assert found.seals.updates == moving
+    assert found.core_digest == digest
+
+
+@pytest.mark.usefixtures("short_epochs")
+def test_factors_and_rates_are_found_and_every_client_follows_them() -> None:
+    with running(SEARCHED) as run:
+        advance(run, SEARCHED, 0, 8)
+        counting = run.clients[0].organised.counting
+        assert len(counting.rates()) > 1
+        assert run.consensus() == 0
+        assert has(run) == [[8] * 4] * 4
+        assert run.example_forwards > 2 * SEARCHED.batch_size * sum(has(run)[0])
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_every_client_follows_a_guard_that_takes_back_what_did_harm() -> None:
+    with running(GUARDED) as run:
+        advance(run, GUARDED, 0, GUARDED.steps)
+        counting = run.clients[0].organised.counting
+        assert counting.counted < sum(map(counting.closed_updates, range(counting.open_epoch)))
+        assert counting.rate(counting.open_epoch) < counting.rate(0)
+        assert run.consensus() == 0
+
+
+def test_bases_made_anew_are_with_all_clients(tmp_path: Path) -> None:
+    plain, signs = problem.manifest_of(small()), np.random.default_rng(0)
+    pairs = [
+        tuple(signs.choice(EIGHTS, (n, plain.training.rank)) for n in (t.out_features, t.in_features))
+        for t in plain.model.parsed_targets()
+    ]
+    file = bases.path_in(tmp_path, bases.write(tmp_path, pairs))
+    cell = small(options={"organised": 1, "renew": 8}, problem={"bases": str(file)}, steps=10)
+    with running(cell) as run:
+        advance(run, cell, 0, 8)
+        kept = [{file.name for file in client.layout.bases.iterdir()} for client in run.clients]
+        assert kept == [kept[0]] * 4
+        assert kept[0] > {file.name}
+        before = [len(engine.sent) for engine in run.engine.clients]
+        run.step(8)
+        assert [len(engine.sent) for engine in run.engine.clients] == [made + 1 for made in before]
+
+
+@pytest.mark.parametrize("cell", [ORGANISED, SEARCHED], ids=["", "that searches"])
+@pytest.mark.usefixtures("short_epochs")
+def test_a_run_with_a_log_that_was_killed_goes_on_with_the_same_decisions(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(runner, "SAVE_REST", 0)
+    run_cell(cell, tmp_path / "whole", log=tmp_path / "log")
+
+    def killed(done: int, _total: int) -> None:
+        if done == 5:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        run_cell(cell, tmp_path / "parts", log=tmp_path / "log of parts", advance=killed)
+    run_cell(cell, tmp_path / "parts", log=tmp_path / "log of parts")
+    assert untimed(cell, tmp_path / "parts") == untimed(cell, tmp_path / "whole")
+    assert verified(tmp_path / "log of parts") == verified(tmp_path / "log")
