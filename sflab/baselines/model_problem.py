@@ -1,4 +1,4 @@
-"""A language model as a function of one vector (`problem.VectorProblem`).
+"""A language model as a function of one vector (`clients.VectorProblem`).
 
 Its parameters become views of the vector that is asked about, so that nothing is copied, and gradients are
 accumulated into one vector; both are valid until the next call. The loss is the task's on mini-batches that

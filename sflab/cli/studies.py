@@ -17,7 +17,7 @@ import click
 from sflab.cli.simulate_training import cell_of, cell_options, parse_options
 from sfnode.cli.exit import DONE, FAILED, INTERRUPTED
 from sfnode.cli.options import device_option, json_option, option
-from sfnode.cli.output import echo
+from sfnode.cli.output import echo, table
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
@@ -360,9 +360,7 @@ def _ordered(results: Path) -> list[Group]:
 def _lines(groups: Sequence[Group]) -> list[str]:
     heads = ("rate", "epsilon", "rank", "batch", "val. score", "val. loss", "score", "loss", "seeds")
     rows = [heads, *(_row(group) for group in groups)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return [*lines, *_untrained(groups)]
+    return [table(rows, right=range(len(heads))), *_untrained(groups)]
 
 
 def _untrained(groups: Sequence[Group]) -> list[str]:

@@ -2,7 +2,7 @@
 
 In every hop each client sends every neighbour what that one lacks of what it had when the hop began. The
 protocol's own flood knows less about its neighbours and sends some things twice or announces them first;
-`tests/bench/rounds.py` holds the two against each other. Frontiers are one matrix, clients by origins, so
+`benchmarks/rounds.py` holds the two against each other. Frontiers are one matrix, clients by origins, so
 that a round costs about the same for 16 clients as for hundreds. This module knows neither models nor what is
 in a segment.
 """

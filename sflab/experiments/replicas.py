@@ -1,6 +1,6 @@
 """The models of many virtual clients as one: the weights that all have in common, and what each has besides.
 
-A client's model is base minus a sum over the updates that it has (DESIGN 3). Updates that every client has
+A client's model is base minus a sum over the updates that it has (SPEC U8). Updates that every client has
 are in the weights, rebuilt from the base as the daemon's are before it exports; the others are in a core of
 integers for each client, which acts in activation space. So weights are a function of integers alone at any
 time, and clients that differ are evaluated in one batched forward all the same. This module knows the engine,

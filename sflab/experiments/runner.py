@@ -186,7 +186,7 @@ def run_cell(
     `log`: the data folder that the node at SeedFlood's client 0 is to leave; empty, or of this very cell.
 
     Raises UserError RESULTS_UNUSABLE for a folder with other things under the cell's names, DISK_FULL, and
-    as `methods.make`.
+    as `make`.
     """
     check(cell)
     if values := finished(cell, folder):

@@ -18,10 +18,11 @@ from sfnode.cli.options import (
     model_option,
     option,
 )
-from sfnode.cli.output import echo
+from sfnode.cli.output import echo, table
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import count, nats, percent
 from sfnode.errors import Code, UserError
+from sfnode.printable import SHORT_KEY
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 DIGITS = 16
 """Hex digits of the keys that --details shows."""
-
-WHO = 28
-"""Columns of a name and the beginning of a key."""
 
 
 @click.command
@@ -143,11 +141,12 @@ def _compared(one: Remeasured) -> str:
 def _lines(found: LeaderboardResult, unit: str) -> Iterator[str]:
     """Return the table, with worths in a unit if there is one."""
     whole = sum(abs(one.worth) for one in found.members)
-    worths = f"  {'measured':>10}  {f'worth, {unit}':>15}  {'key':<{DIGITS}}" if unit else ""
-    gain = f"  {'gain':>8}" if whole else ""
+    gain = ["gain"] * bool(whole)
+    worths = ["measured", f"worth, {unit}"] if unit else []
+    heads = ["rank", "who", "key", "count", *gain, *worths, ""]
+    rows = (_row(one, whole, bool(unit)) for one in found.members)
     yield f"members by {'gain, then by ' if whole else ''}updates that count"
-    yield f"{'rank':>6}  {'who':<{WHO}}  {'count':>10}{gain}{worths}".rstrip()
-    yield from (_line(one, whole, bool(unit)) for one in found.members)
+    yield table([heads, *rows], right=(0, *range(3, len(heads) - 1)))
     counts = f"{found.sealed} rounds, {count(found.counted)} updates count"
     worth = f", worth {nats(found.worth)} {unit}" if unit and whole else ""
     checked = ", log verified" if found.verified else ""
@@ -158,14 +157,9 @@ def _lines(found: LeaderboardResult, unit: str) -> Iterator[str]:
         yield f"{of} agree within {found.tolerance:.0%}"
 
 
-def _line(one: Ranked, whole: int, details: bool) -> str:
-    from rich.cells import set_cell_size
-
-    from sfnode.dashboard.frame import named
-
-    who = set_cell_size(named(one.name, one.origin, WHO), WHO)
-    part = percent(one.worth / whole) if whole and one.worth >= 0 else "worse"
-    gain = f"  {part:>8}" if whole else ""
-    worths = f"  {count(one.measured):>10}  {nats(one.worth):>15}  {one.origin[:DIGITS]}" if details else ""
-    revoked = "  revoked" if one.revoked else ""
-    return f"{one.rank:>6}  {who}  {count(one.counted):>10}{gain}{worths}{revoked}"
+def _row(one: Ranked, whole: int, details: bool) -> list[str]:
+    gain = [percent(one.worth / whole) if one.worth >= 0 else "worse"] if whole else []
+    worths = [count(one.measured), nats(one.worth)] if details else []
+    key = one.origin[: DIGITS if details else SHORT_KEY]
+    revoked = "revoked" if one.revoked else ""
+    return [str(one.rank), one.name or "", key, count(one.counted), *gain, *worths, revoked]

@@ -11,7 +11,7 @@ import click
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.folders import known_folders
 from sfnode.cli.options import json_option
-from sfnode.cli.output import echo
+from sfnode.cli.output import echo, table
 from sfnode.documents import read_toml
 from sfnode.errors import UserError
 from sfnode.store.data_folder import Layout, holder
@@ -33,10 +33,7 @@ def list_(as_json: bool) -> None:
     if not found:
         echo("No run on this machine yet: `sfnode join LINK` joins one, `sfnode swarm` shows one.")
         return
-    rows = [HEADS, *(tuple(_words(value) for value in run.values()) for run in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    for row in rows:
-        echo("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
+    echo(table([HEADS, *(tuple(_words(value) for value in run.values()) for run in found)]))
 
 
 def _described(folder: Path) -> dict[str, Any]:

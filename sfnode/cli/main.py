@@ -140,18 +140,13 @@ service = group(
 )
 
 history = group(
-    "Go back to any seal of a run, find what made it worse, start another from there, keep it in one file.",
+    "Go back to any seal of a run, start another from there, keep it in one file.",
     {
         "diff": Lazy("history:diff", "Show what has changed between two seals.", "sfnode history diff 3 7"),
         "checkout": Lazy(
             "history:checkout",
             "Recompute the state, or the model, of any seal.",
             "sfnode history checkout 3 --out model-3",
-        ),
-        "bisect": Lazy(
-            "history:bisect",
-            "Find what made the model worse, and whose work it was.",
-            "sfnode history bisect 3 7",
         ),
         "fork": Lazy("fork:fork", "Start a new run from a seal.", "sfnode history fork 7 --out owls-2"),
         "archive": Lazy(

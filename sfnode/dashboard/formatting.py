@@ -1,11 +1,11 @@
-"""Formats numbers for people, and draws curves and bars with characters. Knows no node and no terminal."""
+"""Formats numbers for people, and draws bars and courses with characters. Knows no node and no terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from io import BytesIO
-from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from sfnode.printable import size_text
@@ -32,17 +32,9 @@ REACHES = {
 UNITS = {"cpu": " %", "gpu": " %", "watts": " W", "celsius": " °C", "idle": " min", "mb_per_day": " MB"}
 """Units of other limits."""
 
-BLANK = "⠀"
-"""The braille character without dots."""
-
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Dots of a braille character, by column, then by row from the top."""
-
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
-_PLAIN = {**{chr(code): "*" for code in range(0x2801, 0x2900)}, BLANK: " "} | dict(
-    zip("█░▁▂▃▄▅▆▇·─…–", "#._.-=+*#.-.-", strict=True)
-)
+_PLAIN = dict(zip("█░▁▂▃▄▅▆▇·─…–", "#._.-=+*#.-.-", strict=True))
 
 
 def plain(text: str) -> str:
@@ -168,55 +160,12 @@ def bar(share: float, width: int) -> str:
     return "█" * filled + "░" * (width - filled)
 
 
-def spark(values: Sequence[float], width: int) -> str:
-    """Draw the last `width` values as blocks of their heights; infinite ones and NaN are left out."""
-    shown = [value for value in values[-width:] if math.isfinite(value)]
-    low, high = bounds(shown)
-    steps = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[round((value - low) / (high - low) * steps)] for value in shown)
-
-
-def bounds(values: Sequence[float | None]) -> tuple[float, float]:
-    """Return the lowest and the highest value, or bounds around them if they are equal."""
+def spark(values: Sequence[float | None], width: int) -> str:
+    """Draw a course as at most `width` blocks, each as high as the mean of its part; without what is None,
+    infinite or NaN."""
     there = [value for value in values if value is not None and math.isfinite(value)]
-    low, high = min(there, default=0.0), max(there, default=1.0)
-    return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)
-
-
-def braille(values: Sequence[float | None], width: int, height: int) -> list[str]:
-    """Draw a curve over the whole width, as `height` lines; None leaves a gap."""
-    columns, rows = 2 * width, 4 * height
-    low, high = bounds(values)
-    levels = [
-        None if value is None else round((high - value) / (high - low) * (rows - 1))
-        for value in _spread(values, columns)
-    ]
-    cells = [[0] * width for _ in range(height)]
-    for column, (level, before) in enumerate(zip(levels, [None, *levels], strict=False)):
-        if level is None:
-            continue
-        start = level if before is None else before
-        for row in range(min(level, start), max(level, start) + 1):
-            cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
-    return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
-
-
-def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
-    """Return each value as the mean of the values around it; None stays None."""
-    result: list[float | None] = []
-    for place in range(len(values)):
-        near = [v for v in values[max(0, place - window) : place + window + 1] if v is not None]
-        result.append(sum(near) / len(near) if near and values[place] is not None else None)
-    return result
-
-
-def _spread(values: Sequence[float | None], columns: int) -> list[float | None]:
-    """Stretch or shrink the values to as many as there are columns; several become their mean."""
-    if not values:
-        return [None] * columns
-    edges = [column * len(values) / columns for column in range(columns + 1)]
-    spread: list[float | None] = []
-    for start, stop in pairwise(edges):
-        part = [v for v in values[int(start) : max(int(start) + 1, int(stop))] if v is not None]
-        spread.append(sum(part) / len(part) if part else None)
-    return spread
+    many = min(width, len(there))
+    shown = [fmean(there[len(there) * n // many : len(there) * (n + 1) // many]) for n in range(many)]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    steps = (len(_BLOCKS) - 1) / max(high - low, 1e-9)
+    return "".join(_BLOCKS[round((value - low) * steps)] for value in shown)

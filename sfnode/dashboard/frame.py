@@ -6,48 +6,41 @@ and control characters in it are replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
+from io import StringIO
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from sfnode.dashboard import formatting
 from sfnode.dashboard.formatting import (
     bar,
-    braille,
     count,
     delay,
     limits_in_words,
     percent,
     printable,
     short,
-    smooth,
     spark,
 )
-from sfnode.dashboard.quality import Point, Quality, Reference, quality
+from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import Mood, Now, agreement, alarms, contributed, doing, together
-from sfnode.printable import pace, part_of, size_text, span
-from sfnode.schema.metrics import metric_of, moved_in_words, trained_by, value_in_words
+from sfnode.printable import SHORT_KEY, pace, part_of, size_text, span
+from sfnode.schema.metrics import moved_in_words, trained_by
 
 if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
-    from sfnode.schema.views import Curves, Origin, Origins, OwnStanding, SwarmNode
+    from sfnode.schema.views import Curves, Origins, OwnStanding
 
-
-CHART_LINES = 5
-"""Lines of the charts on a terminal of 24 lines; a taller one gives half of its lines to them."""
-
-FIXED_LINES = 10
-"""Lines other than those of alarm, headline, activity, limits, charts and table."""
 
 HEADLINE_LINES = 2
 """Lines for the sentence that says whether the model gets better."""
 
 WIDE = 140
-"""Columns from which on there is room for two tables and three charts side by side."""
+"""Columns from which on there is room for two tables side by side."""
 
 TALL = 30
 """Lines from which on there is room for what this node has contributed, and takes of its machine."""
@@ -58,11 +51,8 @@ COURSE = 24
 GAP = 4
 """Columns between two tables."""
 
-MIN_ROWS = 4
-"""Lines that the charts leave to the table."""
-
-SMOOTH = 4
-"""Points to each side over which a noisy curve is averaged."""
+BESIDE_COURSE = 64
+"""Columns beside the course of the loss, or of the rate: for what it is now, and between which it went."""
 
 ACTIVITY_LINES = 2
 """Lines for the sentence that says what the node is doing."""
@@ -105,11 +95,9 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
         said += [Text(found.beside, "dim")] if found.beside else []
         said += _drift(shown.now)
         limits = [*_machine(shown.now), *limits]
-    room = height - FIXED_LINES - len(said) - len(limits)
-    lines = [_title(shown.now, width), *said, *_bars(shown.now, width), Text()]
-    lines += _charts(shown, found, width, max(2, min(room - MIN_ROWS, max(CHART_LINES, room // 2))))
+    lines = [_title(shown.now, width), *said, *_bars(shown.now, width), Text(), *_courses(shown, width)]
     lines += [_state(shown.now), *limits, Text()]
-    lines += _table(shown, width, height - len(lines) - 1)
+    lines += _tables(shown, width, height - len(lines) - 1)
     lines += [Text()] * (height - len(lines) - 1)
     return _fitting([*lines[: height - 1], _foot(shown)], width)
 
@@ -141,6 +129,15 @@ def ascii_only(lines: Sequence[Text]) -> list[Text]:
     return [Text(formatting.plain(line.plain), line.style, spans=line.spans) for line in lines]
 
 
+def _drawn(what: RenderableType, width: int) -> list[Text]:
+    """Return what rich lays out, as lines of at most `width` columns."""
+    lines = Console(width=width, file=StringIO()).render_lines(what, pad=False)
+    drawn = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines]
+    for line in drawn:
+        line.rstrip()
+    return drawn
+
+
 def _fitting(lines: Sequence[Text], width: int) -> list[Text]:
     fitting = [Text(formatting.printable(line.plain), line.style, spans=line.spans) for line in lines]
     for line in fitting:
@@ -156,10 +153,10 @@ def _title(now: Now, width: int) -> Text:
     title = Text(f" sfnode top · {s.run_name} ({s.run_id[:8]}) · {s.role}, ", "reverse")
     title.append(s.state, "bold")
     title.append(f" · up {span(s.uptime)}")
-    room = width - title.cell_len - 3
-    if s.origin and room >= KEY_DIGITS:
-        title.append(f" · {named(ourselves.name, s.origin, room)}")
-    return title.append(" " * max(0, width - title.cell_len))
+    if s.origin:
+        title.append(f" · {s.origin[:SHORT_KEY]} {printable(ourselves.name or '')}")
+    title.align("left", width)
+    return title
 
 
 def _alarm(now: Now, width: int) -> list[Text]:
@@ -206,60 +203,26 @@ def _progress(name: str, share: float, words: str, left: float | None, width: in
     return line.append("done" if left == 0 else f"left {span(left)}", "dim" if left is None else "")
 
 
-def _charts(shown: Shown, found: Quality, width: int, height: int) -> list[Text]:
-    """Draw the loss on the left and rates on the right, with their ranges; first, where there is room, the
-    results of the model."""
+def _courses(shown: Shown, width: int) -> list[Text]:
+    """Draw what the loss and the rate are, how they went, and between which ends."""
     c, p, s = shown.curves, shown.now.progress, shown.now.status
     trained = trained_by(s.task)
-    courses = [None if loss is None else trained.of(loss) for loss in c.loss]
-    course, swarm = smooth(courses, SMOOTH), smooth(c.swarm_rate, SMOOTH)
+    losses = [None if loss is None else trained.of(loss) for loss in c.loss]
     now = None if s.loss is None else trained.of(s.loss)
-    told = "none: a relay has no model" if s.role == "relay" else _number(now)
-    rates = f"all {pace(p.updates_per_second)}  this node {pace(s.updates_per_second)}"
-    charts = [
-        _Chart(f"{trained.name}  {told}", course, f"{_ends(course)} in {span(c.now)}", "yellow"),
-        _Chart(f"updates  {rates}", swarm, f"all {_ends(swarm)}", "green"),
-    ]
-    if width >= WIDE:
-        results = [point.value for point in found.points]
-        metric = metric_of(found.metric).name if found.metric else "results"
-        name = f"{metric}  {_value(found, found.now)}"
-        of = f"{found.across} {found.points[0].x} to {found.points[-1].x}" if results else ""
-        base = f", {found.compared[0].name} {_value(found, found.compared[0])}" if found.compared else ""
-        ends = [value_in_words(found.metric or "", end(results)) for end in (min, max) if results]
-        foot = f"{' to '.join(ends)} {of}{base}" if results else "nothing yet"
-        charts.insert(0, _Chart(name, results, foot, "magenta"))
-    wide = (width - 3 * (len(charts) - 1)) // len(charts)
-    drawn = [braille(chart.values, wide, height) for chart in charts]
-    lines = [_row([set_cell_size(chart.head, wide) for chart in charts], "bold")]
-    for parts in zip(*drawn, strict=True):
-        line = Text()
-        for number, (chart, part) in enumerate(zip(charts, parts, strict=True)):
-            line.append("   " if number else "").append(part, chart.colour)
-        lines.append(line)
-    return [*lines, _row([set_cell_size(chart.foot, wide) for chart in charts], "dim")]
-
-
-class _Chart(NamedTuple):
-    """A curve with the words above and below it."""
-
-    head: str
-    values: Sequence[float | None]
-    foot: str
-    colour: str
-
-
-def _row(cells: Sequence[str], style: str) -> Text:
-    return Text("   ".join(cells).rstrip(), style)
+    loss = f"{trained.name}  {'none: a relay has no model' if s.role == 'relay' else _number(now)}"
+    rate = f"updates  all {pace(p.updates_per_second)}  this node {pace(s.updates_per_second)}"
+    grid = Table.grid("", "", "", padding=(0, 2, 0, 0))
+    for column in grid.columns:
+        column.no_wrap = True
+    for head, values, colour in ((loss, losses, "yellow"), (rate, c.swarm_rate, "green")):
+        course = Text(spark(values, max(COURSE // 2, width - BESIDE_COURSE)), colour)
+        grid.add_row(Text(head, "bold"), course, Text(f"{_ends(values)} in {span(c.now)}", "dim"))
+    return _drawn(grid, width)
 
 
 def _ends(values: Sequence[float | None]) -> str:
     there = [value for value in values if value is not None]
     return f"{_number(min(there))} to {_number(max(there))}" if there else "nothing yet"
-
-
-def _value(found: Quality, one: Point | Reference | None) -> str:
-    return "?" if one is None else value_in_words(found.metric or "", one.value)
 
 
 def _number(value: float | None) -> str:
@@ -310,24 +273,18 @@ def _limits(now: Now, width: int) -> list[Text]:
     return [Text().append(head, "bold").append(line) for head, line in zip(heads, lines, strict=False)]
 
 
-def _table(shown: Shown, width: int, room: int) -> list[Text]:
+def _tables(shown: Shown, width: int, room: int) -> list[Text]:
     """Draw the neighbours or the origins; where there is room, both."""
     if shown.origins is None:
-        return peers(shown.now, width, room)
+        return _drawn(peers(shown.now, width, room), width)
     if width < WIDE or shown.only_origins:
-        return origins(shown.origins, width, room)
+        return _drawn(origins(shown.origins, room), width)
     half = (width - GAP) // 2
-    return _beside(peers(shown.now, half, room), origins(shown.origins, half, room), half)
-
-
-def _beside(left: Sequence[Text], right: Sequence[Text], half: int) -> list[Text]:
-    """Join two tables line by line; the left one is `half` columns wide."""
-    lines = []
-    for one, other in zip_longest(left, right, fillvalue=Text()):
-        line = one.copy()
-        line.truncate(half, pad=True)
-        lines.append(Text.assemble(line, " " * GAP, other))
-    return lines
+    both = Table.grid(padding=(0, GAP, 0, 0))
+    both.add_column(width=half)
+    both.add_column(width=half)
+    both.add_row(peers(shown.now, half, room), origins(shown.origins, room))
+    return _drawn(both, width)
 
 
 def _foot(shown: Shown) -> Text:
@@ -348,8 +305,8 @@ def _foot(shown: Shown) -> Text:
 
 T = TypeVar("T")
 
-KEY_DIGITS = 8
-"""Hex digits of an origin's key that are shown: enough to tell all origins of a run apart."""
+CHOSEN = frozenset(("peer", "who", "team"))
+"""Columns with names that people have chosen: where there is little room these are cut, and nothing else."""
 
 ORIGIN_ROWS = 50
 """Origins asked for at a time: as many as a tall terminal has lines for."""
@@ -357,100 +314,60 @@ ORIGIN_ROWS = 50
 ROOMY = 100
 """Columns from which on bytes stand beside names; below, names need the room."""
 
-FLEXIBLE = 0
-"""Width of a column that takes what the others leave it, within the bounds below."""
 
-MIN_FLEXIBLE, MAX_FLEXIBLE = 14, 44
-"""Widths of a shortened name with a key, and of the longest name with a key."""
-
-
-class Column(NamedTuple):
-    """A column of a table; `number` aligns it to the right."""
-
-    name: str
-    width: int
-    number: bool = False
-
-
-def named(name: str | None, origin: str, width: int = 80) -> str:
-    """Return `name 1a2b3c4d`, of which the key is never cut off, or the key alone."""
-    name, room = printable(name or ""), max(0, width - KEY_DIGITS - 1)
-    if cell_len(name) > room:
-        name = set_cell_size(name, room - 1) + "…" if room > 1 else ""
-    return f"{name} {origin[:KEY_DIGITS]}".strip()
-
-
-def peers(now: Now, width: int, room: int) -> list[Text]:
+def peers(now: Now, width: int, room: int) -> Group:
     """Draw the neighbours, as many as there is room for."""
-    traffic = [Column("out", 8, True), Column("in", 8, True)] if width >= ROOMY else []
-    columns = _columns(
-        width,
-        Column("peer", FLEXIBLE),
-        Column("role", 8),
-        Column("latency", 8, True),
-        *traffic,
-        Column("lag", 8, True),
-        Column("state", 15),
+    traffic = ("out", "in") if width >= ROOMY else ()
+    table = _table(
+        "peer", "key", "role", "latency", *traffic, "lag", "state", numbers=("latency", "lag", "out", "in")
     )
-
-    def line(node: SwarmNode) -> Text:
+    shown = _that_fit(now.near, room, len(now.near))
+    for node in shown:
         words = agreement(node, now.known)
         bytes_moved = [size_text(node.bytes_sent), size_text(node.bytes_received)][: len(traffic)]
-        numbers = [delay(node.latency), *bytes_moved, count(node.lag)]
-        who = named(node.name, node.origin, columns[0].width) if node.origin else short(node.peer)
-        row = _cells(columns, [who, node.role, *numbers, words.text])
-        return Text(row, "red" if words.mood is Mood.BAD else "")
-
-    return _grid(columns, now.near, line, room, len(now.near))
+        who = (node.name or "", node.origin[:SHORT_KEY]) if node.origin else (short(node.peer), "")
+        row = [*who, node.role, delay(node.latency), *bytes_moved, count(node.lag), words.text]
+        _add(table, row, "red" if words.mood is Mood.BAD else "")
+    return _with_rest(table, len(now.near) - len(shown), room)
 
 
-def origins(page: Origins, width: int, room: int) -> list[Text]:
+def origins(page: Origins, room: int) -> Group:
     """Draw the origins with the greatest worth, or most updates, counted in the log."""
-    gain = [Column("gain", 8, True)] if any(one.gain_share is not None for one in page.origins) else []
-    columns = _columns(
-        width,
-        Column("rank", 6, True),
-        Column("who", FLEXIBLE),
-        Column("updates", 10, True),
-        Column("share", 7, True),
-        *gain,
-        Column("team", 14),
-    )
-
-    def line(origin: Origin) -> Text:
-        words = named(origin.name, origin.origin, columns[1].width)
-        cells = [count(origin.rank), words, count(origin.updates), percent(origin.share)]
-        cells += ["" if origin.gain_share is None else percent(origin.gain_share)] * len(gain)
-        cells.append(origin.team or "")
-        return Text(_cells(columns, cells), "bold" if origin.own else "")
-
-    return _grid(columns, page.origins, line, room, page.total)
+    gain = ["gain"] if any(one.gain_share is not None for one in page.origins) else []
+    numbers = ("rank", "updates", "share", "gain")
+    table = _table("rank", "who", "key", "updates", "share", *gain, "team", numbers=numbers)
+    shown = _that_fit(page.origins, room, page.total)
+    for one in shown:
+        row = [
+            count(one.rank),
+            one.name or "",
+            one.origin[:SHORT_KEY],
+            count(one.updates),
+            percent(one.share),
+        ]
+        row += ["" if one.gain_share is None else percent(one.gain_share)] * len(gain)
+        _add(table, [*row, one.team or ""], "bold" if one.own else "")
+    return _with_rest(table, page.total - len(shown), room)
 
 
-def _columns(width: int, *columns: Column) -> list[Column]:
-    """Give the flexible column the width that the others leave."""
-    room = width - sum(column.width + 2 for column in columns)
-    wide = max(MIN_FLEXIBLE, min(MAX_FLEXIBLE, room))
-    return [column if column.width else column._replace(width=wide) for column in columns]
+def _that_fit(rows: Sequence[T], room: int, total: int) -> Sequence[T]:
+    """Return as many rows as have a line below the heads, and above how many more there are."""
+    return rows[: max(0, room - 1 if total < room else room - 2)]
 
 
-def _cells(columns: Sequence[Column], cells: Sequence[str]) -> str:
-    return "".join(_cell(column, cell) for column, cell in zip(columns, cells, strict=True)).rstrip()
+def _table(*names: str, numbers: Sequence[str]) -> Table:
+    """Return a table without rows whose names and teams give way when it is narrow."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold underline")
+    for name in names:
+        justify: JustifyMethod = "right" if name in numbers else "left"
+        table.add_column(name, justify=justify, no_wrap=name not in CHOSEN)
+    return table
 
 
-def _cell(column: Column, text: str) -> str:
-    text = printable(text)
-    text = set_cell_size(text, min(cell_len(text), column.width))
-    room = " " * (column.width - cell_len(text))
-    return f"{room}{text}  " if column.number else f"{text}{room}  "
+def _add(table: Table, cells: Sequence[str], style: str) -> None:
+    table.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in cells), style=style)
 
 
-def _grid(
-    columns: Sequence[Column], rows: Sequence[T], line: Callable[[T], Text], room: int, total: int
-) -> list[Text]:
-    if room < 2:
-        return []
-    shown = rows[: room - 1] if total < room else rows[: room - 2]
-    lines = [Text(_cells(columns, [column.name for column in columns]), "bold underline")]
-    lines += [line(row) for row in shown]
-    return lines if len(shown) == total else [*lines, Text(f"and {count(total - len(shown))} more", "dim")]
+def _with_rest(table: Table, left: int, room: int) -> Group:
+    rest = [Text(f"and {count(left)} more", "dim")] if left else []
+    return Group(table, *rest) if room >= 2 else Group()

@@ -1,7 +1,6 @@
 """`sfnode top`: looks at a node once a second and keeps a terminal up to date, until q is pressed.
 
-Writes only the lines that have changed, which is little on a slow connection. While no node answers, it says
-so and waits for one.
+While no node answers, it says so and waits for one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
 
 from sfnode.control.client import Client
@@ -46,7 +46,7 @@ IMMOBILE = frozenset(("", "dumb", "unknown"))
 """Values of TERM for terminals whose cursor cannot be moved."""
 
 PLAIN = frozenset(("linux", "vt100", "vt102", "vt220", "ansi"))
-"""Values of TERM for terminals whose font has no braille, whatever the locale."""
+"""Values of TERM for terminals whose font has few of the blocks, whatever the locale."""
 
 
 def can_be_kept_up_to_date(environment: Mapping[str, str] = os.environ) -> bool:
@@ -96,17 +96,16 @@ class Top:
         self._behind_at = float("-inf")
         """Time at which they were asked for."""
         self._note = ""
-        self._drawn: list[str] = []
-        """The lines on the screen; empty if the screen has to be cleared first."""
 
     async def run(self) -> None:
         """Run until the user quits, which takes effect at once even while a node does not answer."""
         loop = asyncio.get_running_loop()
-        with self._console.screen(hide_cursor=True), _single_keys():
+        live = Live(console=self._console, screen=True, auto_refresh=False, redirect_stdout=False)
+        with live, _single_keys():
             loop.add_reader(sys.stdin.fileno(), self._on_key)
             for number in (signal.SIGWINCH, signal.SIGCONT):
                 loop.add_signal_handler(number, self._redraw)
-            watching = asyncio.create_task(self._watch())
+            watching = asyncio.create_task(self._watch(live))
             quitting = asyncio.create_task(self._quit.wait())
             try:
                 await asyncio.wait((watching, quitting), return_when=asyncio.FIRST_COMPLETED)
@@ -118,10 +117,10 @@ class Top:
         if not watching.cancelled():
             watching.result()  # it ends by itself only if it fails
 
-    async def _watch(self) -> None:
+    async def _watch(self, live: Live) -> None:
         while True:
             self._wake.clear()
-            self._draw(await self._lines())
+            live.update(Group(*_fitting(await self._lines(), self._console)), refresh=True)
             with suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL):
                     await self._wake.wait()
@@ -147,28 +146,9 @@ class Top:
             self._behind_at = clock()
         return self._behind
 
-    def _draw(self, lines: list[Text]) -> None:
-        """Write the lines that differ from those on the screen."""
-        rendered = [self._rendered(line) for line in _fitting(lines, self._console)]
-        rendered += [""] * (len(self._drawn) - len(rendered))
-        write = self._console.file.write
-        if not self._drawn:
-            write("\x1b[2J")
-        for row, line in enumerate(rendered):
-            if row >= len(self._drawn) or line != self._drawn[row]:
-                write(f"\x1b[{row + 1};1H{line}\x1b[0m\x1b[K")
-        self._console.file.flush()
-        self._drawn = rendered
-
-    def _rendered(self, line: Text) -> str:
-        with self._console.capture() as captured:
-            self._console.print(line, end="", no_wrap=True, overflow="crop", crop=True, highlight=False)
-        return captured.get()
-
     def _redraw(self) -> None:
-        """Draw everything again: the terminal was resized, or used by another program meanwhile."""
+        """Draw at once: the terminal was resized, or used by another program meanwhile."""
         _one_by_one()
-        self._drawn = []
         self._wake.set()
 
     # -- keys --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The bases U and V of a run's subspaces: r directions on either side of every target (DESIGN 3).
+"""The bases U and V of a run's subspaces: r directions on either side of every target (SPEC R7, R10, R12).
 
 Everything else asks a `Basis` for its matrices and assumes nothing about where they come from. This module
 knows neither updates nor models.

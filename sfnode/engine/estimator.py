@@ -3,7 +3,7 @@
 Losses become slopes in one of two ways (SPEC U2):
 
     pairs    each mini-batch at both sides of the weights along a direction of its own, two points an update
-             (DESIGN 3; Malladi et al. 2023, definition 1)
+             (Malladi et al. 2023, definition 1)
     groups   m directions share a mini-batch, at one side of each; a loss counts by how much it is above the
              mean of the others (a leave-one-out baseline, as AIM-ZO has it), one point an update
 

@@ -1,4 +1,4 @@
-"""The line W + c D through a model's weights: D is what a core would add to them (DESIGN 10).
+"""The line W + c D through a model's weights: D is what a core would add to them.
 
 D rides along in activation space, as the directions of a step do, with the columns of U A for one side and
 those of V for the other: no matrix is written. Vectors have no input to project and are moved in place, as in
@@ -32,7 +32,7 @@ A = TypeVar("A", bound=NDArray[Any])
 
 
 class LineSearcher(Protocol):
-    """Whoever looks for a place on a line (`organising.line_search`)."""
+    """Whoever looks for a place on a line (`organising.evaluation.line_search`)."""
 
     @property
     def amounts(self) -> Sequence[float]:

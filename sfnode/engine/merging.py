@@ -1,4 +1,4 @@
-"""Merging cores into the weights of a model: W = base - sum over epochs of rate * delta * U A V^T (DESIGN 3).
+"""Merging cores into the weights of a model: W = base - sum over epochs of rate * delta * U A V^T (SPEC U8).
 
 There are two ways. A rebuild starts from the base weights and rounds each weight once, so that the weights
 depend on the core alone, to the bit and on any machine, and not on the order in which updates came. In

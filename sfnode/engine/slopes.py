@@ -1,5 +1,4 @@
-"""Effect that updates would have on the loss on validation rows, from one gradient whatever their number
-(DESIGN 9).
+"""Effect that updates would have on the loss on validation rows, from one gradient whatever their number.
 
 An update moves one entry of every layer's core. With G the derivatives of a loss by the entries of all cores,
 s, i and j an update's signs and coordinates (SPEC R6), p = sum over layers of s * G[i, j] is the slope along

@@ -1,4 +1,4 @@
-"""A model with its core, trained without a network: applies updates and measures the next ones (DESIGN 6).
+"""A model with its core, trained without a network: applies updates and measures the next ones.
 
 Synchronous, and for one thread but for `mini_batches`. It knows nothing of peers: what comes through `apply`
 may be anybody's, and what `step` returns changes nothing here until it is applied. What else is asked of a
@@ -220,7 +220,7 @@ class TrainableModel:
         """Return what the losses at `distance` along the directions of these seeds say, of whole groups in a
         run that has them (`engine.estimator`).
 
-        All targets move at once (DESIGN 3). Raises UserError OUT_OF_MEMORY when an offloaded model finds no
+        All targets move at once (SPEC U2). Raises UserError OUT_OF_MEMORY when an offloaded model finds no
         room, DATA_MALFORMED for a row that does not fit.
         """
         if len(seeds) % self.manifest.training.batch_updates:

@@ -1,4 +1,4 @@
-"""The past of a run by the log in a folder: its history, the states of its seals, and what has made it worse.
+"""The past of a run by the log in a folder: its history, the states of its seals, and their differences.
 
 Reads and changes nothing; its node may be running. States are cores, of which one is taken to another by what
 counts differently, so that a walk through all seals reads the log about once.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,23 +19,17 @@ from sfnode.engine.core import Core
 from sfnode.engine.merging import Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import scale_of
-from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
-from sfnode.organising.reporting import bisection
-from sfnode.organising.reporting.run_history import DIGITS, RunHistory, name_of, parts
-from sfnode.printable import command
+from sfnode.organising.reporting.run_history import RunHistory, parts
 from sfnode.schema.history import (
-    BisectResult,
     CheckoutResult,
     DiffResult,
     EpochEntry,
     HistoryEntry,
     HistoryResult,
     LayerChange,
-    MeasuredState,
     ParentSeal,
-    Without,
 )
 from sfnode.store import checkpoint
 from sfnode.store.checkout import Checkout, advance, at_seal, whole
@@ -46,10 +40,7 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Succession
 from sfprotocol.seeds import I64
 from sfprotocol.segments import first_updates
-from sfprotocol.weighing import NOTHING, Counted, differences
-
-BASE = -1
-"""Stands for the epoch of the base model, before the first seal."""
+from sfprotocol.weighing import Counted
 
 
 def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
@@ -155,8 +146,8 @@ class Past:
         return self._known[epoch]
 
     def counted(self, epoch: int) -> Mapping[Feed, Counted]:
-        """Return what counted of each feed then; nothing in the base model."""
-        return {} if epoch == BASE else self.checkout(epoch).counted
+        """Return what counted of each feed then."""
+        return self.checkout(epoch).counted
 
     def cores(self, wanted: Mapping[Feed, Counted]) -> dict[int, I64]:
         """Return the cores of what is wanted, (layers, rank, rank) each, by subspace. Raises as
@@ -186,103 +177,6 @@ class Past:
                 counts[feed.origin] += (stop - first) * (factor > 0)
                 first = stop
         return counts
-
-    def moved(self, epoch: int) -> dict[bytes, int]:
-        """Return by how many updates more of each origin count after an epoch was sealed than before; of
-        those of whom something counts otherwise."""
-        before, now = self.counted(epoch - 1), self.counted(epoch)
-        origins = {
-            feed.origin
-            for feed, counted in whole(before, now).items()
-            if any(differences(before.get(feed, NOTHING), counted))
-        }
-        more = self.by_origin(epoch)
-        more.subtract(self.by_origin(epoch - 1))
-        return {origin: more[origin] for origin in sorted(origins)}
-
-    def without(self, epoch: int, origins: frozenset[bytes]) -> dict[Feed, Counted]:
-        """Return what would have counted after an epoch without what it has brought of these origins."""
-        before, now = self.counted(epoch - 1), self.counted(epoch)
-        return {
-            feed: before.get(feed, NOTHING) if feed.origin in origins else counted
-            for feed, counted in whole(before, now).items()
-        }
-
-
-Loss = Callable[[Mapping[int, I64]], float]
-"""Measures the loss of the model with these cores on the validation rows."""
-
-Tell = Callable[[str], None]
-"""Is told what is measured, in words."""
-
-
-def bisect(past: Past, good: int, bad: int, measure: Loss, tell: Tell) -> BisectResult:
-    """Find the epoch after `good` (BASE: the base model) and up to `bad` that has raised the loss, and the
-    origins of whom its harm is. Raises UserError as `Past.checkout`, and BAD_OPTION if there is nothing
-    between them."""
-    if good >= bad:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"the good seal, of epoch {good}, is not before the bad one, of epoch {bad}",
-            "Name the good one first.",
-        )
-    losses: dict[int, float] = {}
-    evaluations = 0
-
-    def loss(epoch: int) -> float:
-        nonlocal evaluations
-        if epoch not in losses:
-            losses[epoch] = measure(past.cores(past.counted(epoch)))
-            evaluations += 1
-            tell(f"{_state(epoch)}: loss {losses[epoch]:.4f}")
-        return losses[epoch]
-
-    epoch = bisection.raised(good, bad, loss)
-    origins: list[Without] = []
-    if epoch is not None:
-        brought = past.moved(epoch)
-
-        def without(some: frozenset[bytes]) -> float:
-            nonlocal evaluations
-            found = measure(past.cores(past.without(epoch, some)))
-            evaluations += 1
-            who = ", ".join(sorted(origin.hex()[:DIGITS] for origin in some))
-            tell(
-                f"epoch {epoch} without {who if len(some) < 4 else f'{len(some)} origins'}: loss {found:.4f}"
-            )
-            return found
-
-        found = bisection.culprits(list(brought), loss(epoch - 1), loss(epoch), without)
-        origins = [
-            Without(origin=o.hex(), name=name_of(o, past.names), updates=brought[o], loss=left)
-            for o, left in found
-        ]
-    before, after = (good, bad) if epoch is None else (epoch - 1, epoch)
-    return BisectResult(
-        run_id=past.run.run_id.hex(),
-        measured=[MeasuredState(epoch=one, loss=value) for one, value in losses.items()],
-        epoch=epoch,
-        before=losses[before],
-        after=losses[after],
-        origins=origins,
-        evaluations=evaluations,
-        undo=list(_undo(epoch, origins)),
-    )
-
-
-def _state(epoch: int) -> str:
-    return "the base model" if epoch == BASE else f"seal of epoch {epoch}"
-
-
-def _undo(epoch: int | None, origins: list[Without]) -> Iterator[str]:
-    """Yield the commands that take back what an epoch has brought, or these origins have brought in it."""
-    if epoch is None:
-        return
-    names = [one.origin[:DIGITS] for one in origins]
-    yield from (command("sfnode", "organise", "revoke", name) for name in names)
-    yield command(
-        "sfnode", "organise", "void", epoch, *(word for name in names for word in ("--member", name))
-    )
 
 
 # Difference between two seals of a run: whose updates, and by how much each matrix has changed.

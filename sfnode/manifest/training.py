@@ -48,7 +48,7 @@ def features_text(table: Iterable[tuple[int, int]]) -> str:
 
 
 class Training(Section):
-    """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
+    """The numbers of the update rule. Learning rates are per update."""
 
     estimator: Literal["zeroth-order", "first-order"] = "zeroth-order"
     """Content of an update: a slope along a direction, or one for every cell of the cores (SPEC U2, U11)."""

@@ -1,4 +1,4 @@
-"""Loading the base model: from a source to modules whose weights can be trained (DESIGN 6).
+"""Loading the base model: from a source to modules whose weights can be trained.
 
 Knows how transformers loads a model, in which precision, and whether it is the one of the run's manifest. It
 knows nothing of updates, subspaces or tasks. Only safetensors are read, no code from a model's folder is run,

@@ -1,4 +1,4 @@
-"""Perturbing the layers of a model in activation space (DESIGN 6).
+"""Perturbing the layers of a model in activation space.
 
 W + m u v^T acts on an input x as W x + m (v . x) u. Every target gets a forward of its own that computes this
 in the one product it makes anyway: the second term, with the bias, is what the product is added to. Each row

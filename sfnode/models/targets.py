@@ -1,4 +1,4 @@
-"""Choice of the parameters of a model that are trained, and the view of each as a matrix (DESIGN 6).
+"""Choice of the parameters of a model that are trained, and the view of each as a matrix.
 
 Linear layers are chosen by patterns in the manner of PEFT's `target_modules`; embeddings, biases and norms by
 switch. What cannot be trained is refused with its name and the reason. A model whose weights have no memory

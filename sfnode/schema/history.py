@@ -179,45 +179,6 @@ class DiffResult(Answer):
     """Decisions after the first seal, up to the second."""
 
 
-class MeasuredState(Answer):
-    """Loss of a model on the validation rows."""
-
-    epoch: int
-    """Epoch of the seal; -1: the base model."""
-    loss: float
-
-
-class Without(Answer):
-    """Loss without what an origin brought in one epoch, and those before it in the list."""
-
-    origin: str
-    name: str | None
-    """Display name that it has published of itself; None if it has none."""
-    updates: int
-    """Updates of its that the seal has counted."""
-    loss: float
-
-
-class BisectResult(Answer):
-    """`sfnode history bisect --json`."""
-
-    run_id: str
-    measured: list[MeasuredState]
-    """States that were measured, in order."""
-    epoch: int | None
-    """The epoch that raised the loss most of all; None if the loss did not rise."""
-    before: float
-    """Loss before that epoch; of the good seal if there is none."""
-    after: float
-    """Loss after it; of the bad seal if there is none."""
-    origins: list[Without]
-    """Origins without whose part of the epoch less than half of its rise is left; empty if it takes more."""
-    evaluations: int
-    """Measurements that it took."""
-    undo: list[str]
-    """Commands that take it back."""
-
-
 # -- of an exported model, as far as a log tells: what its card says of it (`engine.model_card`) ----------
 
 

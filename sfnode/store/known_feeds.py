@@ -197,7 +197,7 @@ class KnownFeeds:
     ) -> dict[Feed, StoredFeed]:
         """Return the states of the feeds after `records` and `cuts`; changes nothing.
 
-        Raises LocalProtocolError unless every record continues its feed, as `feeds.continued`.
+        Raises LocalProtocolError unless every record continues its feed, as `continued`.
         """
         moved: dict[Feed, StoredFeed] = {}
         following = len(self._states) + 1

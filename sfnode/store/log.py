@@ -1,4 +1,4 @@
-"""The update log: every segment that this node has admitted, durable, in SQLite (DESIGN section 4).
+"""The update log: every segment that this node has admitted, durable, in SQLite.
 
 An `append` that has returned survives a power cut; one that has not leaves no trace. That is all that the
 rest of the node relies on when it sends or applies an update. The log checks that feeds stay contiguous, but

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-# Bounds that keep the time for an answer below 10 ms, as tests/bench/verifiers.py measures it.
+# Bounds that keep the time for an answer below 10 ms, as benchmarks/verifiers.py measures it.
 
 
 MAX_ANSWER = 4096

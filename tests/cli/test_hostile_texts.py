@@ -256,7 +256,6 @@ ROWS: dict[str, list[str]] = {
     "publish directory": ["{files}/run.json {table} --out {files}/all"],
     "history diff": ["0 1 --data-dir {node}"],
     "history checkout": ["1 --data-dir {node}"],
-    "history bisect": ["0 1 --data-dir {node} --model {model}"],
     "history fork": ["1 --data-dir {node} --out {files}/fork --model {model}"],
     "history archive": ["--data-dir {node} --out {files}/made.sfnode"],
     "history import": ["{files}/archive.sfnode --data-dir {files}/imported"],

@@ -11,6 +11,7 @@ import pytest
 
 import sfnode.cli
 from sfnode.cli import doctor
+from sfnode.cli.output import table
 from sfnode.doctor.findings import CheckFinding, Examination
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
 from tests.cli.helpers import Ended
@@ -44,6 +45,15 @@ def test_findings_are_coloured_and_what_they_quote_is_not(capsys: pytest.Capture
     one = CheckFinding(number="D01", subject="peer", verdict="problem", what=HOSTILE, fix=HOSTILE)
     doctor._print(Examination.model_construct(findings=[one], problems=1, seconds=1.0))
     assert is_visible(capsys.readouterr().out)
+
+
+def test_a_table_is_as_wide_as_what_is_in_it_and_nobody_s_text_breaks_it() -> None:
+    rows = [("run", "updates", ""), ("北京", "1,234", "so"), ("a\x1b[2J\nb", "5", "")]
+    assert table(rows, right={1}).split("\n") == [
+        "run" + 11 * " " + "updates",
+        "北京" + 12 * " " + "1,234  so",
+        "a\\u001b[2J b" + 8 * " " + "5",
+    ]
 
 
 def test_every_command_prints_through_the_one_function_that_looks() -> None:

@@ -1,4 +1,4 @@
-"""The past of a run on the command line: log, checkout, diff, bisect, fork, archive and import."""
+"""The past of a run on the command line: log, checkout, diff, fork, archive and import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from sfnode.manifest.sections import Parent
 from sfnode.models import bases, files
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.schema.history import (
-    BisectResult,
     CheckoutResult,
     DiffResult,
     HistoryResult,
@@ -249,10 +248,6 @@ def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_
     for command in (
         ("history", "checkout", 0),
         ("history", "diff", 0, 1),
-        (
-            "history",
-            "bisect",
-        ),
         ("history", "fork", 0, "--out", tmp_path / "new"),
     ):
         ended = sfnode(*command, "--data-dir", tmp_path / "open")
@@ -261,7 +256,7 @@ def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_
     assert not (tmp_path / "new").exists()
 
 
-# -- diff, bisect --------------------------------------------------------------------------------------
+# -- diff ----------------------------------------------------------------------------------------------
 
 
 def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
@@ -273,22 +268,6 @@ def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[...
     assert f"  Ada ({B[:8]})  +6\n" in said
     assert f"weights: changed by {found.norm:.4g} in all\n" in said
     assert "epoch 3: accuracy 60.0 % (55.0-65.0 %), loss 1.9000" in said
-
-
-def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder: Path) -> None:
-    """The best seal that was evaluated is the good one unless another is named."""
-    ended = sfnode("history", "bisect", "--data-dir", folder)
-    assert ended.status == 0, ended.err
-    lines = ended.out.splitlines()
-    assert lines[0].startswith(f"epoch {HARM} has raised the loss from ")
-    assert lines[1].startswith(f"  without the 3 updates of Ada ({B[:8]}): ")
-    assert lines[-2:] == [
-        f"  sfnode organise revoke {B[:16]}",
-        f"  sfnode organise void {HARM} --member {B[:16]}",
-    ]
-    assert "measuring from 0 to 3" in ended.err
-    found = sfnode("history", "bisect", "base", 1, "--data-dir", folder, "--json")
-    assert BisectResult.model_validate(json.loads(found.out)).epoch != HARM
 
 
 # -- leaderboard -----------------------------------------------------------------------------------------
@@ -305,9 +284,9 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
         ["2", "Ada", B[:8], "12", "worse"],
     ]
     details = sfnode("leaderboard", "--details", "--data-dir", folder).out.splitlines()
-    assert [line.split()[-3:] for line in details[2:4]] == [
-        ["18", "+6.000000003", A[:16]],
-        ["9", "-0.000000003", B[:16]],
+    assert [line.split()[-6:] for line in details[2:4]] == [
+        [A[:16], "24", "100", "%", "18", "+6.000000003"],
+        ["Ada", B[:16], "12", "worse", "9", "-0.000000003"],
     ]
     assert details[-1].endswith("36 updates count, worth +6.000000000 nats")
     assert ended.out.splitlines()[-1].endswith("4 rounds, 36 updates count")

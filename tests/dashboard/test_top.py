@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import pty
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rich.cells import cell_len
 from rich.text import Text
 
 from sfnode import printable
 from sfnode.dashboard import formatting
-from sfnode.dashboard.frame import Shown, absent, ascii_only, frame, named
+from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
 from sfnode.dashboard.snapshot import Mood, Words, agreement, doing, look_at_all, measure, together
 from sfnode.dashboard.top import can_be_kept_up_to_date
 from sfnode.limits import Limits
@@ -82,6 +82,10 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
     assert "done" in text
     assert "neighbours  2 in step" in text
     assert "loss  1.000" in text
+    went = seen._replace(curves=seen.curves.model_copy(update={"loss": [3.0, None, 2.0, 1.0]}))
+    (loss,) = [line.plain for line in frame(went, 80, 24) if line.plain.startswith("loss  1.000")]
+    assert "█▅▁" in loss
+    assert "1.000 to 3.000 in " in loss
     assert sum("same model" in line for line in lines) == 2
     assert "q quit" in lines[-1]
 
@@ -225,8 +229,6 @@ def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
     lines = [line.plain for line in frame(seen._replace(origins=page, own=own), 160, 45)]
     (heads,) = [line for line in lines if line.startswith("peer ")]
     assert "rank  who" in heads
-    (charts,) = [line for line in lines if line.startswith("accuracy")]
-    assert charts.index("loss") < charts.index("updates ")
     assert "Your work: 99 updates (50 % of all), rank 1 of 2." in lines
     assert any(line.startswith("The weights have moved by ") for line in lines)
     alone = seen._replace(origins=page, only_origins=True)
@@ -235,8 +237,7 @@ def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
 
 def it_tells_rewards_of_a_reward_run(seen: Shown) -> None:
     lines = [line.plain for line in frame(with_status(seen, **rewarded()), 160, 45)]
-    (charts,) = [line for line in lines if line.startswith("right answers (pass@1)  85.0 %")]
-    assert "mean reward  0.940" in charts
+    assert any(line.startswith("mean reward  0.940") for line in lines)
     assert "Mean reward 0.950 now, 0.400 before training." in lines
     assert not any(word in line for line in lines for word in ("loss", "accuracy", "worth"))
 
@@ -245,7 +246,7 @@ def it_calls_neighbours_by_names_that_they_have_proved(seen: Shown) -> None:
     neighbour = seen.now.swarm.nodes[1]
     proved = neighbour.model_copy(update={"name": "\x1b[2JAda", "origin": "1a2b3c4d" * 8})
     lines = [line.plain for line in frame(with_neighbours(seen, proved, neighbour), 80, 24)]
-    (row,) = [line for line in lines if "Ada 1a2b3c4d" in line]
+    (row,) = [line for line in lines if re.search(r"Ada +1a2b3c4d ", line)]
     assert row.isprintable()
     assert any(line.startswith(formatting.short(neighbour.peer)) for line in lines)
 
@@ -265,17 +266,14 @@ def it_lists_contributions_and_obeys_no_name(seen: Shown, page: Origins) -> None
     title = frame(with_status(seen, run_name="\x1b]0;mine\x07"), 80, 24)[0].plain
     assert title.isprintable()
     ourselves = seen.now.swarm.nodes[0].model_copy(update={"name": "x" * 32})
+    long = [first.model_copy(update={"name": "x" * 32}), second]
+    crowded = frame(seen._replace(origins=page.model_copy(update={"origins": long})), 40, 24)
+    (row,) = [line.plain for line in crowded if "x…" in line.plain]
+    assert first.origin[:8] in row, "a name gives way, its key does not"
     titled = seen._replace(
         now=seen.now._replace(swarm=seen.now.swarm.model_copy(update={"nodes": [ourselves]}))
     )
     assert seen.now.status.origin[:8] in frame(titled, 80, 24)[0].plain
-
-
-def test_a_name_is_cut_off_before_the_key_beside_it() -> None:
-    assert named("Ada", "1a2b3c4d5e6f") == "Ada 1a2b3c4d"
-    assert named("", "1a2b3c4d5e6f") == "1a2b3c4d"
-    assert named("x" * 32, "1a2b3c4d5e6f", 20) == "x" * 10 + "… 1a2b3c4d"
-    assert cell_len(named("北" * 10, "1a2b3c4d5e6f", 20)) <= 20
 
 
 def test_a_terminal_that_cannot_move_its_cursor_is_not_kept_up_to_date(
@@ -338,21 +336,11 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
         (formatting.percent(-0.031), "-3.1 %"),
         (formatting.printable("a\x1b[31m\u202eb\u2067"), "a\ufffd[31m\ufffdb\ufffd"),
         (formatting.spark([0, 1, 2], 9), "▁▅█"),
-        (formatting.spark([0, math.inf, math.nan, 2], 9), "▁█"),
+        (formatting.spark([0, math.inf, math.nan, None, 2], 9), "▁█"),
+        (formatting.spark([0, 2, 1, 3], 2), "▁█"),
+        (formatting.spark([], 9), ""),
         (formatting.short("a" * 20, 4), "…aaa"),
     ],
 )
 def test_figures_read_well(given: str, expected: str) -> None:
     assert given == expected
-
-
-def test_a_curve_in_braille_rises_where_its_values_do_and_has_gaps_where_there_are_none() -> None:
-    top, bottom = formatting.braille([0.0, 1.0], 2, 2)
-    assert bottom[0] != formatting.BLANK
-    assert top[-1] != formatting.BLANK
-    assert top[0] == formatting.BLANK
-    (line,) = formatting.braille([1.0, None, None, 1.0], 4, 1)
-    assert line[1:3] == 2 * formatting.BLANK
-    assert line[0] != formatting.BLANK
-    assert formatting.braille([], 3, 1) == [3 * formatting.BLANK]
-    assert formatting.smooth([1.0, None, 3.0], 1) == [1.0, None, 3.0]

@@ -39,7 +39,7 @@ def mixed(value: int) -> int:
 
 
 def slow_core(rows: list[tuple[int, int, int]]) -> dict[tuple[int, int, int, int], int]:
-    """The rule of DESIGN section 3 and SPEC R6 in Python's own integers."""
+    """The rules SPEC R6 and U4 in Python's own integers."""
     entries: dict[tuple[int, int, int, int], int] = {}
     for epoch, seed, scalar in rows:
         for layer in range(LAYERS):

@@ -20,7 +20,7 @@ LONG = bool(os.environ.get("SFNODE_LONG"))
 
 TRIED = ("oversized_frame", "malformed_messages", "replayed_messages", "cancelled_streams")
 """Attacks of `attacker.py` that end on different levels: frames, messages, the machine, streams. All others
-are measured by tests/bench/hostile.py, and their frames read in tests/transport/libp2p/test_streams."""
+are measured by benchmarks/hostile.py, and their frames read in tests/transport/libp2p/test_streams."""
 
 SECONDS = 20.0 if LONG else 2.0
 """Length of each attack; the one that cancels streams has no time limit."""

@@ -1,4 +1,4 @@
-"""What strangers can take from honest members of a run, by SPEC O20 (figures: `tests.bench.crowds`).
+"""What strangers can take from honest members of a run, by SPEC O20 (figures: `benchmarks.crowds`).
 
 Two members and two strangers are honest and make 16 updates a second; a minute later others come. The runs
 are those of `town`: the shipped organiser and fold on a virtual clock.

@@ -246,7 +246,7 @@ def test_a_reward_run_is_told_by_right_answers_before_and_after_and_has_no_worth
     assert "By number of updates" in words
     board = sfnode("leaderboard", "--data-dir", tmp_path / "node").out
     assert board.splitlines()[0] == "members by updates that count"
-    assert board.splitlines()[1].split() == ["rank", "who", "count"]
+    assert board.splitlines()[1].split() == ["rank", "who", "key", "count"]
     assert "worth" not in board
 
 

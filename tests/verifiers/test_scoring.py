@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.verifiers import MARKER, NUMBER, Subject, answers, subjects
 from sfnode.verifiers.scoring import columns, problem, remark, score, texts
 from sfnode.verifiers.specs import PRESETS, read
-from tests.bench.verifiers import MARKER, NUMBER, Subject, answers, subjects
 from tests.fuzz.effort import EFFORT, TIMES
 
 VECTORS = json.loads((Path(__file__).parent / "verifiers.json").read_text(encoding="utf-8"))
@@ -138,7 +138,7 @@ def test_nothing_is_executed_imported_or_opened(monkeypatch: pytest.MonkeyPatch)
 
 
 def lines(subject: Subject, answer: str) -> int:
-    """Count the lines of Python that a score takes; tests/bench/verifiers.py times libraries as well."""
+    """Count the lines of Python that a score takes; benchmarks/verifiers.py times libraries as well."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:

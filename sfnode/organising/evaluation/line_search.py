@@ -1,7 +1,7 @@
 """The line search at a seal: how far to go along an epoch's direction, and at which rate to go on.
 
 With W the weights by the seals so far and D what the epoch has added to them at factor 1, the loss of
-held-out rows is measured at W + c D (DESIGN 10). Of the best c half is taken: a full step along a noisy
+held-out rows is measured at W + c D. Of the best c half is taken: a full step along a noisy
 direction overshoots in all others, and the next epoch comes back (the accuracy of a run that had reached 0.98
 fell to 0.85 on the way). Where an epoch could have gone further, less than that: the best step of now is a
 short view (Wu et al. 2018), as noise stays in the weights, and they bear less and less of it. This module

@@ -152,7 +152,7 @@ async def test_steps_and_updates_take_turns_in_the_order_of_asking(log: UpdateLo
 
 
 class OnOneThread:
-    """An engine that insists that everything but `mini_batches.prepare` is called on one thread."""
+    """An engine that insists that everything but `prepare` is called on one thread."""
 
     def __init__(self, engine: SmallEngine) -> None:
         self._engine = engine

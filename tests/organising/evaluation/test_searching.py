@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.evidence_cost import Swarm
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import (
     EVALUATE_EVERY,
@@ -19,7 +20,6 @@ from sfnode.organising.evaluation.searching import (
 from sfnode.organising.events import BasesMade, EvaluationEnded
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, Bases, Close, Evaluated, RateFrom, Recorded, Seal
-from tests.bench.evidence_cost import Swarm
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
 ANNE = feed_of("anne")

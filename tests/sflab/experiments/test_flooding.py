@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.rounds import compare
 from sflab.baselines.clients import EdgeTraffic
 from sflab.experiments.cell import CellNetwork
 from sflab.experiments.flooding import Conditions, Flood
-from tests.bench.rounds import compare
 
 
 def flood(**network: Any) -> tuple[Flood, EdgeTraffic, Conditions]:

@@ -7,9 +7,9 @@ from contextlib import closing
 
 import pytest
 
+from benchmarks.joining import network, world_of
 from sflab.simulator.checks import invariants
 from sflab.simulator.world.world import World
-from tests.bench.joining import network, world_of
 
 TARGET = 10.0
 """Bytes an update where a node makes twenty in the time for which they may wait."""

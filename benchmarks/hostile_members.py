@@ -1,0 +1,226 @@
+"""A real swarm some of whose nodes are hostile: what its model is worth in the end.
+
+    python benchmarks/hostile_members.py [--nodes 10] [--hostile 3] [--attack flip] [--run run.toml]
+
+Hostile nodes are nodes of sfnode that were admitted like all others, and whose scalars are changed before
+they are signed: `flip` negates them, `random` draws others of the same size, `scale` negates them and makes
+them as large as they may be, `turncoat` negates them from the first half of its share of the budget on,
+`target` measures them on rows that all have the first answer; `absent` leaves these nodes out, for
+comparison; with `--hostile 0` it is the cost that is of interest. Prints one line of JSON; `organiser`: the
+example-forwards of what its node has measured for seals, their share of all, the seconds that this took and
+their share of the time since the swarm was started; `second_half`: the same from the first look on at which
+half of the budget counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ATTACK = "HOSTILE_ATTACK"
+"""Environment variable by which a hostile node knows what to do."""
+
+COST = "ORGANISER_COST"
+"""That of the file in which the organiser's node keeps what it has spent."""
+
+FIRST = "ORGANISER_FIRST"
+"""That by which the organiser's node knows that it comes first when it measures, and trains nothing."""
+
+GROUP = Path("/proc/self/autogroup")
+"""The niceness of this process's session: each node has one of its own (Linux, root)."""
+
+HOSTILE, ORGANISER = "hostile", "organiser"
+"""First arguments of this program as a node."""
+
+
+def be_hostile(attack: str) -> None:
+    """Change what the engine of this process measures, and run the command line."""
+    from sflab.experiments.attacks import shard_of
+    from sfnode.cli.main import main
+    from sfnode.engine.trainer import Trainer
+    from sfnode.tasks import dataset
+
+    honest, draw, made = Trainer.step, np.random.default_rng(os.getpid()), [0]
+    rows_of = dataset.training_rows
+
+    def rows(data: Any, task: Any, folder: Any = None) -> Any:
+        return shard_of(attack, task, rows_of(data, task, folder))
+
+    def step(trainer: Trainer, seeds: Any, epoch: int) -> Any:
+        result = honest(trainer, seeds, epoch)
+        limit, told = trainer.manifest.training.scalar_limit, np.array(result.scalars)
+        made[0] += len(told)
+        if attack == "random":
+            told = np.rint(draw.normal(scale=max(1.0, np.abs(told).mean()), size=len(told))).astype(int)
+        elif attack == "scale":
+            told = -limit * np.where(told < 0, -1, 1)
+        elif attack == "flip" or (attack == "turncoat" and made[0] > int(os.environ["HOSTILE_AFTER"])):
+            told = -told
+        return result._replace(scalars=tuple(int(one) for one in np.clip(told, -limit, limit)))
+
+    Trainer.step = step  # type: ignore[method-assign]
+    dataset.training_rows = rows
+    main(sys.argv[2:])
+
+
+def share_cores(niceness: int) -> None:
+    """Give this process that niceness: many nodes are on a machine here, of which each has one of its own."""
+    GROUP.write_text(str(niceness))
+
+
+def be_organiser(file: Path) -> None:
+    """Keep account of what this process measures for seals, and run the command line."""
+    from sfnode.cli.main import main
+    from sfnode.node.organising import Organising
+    from sfnode.node.training.step_scheduler import StepScheduler
+    from sfnode.organising.events import EvaluationEnded
+
+    evaluate, tell, spent = Organising._evaluate, Organising._tell, {"forwards": 0, "seconds": 0.0}
+    first = bool(os.environ.get(FIRST))
+    if first:
+        StepScheduler.advance = lambda scheduler: None  # type: ignore[method-assign]
+
+    async def timed(organising: Organising, asked: Any) -> None:
+        began = time.perf_counter()
+        if first:
+            share_cores(-15)
+        await evaluate(organising, asked)
+        if first:
+            share_cores(0)
+        spent["seconds"] += time.perf_counter() - began
+
+    def told(organising: Organising, event: Any) -> None:
+        spent["forwards"] += event.forwards if isinstance(event, EvaluationEnded) else 0
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(spent))
+        new.replace(file)
+        tell(organising, event)
+
+    Organising._evaluate = timed  # type: ignore[method-assign]
+    Organising._tell = told  # type: ignore[method-assign, assignment]
+    main(sys.argv[2:])
+
+
+class Spent(NamedTuple):
+    """What has been spent until one moment."""
+
+    updates: int
+    """Updates that everybody has made."""
+    at: float
+    """The time, in seconds of this process's clock."""
+    forwards: int
+    """Example-forwards of what the organiser's node has measured for seals."""
+    seconds: float
+    """Seconds that this took."""
+
+    @classmethod
+    def until_now(cls, file: Path, updates: int) -> Spent:
+        """Return what the organiser's `file` says, if it is there."""
+        said = json.loads(file.read_text()) if file.exists() else {"forwards": 0, "seconds": 0.0}
+        return cls(updates, time.perf_counter(), **said)
+
+    def shares(self, since: Spent, update_forwards: int) -> dict[str, float]:
+        """Return what was spent since then, and shares of it of all forwards and of the time."""
+        updates, passed, forwards, seconds = (a - b for a, b in zip(self, since, strict=True))
+        share = forwards / max(1, forwards + updates * update_forwards)
+        return {
+            "forwards": forwards,
+            "seconds": round(seconds, 1),
+            "share": round(share, 4),
+            "time_share": round(seconds / passed, 3),
+        }
+
+
+async def measure(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return what has become of a swarm."""
+    from sfnode.manifest import Manifest
+    from sfnode.models.manifest_builder import build
+    from sfnode.store.run_keys import RunKeys
+    from sfnode.swarm import local_swarm
+    from sfnode.swarm.node_process import NodeProcess
+
+    numbers = {"update_budget": asked.budget} if asked.budget else {}
+    run = Manifest.from_toml(asked.run) if asked.run else build(numbers | RunKeys.generate().options())
+    count = asked.nodes - asked.hostile if asked.attack == "absent" else asked.nodes
+    honest = asked.nodes - asked.hostile
+
+    class Node(NodeProcess):
+        """A node that is hostile if it is among the last ones, and keeps accounts if it is the first."""
+
+        async def start(self, arguments: list[str], *told: str) -> None:
+            if self.number == 1 or self.number > honest:
+                self.program = (sys.executable, __file__, HOSTILE if self.number > honest else ORGANISER)
+            await super().start([*arguments, *(asked.option if self.number == 1 else [])], *told)
+
+    cost = Path(tempfile.mkdtemp()) / "cost.json"
+    os.environ |= {ATTACK: asked.attack, "HOSTILE_AFTER": str(run.training.update_budget // asked.nodes // 2)}
+    os.environ |= {COST: str(cost), FIRST: "1" if asked.first else ""}
+    local_swarm.NodeProcess = Node  # type: ignore[attr-defined]
+    bases = asked.run.parent if asked.run else None
+    async with local_swarm.LocalSwarm(run, nodes=count, beside=bases, folder=asked.folder) as swarm:
+        begin, half = Spent.until_now(cost, 0), None
+        async for progress in swarm:
+            counted = progress.organised.counted if progress.organised else 0
+            if asked.verbose and progress.organised:
+                print(counted, progress.organised.sealed, file=sys.stderr, flush=True)
+            if half is None and 2 * counted >= run.training.update_budget:
+                half = Spent.until_now(cost, progress.known)
+        end = Spent.until_now(cost, progress.known)
+        result = await swarm.compare()
+    return {
+        "attack": asked.attack,
+        "equal": result.equal,
+        "calibrated": [result.calibrated.value, result.calibrated.loss] if result.calibrated else None,
+        "after": [result.after.value, result.after.loss] if result.after else None,
+        "made": result.updates,
+        "counted": result.counted,
+        "sealed": result.sealed,
+        "seconds": result.seconds,
+        "own": [node.own_updates for node in result.nodes],
+        "organiser": end.shares(begin, run.update_forwards),
+        "second_half": end.shares(half, run.update_forwards) if half else None,
+    }
+
+
+def main_of_benchmark() -> None:
+    """Read the command line and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--nodes", type=int, default=10)
+    parser.add_argument("--hostile", type=int, default=3)
+    attacks = ["flip", "random", "scale", "turncoat", "target", "absent"]
+    parser.add_argument("--attack", default="flip", choices=attacks)
+    parser.add_argument("--budget", type=int, default=0, help="updates [default: the run's]")
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        help="of the organiser, such as --option=--set --option=organise.search=no",
+    )
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="the organiser trains nothing and has a core when it measures, as if on a machine of its own "
+        "(Linux, root)",
+    )
+    parser.add_argument("--verbose", action="store_true")
+    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [HOSTILE]:
+        be_hostile(os.environ[ATTACK])
+    elif sys.argv[1:2] == [ORGANISER]:
+        be_organiser(Path(os.environ[COST]))
+    else:
+        main_of_benchmark()

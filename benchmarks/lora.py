@@ -1,0 +1,134 @@
+"""LoRA with AdamW and a classification head: what a user with a GPU and all rows in one place would train.
+
+PEFT's adapters of rank 8 on the query and value projections, alpha 16 as in MeZO and in sflab.baselines, and
+the head that transformers puts on the model; mini-batches of 8 rows, a rate that rises over a tenth of the
+steps and then falls to nothing. A row that is trained on counts as three example-forwards: a backward pass is
+two. It knows no run and no update.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from peft import LoraConfig, TaskType, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForSequenceClassification
+
+from benchmarks.texts import Texts, mean_loss
+from sflab.baselines.model_problem import LORA_ALPHA
+
+RANK = 8
+BATCH = 8
+FORWARDS = 3
+"""Example-forwards of a row that is trained on."""
+
+WARMUP = 0.1
+
+
+class Pass(NamedTuple):
+    """The model after some of the training."""
+
+    forwards: int
+    validation_loss: float
+
+
+class Lora:
+    """A model with adapters, and the training of them."""
+
+    def __init__(self, folder: Path, classes: int, seed: int) -> None:
+        torch.manual_seed(seed)
+        model: Any = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=classes, dtype=torch.float32
+        )
+        settings = LoraConfig(
+            task_type=TaskType.SEQ_CLS,
+            r=RANK,
+            lora_alpha=LORA_ALPHA,
+            target_modules=["q_proj", "v_proj"],
+        )
+        self.model: Any = get_peft_model(model, settings)
+        self._order = np.random.default_rng(seed)
+
+    def train(
+        self, texts: Texts, validation: Texts, forwards: int, rate: float, looks: int
+    ) -> Iterator[Pass]:
+        """Train with so many example-forwards, and say `looks` times, evenly, how well it does."""
+        rows = forwards // FORWARDS
+        steps = -(-rows // BATCH)
+        orders = [self._order.permutation(len(texts)) for _ in range(-(-rows // len(texts)))]
+        order = np.concatenate(orders)[:rows]
+        trained = [one for one in self.model.parameters() if one.requires_grad]
+        optimiser = torch.optim.AdamW(trained, rate)
+        warm = max(1, round(WARMUP * steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm))
+        )
+        stops = {-(-steps * (look + 1) // looks) for look in range(looks)}
+        for step in range(steps):
+            drawn = order[step * BATCH : (step + 1) * BATCH]
+            self.model.train()
+            batch = texts.batch(drawn)
+            loss = cross_entropy(self.model(**batch).logits, torch.from_numpy(texts.labels[drawn]))
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimiser.step()
+            schedule.step()
+            if step + 1 in stops:
+                found = self.probabilities(validation)
+                yield Pass(FORWARDS * min(rows, (step + 1) * BATCH), mean_loss(found, validation.labels))
+
+    def probabilities(self, texts: Texts) -> NDArray[np.float64]:
+        """Return the probability of each class for each text, (n, classes)."""
+        self.model.eval()
+        with torch.no_grad():
+            return texts.map(lambda batch: self.model(**batch).logits.double().softmax(1))
+
+    def keep(self) -> Any:
+        """Return what is trained, as of now."""
+        return copy.deepcopy(get_peft_model_state_dict(self.model))
+
+    def back_to(self, kept: Any) -> None:
+        """Go back to what `keep` has returned."""
+        set_peft_model_state_dict(self.model, kept)
+
+
+class Best(NamedTuple):
+    """The best model of several trainings, by its loss on validation rows."""
+
+    probabilities: NDArray[np.float64]
+    """(test rows, classes)."""
+    rate: float
+    forwards: int
+    """Example-forwards of its training up to there, without those of validation and of other rates."""
+
+
+def best(
+    folder: Path,
+    train: Texts,
+    test: Texts,
+    *,
+    forwards: int,
+    looks: int,
+    rates: Sequence[float],
+    seed: int,
+) -> Best:
+    """Train with each rate and return the best model that was seen; every eighth training row validates."""
+    validating = np.arange(len(train)) % 8 == 7
+    found: tuple[float, float, Pass, Any] | None = None
+    for rate in rates:
+        lora = Lora(folder, train.classes, seed)
+        for one in lora.train(train.part(~validating), train.part(validating), forwards, rate, looks):
+            print(f"  lora, rate {rate:g}: {one.forwards:,} forwards, {one.validation_loss:.3f}", flush=True)
+            if found is None or one.validation_loss < found[0]:
+                found = one.validation_loss, rate, one, lora.keep()
+    assert found
+    lora = Lora(folder, train.classes, seed)
+    lora.back_to(found[3])
+    return Best(lora.probabilities(test), found[1], found[2].forwards)

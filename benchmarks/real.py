@@ -1,0 +1,217 @@
+"""Measures a run on a real model beside what a user would pick instead.
+
+    python -m benchmarks.real [--task agnews] [--runs 3] [--lora-passes 4]
+
+The model is that of scripts/real_model.py. One table for each task: accuracy and loss on 800 held-out
+rows, and the example-forwards that it took to get there (a backward pass counts as two), of the model as it
+is and calibrated, LoRA with AdamW at as many forwards as there are training rows, with --lora-passes LoRA at
+its best, and a swarm of four nodes with a quarter of the rows each after 0, 1,000, 4,000 and 16,000 updates
+and at its end, beside the linear probe. `sfnode init` is given no number. States are kept in the bench's own
+cache.
+The tasks are AG News and SST-2 of ../shared, or where that is missing the topics that benchmarks/topics.py
+writes. Results: docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import lora, topics
+from benchmarks.texts import Texts, mean_loss
+from scripts import real_model
+from sfnode.cli import trained_model
+from sfnode.engine import forward
+from sfnode.engine.losses import EVALUATION_BATCH
+from sfnode.manifest import Manifest
+from sfnode.manifest.sections import Data
+from sfnode.manifest.task import Task
+from sfnode.models import loader
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks import calibration, dataset, encoding, presets
+from sfnode.tasks.prompts import Row
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+MOMENTS = (1_000, 4_000, 16_000)
+"""Updates after which a run is measured, besides its beginning and its end."""
+
+
+WITHHELD = 256
+"""Training rows that `init` sets aside for validation."""
+
+
+class Figure(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    accuracy: float
+    loss: float
+    forwards: int | None
+    """Example-forwards up to there, without those of the measuring; None where they are not known."""
+
+
+class Subject(NamedTuple):
+    """A task with its rows."""
+
+    words: Task
+    """The task as answers in words."""
+    texts: Task
+    """The same for a classification head."""
+    train: list[Row]
+    test: list[Row]
+
+
+def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
+    """Read the rows of a task; those of `topics` are written to the folder first."""
+    if name == topics.NAME:
+        found, where = topics.PRESET, topics.write(folder)
+    else:
+        found, where = presets.for_columns(presets.preset(name), {"sentence", "label"}), SHARED / name
+    words = found.task.model_copy(update={"max_tokens": 256})
+    data = Data(
+        train=str(where / "train.tsv"),
+        test=str(where / "test.tsv"),
+        train_limit=rows + WITHHELD,
+        train_min_words=4 if name == "sst2" else 0,  # it has phrases, too
+        test_limit=held_out,
+    )
+    texts = presets.task_of(found._replace(task=words), headed=True)
+    return Subject(
+        words, texts, dataset.training_rows(data, words), dataset.held_out_rows(data, words, "test")
+    )
+
+
+def untrained(model: Path, of: Subject) -> Iterator[Figure]:
+    """Measure the model's answers in words: as they are, and less its prior over unlabelled training rows."""
+    manifest = Manifest(model=loader.describe(str(model), ""), task=of.words, data=Data())
+    loaded = loader.load(manifest, override=None, device=torch.device("cpu"))
+
+    def score(encoded: encoding.Encoded) -> encoding.Scored:
+        return forward.score_in_passes(loaded, encoded)
+
+    public = of.train[: calibration.CALIBRATION_ROWS]
+    prior = calibration.prior(of.words, loaded.tokenizer, public, score, EVALUATION_BATCH)
+    found = list(encoding.scored_batches(of.words, loaded.tokenizer, of.test, score, EVALUATION_BATCH))
+    for name, subtracted, forwards in (("untrained", None, 0), ("untrained, calibrated", prior, len(public))):
+        yield of_evaluation(name, encoding.measure(of.words, found, subtracted), forwards)
+
+
+def of_evaluation(name: str, found: Evaluation, forwards: int | None) -> Figure:
+    return Figure(name, found.value, found.loss, forwards)
+
+
+def of_probabilities(
+    name: str, found: NDArray[np.float64], labels: NDArray[np.int64], forwards: int
+) -> Figure:
+    return Figure(name, float((found.argmax(1) == labels).mean()), mean_loss(found, labels), forwards)
+
+
+def low_rank(model: Path, train: Texts, test: Texts, passes: int, given: argparse.Namespace) -> Figure:
+    """Train adapters for so many passes; with 0 for as many example-forwards as the probe's."""
+    forwards, looks = (passes * lora.FORWARDS * len(train), 2 * passes) if passes else (len(train), 1)
+    found = lora.best(model, train, test, forwards=forwards, looks=looks, rates=given.rates, seed=given.seed)
+    name = f"LoRA, AdamW, {'at its best' if passes else 'the same forwards'}"
+    return of_probabilities(name, found.probabilities, test.labels, found.forwards)
+
+
+def of_run(name: str, of: Subject, model: Path, folder: Path) -> Iterator[Figure]:
+    """Have a run made with no number given, let four nodes train, each on its own quarter of the rows, and
+    measure the first one's model; then the linear probe on the rows of all."""
+    folder.mkdir()
+    for file, rows in (("train.tsv", of.train), ("test.tsv", of.test)):
+        lines = (f"{row['sentence']}\t{row['label']}\n" for row in rows)
+        (folder / file).write_text("sentence\tlabel\n" + "".join(lines))
+    run, began = folder / "run.toml", time.monotonic()
+    files = (folder / "train.tsv", "--label", "label", "--test", folder / "test.tsv", "--out", run)
+    keys = ("--set", f"name={name}", "--set", f"keys.dir={folder / 'keys'}")
+    sfnode("init", *files, "--yes", "--model", model, *keys)
+    made = time.monotonic()
+    ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--out", folder / "swarm", "--json"))
+    assert ended["equal"], "digests differ"
+    seconds = f"init {made - began:.0f} s, swarm {time.monotonic() - made:.0f} s"
+    said = f"{ended['counted']:,} of {ended['updates']:,} count, {ended['bytes_per_update']:.1f} bytes each"
+    print(f"  {name}: {seconds}, {said}, digests equal", file=sys.stderr, flush=True)
+    node = folder / "swarm" / "node-1"
+    decisions = json.loads(sfnode("log", "--data-dir", node, "--json"))["entries"]
+    epochs = [one["epoch"] for one in decisions if one["epoch"]]
+    counted = np.cumsum([epoch["counted"] for epoch in epochs]).tolist()
+    moments = [next((there for there in counted if there >= moment), counted[-1]) for moment in MOMENTS]
+    for number, updates in enumerate(sorted({*moments, counted[-1]})):
+        seal = epochs[counted.index(updates)]["epoch"]
+        trainer = trained_model.load(node, None, "cpu", "auto", epoch=seal).trainer
+        if number == 0:
+            yield of_evaluation(f"{name}, 0 updates", trainer.evaluate_base(), 0)
+        yield of_evaluation(f"{name}, {updates:,} updates", trainer.evaluate(), None)
+    probe = ended["probe"]
+    yield Figure(f"linear probe on its {probe['rows']:,} rows", probe["value"], probe["loss"], probe["rows"])
+
+
+def sfnode(*arguments: Any) -> str:
+    """Run a command and return what it prints; end with what it says if it fails."""
+    ended = subprocess.run([sys.executable, "-m", "sfnode", *map(str, arguments)], stdout=subprocess.PIPE)
+    if ended.returncode:
+        sys.exit(ended.returncode)
+    return ended.stdout.decode()
+
+
+def figures(name: str, given: argparse.Namespace, scratch: Path) -> Iterator[Figure]:
+    """Measure everything for one task."""
+    of = subject(name, given.rows, given.held_out, scratch)
+    yield from untrained(given.model, of)
+    tokenizer = loader.tokenizer_of(given.model)
+    train, test = (Texts(of.texts, tokenizer, some) for some in (of.train[: given.rows], of.test))
+    for passes in sorted({0, given.lora_passes}):
+        yield low_rank(given.model, train, test, passes, given)
+    for number in range(given.runs):
+        yield from of_run(f"{name}-{number + 1}", of, given.model, scratch / f"run-{number}")
+
+
+def timed(found: Iterator[Figure]) -> Iterator[tuple[Figure, float]]:
+    """Yield each figure with the CPU seconds that it took, those of other processes included."""
+    began = sum(os.times()[:4])
+    for one in found:
+        yield one, sum(os.times()[:4]) - began
+        began = sum(os.times()[:4])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, default=real_model.FOLDER)
+    names = ["agnews", "sst2"] if SHARED.is_dir() else []
+    parser.add_argument("--task", dest="tasks", action="append", choices=[*names, topics.NAME])
+    parser.add_argument("--rows", type=int, default=1024, help="training rows")
+    parser.add_argument("--held-out", type=int, default=800, help="test rows")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[3e-3], help="of LoRA: validation rows choose"
+    )
+    parser.add_argument("--lora-passes", type=int, default=0, help="of the longer LoRA; 0: without it")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=int, default=1, help="runs, each with a name of its own")
+    given = parser.parse_args()
+    if given.model == real_model.FOLDER:
+        real_model.write(given.model)
+    for name in given.tasks or [*names, topics.NAME][:1]:
+        print(f"\n{name}: {given.rows:,} training rows, {given.held_out} held-out ones\n")
+        print("| | accuracy | loss | example-forwards | CPU seconds |\n|---|---|---|---|---|", flush=True)
+        with tempfile.TemporaryDirectory(prefix="sfnode-real-") as scratch:
+            os.environ["XDG_CACHE_HOME"] = str(Path(scratch) / "cache")
+            for found, seconds in timed(figures(name, given, Path(scratch))):
+                forwards = "" if found.forwards is None else f"{found.forwards:,}"
+                cells = (f"{found.accuracy:.3f}", f"{found.loss:.3f}", forwards, f"{seconds:.0f}")
+                print(f"| {found.name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

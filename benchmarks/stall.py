@@ -1,0 +1,62 @@
+"""Whether training ever waits for the weights: every step of a run across epochs, with others' updates.
+
+    python benchmarks/stall.py [--model shape:opt-125m] [--dtype float32]
+
+An epoch has a few more steps than the model has matrices, so that every matrix is set anew in each. Exit
+status 1 when a step took longer than three usual ones, that is, when training stood still for more than two.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import click
+import numpy as np
+import torch
+
+from sflab.bench import measure, subject
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.trainer import Trainer
+from sfprotocol.seeds import update_seeds
+
+LIMIT = 3.0
+
+EPOCHS = 3
+
+OTHERS = 32
+"""Updates of others that come with each step."""
+
+SPARE = 4
+"""Steps of an epoch beyond those that set a matrix anew."""
+
+
+def step(trainer: Trainer, number: int, epoch: int) -> float:
+    """Seconds of one step, with everything that is due before it."""
+    start = time.perf_counter()
+    incoming = update_seeds(number + 2, 0, OTHERS)
+    trainer.apply(UpdateBatch(np.full(OTHERS, epoch), incoming, np.arange(OTHERS) * 7919 % 601 - 300))
+    trainer.step([number], epoch)
+    return time.perf_counter() - start
+
+
+@click.command()
+@click.option("--model", default="shape:opt-125m")
+@click.option("--dtype", default="float32")
+def main(model: str, dtype: str) -> None:
+    with subject.load_subject(subject.SubjectSpec(source=model, dtype=dtype)) as found:
+        trainer = found.trainer()
+        matrices = len(trainer.loaded.sites)
+        steps = matrices + SPARE
+        with measure.undisturbed():
+            trainer.step([0], 0)  # which warms up
+            taken = [step(trainer, number, number // steps) for number in range(steps * EPOCHS)]
+    median, longest = statistics.median(taken), max(taken)
+    print(f"{model}, {dtype}, {torch.get_num_threads()} threads, {len(taken)} steps")
+    print(f"median {median * 1e3:.1f} ms, longest {longest * 1e3:.1f} ms = {longest / median:.2f} x")
+    sys.exit(longest > LIMIT * median)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""CPU of a swarm beside the forwards that it is about: where else the seconds of its nodes go.
+
+    python benchmarks/swarm_cpu.py MODEL TRAIN [--updates 500] [--nodes 2] [--batch-size 4]
+
+MODEL is a folder, TRAIN a file of AG News rows (`sentence`, `label`). The nodes of a local swarm train all
+linear layers of it, with one thread each. Prints, and exits with 1 when it is above LIMIT,
+
+    CPU seconds of all nodes / (updates made x two plain forwards of their mini-batch),
+
+from each node's first step to its last one, so without start-up and final evaluation. Plain forwards are
+timed within the run, every SAMPLED steps, on the mini-batch of that step and by the thread that has just
+measured it; what they take is taken off. Seconds are those of CPUs, so other programs matter little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+LIMIT = 1.3
+
+SAMPLED = 8
+"""Steps between two that are followed by plain forwards."""
+
+PARTS = (
+    "step",
+    "search",
+    "shares",
+    "evaluate",
+    "evaluate_base",
+    "evaluate_towards",
+    "answer",
+    "apply",
+    "cores",
+)
+"""Calls of the engine that are told apart; the rest of its thread is questions that bring cores to a seal."""
+
+COSTS = "cpu.json"
+
+NODE = "node"
+"""First argument of a process that is a node."""
+
+
+class Meter:
+    """The CPU seconds of one node, by what its engine was asked for."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._spent = Counter[str]()
+        self._inside = 0
+        self._begun = self._plain = 0.0
+        self._steps = self._sampled = 0
+
+    def watch(self, owner: type[Any], name: str) -> None:
+        """Count what a method takes, but for those within others that are counted."""
+        method = getattr(owner, name)
+
+        def counted(this: Any, *args: Any, **options: Any) -> Any:
+            begun, self._inside = time.thread_time(), self._inside + 1
+            try:
+                return method(this, *args, **options)
+            finally:
+                self._inside -= 1
+                if not self._inside:
+                    self._spent[name] += time.thread_time() - begun
+                    if name == "step":
+                        self._after_step(this, args[0])
+
+        setattr(owner, name, counted)
+
+    def _after_step(self, trainer: Any, seeds: list[int]) -> None:
+        from sfnode.engine import forward
+
+        self._steps += len(seeds)
+        if not self._begun:  # the first step is not measured: it warms up
+            self._spent.clear()
+            self._steps, self._begun = 0, time.process_time()
+        elif self._steps % SAMPLED == 0:
+            begun = time.thread_time()
+            for seed in seeds:
+                forward.score_in_passes(trainer.loaded, trainer.mini_batch(seed))
+            self._plain += time.thread_time() - begun
+            self._sampled += len(seeds)
+            self._begun += time.thread_time() - begun
+        told = {
+            "all": time.process_time() - self._begun,
+            "steps": self._steps,
+            "plain": self._plain / max(self._sampled, 1),
+            "parts": dict(self._spent),
+            "threads": _threads(),
+        }
+        self._file.write_text(json.dumps(told))
+
+
+def _threads() -> dict[str, float]:
+    """Return the CPU seconds of this process's threads by name, since they began."""
+    tick, found = os.sysconf("SC_CLK_TCK"), Counter[str]()
+    names = {thread.native_id: thread.name.split("_")[0] for thread in threading.enumerate()}
+    for stat in Path("/proc/self/task").glob("*/stat"):
+        fields = stat.read_text().rpartition(")")[2].split()
+        name = names.get(int(stat.parent.name), "other libraries'")
+        found[name] += (int(fields[11]) + int(fields[12])) / tick
+    return dict(found)
+
+
+def be_a_node(arguments: list[str]) -> None:
+    """Run `sfnode` with these arguments, measured."""
+    from sfnode.cli.main import main as sfnode
+    from sfnode.engine.replicas import ReplicatedTrainer
+
+    meter = Meter(Path(arguments[arguments.index("--data-dir") + 1]) / COSTS)
+    for name in PARTS:
+        meter.watch(ReplicatedTrainer, name)
+    sys.argv = ["sfnode", *arguments]
+    sfnode()
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.argument("train", type=click.Path(exists=True, path_type=Path))
+@click.option("--updates", default=500)
+@click.option("--nodes", default=2)
+@click.option("--batch-size", default=4)
+def main(model: Path, train: Path, updates: int, nodes: int, batch_size: int) -> None:
+    import asyncio
+    import tempfile
+
+    from sfnode.models.manifest_builder import build
+    from sfnode.store.run_keys import RunKeys
+    from sfnode.swarm import local_swarm
+
+    given: dict[str, Any] = {
+        "preset": "agnews", "kind": "classification", "model": str(model),
+        "train": str(train), "batch_size": batch_size,
+        "update_budget": updates, "scalar_limit": 2000, **RunKeys.generate().options(),
+    }  # fmt: skip
+
+    class Measured(local_swarm.NodeProcess):
+        def __init__(self, number: int, folder: Path) -> None:
+            super().__init__(number, folder)
+            self.program = (sys.executable, __file__, NODE)
+
+    local_swarm.NodeProcess = Measured  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+
+        async def run() -> local_swarm.SwarmProgress:
+            async with local_swarm.LocalSwarm(
+                build(given), nodes=nodes, folder=folder, evaluate=False
+            ) as all_of:
+                return [progress async for progress in all_of][-1]
+
+        progress = asyncio.run(run())
+        told = [json.loads((folder / f"node-{n}" / COSTS).read_text()) for n in range(1, nodes + 1)]
+        for path in sorted(folder.glob("node-*/node.log")):
+            print(*(line for line in path.read_text().splitlines() if "line search" in line), sep="\n")
+    needed = sum(2 * one["plain"] * one["steps"] for one in told)
+    ratio = report(told, needed)
+    counted = progress.organised.counted if progress.organised else 0
+    print(f"{progress.known} updates were made and {counted} count")
+    sys.exit(ratio > LIMIT)
+
+
+def report(told: list[dict[str, Any]], needed: float) -> float:
+    """Print where the seconds went, as shares of what the forwards of updates need; return their sum."""
+    every = sum(one["all"] for one in told)
+    print(f"{needed:.0f} s are two plain forwards for each of {sum(one['steps'] for one in told)} updates;")
+    parts = Counter[str]()
+    for number, one in enumerate(told, 1):
+        parts.update(one["parts"])
+        own = sum(one["parts"].values()) - one["parts"].get("step", 0.0)
+        print(
+            f"node {number}: {one['all']:.0f} s, {one['steps']} updates, "
+            f"{own / one['all']:.1%} for other questions"
+        )
+        print("  threads since the start:", ", ".join(f"{k} {v:.1f} s" for k, v in one["threads"].items()))
+    parts["the rest"] = every - sum(parts.values())
+    for name, spent in parts.most_common():
+        print(f"  {name:18} {spent:8.1f} s  {spent / needed:6.3f}")
+    print(f"ratio {every / needed:.2f}, limit {LIMIT}")
+    return every / needed
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [NODE]:
+        be_a_node(sys.argv[2:])
+    else:
+        main()

@@ -1,0 +1,242 @@
+"""The contents of codec.json: messages of every type, small and at their limits, and invalid bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from sfprotocol import wire_codec
+from sfprotocol.decisions import Part
+from sfprotocol.messages import (
+    Ahead,
+    Branch,
+    Card,
+    Claim,
+    Commitment,
+    Control,
+    ControlFork,
+    ControlHead,
+    ControlWant,
+    Entry,
+    EpochScalars,
+    Feed,
+    Finding,
+    Floor,
+    Goodbye,
+    Have,
+    Hello,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    PartReply,
+    PartRequest,
+    Petition,
+    Position,
+    Proof,
+    Prune,
+    Segment,
+    Succession,
+    Summary,
+    Vote,
+    Want,
+)
+from tests.protocol.vectors.plain import plain
+
+RUN_ID = bytes(range(32))
+ORIGINS = (b"\x01" * 32, b"\xfe" * 32)
+MEASURED = (Part(0, 300, 41_250_000, 5_250), Part(2**31 - 1, 1, -(2**63), -1_000))
+PARTS = (EpochScalars(0, (5, -7, 32767)), EpochScalars(1, (0, -32767)), EpochScalars(9, (1,)))
+
+
+def messages() -> list[tuple[str, Message, int]]:
+    """Return messages of every type, small and at their limits, with the width of scalars."""
+    key, signature = 2**64 - 1, bytes(range(64))
+    feeds = sorted(Feed(origin, number) for origin in ORIGINS for number in (0, 300))
+    entries = tuple(Position(feed, 2**32 - 1 - index) for index, feed in enumerate(feeds))
+    claims = tuple(Claim(*entry, bytes([index] * 4)) for index, entry in enumerate(entries))
+    branches = (Branch(PARTS, signature), Branch(PARTS[1:], signature[::-1]))
+    return [
+        ("hello of a trainer", Hello(1, RUN_ID, 0, 0), 2),
+        ("hello of a relay that knows much", Hello(2**32 - 1, RUN_ID, 1, 2**64 - 1), 2),
+        ("segment of one update", Segment(0, 0, (EpochScalars(0, (0,)),), signature), 2),
+        (
+            "segment at the limits",
+            Segment(key, 2**32 - 2, (EpochScalars(65535, (-32768,)),), signature, 255),
+            2,
+        ),
+        ("segment over three epochs", Segment(key, 127, PARTS, signature, 15), 2),
+        ("segment of 8-bit scalars", Segment(key, 128, (EpochScalars(200, (-128, 0, 127)),), signature), 1),
+        ("empty summary", Summary(False, 0, bytes(32), ()), 2),
+        ("page of a summary", Summary(True, 2**32, RUN_ID, claims), 2),
+        ("summary that teaches a name", Summary(False, 128, RUN_ID, (Claim(feeds[0], 0, bytes(4)),)), 2),
+        ("want", Want(entries[:2]), 2),
+        ("want of nothing", Want(()), 2),
+        ("have", Have((Ahead(0, 1), Ahead(300, 2**32 - 1), Ahead(key, 128))), 2),
+        ("prune", Prune((0, 2**32, key)), 2),
+        ("proof of a fork", Proof(feeds[1], 3, (RUN_ID, RUN_ID), branches), 2),
+        (
+            "proof of two histories with nothing in common",
+            Proof(feeds[2], 2**32 - 1, (RUN_ID, bytes(32)), (branches[0], Branch((), signature))),
+            2,
+        ),
+        ("manifest request", ManifestRequest(), 2),
+        ("manifest reply", ManifestReply(b"\x80"), 2),
+        ("part request", PartRequest(RUN_ID, 0, 0, 1), 2),
+        ("part request at the limits", PartRequest(RUN_ID, 2**32 - 1, 2**32 - 1, 192 * 1024), 2),
+        ("part reply", PartReply(300, b"part"), 2),
+        ("part reply: not now", PartReply(1 << 20, b""), 2),
+        ("part reply: not here", PartReply(0, b""), 2),
+        ("card", Card(feeds[1], 1, "Ann", "Zürich 東", signature), 2),
+        ("card without names", Card(feeds[2], 2**32 - 1, "", "", signature), 2),
+        ("goodbye", Goodbye("another run"), 2),
+        ("goodbye without a reason", Goodbye(""), 2),
+        ("control head", ControlHead(1, 2**32 - 1, RUN_ID), 2),
+        ("control want", ControlWant(70000), 2),
+        ("two decisions", Control(127, (Entry(0, b"\x92\x12\x90", signature), Entry(1, b"", signature))), 2),
+        ("no decisions", Control(0, ()), 2),
+        ("succession", Succession(1, 300, RUN_ID, ORIGINS[0], (Vote(0, signature), Vote(63, signature))), 2),
+        ("fork of the control feed", ControlFork(0, 5, ORIGINS, (signature, signature[::-1])), 2),
+        ("petition with work", Petition(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
+        ("petition with an invitation", Petition(ORIGINS[1], 0, 3, signature, signature), 2),
+        ("floor", Floor(1001), 2),
+        ("commitment", Commitment(65_535, ORIGINS[0], RUN_ID, signature), 2),
+        ("finding", Finding(3, ORIGINS[1], 2**64 - 1, 64, MEASURED), 2),
+        ("finding about nothing", Finding(0, ORIGINS[0], 0, 2**32 - 1, ()), 2),
+    ]
+
+
+def _packed(*fields: Any) -> bytes:
+    return bytes(msgpack.packb(fields, use_bin_type=True))
+
+
+def bad_encodings() -> list[tuple[str, str, bytes]]:
+    """Return bytes that a node whose run has 16-bit scalars must refuse, with the reasons."""
+    return [*_bad_shapes(), *_bad_forms(), *_bad_fields(), *_bad_segments(), *_bad_entries()]
+
+
+def _bad_shapes() -> list[tuple[str, str, bytes]]:
+    return [
+        ("no bytes", "C2", b""),
+        ("a truncated message", "C2", _packed(6, "bye")[:-1]),
+        ("a byte after the message", "C2", _packed(4) + b"\x00"),
+        ("a map", "C2", b"\x81\x00\x04"),
+        ("an extension type", "C2", b"\x91\xd4\x01\x00"),
+        ("text that is not UTF-8", "C2", b"\x92\x06\xa1\xff"),
+        ("an array that announces more elements than allowed", "C2", b"\xdc\x10\x01"),
+        ("an integer alone", "C3", b"\x04"),
+        ("nil", "C3", b"\xc0"),
+        ("an empty array", "C3", b"\x90"),
+        ("an unknown type", "C3", _packed(127)),
+        ("a type alone that has fields", "C3", _packed(13)),
+        ("a boolean as type", "C3", _packed(True, 1, RUN_ID, 0, 0)),
+        ("a float as type", "C3", _packed(4.0)),
+        ("a field too many", "C3", _packed(4, 0)),
+        ("a field too few", "C3", _packed(0, 1, RUN_ID, 0)),
+    ]
+
+
+def _bad_forms() -> list[tuple[str, str, bytes]]:
+    return [
+        ("a type in two bytes", "C4", b"\x91\xcc\x04"),
+        ("an integer in two bytes that fits one", "C4", b"\x95\x00\xcc\x01\xc4\x20" + RUN_ID + b"\x00\x00"),
+        ("an integer in signed form", "C4", b"\x95\x00\xd0\x01\xc4\x20" + RUN_ID + b"\x00\x00"),
+        ("an array header of three bytes", "C4", b"\xdc\x00\x01\x04"),
+        ("a bin header of three bytes", "C4", b"\x95\x00\x01\xc5\x00\x20" + RUN_ID + b"\x00\x00"),
+        ("a str header of two bytes", "C4", b"\x92\x06\xd9\x01a"),
+    ]
+
+
+def _bad_fields() -> list[tuple[str, str, bytes]]:
+    return [
+        ("a version as float", "C5", _packed(0, 1.0, RUN_ID, 0, 0)),
+        ("a version as boolean", "C5", _packed(0, True, RUN_ID, 0, 0)),
+        ("nil as version", "C5", _packed(0, None, RUN_ID, 0, 0)),
+        ("a negative version", "C5", _packed(0, -1, RUN_ID, 0, 0)),
+        ("a version beyond 32 bits", "C5", _packed(0, 2**32, RUN_ID, 0, 0)),
+        ("a run id of 31 bytes", "C5", _packed(0, 1, RUN_ID[1:], 0, 0)),
+        ("a run id as text", "C5", _packed(0, 1, "a" * 32, 0, 0)),
+        ("a role beyond 8 bits", "C5", _packed(0, 1, RUN_ID, 256, 0)),
+        ("an integer as more", "C5", _packed(2, 0, 0, RUN_ID, [])),
+        ("a manifest as text", "C5", _packed(5, "manifest")),
+        ("a request for no bytes", "C5", _packed(10, RUN_ID, 0, 0, 0)),
+        ("a request for too many bytes", "C5", _packed(10, RUN_ID, 0, 0, 192 * 1024 + 1)),
+        ("a request for a part beyond 32 bits", "C5", _packed(10, RUN_ID, 2**32, 0, 1)),
+        ("a request by a listing of 31 bytes", "C5", _packed(10, RUN_ID[1:], 0, 0, 1)),
+        ("more bytes than the part has", "C5", _packed(11, 3, b"part")),
+        ("the bytes of a part as text", "C5", _packed(11, 4, "part")),
+        ("a reason of 201 bytes", "C5", _packed(6, "é" * 100 + "a")),
+        ("a reason as bytes", "C5", _packed(6, b"bye")),
+        ("a name of 33 bytes", "K2", _card("a" * 33)),
+        ("a name that ends with a space", "K2", _card("Ann ")),
+        ("a name that turns the direction of writing", "K2", _card("Ann\u202ennA")),
+        ("a name with an escape sequence", "K2", _card("\x1b[2J")),
+        ("a name as bytes", "K2", _card(b"Ann")),
+    ]
+
+
+def _card(name: Any) -> bytes:
+    return _packed(12, bytes(32), 0, 1, name, "", bytes(64))
+
+
+def _bad_segments() -> list[tuple[str, str, bytes]]:
+    def segment(parts: Any, signature: bytes = bytes(64), hops: int = 0, first: int = 0) -> bytes:
+        return _packed(1, hops, 0, first, parts, signature)
+
+    return [
+        ("hops beyond 8 bits", "C5", segment([[0, b"ab"]], hops=256)),
+        ("a first step beyond 32 bits", "C5", segment([[0, b"ab"]], first=2**32)),
+        ("a signature of 63 bytes", "C5", segment([[0, b"ab"]], signature=bytes(63))),
+        ("a part of three fields", "C5", segment([[0, b"ab", 0]])),
+        ("an epoch beyond 32 bits", "C5", segment([[2**32, b"ab"]])),
+        ("scalars of odd length", "C6", segment([[0, b"abc"]])),
+        ("scalars as text", "C6", segment([[0, "ab"]])),
+        ("a part without scalars", "C6", segment([[0, b""]])),
+        ("no parts", "C7", segment([])),
+        ("equal epochs", "C7", segment([[3, b"ab"], [3, b"ab"]])),
+        ("descending epochs", "C7", segment([[3, b"ab"], [2, b"ab"]])),
+    ]
+
+
+def _bad_entries() -> list[tuple[str, str, bytes]]:
+    low, high = [bytes(32), 0, 1], [bytes(32), 1, 1]
+    low_part = [0, 1, 1, 1]
+    return [
+        ("an entry of two fields", "C5", _packed(3, [[bytes(32), 0]])),
+        ("an origin of 33 bytes", "C5", _packed(3, [[bytes(33), 0, 1]])),
+        ("an incarnation beyond 32 bits", "C5", _packed(3, [[bytes(32), 2**32, 1]])),
+        ("entries that descend", "C8", _packed(3, [high, low])),
+        ("one feed twice", "C8", _packed(2, False, 0, RUN_ID, [[*low, bytes(4)], [*low, bytes(4)]])),
+        ("a tag of three bytes", "C5", _packed(2, False, 0, RUN_ID, [[*low, bytes(3)]])),
+        ("a claim without a tag", "C5", _packed(2, False, 0, RUN_ID, [low])),
+        ("announcements that descend", "C8", _packed(7, [[2, 1], [1, 1]])),
+        ("an announcement with a negative key", "C5", _packed(7, [[-1, 1]])),
+        ("one feed pruned twice", "C8", _packed(8, [5, 5])),
+        (
+            "a proof with nil for parts",
+            "C5",
+            _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[None, bytes(64)], [[], bytes(64)]]),
+        ),
+        ("one feed measured twice", "C8", _finding([low_part, low_part])),
+        ("a worth of 65 bits", "C5", _finding([[0, 1, 2**63, 0]])),
+        ("a score that is a fraction", "C5", _finding([[0, 1, 0, 0.5]])),
+        ("a finding about an epoch of 33 bits", "C5", _finding([], epoch=2**32)),
+        ("a proof with one branch", "C5", _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[[], bytes(64)]])),
+    ]
+
+
+def _finding(parts: Any, epoch: int = 0) -> bytes:
+    return _packed(21, epoch, bytes(32), 0, 64, parts)
+
+
+def vectors() -> dict[str, Any]:
+    valid: list[dict[str, Any]] = []
+    for name, message, scalar_bytes in messages():
+        encoding = wire_codec.encode(message, scalar_bytes).hex()
+        valid.append(
+            {"name": name, "scalar_bytes": scalar_bytes, "message": plain(message), "encoding": encoding}
+        )
+    invalid = [
+        {"name": name, "rule": rule, "encoding": encoding.hex()} for name, rule, encoding in bad_encodings()
+    ]
+    return {"valid": valid, "invalid": invalid}

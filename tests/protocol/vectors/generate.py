@@ -1,0 +1,48 @@
+"""Write protocol/vectors/*.json, the test vectors, from the reference implementation (SPEC.md says what
+they pin).
+
+    python -m tests.protocol.vectors.generate
+
+Deterministic: the same code writes the same bytes. Byte strings are written in hexadecimal, 64-bit integers
+as decimal strings (`plain`). Each file has the module of its name. They know nothing of sfnode.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.protocol.vectors import (
+    codec,
+    flood,
+    invitations,
+    manifest,
+    organised,
+    seeds,
+    sharing,
+    signing,
+    weights,
+)
+
+FOLDER = Path(__file__).parents[3] / "protocol" / "vectors"
+
+
+def vectors() -> dict[str, str]:
+    """Return the text of every file by its name."""
+    files = {
+        "seeds.json": seeds.vectors(),
+        "weights.json": weights.vectors(),
+        "manifest.json": manifest.vectors(),
+        "signing.json": signing.vectors(),
+        "codec.json": codec.vectors(),
+        "flood.json": flood.conversations(),
+        "sharing.json": sharing.vectors(),
+        "invitations.json": invitations.vectors(),
+        "organised.json": organised.vectors(),
+    }
+    return {name: json.dumps(value, indent=1, ensure_ascii=False) + "\n" for name, value in files.items()}
+
+
+if __name__ == "__main__":
+    for name, text in vectors().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,202 @@
+"""References lead somewhere: comments, docstrings and pages name modules, functions, files that exist."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("sfnode", "sflab", "sfprotocol", "tests", "benchmarks", "scripts")
+FOLDERS = (
+    "sfnode",
+    "sflab",
+    "protocol",
+    "tests",
+    "benchmarks",
+    "scripts",
+    "examples",
+    "docs",
+    "deploy",
+    "constraints",
+)
+
+PAST = ("CHANGELOG.md", "docs/research-log.md", "docs/security.md")
+"""Pages that tell of earlier versions, and of what these had; of security.md one script that has moved."""
+
+PAST_LINE = "of version 0.1"
+"""Words in a line that names what only that version has."""
+
+FOREIGN = {
+    *("large_models/templates.py", "large_models/utils.py", "run.py", "tasks.py", "utils.py"),
+    *("my_verifiers.py", "sfnode/states"),
+}
+"""Files of MeZO's repository, of a reader of docs/verifiers.md, and of the user's cache."""
+
+FILE_SUFFIXES = {"json", "md", "py", "safetensors", "toml"}
+"""Last parts of dotted names that are names of files."""
+
+FILE = re.compile(
+    r"(?<![\w/.:~$}}{{-])(?:[\w-]+/)*[\w-]+\.py\b|(?<![\w/.:~$}}{{-])(?:{})/[\w/-]+(?:\.\w+)?".format(
+        "|".join(FOLDERS)
+    )
+)
+OURS = re.compile(r"(?<![\w./@-])(?:{})(?:\.\w+)+(?![\w/])".format("|".join(PACKAGES)))
+QUOTED = re.compile(r"`([a-z_]\w*(?:\.\w+)+)`")
+DOCUMENT = re.compile(r"\b([A-Z]{4,}) (?:section )?\d{1,2}\b(?!\.\d)")
+
+
+def test_what_is_named_exists(tree: Tree) -> None:
+    found = [f"{place}: {name}" for place, name in references(tree) if not tree.has(name)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("# as `peers.manager`, `sim.world.peering`", ["sim.world.peering"]),
+        ('"""See `evaluation.line_search` and `organising.line_search`."""', ["organising.line_search"]),
+        ('"""See `feeds.gone`, `manager.PeerManager` and `manager.gone`."""', ["feeds.gone", "manager.gone"]),
+        (
+            "# tests/bench/gone.py, sfnode/engine/core.py, manager.py, gone.py",
+            ["gone.py", "tests/bench/gone.py"],
+        ),
+        ("# sfnode.engine.core.Core, sfnode.engine.gone", ["sfnode.engine.gone"]),
+        ("# the rule (DESIGN 3), as SPEC 3 has it", ["DESIGN"]),
+        ("def f(feed):\n    # `feed.origin`, `asyncio.run`, `run.json`\n    return feed", []),
+    ],
+)
+def test_what_leads_nowhere_is_found(text: str, names: list[str], tree: Tree) -> None:
+    assert sorted(name for name in named_in_code(text) if not tree.has(name)) == names
+
+
+def test_the_map_of_the_rooms_names_every_package() -> None:
+    drawn = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    packages = {file.parent.name for file in (ROOT / "sfnode").glob("*/__init__.py")}
+    assert packages - set(re.findall(r"\w+", drawn)) == set()
+
+
+class Tree:
+    """The files of the repository, and the names that its modules define."""
+
+    def __init__(self) -> None:
+        self.modules = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+        self.pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+        self.pages += [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))]
+        self.defined: dict[str, set[str]] = defaultdict(set)
+        """Names defined in modules, by every end of a module's dotted name."""
+        for file in self.modules:
+            names = defined_in(ast.parse(file.read_text(encoding="utf-8")))
+            for end in ends(dotted(file)):
+                self.defined[end] |= names
+        paths = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
+        self.paths = {"/".join(end) for path in paths for end in ends(path.relative_to(ROOT).parts)}
+        self.documents = {page.stem for page in self.pages if page.stem.isupper()}
+
+    def has(self, name: str) -> bool:
+        """Return whether a name is that of something here."""
+        if "/" in name or name.endswith(".py"):
+            return name in FOREIGN or bool({name.rstrip("/"), f"{name}.py"} & self.paths)
+        if "." not in name:
+            return name in self.documents
+        parts = tuple(name.split("."))
+        heads = (parts[:length] for length in range(len(parts), 0, -1))
+        head = next((head for head in heads if head in self.defined), None)
+        return head is not None and (head == parts or parts[len(head)] in self.defined[head])
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return Tree()
+
+
+def ends(parts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    return (parts[first:] for first in range(len(parts)))
+
+
+def dotted(file: Path) -> tuple[str, ...]:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "protocol" else parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def defined_in(module: ast.Module) -> set[str]:
+    """Return what a module, and the classes in it, define or import."""
+    found: set[str] = set()
+    for node in ast.walk(module):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add(other or name.partition(".")[0])
+    return found
+
+
+def references(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield the file and the name of each reference."""
+    for file in tree.modules:
+        for name in named_in_code(file.read_text(encoding="utf-8")):
+            yield str(file.relative_to(ROOT)), name
+    for page in tree.pages:
+        if (place := page.relative_to(ROOT).as_posix()) not in PAST:
+            for name in named_in(page.read_text(encoding="utf-8")):
+                yield place, name
+
+
+def named_in(text: str) -> Iterator[str]:
+    """Yield the files, and the modules with their packages, that a text names."""
+    text = "\n".join(line for line in text.splitlines() if PAST_LINE not in line)
+    yield from FILE.findall(text)
+    yield from (name for name in OURS.findall(text) if name.rpartition(".")[2] not in FILE_SUFFIXES)
+
+
+def named_in_code(source: str) -> Iterator[str]:
+    """Yield what comments and docstrings name, parts of packages included.
+
+    Not what the code there calls so, what is a library's, and what is the name of a file.
+    """
+    module = ast.parse(source)
+    known = called(module)
+    for text in prose(source, module):
+        yield from named_in(text)
+        yield from DOCUMENT.findall(text)
+        for name in QUOTED.findall(text):
+            first, last = name.partition(".")[0], name.rpartition(".")[2]
+            if (
+                first not in known
+                and last not in FILE_SUFFIXES
+                and (first in PACKAGES or not find_spec(first))
+            ):
+                yield name
+
+
+def called(module: ast.Module) -> set[str]:
+    """Return the identifiers in code."""
+    found: set[str] = set()
+    for node in ast.walk(module):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add(other or name)
+    return found
+
+
+def prose(source: str, module: ast.Module) -> Iterator[str]:
+    """Yield the comments, and the strings that stand as statements."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(module):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield text
