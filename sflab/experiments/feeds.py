@@ -91,7 +91,7 @@ class ClientFeed:
         return self._from_log(first, stop)
 
     def _joined(self, first: int, stop: int) -> int:
-        return sum(len(wire_codec.encode(one, self._run.scalar_bytes)) for one in self.between(first, stop))
+        return sum(len(wire_codec.encode(one, *self._run.form)) for one in self.between(first, stop))
 
     def between(self, first: int, stop: int) -> Iterator[Segment]:
         """Yield what is sent to somebody who has `first` updates and is to have `stop`."""

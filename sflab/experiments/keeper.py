@@ -270,7 +270,7 @@ class Keeper:
         """Return the bytes in which decisions `first .. stop - 1` travel."""
         assert self.machine.organised
         entries = tuple(self.machine.organised.control.feed.entries[first:stop])
-        return len(wire_codec.encode(Control(first, entries), self.run.scalar_bytes))
+        return len(wire_codec.encode(Control(first, entries), *self.run.form))
 
     # -- what client 0 receives ------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class Keeper:
         self._log.close()
 
     def _hear(self, message: Message) -> None:
-        self._host.post(Received(LINK, wire_codec.encode(message, self.run.scalar_bytes)))
+        self._host.post(Received(LINK, wire_codec.encode(message, *self.run.form)))
 
     def _settle(self) -> None:
         """Let time pass until everything that was heard is in the log and nothing is left to decide."""

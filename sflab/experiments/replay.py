@@ -128,9 +128,9 @@ class _Replay:
     def _size(self, origin: int, first: int, stop: int) -> int:
         if origin == len(self._feeds):
             control = Control(first, self._entries[first:stop])
-            return len(wire_codec.encode(control, self._run.scalar_bytes))
+            return len(wire_codec.encode(control, *self._run.form))
         told = self._feeds[origin].between(first, stop)
-        return sum(len(wire_codec.encode(one, self._run.scalar_bytes)) for one in told)
+        return sum(len(wire_codec.encode(one, *self._run.form)) for one in told)
 
     def _state(self, rounds: int) -> Replayed:
         """Work out the state of a client that has everything."""
