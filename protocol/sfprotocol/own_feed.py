@@ -24,7 +24,6 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.signing import Sign, extend, head_message
 from sfprotocol.validation import Verified
-from sfprotocol.values import cells_of
 
 MOST_TRIED = 1 << 24
 """Incarnations of which the work is computed when a feed is renewed, some ten seconds at most. Whoever draws
@@ -170,8 +169,6 @@ class OwnFeed:
         run, state = self._frontier.run, self._frontier.state(updates.feed)
         if updates.first != state.next:
             raise LocalProtocolError(f"own updates from step {updates.first}; the feed is at {state.next}")
-        if any(cells_of(values) != run.cells for part in updates.parts for values in part.scalars):
-            raise LocalProtocolError(f"own updates that have not {run.cells or 1} scalars")
         segment = Segment(state.key, updates.first, updates.parts, b"")
         if fault := validation.fault(run, state, segment, self._frontier.counting):
             raise LocalProtocolError(fault)

@@ -125,7 +125,7 @@ def test_own_updates_of_another_form_are_not_signed() -> None:
     """They would be in the log, and nobody could be sent them."""
     for run, values in ((FIRST_ORDER, 7), (FIRST_ORDER, (7,) * 23), (RUN, (7,) * 24)):
         host = Scripted(ANN, run=run)
-        with pytest.raises(LocalProtocolError, match="own updates that have not"):
+        with pytest.raises(LocalProtocolError, match="U11: an update of another form"):
             host.event(OwnUpdates(ANN, 0, (EpochScalars(0, (values,)),)))
 
 
