@@ -30,7 +30,7 @@ def seconds(work: Callable[[], object]) -> float:
 def tell(frontier: Frontier) -> None:
     """Do what tells one peer everything."""
     for page in anti_entropy.pages(frontier, frontier.claims()):
-        wire_codec.encode(page, RUN.scalar_bytes)
+        wire_codec.encode(page, *RUN.form)
 
 
 def measure(feeds: int, changes: int) -> None:

@@ -376,7 +376,7 @@ class Machine:
             if feed not in self.frontier or following < self.frontier.base(feed).step:
                 continue  # nothing of it is here, or not any more (SPEC O15)
             repeated = max(0, link.outbox.sent.get(feed, 0) - following)
-            link.waste.charge(2 * repeated, len(self.frontier), now)
+            link.waste.charge(self.run.form.width * repeated, len(self.frontier), now)
             actions += self._forks.show(link, feed, now)
             self._pulls.lacks(link, feed, following)
             plumtree.wanted(link, feed, following, self.frontier)
@@ -481,7 +481,7 @@ class Machine:
             self._pulls.finish(feed)
             return []
         if fresh.segment.stop > link.inbox.ahead.get(feed, 0):  # else it was there before the link
-            self._origins.brought(feed.origin, fresh.segment.count, now)
+            self._origins.brought(feed.origin, fresh.segment.count, self.run.form.width, now)
         self._pulls.brought(link, feed, fresh.segment.stop, fresh.counted, now)
         self._tree.brought(link, feed, now)
         hops = fresh.segment.hops + 1

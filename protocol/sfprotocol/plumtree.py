@@ -46,9 +46,9 @@ NO_TAG = bytes(4)
 MAX_BURST = 64
 """Segments handed to a link before it must report Writable: keeps one link from starving the others."""
 
-MAX_BURST_UPDATES = 65_536
-"""Updates handed to a link before it must report Writable. 128 KiB cross a line of 100 kbit/s in 10 s, the
-time after which the peer gives up on a pull: more in a queue would be asked for, and sent, twice."""
+MAX_BURST_BYTES = 131_072
+"""Bytes of updates handed to a link before it must report Writable. They cross a line of 100 kbit/s in 10 s,
+the time after which the peer gives up on a pull: more in a queue would be asked for, and sent, twice."""
 
 
 def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: int, now: float) -> None:
@@ -156,7 +156,7 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
         return []
     serves: list[Action] = []
     unnamed: list[Feed] = []
-    room, form = MAX_BURST_UPDATES, frontier.run.form  # of scalars, which are what takes bytes
+    room, form = MAX_BURST_BYTES, frontier.run.form
     while outbox.dirty and len(serves) < MAX_BURST and room > 0:
         feed, hops = next(iter(outbox.dirty.items()))
         del outbox.dirty[feed]
@@ -165,7 +165,7 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
             continue  # what we do not keep, it has to get elsewhere (SPEC O15)
         if feed not in link.names.known:
             unnamed.append(feed)
-        room -= min(frontier.next(feed) - first, form.segment_updates) * (form.cells or 1)
+        room -= min(frontier.next(feed) - first, form.segment_updates) * form.width
         outbox.serving[feed] = first
         serves.append(Serve(link.id, feed, first, hops))
     outbox.writable = not serves

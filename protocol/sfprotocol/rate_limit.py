@@ -42,6 +42,9 @@ ORIGIN_RATE, ORIGIN_BURST = 1024.0, 65_536.0
 """Updates of one origin that are taken as news in a second and at once (SPEC FL11): several times what a fast
 trainer makes, and minutes of its work."""
 
+ORIGIN_BYTES = 32
+"""Bytes of a first-order run's update that count as one of these: to check them takes as long."""
+
 PROOF_RATE, PROOF_BURST = 0.1, 16.0
 """Fork proofs that are taken against an origin in a second and at once (SPEC E7). A key that is in use twice
 causes a few, each lower than the one before; 4,096 from one segment would be possible."""
@@ -117,10 +120,11 @@ class OriginBuckets:
         bucket = self._news.get(origin)
         return bucket is None or bucket.holds(0.0, now, rate=ORIGIN_RATE)
 
-    def brought(self, origin: bytes, updates: int, now: float) -> None:
-        """Charge news that were taken."""
+    def brought(self, origin: bytes, updates: int, width: int, now: float) -> None:
+        """Charge news that were taken, of so many bytes each."""
         bucket = self._news.setdefault(origin, Bucket(ORIGIN_BURST, now))
-        bucket.spend(updates, now, rate=ORIGIN_RATE, burst=ORIGIN_BURST)
+        cost = updates * max(1, width // ORIGIN_BYTES)
+        bucket.spend(cost, now, rate=ORIGIN_RATE, burst=ORIGIN_BURST)
 
     def may_prove(self, origin: bytes, now: float) -> bool:
         """Return whether another proof against `origin` is taken now."""

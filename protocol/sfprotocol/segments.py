@@ -6,14 +6,14 @@ store, the simulated disk and the protocol machine share them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
 
 from sfprotocol.messages import MAX_SEGMENT_UPDATES as MAX_SEGMENT_UPDATES
-from sfprotocol.messages import EpochScalars, Segment
-from sfprotocol.values import Values, scalars_in
+from sfprotocol.messages import EpochScalars, Form, Segment
+from sfprotocol.values import Values, cells_of, scalars_in
 
 
 class MissingStepsError(ValueError):
@@ -22,7 +22,13 @@ class MissingStepsError(ValueError):
 
 def size_of(parts: Iterable[EpochScalars]) -> int:
     """Return the number of scalars of these updates: one each, or one for every cell."""
-    return sum(scalars_in(values) for part in parts for values in part.scalars)
+    told = [part.scalars for part in parts if part.scalars]
+    return sum(map(len, told)) * scalars_in(told[0][0]) if told else 0
+
+
+def most_updates(parts: Sequence[EpochScalars]) -> int:
+    """Return how many updates like these fit one Segment, whatever the width of the run's scalars."""
+    return Form(2, cells_of(parts[0].scalars[0])).segment_updates
 
 
 def drop_updates(parts: Iterable[EpochScalars], count: int) -> tuple[EpochScalars, ...]:

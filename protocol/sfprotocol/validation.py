@@ -6,16 +6,16 @@ segment: never on the link, the time, or other feeds. So all nodes judge alike. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 from sfprotocol import holding
 from sfprotocol.counting import Counting
 from sfprotocol.frontier import FeedState
-from sfprotocol.messages import EpochScalars, RunParameters, Segment
+from sfprotocol.messages import RunParameters, Segment
 from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend
+from sfprotocol.values import Values, cells_of
 
 
 class Verified(NamedTuple):
@@ -45,9 +45,8 @@ def fault(
         return "S4: parts that are not in ascending order of epoch"
     if epochs[0] < state.epoch:
         return "U5: an epoch that goes back"
-    for every in chain.from_iterable(_scalars(run, part) for part in segment.parts):
-        if max(every) > run.scalar_limit or min(every) < -run.scalar_limit:
-            return "U3: a scalar beyond the limit"
+    if broken := next(filter(None, (_fault_of_values(run, part.scalars) for part in segment.parts)), None):
+        return broken
     if counting is not None:
         return holding.fault(counting, state, segment)
     if segment.stop > run.longest_feed:
@@ -57,9 +56,15 @@ def fault(
     return None
 
 
-def _scalars(run: RunParameters, part: EpochScalars) -> Iterable[Sequence[int]]:
-    """Return all scalars of a part: as one sequence, or those of each update in a first-order run."""
-    return cast(Iterable[Sequence[int]], part.scalars if run.cells else (part.scalars,))
+def _fault_of_values(run: RunParameters, told: tuple[Values, ...]) -> str | None:
+    """Return the rule that what these updates say breaks. No message has another form, but a file may."""
+    cells = {cells_of(values) for values in told} if run.cells else set(map(type, told))
+    if cells != {run.cells or int}:
+        return "U11: an update of another form"
+    for scalars in cast(tuple[tuple[int, ...], ...], told if run.cells else (told,)):
+        if max(scalars) > run.scalar_limit or min(scalars) < -run.scalar_limit:
+            return "U3: a scalar beyond the limit"
+    return None
 
 
 def due(state: FeedState, segment: Segment) -> bool:

@@ -4,6 +4,7 @@ U11)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import mul
 
 Scalar = int
 """A quantised derivative, in units of the manifest's scalar_delta, or of the unit of the update's label."""
@@ -19,11 +20,16 @@ def flat(every: Iterable[Values]) -> Iterator[Scalar]:
         yield from (values,) if isinstance(values, int) else values
 
 
+def cells_of(values: Values) -> int:
+    """Return the cells of the run of an update (`messages.RunParameters`): 0 where it has one scalar."""
+    return 0 if isinstance(values, int) else len(values)
+
+
 def scalars_in(values: Values) -> int:
     """Return the number of scalars that an update has."""
-    return 1 if isinstance(values, int) else len(values)
+    return cells_of(values) or 1
 
 
 def squares_of(values: Values) -> int:
     """Return the sum of the squares of an update's scalars."""
-    return values * values if isinstance(values, int) else sum(one * one for one in values)
+    return values * values if isinstance(values, int) else sum(map(mul, values, values))

@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 from sfnode.store.log import Tail, UpdateLog
 from sfprotocol.messages import Feed
-from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates
+from sfprotocol.segments import first_updates
+
+READ_UPDATES = 512
+"""Updates that are read at once: in a first-order run each has hundreds or thousands of scalars."""
 
 
 class FeedCount(NamedTuple):
@@ -96,7 +99,7 @@ class Contributions:
         while following < tail.next:
             if self.closed or time.monotonic() > give_up:
                 return False
-            segment = self._log.read(tail.feed, following, MAX_SEGMENT_UPDATES)
+            segment = self._log.read(tail.feed, following, READ_UPDATES)
             if segment is None:
                 break
             for epoch, scalars in first_updates(segment.parts, tail.next - following):

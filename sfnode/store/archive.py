@@ -199,7 +199,7 @@ def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
     for entry in kept.entries:
         yield [EntryKind.CONTROL, *entry]
     for message in kept.authority:
-        yield [EntryKind.AUTHORITY, wire_codec.encode(message, run.scalar_bytes)]
+        yield [EntryKind.AUTHORITY, wire_codec.encode(message, *run.form)]
     for feed, segment, head in update_log.records():
         yield [EntryKind.UPDATES, *feed, segment.first, records.encode(segment, head)]
     for cut in update_log.cuts():
@@ -421,7 +421,7 @@ class _ArchiveReader:
         return CardRecord(feed, frame)
 
     def _message(self, kind: Any, frame: Any) -> tuple[Any, bytes]:
-        message = wire_codec.decode(_bytes(frame), self._run.scalar_bytes)
+        message = wire_codec.decode(_bytes(frame), *self._run.form)
         if not isinstance(message, kind):
             raise ValueError("a message of its log is of another kind")
         return message, frame

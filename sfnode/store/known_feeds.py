@@ -21,6 +21,7 @@ from sfprotocol import seeds
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.segments import size_of
 from sfprotocol.signing import genesis
 
 
@@ -84,7 +85,7 @@ def continued(before: StoredFeed, record: Record, replacing: bool) -> StoredFeed
     if segment.first != tail.next and not replaced:
         raise LocalProtocolError(f"the log has a feed up to step {tail.next}, not {segment.first}")
     check_epochs([EpochScalars(before.base.epoch if replaced else tail.epoch, ()), *segment.parts])
-    small = segment.count < SMALL_UPDATES
+    small = size_of(segment.parts) < SMALL_UPDATES
     return before._replace(tail=tail_after(record), loose=before.loose + small)
 
 
@@ -99,8 +100,8 @@ SEGMENTS_PER_FEED = 32
 """A link that falls further behind than this many segments reads from SQLite, which costs a fraction of a
 millisecond."""
 
-MAX_UPDATES = 131_072
-"""Most updates in the whole cache: about 5 MB."""
+MAX_SCALARS = 131_072
+"""Most scalars in the whole cache: about 5 MB."""
 
 
 class SegmentCache:
@@ -108,22 +109,22 @@ class SegmentCache:
 
     def __init__(self) -> None:
         self._tails: OrderedDict[Feed, deque[Segment]] = OrderedDict()
-        self._updates = 0
+        self._size = 0
 
     def add(self, feed: Feed, segment: Segment) -> None:
         """Keep `segment`, which continues `feed`; or takes the place of what is there from its first step."""
         tail = self._tails.setdefault(feed, deque())
         if tail and segment.first != tail[-1].stop:
-            self._updates -= sum(segment.count for segment in tail)
+            self._size -= sum(size_of(segment.parts) for segment in tail)
             tail.clear()
         self._tails.move_to_end(feed)
         tail.append(segment)
-        self._updates += segment.count
+        self._size += size_of(segment.parts)
         if len(tail) > SEGMENTS_PER_FEED:
-            self._updates -= tail.popleft().count
-        while self._updates > MAX_UPDATES:
+            self._size -= size_of(tail.popleft().parts)
+        while self._size > MAX_SCALARS:
             _, silent = self._tails.popitem(last=False)
-            self._updates -= sum(segment.count for segment in silent)
+            self._size -= sum(size_of(segment.parts) for segment in silent)
 
     def since(self, feed: Feed, first: int) -> list[Segment]:
         """Return the segments from the one with step `first` to the last; empty if not kept that far back."""

@@ -47,7 +47,7 @@ from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars, Feed, Segment
-from sfprotocol.segments import merge
+from sfprotocol.segments import merge, size_of
 
 if TYPE_CHECKING:
     from sfnode.store.columns import Columns
@@ -456,17 +456,18 @@ class UpdateLog:
     def replay(self, batch: int = 65_536) -> Iterator[tuple[Feed, int, list[EpochScalars]]]:
         """Yield all updates as (feed, first step, scalars by epoch), in the order of `records`.
 
-        Every item of a feed except its last has at least `batch` updates, so that applying them is
+        Every item of a feed except its last has at least `batch` scalars, so that applying them is
         vectorised.
         """
         for feed, records in groupby(self.records(), key=attrgetter("feed")):
-            first, parts = 0, list[EpochScalars]()
+            first, size, parts = 0, 0, list[EpochScalars]()
             for record in records:
                 first = first if parts else record.segment.first
                 parts.extend(record.segment.parts)
-                if record.segment.stop - first >= batch:
+                size += size_of(record.segment.parts)
+                if size >= batch:
                     yield feed, first, list(merge(parts))
-                    parts = []
+                    size, parts = 0, []
             if parts:
                 yield feed, first, list(merge(parts))
 

@@ -24,7 +24,7 @@ from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars, Feed, Form, Segment
 from sfprotocol.segments import drop_updates, first_updates, size_of
-from sfprotocol.values import flat
+from sfprotocol.values import cells_of, flat
 from sfprotocol.wire_codec import pack_scalars, unpack_scalars
 
 PACKED_UPDATES = 512
@@ -79,9 +79,9 @@ class CutRecord(NamedTuple):
 def encode(segment: Segment, chain_head: bytes) -> bytes:
     """Return the body of the row that stores `segment`. Raises LocalProtocolError for what does not fit."""
     values = tuple(chain.from_iterable(part.scalars for part in segment.parts))
-    cells = 0 if isinstance(values[0], int) else len(values[0])
     if not values or len(segment.signature) != 64 or len(chain_head) != 32:
         raise LocalProtocolError("a segment needs updates, a signature of 64 and a chain head of 32 bytes")
+    cells = cells_of(values[0])
     width = 1 if all(-128 <= scalar <= 127 for scalar in flat(values)) else 2
     told = width + VECTORS if cells else width
     head = _HEAD.pack(0, segment.signature, chain_head, told, len(segment.parts))

@@ -29,7 +29,7 @@ from sfnode.store.records import (
 )
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Segment
-from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, merge, size_of, without_front
+from sfprotocol.segments import first_updates, merge, most_updates, size_of, without_front
 from sfprotocol.signing import extend
 
 _INSERT = "INSERT INTO segment (feed, first, body) VALUES (?, ?, ?)"
@@ -85,17 +85,18 @@ def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, S
     at = next(before, None)
     if at is None:
         return state.base.chain, Segment(state.key, step, (), UNSIGNED)
-    segment, chain = at.segment, at.chain
+    segment, chain, joined = at.segment, at.chain, False
     if step < segment.stop:
         ahead = next(before, None)
         if ahead is None:  # or rows before the base are about to be let go
             segment = without_front(segment, max(segment.first, state.base.step))
         chain = ahead.chain if ahead else state.base.chain
         chain = extend(chain, first_updates(segment.parts, step - segment.first))
-        if segment.signature == UNSIGNED:
+        if joined := segment.signature == UNSIGNED:
             segment = join(since(db, state, step), step, segment.stop - step + 1)
     rest = without_front(segment, step)
-    return chain, rest if rest.count <= MAX_SEGMENT_UPDATES else replace(rest, parts=(), signature=UNSIGNED)
+    fits = not joined or rest.count <= most_updates(rest.parts)
+    return chain, rest if fits else replace(rest, parts=(), signature=UNSIGNED)
 
 
 def insert(db: sqlite3.Connection, state: StoredFeed, segment: Segment, chain: bytes) -> None:
@@ -116,7 +117,7 @@ def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> S
     first = before.segment.first
     front = first_updates(before.segment.parts, segment.first - first)
     check_epochs([*front, *segment.parts])
-    if size_of(front) + size_of(segment.parts) <= MAX_SEGMENT_UPDATES:
+    if segment.stop - first <= most_updates(segment.parts):
         db.execute(_DROP, (state.number, first))
         return replace(segment, first=first, parts=merge([*front, *segment.parts]))
     chain, _ = past(db, state, segment.first)

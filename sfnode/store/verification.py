@@ -329,7 +329,7 @@ def _heads_at(
 def _check_cut(run: RunParameters, cut: CutRecord) -> None:
     """Check that the proof proves the cut."""
     try:
-        proof = wire_codec.decode(cut.proof, run.scalar_bytes)
+        proof = wire_codec.decode(cut.proof, *run.form)
     except RemoteProtocolError as error:
         raise _damaged(cut.feed, cut.at, f"its proof of a fork cannot be read: {error}") from error
     proven = isinstance(proof, Proof) and (proof.feed, proof.cut) == (cut.feed, cut.at)

@@ -194,7 +194,7 @@ class Host:
         for admit in commit.admits:
             self._check_admitted(admit)
         for cut in commit.cuts:
-            wire_codec.encode(cut.proof, RUN.scalar_bytes)
+            wire_codec.encode(cut.proof, *RUN.form)
             assert fork_proofs.holds(RUN, cut.proof, VERIFY), "a feed is cut by a proof that proves nothing"
             assert self.arena.stories.may_be_cut(cut.proof.feed), "an honest origin is cut"
 
@@ -367,7 +367,7 @@ class Arena:
     def inject(self, end: End, frame: bytes) -> None:
         """Send a frame from the hostile peer; what it names is noted, even if a changed byte named it."""
         with suppress(RemoteProtocolError):
-            match wire_codec.decode(frame, RUN.scalar_bytes):
+            match wire_codec.decode(frame, *RUN.form):
                 case Summary(entries=entries):
                     self.stories.named.update(entry.feed for entry in entries)
                 case Proof(feed=feed):

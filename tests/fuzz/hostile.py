@@ -265,7 +265,7 @@ def written(scene: S, choices: Choices, writers: Sequence[Callable[[S, Choices],
         return choices.take(choices.below(64))
     if kind > 16 * len(writers):
         return replayed(scene, choices)
-    return wire_codec.encode(writers[kind % len(writers)](scene, choices), scene.run.scalar_bytes)
+    return wire_codec.encode(writers[kind % len(writers)](scene, choices), *scene.run.form)
 
 
 def replayed(scene: Scene, choices: Choices) -> bytes:

@@ -202,7 +202,7 @@ def _on_links() -> list[bytes]:
 
 def _changed(stage: Stage, choices: Choices, frame: bytes) -> Message:
     try:
-        message = wire_codec.decode(frame, stage.run.scalar_bytes)
+        message = wire_codec.decode(frame, *stage.run.form)
     except RemoteProtocolError:
         return Hello(OLDEST_VERSION, stage.run.run_id, 0, 0)
     for _ in range(1 + choices.below(3)):

@@ -19,7 +19,6 @@ from sfprotocol.events import (
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
-    OLDEST_VERSION,
     Ahead,
     Claim,
     EpochScalars,
@@ -75,13 +74,13 @@ class Scripted:
 
     def hear(self, link: int, *messages: Message) -> list[Action]:
         """Return the actions of the machine when these messages arrive."""
-        frames = [wire_codec.encode(message, self.machine.run.scalar_bytes) for message in messages]
+        frames = [wire_codec.encode(message, *self.machine.run.form) for message in messages]
         return [action for frame in frames for action in self.event(Received(link, frame))]
 
     def greet(self, number: int) -> list[Action]:
         """Bring up a link to a peer that sends its Hello."""
         self.event(LinkUp(number, f"peer {number}"))
-        return self.hear(number, Hello(OLDEST_VERSION, self.machine.run.run_id, 0, 0))
+        return self.hear(number, Hello(self.machine.run.version, self.machine.run.run_id, 0, 0))
 
     def link(self, number: int, *entries: Position) -> list[Action]:
         """Bring up a link to a peer that sends its Hello and has `entries`."""

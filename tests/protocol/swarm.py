@@ -36,6 +36,7 @@ from sfprotocol.names import NAMELESS, Names
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend
+from sfprotocol.values import Values
 from sfprotocol.wire_codec import LENGTH_BYTES
 from tests.protocol.feeds import RUN, Log, Told, origin_of, signing_key
 
@@ -143,10 +144,15 @@ class Node:
 
     def compute(self, updates: int = 1) -> bool:
         """Make own updates, if the machine allows it, of the epoch that it says."""
-        made = self.host.own_updates(updates, lambda: self.swarm.random.randint(-1000, 1000))
+        made = self.host.own_updates(updates, self._measured)
         if made:
             self.handle(made)
         return made is not None
+
+    def _measured(self) -> Values:
+        limit, cells = self.run.scalar_limit, self.run.cells
+        drawn = tuple(self.swarm.random.randint(-limit, limit) for _ in range(cells or 1))
+        return drawn if cells else drawn[0]
 
     # -- rounds ------------------------------------------------------------------------------------
 

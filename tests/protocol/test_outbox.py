@@ -20,7 +20,7 @@ from sfprotocol.messages import (
     Segment,
     Want,
 )
-from sfprotocol.plumtree import HAVE_DELAY, MAX_BURST, MAX_BURST_UPDATES, PUSH_BURST, TTL
+from sfprotocol.plumtree import HAVE_DELAY, MAX_BURST, MAX_BURST_BYTES, PUSH_BURST, TTL
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.wire_codec import MAX_ENTRIES
 from tests.protocol.feeds import RUN
@@ -138,7 +138,7 @@ def test_a_burst_is_bounded_by_segments() -> None:
     assert sorted(serve.feed for serve in first + second) == feeds
 
 
-def test_a_burst_is_bounded_by_updates() -> None:
+def test_a_burst_is_bounded_by_bytes() -> None:
     # 64 large segments took minutes on a slow line; meanwhile the peer asked for all of them again.
     host = Scripted(run=BIG_RUN)
     feeds = [Feed(index.to_bytes(32, "big"), 0) for index in range(40)]
@@ -146,7 +146,7 @@ def test_a_burst_is_bounded_by_updates() -> None:
         host.machine.frontier.advance(feed, 1 << 16, bytes(32), 0)
     host.link(1)
     burst = serves(host.hear(1, Want(tuple(Position(feed, 0) for feed in feeds))))
-    assert len(burst) == MAX_BURST_UPDATES // MAX_SEGMENT_UPDATES
+    assert len(burst) == MAX_BURST_BYTES // (2 * MAX_SEGMENT_UPDATES)
     for serve in burst:
         host.event(Served(1, serve.feed, MAX_SEGMENT_UPDATES, 0))
     following = serves(host.event(Writable(1)))

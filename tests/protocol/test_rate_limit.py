@@ -99,7 +99,7 @@ def test_the_reserve_pays_for_a_long_history_and_then_the_link_rests() -> None:
 def test_an_origin_in_debt_has_to_wait_and_others_do_not() -> None:
     origins = OriginBuckets()
     assert origins.may_bring(b"x", 0.0)
-    origins.brought(b"x", int(ORIGIN_BURST + 10 * ORIGIN_RATE), 0.0)
+    origins.brought(b"x", int(ORIGIN_BURST + 10 * ORIGIN_RATE), 2, 0.0)
     assert not origins.may_bring(b"x", 9.9)
     assert origins.may_bring(b"y", 0.0)
     assert origins.may_bring(b"x", 10.1)

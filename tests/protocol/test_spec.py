@@ -199,7 +199,7 @@ def test_protocol_sources_cite_the_rules() -> None:
             f"{rate_limit.PROOF_BURST:g} at once, {rate_limit.PROOF_RATE:g} a second",
         ),
         ("feeds under inquiry on a link", f"{inquiries.MAX_INQUIRIES}"),
-        ("burst on a link", f"{plumtree.MAX_BURST} segments, {plumtree.MAX_BURST_UPDATES:,} updates"),
+        ("burst on a link", f"{plumtree.MAX_BURST} segments, {plumtree.MAX_BURST_BYTES:,} bytes of updates"),
         ("Summary interval", f"{anti_entropy.SYNC_INTERVAL:g} s, one link in turn"),
         ("questions outstanding or planned", f"{pulls.MAX_PULLS:,}"),
         ("questions outstanding on a link", f"{pulls.MAX_PULLS_PER_LINK:,}"),

@@ -104,10 +104,7 @@ def read_field(name: str, value: Any) -> Any:
     if name == "votes":
         return tuple(Vote(vote["deputy"], bytes.fromhex(vote["signature"])) for vote in value)
     if name == "parts":
-        return tuple(
-            Part(*part) if isinstance(part, list) else EpochScalars(part["epoch"], tuple(part["scalars"]))
-            for part in value
-        )
+        return tuple(Part(*part) if isinstance(part, list) else updates_of(**part) for part in value)
     if name == "branches":
         pairs = ((read_field("parts", fields["parts"]), fields["signature"]) for fields in value)
         return tuple(Branch(said, bytes.fromhex(signature)) for said, signature in pairs)
@@ -122,6 +119,10 @@ def entry_of(fields: dict[str, Any]) -> Position | Claim | Ahead | Entry:
         return Ahead(int(fields["feed_key"]), fields["next"])
     position = Position(feed_of(fields), fields["next"])
     return Claim(*position, bytes.fromhex(fields["tag"])) if "tag" in fields else position
+
+
+def updates_of(epoch: int, scalars: list[Any]) -> EpochScalars:
+    return EpochScalars(epoch, tuple(one if isinstance(one, int) else tuple(one) for one in scalars))
 
 
 def read(module: Any, fields: dict[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
 from sfprotocol.own_feed import fresh
 from sfprotocol.signing import card_message, extend, head_message
+from sfprotocol.values import Values
 from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.organised import closing, digest_named
 
@@ -35,6 +36,15 @@ def organised(run: Manifest, **numbers: Any) -> Manifest:
     fields = run.model_dump() | {"admission": "organised", "organised": said}
     fields["open"] = {"quota": 0, "work_bits": 0}
     fields["training"] |= {"schedule": "constant", **numbers}
+    return Manifest.model_validate(fields)
+
+
+def first_order(run: Manifest, **numbers: Any) -> Manifest:
+    """The same run with an organiser and first-order updates: two cores of 3 x 4, which is 24 cells."""
+    fields = organised(run).model_dump() | {"protocol": 4}
+    fields["model"]["targets"] = ("a:3x10", "b:3x5")
+    fields["training"] |= {"estimator": "first-order", "norm_limit": 78, "rank": 4, "basis": "published"}
+    fields["training"] |= {"bases": "12" * 32, "scalar_bits": 8, "scalar_limit": 127, **numbers}
     return Manifest.model_validate(fields)
 
 
@@ -99,7 +109,7 @@ class Folder:
 
     # -- updates -----------------------------------------------------------------------------------
 
-    def make(self, count: int, scalar: Callable[[], int] = lambda: 7) -> None:
+    def make(self, count: int, scalar: Callable[[], Values] = lambda: 7) -> None:
         """Make updates of this node's own, as one segment."""
         made = self.host.own_updates(count, scalar)
         assert made, "no updates may be made"
@@ -107,7 +117,7 @@ class Folder:
         self.host.post(made)
         self.settle()
 
-    def bring(self, name: str, scalars: Sequence[int]) -> None:
+    def bring(self, name: str, scalars: Sequence[Values]) -> None:
         """Have updates of somebody else's here, as if they had come over a link."""
         feed = Feed(origin_of(name), 0)
         state, parts = self.machine.frontier.state(feed), (EpochScalars(self.machine.epoch, tuple(scalars)),)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sfnode.store.known_feeds import MAX_UPDATES, SEGMENTS_PER_FEED, SegmentCache
+from sfnode.store.known_feeds import MAX_SCALARS, SEGMENTS_PER_FEED, SegmentCache
 from sfprotocol.messages import EpochScalars, Segment
 from tests.store.helpers import Author
 
 
 def test_the_cache_is_bounded_and_drops_silent_feeds_first() -> None:
     cache, authors = SegmentCache(), [Author(number) for number in range(1, 41)]
-    size = MAX_UPDATES // 20
+    size = MAX_SCALARS // 20
     for author in authors:
         cache.add(author.feed, Segment(author.key, 0, (EpochScalars(0, (1,) * size),), bytes(64)))
     kept = [author for author in authors if cache.since(author.feed, 0)]
@@ -39,4 +39,4 @@ def test_another_history_takes_the_place_of_what_is_there() -> None:
     following = replace(inside, first=8)
     cache.add(old.feed, following)
     assert cache.since(old.feed, 6) == [inside, following]
-    assert cache._updates == 4
+    assert cache._size == 4

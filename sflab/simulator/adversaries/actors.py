@@ -152,7 +152,7 @@ class Actor:
 
     def _receive(self, link: MemoryLink, frame: bytes) -> None:
         try:
-            message = wire_codec.decode(frame, self.world.run.scalar_bytes)
+            message = wire_codec.decode(frame, *self.world.run.form)
         except RemoteProtocolError:
             return
         if isinstance(message, Summary):
@@ -163,7 +163,7 @@ class Actor:
     # -- to speak ----------------------------------------------------------------------------------
 
     def say(self, end: MemoryLink, message: Message) -> None:
-        self.raw(end, wire_codec.encode(message, self.world.run.scalar_bytes))
+        self.raw(end, wire_codec.encode(message, *self.world.run.form))
 
     def raw(self, end: MemoryLink, frame: bytes) -> None:
         """Send a frame, if the link takes one; there is no waiting."""

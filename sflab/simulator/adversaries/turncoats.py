@@ -53,7 +53,7 @@ class Turncoat(Computer):
         if message is None:
             self._keep_back(send)
             return []
-        return [Send(send.link, message, wire_codec.encode(message, self.world.run.scalar_bytes))]
+        return [Send(send.link, message, wire_codec.encode(message, *self.world.run.form))]
 
     def _keep_back(self, send: Send) -> None:
         if isinstance(send.message, Segment):  # the machine waits to hear that it has left

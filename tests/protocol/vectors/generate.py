@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.protocol.vectors import (
     codec,
+    first_order,
     flood,
     invitations,
     manifest,
@@ -39,6 +40,7 @@ def vectors() -> dict[str, str]:
         "sharing.json": sharing.vectors(),
         "invitations.json": invitations.vectors(),
         "organised.json": organised.vectors(),
+        "first_order.json": first_order.vectors(),
     }
     return {name: json.dumps(value, indent=1, ensure_ascii=False) + "\n" for name, value in files.items()}
 

@@ -149,9 +149,9 @@ REWARD: dict[str, Any] = OPEN | {
 def vectors() -> dict[str, Any]:
     """Return a manifest of version 1, eight of version 2, and fields that none of version 2 may have."""
     return {
-        **_manifest(MANIFEST),
+        **manifest_vector(MANIFEST),
         "version 2": [
-            {"admission": fields["admission"], **_manifest(fields)}
+            {"admission": fields["admission"], **manifest_vector(fields)}
             for fields in (
                 *(OPEN, ORGANISED, PUBLISHED, HEADED, CENTRED, CHILD, GROUPS),
                 *(FORMATS, SHARED_DATA, DECAYING, REWARD),
@@ -175,7 +175,8 @@ def _smallest(purpose: str, rows: int, limit: int) -> list[int]:
     return [index for index, value in enumerate(values) if sum(other < value for other in values) < limit]
 
 
-def _manifest(fields: dict[str, Any]) -> dict[str, Any]:
+def manifest_vector(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest with its bytes and its run id (M2, M3)."""
     canonical = msgpack.packb(_by_key(fields), use_bin_type=True)
     run_id = hashlib.blake2b(canonical, digest_size=32, person=b"sfnode-manifest").hexdigest()
     return {"manifest": fields, "canonical": canonical.hex(), "run_id": run_id}

@@ -68,9 +68,22 @@ def _rates(schedule: str, learning_rate: float, epoch_updates: int, budget: int)
         "update_budget": budget,
         "epochs": epochs,
         "rates": [
-            {"epoch": epoch, "bits": _bits(rate(schedule, learning_rate, epoch, epochs))} for epoch in chosen
+            {"epoch": epoch, "bits": bits(rate(schedule, learning_rate, epoch, epochs))} for epoch in chosen
         ],
     }
+
+
+def moved(weights: Any, u: Any, core: Any, v: Any, scale: float) -> Any:
+    """Return binary64 weights without the term of a core (U8); bases and core are of Python's integers."""
+    largest = int(np.abs(u).max() * np.abs(v).max())
+    parts = [(1, core)]
+    if float(np.abs(core.astype(np.float64)).sum()) * largest >= 2.0**53:
+        places = (32, 0) if largest == 1 else (48, 32, 16, 0)
+        width = 64 // len(places)
+        parts = [(2**at, core >> at if at == places[0] else (core >> at) % 2**width) for at in places]
+    for unit, part in parts:
+        weights = weights - (u @ part @ v.T).astype(np.float64) * (scale * unit)
+    return weights
 
 
 def _weights(
@@ -106,15 +119,7 @@ def _weights(
             delta * 2.0**-32 if schedule == "organised" else float(rate(schedule, factor, epoch, 4)) * delta
         )
         scale = scale * 2.0**-6 if bases else scale
-        largest = int(np.abs(u).max() * np.abs(v).max())
-        parts = [(1, core)]
-        if float(np.abs(core.astype(np.float64)).sum()) * largest >= 2.0**53:
-            places = (32, 0) if largest == 1 else (48, 32, 16, 0)
-            width = 64 // len(places)
-            parts = [(2**at, core >> at if at == places[0] else (core >> at) % 2**width) for at in places]
-        for unit, part in parts:
-            term = (u @ part @ v.T).astype(np.float64) * (scale * powers[max(cores) - epoch] * unit)
-            weights = weights - term
+        weights = moved(weights, u, core, v, scale * powers[max(cores) - epoch])
         entries = [{"row": i, "column": j, "value": str(a)} for i, j, a in cores[epoch]]
         power = {"power": powers[max(cores) - epoch]} if decay != 1 else {}
         terms.append({"epoch": epoch, "scale": scale, **power, "core": entries})
@@ -129,25 +134,29 @@ def _weights(
         "rank": rank,
         "layer": 0,
         "bases": _blob(blob) if bases else None,
-        "base": [[_bits(entry) for entry in row] for row in base],
+        "base": [[bits(entry) for entry in row] for row in base],
         "terms": terms,
-        "weights": [[_bits(entry) for entry in row] for row in result],
+        "weights": [[bits(entry) for entry in row] for row in result],
         "bfloat16": [[_bfloat16(entry) for entry in row] for row in result],
     }
 
 
+def bases_digest(listing: bytes) -> bytes:
+    """Return the digest of a blob with this listing (R10)."""
+    return hashlib.blake2b(listing, digest_size=32, person=b"sfnode-bases").digest()
+
+
 def _blob(blob: bytes) -> dict[str, str]:
     listing = bases_listing(blob)
-    digest = hashlib.blake2b(listing, digest_size=32, person=b"sfnode-bases").hexdigest()
-    return {"blob": blob.hex(), "listing": listing.hex(), "digest": digest}
+    return {"blob": blob.hex(), "listing": listing.hex(), "digest": bases_digest(listing).hex()}
 
 
-def _bits(value: np.float32) -> str:
+def bits(value: np.float32) -> str:
     """Return the bits of a binary32 number in hexadecimal, the sign first."""
     return struct.pack(">f", value).hex()
 
 
 def _bfloat16(value: np.float32) -> str:
     """Return the upper half of the bits after rounding to nearest, ties to even; of finite numbers."""
-    bits = int(_bits(value), 16)
-    return f"{(bits + 0x7FFF + (bits >> 16 & 1)) >> 16:04x}"
+    whole = int(bits(value), 16)
+    return f"{(whole + 0x7FFF + (whole >> 16 & 1)) >> 16:04x}"

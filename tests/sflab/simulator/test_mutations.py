@@ -293,7 +293,7 @@ def test_a_machine_that_ends_no_feeds_is_seen(monkeypatch: pytest.MonkeyPatch) -
 def test_a_machine_that_weighs_with_other_factors_than_the_seals_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weighing, "multiplier", lambda rate, factor: rate * ((factor + 1) >> 12))
+    monkeypatch.setattr(weighing, "multiplier", lambda rate, factor, unit: rate * ((factor + 1) >> 12))
     assert caught(simulate(SCENARIOS["judged"], 0, nodes=8, seconds=8)) == "union"
 
 
