@@ -181,9 +181,7 @@ class Rewards:
         drawn = [self.draw(batches[first], seeds[first], here) for first in each]
         return self.slopes(directions, drawn, distance)
 
-    def gradient(
-        self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question]
-    ) -> Gradient:
+    def gradient(self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question]) -> Gradient:
         """Return the gradient of 1 less the mean reward, by answers drawn at the weights as they are."""
         here = standing(space.whole(subspace)) if space.live else None
         drawn = self.draw(batch, seed, here)

@@ -11,9 +11,9 @@ import torch
 from sfnode.engine.making_bases import quantised
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Target
+from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training, units_of
 from sfnode.models import bases
-from sfnode.manifest.task import Task
 from tests.engine.helpers import manifest
 from tests.manifest.fields import ORGANISER
 

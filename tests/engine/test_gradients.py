@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine import forward
+from sfnode.engine import forward, gradients
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.gradients import quantised
 from sfnode.engine.trainer import Trainer
@@ -48,3 +48,102 @@ def test_a_gradient_is_that_of_explicit_cores(family: str, tmp_path: Path) -> No
         for seed, found in zip(SEEDS, node.gradients(SEEDS, 0), strict=True):
             assert found.cells == pytest.approx(explicit(node, seed), rel=1e-3, abs=1e-6)
             assert np.abs(found.cells).max() > 1e-3
+
+
+def moved(run: Trainer, values: tuple[int, ...], rate: RateFrom) -> None:
+    """Count an update as an organised run does."""
+    weighed = np.array([values], np.int64) * (rate.rate * rate.unit >> 16)
+    run.apply(UpdateBatch(np.zeros(1, np.int64), np.zeros(1, np.uint64), weighed))
+
+
+def test_steps_lower_the_loss(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        rate = RateFrom(0, RATE_ONE // 4, limit=1000)
+        before = node.gradients(SEEDS[:1], 0)[0].loss
+        for _ in range(5):
+            moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
+            node.rebuild()
+        assert node.gradients(SEEDS[:1], 0)[0].loss < before - 0.01
+
+
+def test_a_step_moves_the_weights_by_its_rate_times_its_gradient(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path, scalar_bits=16, scalar_limit=32_767)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        base = held_weights(node)
+        rate = RateFrom(0, RATE_ONE // 8, unit=1 << 12, limit=10_000)
+        (values,) = node.step(SEEDS[:1], 0, rate).scalars
+        (found,) = node.gradients(SEEDS[:1], 0)
+        assert np.array(values) * (2.0**-6 / 16) == pytest.approx(found.cells, abs=2.0**-11)
+        moved(node, values, rate)
+        node.rebuild()
+        change = np.split(-np.array(values) * 2.0**-6 / 16 / 8, len(base))
+        for number, (now, before) in enumerate(zip(held_weights(node), base, strict=True)):
+            u, v = (side.double() for side in node.space.matrices(0, number))
+            core = torch.from_numpy(change[number].reshape(4, 4))
+            assert now.numpy() == pytest.approx(
+                (before + u @ core @ v.t() * node.space.unit(number)).numpy(), abs=1e-6
+            )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_formats_agree_on_the_gradient(dtype: str, tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path)
+    data = data_file(tmp_path)
+    with (
+        trainer(run, data, bases=tmp_path) as exact,
+        trainer(run, data, bases=tmp_path, dtype=dtype) as other,
+    ):
+        for site, weight in zip(exact.loaded.sites, held_weights(other), strict=True):
+            loader.matrix(site).copy_(weight)
+        for one, found in zip(exact.gradients(SEEDS, 0), other.gradients(SEEDS, 0), strict=True):
+            cosine = one.cells @ found.cells / np.linalg.norm(one.cells) / np.linalg.norm(found.cells)
+            assert cosine >= 0.98
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_gradient_is_taken_where_the_live_core_has_moved_the_weights(dtype: str, tmp_path: Path) -> None:
+    """What is not merged yet acts on activations; the gradient is that at the merged weights."""
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path, dtype=dtype) as node:
+        start = node.gradients(SEEDS[:1], 0)[0]
+        rate = RateFrom(0, RATE_ONE // 2, limit=1000)
+        moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
+        node.weights.follow(0)
+        live = node.gradients(SEEDS[:1], 0)[0]
+        node.rebuild()
+        merged = node.gradients(SEEDS[:1], 0)[0]
+        assert live.loss < start.loss - 0.005
+        assert live.loss == pytest.approx(merged.loss, abs=0.1 * (start.loss - merged.loss))
+
+
+@pytest.mark.parametrize("limit", [40, 400])
+def test_an_update_is_no_longer_than_its_limit(limit: int) -> None:
+    cells = np.random.default_rng(0).normal(size=1344)
+    rate = RateFrom(0, RATE_ONE, unit=1 << 15, limit=limit)
+    values = quantised(cells, 1e-4, rate, 127)
+    assert sum(one * one for one in values) <= limit**2
+    assert rate.moves(values)
+    assert np.corrcoef(cells, values)[0, 1] > (0.99 if limit == 400 else 0.0)
+
+
+def test_what_is_no_number_moves_nothing() -> None:
+    rate = RateFrom(0, RATE_ONE, limit=100)
+    assert quantised(np.array([1.0, np.nan]), 1e-2, rate, 127) == (0, 0)
+    assert not rate.moves((0, 0))
+
+
+def test_rows_go_one_by_one_and_blocks_are_computed_again_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        whole = node.gradients(SEEDS, 0)
+        room = gradients._ROOMS[node.loaded.model]
+        parts = len(room.parts(node.mini_batch(SEEDS[0])))
+        while room.narrow():
+            pass
+        assert (parts, len(room.parts(node.mini_batch(SEEDS[0])))) == (1, 3)
+        for one, other in zip(whole, node.gradients(SEEDS, 0), strict=True):
+            assert other.cells == pytest.approx(one.cells, rel=1e-3, abs=1e-6)
+            assert other.loss == pytest.approx(one.loss, rel=1e-5)
