@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from sfnode.engine import forward, gradients
-from sfnode.engine.core import UpdateBatch
-from sfnode.engine.gradients import quantised
+from sfnode.engine import forward, gradients, merging
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.gradients import numbers_for, quantised, usual_norm
+from sfnode.engine.head import HeadLosses
+from sfnode.engine.line import Line
+from sfnode.engine.losses import line_batches, line_rows, losses_at
+from sfnode.engine.objective import Held
 from sfnode.engine.trainer import Trainer
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import loader
+from sfnode.models.targets import Selection
 from sfprotocol.decisions import RATE_ONE, RateFrom
 from sfprotocol.seeds import update_seeds
-from tests.engine.helpers import data_file, held_weights, trainer
+from tests.engine.helpers import (
+    HEADED_TASK,
+    ROWS,
+    data_file,
+    held_weights,
+    manifest,
+    model_folder,
+    trainer,
+)
 from tests.engine.published import first_order
 
 SEEDS = update_seeds(1, 0, 3).tolist()
@@ -147,3 +164,109 @@ def test_rows_go_one_by_one_and_blocks_are_computed_again_where_there_is_no_room
         for one, other in zip(whole, node.gradients(SEEDS, 0), strict=True):
             assert other.cells == pytest.approx(one.cells, rel=1e-3, abs=1e-6)
             assert other.loss == pytest.approx(one.loss, rel=1e-5)
+
+
+def test_a_calibrated_loss_is_less_the_manifests_prior_in_training_and_where_it_is_measured(
+    tmp_path: Path,
+) -> None:
+    """A prior of two nats against an answer is as if all had these two nats more for it."""
+    told = [0, -2 * PRIOR_ONE]
+    plain = first_order("opt", tmp_path / "plain")
+    task = plain.task.model_copy(update={"loss": "calibrated", "prior": tuple(told)})
+    run = first_order("opt", tmp_path / "bases", task)
+    data = data_file(tmp_path)
+    with (
+        trainer(plain, data, bases=tmp_path / "plain") as other,
+        trainer(run, data, bases=tmp_path / "bases") as node,
+    ):
+        for one in (other, node):
+            one.run_rows._held_out["test", 0] = Held("test", 0, ROWS)
+        encoded = other.mini_batch(SEEDS[0])
+        scores = encoded.scores(forward.score(other.loaded, encoded).log_probs) + torch.tensor([0.0, 2.0])
+        wanted = torch.nn.functional.cross_entropy(scores, encoded.right.int().argmax(1))
+        assert node.gradients(SEEDS[:1], 0)[0].loss == pytest.approx(float(wanted), abs=1e-5)
+        raw, less = other.evaluate(), node.evaluate()
+        assert (raw.calibrated, less.calibrated) == (False, True)
+        assert node.prior().tolist() == [0.0, -2.0]
+        lines = line_batches(run, node.loaded.tokenizer, ROWS)
+        found = losses_at(node.loaded, lines, lambda this: None).mean()
+        assert less.loss == pytest.approx(found, abs=1e-5)
+
+
+def head(tmp_path: Path, **training: Any) -> Manifest:
+    described = loader.describe(str(model_folder("llama")), "", Selection(modules=("score",)), 2)
+    model = described.model_copy(update={"source": "tiny/llama"})
+    plain = manifest("llama").model_copy(update={"model": model, "task": HEADED_TASK})
+    return first_order(plain, tmp_path, rank=64, **training)
+
+
+def test_the_gradient_of_a_head_is_products_of_states_and_the_same(tmp_path: Path) -> None:
+    run = head(tmp_path, batch_size=64)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        assert isinstance(node.objective, HeadLosses)
+        (found,) = node.gradients(SEEDS[:1], 0)
+        encoded = next(node.objective.shard.encoded(64))
+        assert encoded.examples == len(ROWS), "all rows, each once"
+        whole = gradients.gradient(node.loaded, node.space, 0, encoded)
+        assert found.loss == pytest.approx(whole.loss, rel=1e-5)
+        assert found.cells == pytest.approx(whole.cells, rel=1e-3, abs=1e-6)
+        assert node.manifest.core_shape[1] == 2
+        assert node.manifest.core_shape[2] > 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_learns_and_its_state_is_that_of_its_core(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "MERGE_REST", 0)
+    run = head(tmp_path, batch_size=64)
+    with trainer(run, data_file(tmp_path), bases=tmp_path, dtype=dtype) as node:
+        rate = RateFrom(0, RATE_ONE // 2, limit=1000)
+        before = node.gradients(SEEDS[:1], 0)[0].loss
+        for _ in range(4):
+            moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
+            node.weights.follow(0)
+        live = node.gradients(SEEDS[:1], 0)[0].loss
+        node.rebuild()
+        assert node.gradients(SEEDS[:1], 0)[0].loss == pytest.approx(live, abs=0.02)
+        assert live < before - 0.05
+
+
+def test_worths_of_gradients_add_up_and_scores_are_cosines(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path, learning_rate=0.05)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        node.run_rows._held_out["validation", 0] = Held("validation", 0, ROWS)
+        rate = RateFrom(0, RATE_ONE // 64, limit=1000)
+        values = np.array(node.step(SEEDS, 0, rate).scalars)
+        every = [
+            UpdateBatch(np.zeros(1, np.int64), np.zeros(1, np.uint64), one[None])
+            for one in (*values, -values[0])
+        ]
+        after = Core(*run.core_shape)
+        weights = np.array([rate.rate * rate.unit >> 16])
+        for one in every[:3]:
+            after.add(one._replace(scalars=one.scalars * weights))
+        found, _ = node.shares(after.cores(), [(one, weights) for one in every], 4, 0)
+        line = Line(node.loaded, node.space, node.scale, after.cores())
+        batches = node.objective.batches(line_rows(run.task, ROWS), 4, 0)
+        losses = line.losses(batches, [0.0, 1.0]).mean(0)
+        assert sum(one.worth for one in found[:3]) == pytest.approx(losses[0] - losses[1], rel=0.05)
+        assert found[3].worth == pytest.approx(-found[0].worth)
+        assert found[3].sum == pytest.approx(-found[0].sum)
+        cells = math.sqrt(run.dimensions)
+        assert all(abs(one.sum) <= cells and one.squares == 1 for one in found)
+        assert max(one.sum for one in found) > 0.2 * cells
+
+
+def test_the_numbers_of_a_run_follow_from_its_usual_gradient(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        numbers = numbers_for(usual_norm(node), run.dimensions, 8)
+        limit = numbers["norm_limit"]
+        assert limit == round(16 * math.sqrt(run.dimensions))
+        rate = RateFrom(0, RATE_ONE, limit=limit)
+        norms = [
+            np.linalg.norm(quantised(one.cells, numbers["scalar_delta"], rate, 127))
+            for one in node.gradients(update_seeds(7, 0, 9).tolist(), 0)
+        ]
+        assert np.median(norms) == pytest.approx(limit / 2, rel=0.3)
