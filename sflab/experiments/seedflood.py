@@ -311,9 +311,9 @@ class SeedFlood:
         for number in range(self._cell.network.clients):
             layout = world.add(str(number)).layout
             if problem.bases:
-                targets, rank = manifest.model.parsed_targets(), manifest.training.rank
+                targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
                 layout.bases.mkdir()
-                bases.keep(Path(self._cell.problem.bases), layout.bases, targets, rank)
+                bases.keep(Path(self._cell.problem.bases), layout.bases, targets, columns)
         first = self.clients[0]
         world.engine = SharedEngine(problem, first.layout.bases if problem.bases else None)
         dealt, size = list(problem.shards), manifest.training.batch_size

@@ -258,13 +258,13 @@ class SharedEngine:
         seeds = np.array([query.seed for query in queries], np.uint64)
         row, column, sign = coordinates(seeds, cores.shape[1], cores.shape[3])
         places = tuple(torch.from_numpy(part).to(cores.device) for part in (column, row, sign))
-        unit = self._trainer.space.basis.unit**2
+        unit = self._trainer.space.unit(0)
         return _Apart(self._sides(blocks), cores, unit, blocks.index(subspace), *places)
 
     def _cores(self, own: Mapping[int, I64], clients: NDArray[np.int64], blocks: tuple[int, ...]) -> Tensor:
         """Return by how much clients' models differ from the weights in each of these subspaces: (clients,
         layers, blocks, rank, rank), columns of V by columns of U."""
-        layers, rank = len(self._trainer.loaded.sites), self._trainer.space.rank
+        layers, rank, _ = self._trainer.core.shape
         found = torch.zeros(len(clients), layers, len(blocks), rank, rank)
         for number, subspace in enumerate(blocks):
             if subspace in own:

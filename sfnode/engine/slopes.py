@@ -14,8 +14,8 @@ This module knows a model, cores and encoded rows; it knows neither feeds nor wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine import forward
 from sfnode.engine.basis import FeaturesBasis
 from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
+from sfnode.engine.gradients import GRADIENT, by_leaves, differentiable
 from sfnode.engine.line import Line, difference
 from sfnode.engine.losses import line_rows
 from sfnode.engine.objective import KeepGoing, always, paused
@@ -33,16 +33,12 @@ from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Directions, Perturbation
-from sfnode.models.targets import Form
+from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64, coordinates
 
 F64 = NDArray[np.float64]
-
-GRADIENT = 3
-"""Forwards that the gradient of a row costs: a backward pass counts as two."""
 
 START, MIDDLE = 0.0, 0.5
 """Shares of the step after which slopes are taken."""
@@ -59,7 +55,7 @@ class Slopes(NamedTuple):
     loss: float
     """The mean of those losses."""
     cores: Mapping[int, F64]
-    """Entries by subspace (batches, layers, rank, rank), [.., i, j] for a move along u_i v_j by 1."""
+    """Entries by subspace (batches, layers, rows, columns), [.., i, j] for a move along u_i v_j by 1."""
 
     @property
     def finite(self) -> bool:
@@ -86,19 +82,35 @@ class Slopes(NamedTuple):
         """Return the share of these updates; `delta` is a scalar's unit, and `unit` by how much a one in a
         subspace's core moves along u_i v_j."""
         batch, weights = updates
+        if batch.scalars.ndim == 2:
+            return self._share_of_gradients(batch, weights, unit)
         slopes = self.along(batch)  # (batches, n)
         scalars = batch.scalars.astype(np.float64)
         products = scalars * slopes.mean(0) / delta
         roots = np.sign(products) * np.sqrt(np.abs(products))
         steps = scalars * weights * np.array([unit[subspace] for subspace in batch.epochs.tolist()])
-        worths = slopes @ steps  # (batches,)
-        return StepShare(
-            len(scalars),
-            float(roots.sum()),
-            float((roots**2).sum()),
-            float(worths.mean()),
-            float(worths.std(ddof=1)) / math.sqrt(len(worths)),
-        )
+        return _share(len(scalars), float(roots.sum()), float((roots**2).sum()), slopes @ steps)
+
+    def _share_of_gradients(self, batch: UpdateBatch, weights: I64, unit: Mapping[int, float]) -> StepShare:
+        """Return the share of first-order updates: their cosine with the gradient here, over its standard
+        deviation by chance (SPEC O16)."""
+        steps, slopes = list[F64](), list[F64]()
+        for subspace in np.unique(batch.epochs).tolist():
+            chosen = batch.epochs == subspace
+            cells = (batch.scalars[chosen] * weights[chosen, None]).sum(0)
+            steps.append(cells * unit[subspace])
+            slopes.append(self.cores[subspace].reshape(-1, len(cells)))  # (batches, cells)
+        step, slope = np.concatenate(steps), np.concatenate(slopes, 1)
+        worths = slope @ step
+        norms = float(np.linalg.norm(step) * np.linalg.norm(slope.mean(0)))
+        score = float(worths.mean()) / norms * math.sqrt(len(step)) if norms else 0.0
+        return _share(len(batch.scalars), score, 1.0, worths)
+
+
+def _share(updates: int, sum_: float, squares: float, worths: F64) -> StepShare:
+    """Return a share by what it is worth on each of some batches, (batches,)."""
+    error = float(worths.std(ddof=1)) / math.sqrt(len(worths))
+    return StepShare(updates, sum_, squares, float(worths.mean()), error)
 
 
 def shares(
@@ -122,7 +134,7 @@ def shares(
     touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
     if not touched:
         return [StepShare(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
-    zero = np.zeros((len(space.targets), space.rank, space.rank), np.int64)
+    zero = np.zeros((len(space.targets), *space.columns_of), np.int64)
     whole = dict.fromkeys(touched, zero) | dict(step)
     here = Line(loaded, space, scale, {})
     before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
@@ -140,7 +152,7 @@ def shares(
             "Nothing is said of what single nodes brought in this epoch. Should it happen again, have the "
             "organiser compute with --dtype float32 or bfloat16.",
         )
-    unit = {subspace: scale(subspace) / space.basis.unit**2 for subspace in touched}
+    unit = {subspace: scale(subspace) for subspace in touched}
     taken = passes * sum(batch.examples for batch in batches)
     shared = [found.share(one, delta, unit) for one in updates]
     return [_of_rows(one) for one in shared] if isinstance(space.basis, FeaturesBasis) else shared, taken
@@ -197,12 +209,11 @@ def measure(
     losses, found = [], []
     with ExitStack() as stack:
         stack.enter_context(Line(loaded, space, scale, step).at(at))  # vectors; all others by `leaves`
-        vectors = stack.enter_context(_differentiable_vectors(loaded))
-        stack.enter_context(torch.enable_grad())
+        vectors = stack.enter_context(differentiable(loaded))
         for batch in batches:
             if not keep_going():
                 return None
-            loss, gradient = _gradient(loaded, directions, leaves, vectors, batch)
+            loss, gradient = by_leaves(loaded, directions, leaves, vectors, batch)
             losses.append(loss)
             found.append(gradient)
     every = np.stack(found).swapaxes(3, 4)  # (batches, layers, subspaces, r, r), u by v
@@ -215,8 +226,9 @@ def _sides(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]) -> Di
     u, v = [], []
     for number in range(len(space.targets)):
         pairs = [space.matrices(subspace, number) for subspace in subspaces]
-        u.append(torch.cat([left.t() for left, _ in pairs]).to(loaded.dtype) * space.basis.unit)
-        v.append(torch.cat([right for _, right in pairs], 1).to(loaded.dtype) * space.basis.unit)
+        of_u, of_v = space.units[number]
+        u.append(torch.cat([left.t() for left, _ in pairs]).to(loaded.dtype) * of_u)
+        v.append(torch.cat([right for _, right in pairs], 1).to(loaded.dtype) * of_v)
     return Directions(tuple(u), tuple(v), 0)
 
 
@@ -228,65 +240,8 @@ def _leaves(
     found = []
     for number in range(len(space.targets)):
         blocks = [
-            torch.from_numpy(step[subspace][number] * (-scale(subspace) * at / space.basis.unit**2)).t()
+            torch.from_numpy(step[subspace][number] * (-scale(subspace) * at)).t()
             for subspace in sorted(step)
         ]
         found.append(torch.stack(blocks).float().to(space.device).requires_grad_())
     return found
-
-
-@contextmanager
-def _differentiable_vectors(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
-    """Yield the vectors among the targets by number, which ask for gradients within the block."""
-    found: dict[int, Tensor] = {
-        number: getattr(site.module, site.parameter)
-        for number, site in enumerate(loaded.sites)
-        if site.form is Form.VECTOR
-    }
-    for parameter in found.values():
-        parameter.requires_grad_(True)
-    try:
-        yield found
-    finally:
-        for parameter in found.values():
-            parameter.requires_grad_(False)
-
-
-def _gradient(
-    loaded: LoadedModel,
-    directions: Directions,
-    leaves: Sequence[Tensor],
-    vectors: Mapping[int, Tensor],
-    batch: Encoded,
-) -> tuple[float, F64]:
-    """Return a batch's mean loss and its gradient by every leaf, (layers, subspaces, r, r) v by u."""
-
-    def riding(this: forward.Pass) -> Perturbation:
-        rows, width = this.input_ids.shape
-        none = leaves[0].new_empty(rows * width, 0)
-        cores = tuple(leaf.to(loaded.dtype).expand(rows, -1, -1, -1) for leaf in leaves)
-        return Perturbation(directions, none, none[:rows], none[: len(this.rows)], cores, this.rows)
-
-    try:
-        loss = forward.mean_loss(loaded, batch, riding)
-        asked = [vectors.get(number, leaf) for number, leaf in enumerate(leaves)]
-        found = torch.autograd.grad(loss, asked, materialize_grads=True)
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            Code.OUT_OF_MEMORY,
-            f"there is no room for a backward pass on {str(loaded.device)!r}",
-            "Nothing is said of what single nodes brought. Take a device with more memory, or --dtype "
-            "bfloat16, for the organiser.",
-        ) from error
-    blocks = leaves[0].shape[0]
-    parts = [
-        _of_vector(directions, n, part, blocks) if n in vectors else part for n, part in enumerate(found)
-    ]
-    stacked: F64 = torch.stack([part.double().cpu() for part in parts]).numpy()
-    return float(loss.detach()), stacked
-
-
-def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: int) -> Tensor:
-    """Return the gradient by a vector's cores, (blocks, r, r) v by u, from that by its entries, (n,)."""
-    u, v = directions.u[number].to(gradient.dtype), directions.v[number].to(gradient.dtype)  # (k, n), (1, k)
-    return v.view(blocks, -1, 1) * (u @ gradient).view(blocks, 1, -1)

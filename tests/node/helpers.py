@@ -196,7 +196,7 @@ class SmallEngine:
     def use_threads(self, count: int | None, most: int | None) -> None:
         self.threads, self.most_threads = count, most
 
-    def step(self, seeds: Sequence[int], epoch: int) -> Result:
+    def step(self, seeds: Sequence[int], epoch: int, rate: object = None) -> Result:
         assert not self.aside
         self.stepping.set()
         self.steps.acquire()
