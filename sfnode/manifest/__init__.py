@@ -269,6 +269,8 @@ class Manifest(Section):
         """Example-forwards that an update takes; in a reward run the answers that could be written
         meanwhile."""
         numbers, rows = self.training, self.training.batch_size
+        if numbers.is_first_order:
+            return 3 * rows  # a backward pass takes as long as two
         if not self.task.is_rewarded:
             return numbers.points * rows
         return math.ceil(ANSWERS * rows * (1 / numbers.batch_updates + numbers.points * READING))

@@ -258,10 +258,12 @@ class Organising:
         result = base = calibrated = found = None
         forwards, epoch, shares = 0, asked.epoch, dict[Feed, StepShare]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
+        policy = self._organiser.policy
+        limit = policy.search_rows if policy.steps else 0
         try:
             if asked.scored and not self._has_base:
                 _, base = await ask(
-                    lambda engine: engine.evaluate_base(0, wanted, "validation"), what=MEASURING_BASE
+                    lambda engine: engine.evaluate_base(limit, wanted, "validation"), what=MEASURING_BASE
                 )
                 calibrated = await self._calibrated(wanted)
                 self._has_base, forwards = True, base.count + (calibrated.count if calibrated else 0)
@@ -271,7 +273,9 @@ class Organising:
             elif asked.scored:
                 named = partial(self._organised.named, epoch, asked.skipped, asked.recounted)
                 what = f"measuring round {epoch}"
-                _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named, what)
+                _, result = await ask(
+                    lambda engine: engine.evaluate(limit, wanted, "validation"), named, what
+                )
             forwards += result.count if result else 0
         except UserError as error:
             log.warning("round %d counts without an evaluation: %s", epoch, error.what)
@@ -321,7 +325,8 @@ class Organising:
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the base model less its prior; None where that cannot be measured."""
-        if not self._node.manifest.task.labelled:
+        task = self._node.manifest.task
+        if not task.labelled or task.loss == "calibrated":  # it always is, then
             return None
         try:
             _, found = await self._node.model.ask(

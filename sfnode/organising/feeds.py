@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -314,12 +314,9 @@ class HeldFeeds:
     def revoked(self, number: int, epoch: int, counting: Counting) -> bool:
         """Return whether the close of `epoch` has named updates for the labels of which their member was
         revoked since."""
-        feed = counting.feed(number)
-        member, held = counting.member(feed.origin), self._feeds.get(feed)
-        first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
+        member = counting.member(counting.feed(number).origin)
         assert member is not None
-        boundaries = held.boundaries if held else []  # none of a feed that was ended before its first step
-        return any(first < one.stop <= stop and one.label >= member.revoked for one in boundaries)
+        return any(one.label >= member.revoked for one in self._named(number, epoch, counting))
 
     def oversized(self, epoch: int, counting: Counting) -> set[int]:
         """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are
@@ -342,18 +339,35 @@ class HeldFeeds:
     def _size(self, number: int, epoch: int, counting: Counting) -> tuple[int, int]:
         """Return how many updates of a feed that move anything the close of `epoch` has named, and the sum of
         the squares of their scalars."""
+        named = self._named(number, epoch, counting)
+        steps = counting.named(number, epoch) - counting.named(number, epoch - 1)
+        return steps - sum(one.zeros for one in named), sum(one.squares for one in named)
+
+    def norms(self, epoch: int, counting: Counting, skipped: Collection[int]) -> dict[int, float]:
+        """Return the usual norm of an update of each member of whom the close of `epoch` has named some, root
+        mean square, in units of 2^-16 of scalar_delta; without feeds that are `skipped`."""
+        found: dict[int, list[Boundary]] = {}
+        updates = Counter[int]()
+        for number in counting.moved(epoch):
+            if number not in skipped:
+                found.setdefault(number // INCARNATIONS, []).extend(self._named(number, epoch, counting))
+                updates[number // INCARNATIONS] += counting.named(number, epoch) - counting.named(
+                    number, epoch - 1
+                )
+        return {
+            member: math.sqrt(sum(one.squares * one.unit**2 for one in named) / updates[member])
+            for member, named in found.items()
+        }
+
+    def _named(self, number: int, epoch: int, counting: Counting) -> list[Boundary]:
+        """Return the boundaries in what the close of `epoch` has named of a feed."""
         held = self._feeds.get(counting.feed(number))
         first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
-        boundaries = held.boundaries if held else []
-        named = [one for one in boundaries if first < one.stop <= stop]
-        return stop - first - sum(one.zeros for one in named), sum(one.squares for one in named)
+        return [one for one in (held.boundaries if held else []) if first < one.stop <= stop]
 
     def brings(self, number: int, epoch: int, counting: Counting, labels: range) -> bool:
         """Return whether the close of `epoch` has named updates with one of these labels."""
-        held = self._feeds.get(counting.feed(number))
-        first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
-        boundaries = held.boundaries if held else []
-        return any(first < one.stop <= stop and one.label in labels for one in boundaries)
+        return any(one.label in labels for one in self._named(number, epoch, counting))
 
     def lost(self, view: View, after: float, now: float) -> Amend | None:
         """Return the end of a feed of which named steps have been missing for `after` seconds, at the last

@@ -6,9 +6,13 @@
     (or rewards fall)
     a gain, and no better than the best one for long         the end, where the run is
     worse than the best one at the end                       back to the best seal: the end
+    none better than the best one for `patience`             back to the best seal: the end
+    rounds of updates that are too short to move anything    the end, where the run is
 
 One figure says what is better, and by how much: that which people are shown (`figure`). Losses of rows only
-tell whether a difference may be chance. What is no worse by that figure is never taken back.
+tell whether a difference may be chance. What is no worse by that figure is never taken back; but with a
+patience, as for a head of a first-order run, the mean loss says which seal is the best one, as it always does
+where training is stopped in time: it is what such a head would go on to lose, its confidence first.
 
 A return is a Void of all epochs after that seal. What was under way then, made by models that are gone at a
 rate that was too large, does not come back: epochs up to that of the lower rate are closed with what they
@@ -33,11 +37,12 @@ from numpy.typing import NDArray
 
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.judging import Judgement
+from sfnode.organising.steps import IDLE_ROUNDS, idle_rounds
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.metrics import measure_of, metric_of, result_in_words
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting
-from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, RateFrom, Seal, Void
+from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, Seal, Void
 
 ERRORS = 2.0
 """Standard errors of a difference, paired by rows, by which it has to exceed what chance makes of it."""
@@ -155,7 +160,10 @@ class Return:
 class Guard:
     """The guard of one organiser, from one start to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: int = 0) -> None:
+        """`patience`: evaluations in a row, none better than the best one, after which a run ends there; 0:
+        there is none."""
+        self._patience = patience
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
         self._base: dict[tuple[str, bool], SealResult] = {}
@@ -218,6 +226,9 @@ class Guard:
         if self._unjudged and not counting.finished and self.results:
             self._due.extend(self._judge(counting))
         self._unjudged = False
+        if not (self._due or counting.complete) and idle_rounds(counting) >= IDLE_ROUNDS:
+            what = "what nodes learn from their rows has become too little to change it"
+            self._due.extend(self._end(f"at the model of round {self._sealed - 1}", what))
         decision = self._due.popleft() if self._due else None
         if isinstance(decision, Finish):  # what waits for its seal comes too late
             self.returns.append(Return(self._sealed))
@@ -256,14 +267,15 @@ class Guard:
         scale = LOWER ** len(self.returns)
         rates = judgement.rates
         if not searched:
-            rates = tuple(RateFrom(one.epoch, max(1, one.rate // scale)) for one in rates)
-            rates = tuple(one for one in rates if one.rate != counting.rate(one.epoch))
+            rates = tuple(one._replace(rate=max(1, one.rate // scale)) for one in rates)
+            rates = tuple(one for one in rates if one[1:] != counting.rate_from(one.epoch)[1:])
         if not self.discards(epoch):
             return replace(judgement, rates=rates)
         if self.returns[-1].until != NEVER or coming >= MAX_EPOCHS:
             return Judgement(factor=0)
         if searched or not rates:
-            rates = (RateFrom(coming, max(1, counting.rate(coming) // LOWER)),)
+            known = counting.rate_from(coming)
+            rates = (known._replace(epoch=coming, rate=max(1, known.rate // LOWER)),)
         return Judgement(factor=0, rates=rates)
 
     # -- the policy --------------------------------------------------------------------------------
@@ -273,6 +285,9 @@ class Guard:
         latest, best = self.results[-1], self._best()
         if latest.losses is None:
             return []
+        least = min([self._start(), *self.results], key=lambda one: one.loss)
+        if self._patience and (counting.complete or not least.said.base):
+            return self._stopped(counting, least)
         gained = self._has_gained(best)
         over = counting.complete or (gained and self._is_flat(counting, END))
         if self._harmed(latest, best, once=over):
@@ -287,6 +302,14 @@ class Guard:
         if not gained:
             return self._back(counting, what, None) if self._has_moved(latest) else []
         return self._end(f"at the model of round {self._sealed - 1}", what) if over else []
+
+    def _stopped(self, counting: Counting, best: SealResult) -> list[Decision]:
+        """Return the end at the best model, once none has been better for long, or at that of the budget."""
+        since = [one for one in self.results if one.epoch > best.epoch]
+        if not since or not (counting.complete or len(since) >= self._patience):
+            return []
+        what = f"of {len(since)} evaluations since then none was better than {_of(best)}"
+        return self._back(counting, what, None if best.said.base else best, ends=True)
 
     def _back(
         self, counting: Counting, what: str, best: SealResult | None, *, ends: bool = False

@@ -84,9 +84,11 @@ from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
 from sfnode.organising.sanctions import Sanctions
+from sfnode.organising.steps import may_be_idle
 from sfnode.organising.view import View
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting, named_digest
 from sfprotocol.decisions import (
+    FACTOR_ONE,
     INCARNATIONS,
     RATE_ONE,
     Amend,
@@ -128,9 +130,9 @@ SIGN_AGAIN = 10.0
 MOVES_PER_CLOSE = 7_500
 """Feeds that one close moves: with 26 bytes each they fit MAX_DECISION."""
 
-LEAST_EPOCH = 0.5
-"""Seconds for which an epoch is open at least: a close and a seal, with what they say of each feed, cost
-every node more than the updates of half a second; and no epochs are burnt."""
+ALONE = 2
+"""Times as long that the rounds of a head last at least while nobody but the one who began the run is a
+member: others are to find a run that goes on."""
 
 UNPROVEN_EPOCH = 10.0
 """The same where nobody has credit whose work waits: who makes its few updates and is skipped, while
@@ -186,7 +188,7 @@ class Organiser:
         self._judge = judge
         self.search = Search(policy, view.counting) if policy.search_rows and policy.seal_wait else None
         """The searches; None if there are none."""
-        self.guard = Guard() if policy.guard and policy.seal_wait else None
+        self.guard = Guard(policy.patience) if policy.guard and policy.seal_wait else None
         """The guard; None if there is none."""
         self._draw = draw
         self._alone = alone
@@ -275,7 +277,7 @@ class Organiser:
         before, follows = self._read, feed.stop >= self._read and feed.chains[self._read] == self._chain
         if before and not follows:
             self._sanctions.forget()
-            self.guard = Guard() if self.guard else None
+            self.guard = Guard(self.policy.patience) if self.guard else None
         news = feed.entries[before if follows else 0 :]
         self._read, self._chain, self._reason = feed.stop, feed.chain, reason
         for entry in news:
@@ -432,14 +434,18 @@ class Organiser:
             return oversized
         if self._is_evaluated_first(epoch, now):
             return None
-        judgement = self._judge(counting)
+        judgement, steps = self._judge(counting), self.policy.steps
+        if steps:
+            norms = self._feeds.norms(epoch, counting, self._skipped(epoch, judgement))
+            judgement = steps.judged(counting, judgement, norms)
         if self.search:
             judgement = self.search.judged(counting, judgement)
-        discarded = bool(self.guard and self.guard.discards(epoch))
+        discarded = self.guard is not None and self.guard.discards(epoch)
+        less = discarded or bool(steps and judgement.factor != FACTOR_ONE)
         if self.guard:
-            judgement = self.guard.judged(counting, judgement, searched=self.search is not None)
+            judgement = self.guard.judged(counting, judgement, searched=bool(self.search and not steps))
         skipped = self._skipped(epoch, judgement)
-        self._evaluations.sealing(epoch, skipped, discarded=discarded)
+        self._evaluations.sealing(epoch, skipped, less=less)
         self._feeds.forget(chains, counting)
         digest, recounted = (
             named_digest(self._view.control.authority.run_id, chains),
@@ -503,7 +509,8 @@ class Organiser:
     def _close(self, now: float) -> Close | None:
         counting = self._counting
         unsealed, search = counting.open_epoch - counting.sealed, self.search
-        most = 1 if search and not search.settled else MAX_UNSEALED  # what comes at a wrong rate is lost
+        waits = self.policy.steps or (search and not search.settled)
+        most = 1 if waits else MAX_UNSEALED  # what comes at a wrong rate, or in a wrong unit, is lost
         if counting.complete or unsealed >= most or counting.open_epoch >= MAX_EPOCHS or self._renewal.making:
             return None
         rest = counting.budget - counting.promised
@@ -522,11 +529,12 @@ class Organiser:
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)
         total = sum(one.moving for one in chosen)
         there = self._closing(chosen, target)
-        filled = total and (there >= target or late or self._is_used_up(chosen, now))
+        idle = bool(self.policy.steps and chosen) and may_be_idle(counting, _members(chosen))
+        filled = (total or idle) and (there >= target or late or self._is_used_up(chosen, now))
         if not (filled or cut or self._renewal.cuts(counting)):
             self._lacking = max(0, target - there)
             return None
-        if now < (earliest := self._opened_at + LEAST_EPOCH):
+        if now < (earliest := self._opened_at + self._least_epoch()):
             self._look_at = earliest
             return None
         if not cut and total >= rest and self._is_to_wait():
@@ -535,13 +543,18 @@ class Organiser:
         moves = (one.move(salt) for one in sorted(chosen))
         return Close(counting.open_epoch, salt, tuple(moves))
 
+    def _least_epoch(self) -> float:
+        """Return for how many seconds an epoch is open at least."""
+        alone = len(self._counting.members) < 2 and self.policy.patience
+        return self.policy.least_epoch * (ALONE if alone else 1)
+
     def _strangers_part(self, rest: int, now: float) -> int:
         """Return how many updates of strangers without credit a close names. While nothing counts it is as
         many as of members who were vouched for, or any number where those make nothing: else one who is quick
         would be all that is judged first, with nobody to tell its work from noise."""
         counting = self._counting
         if counting.begun:
-            return counting.room // UNPROVEN_PART
+            return max(1, counting.room // UNPROVEN_PART)
         vouched, _ = self._feeds.waiting(counting)
         strange = all(map(counting.quotas.is_stranger, range(len(counting.members))))
         return vouched if vouched or not (strange or now >= self._opened_at + ACTIVE_TIME) else rest
@@ -589,3 +602,8 @@ class Organiser:
         """End a feed of which named steps are not to be had from anybody."""
         after = self.policy.amend_after
         return self._feeds.lost(self._view, after, now) if after is not None else None
+
+
+def _members(chosen: list[Nameable]) -> set[int]:
+    """Return the members whose work a close may name."""
+    return {one.number // INCARNATIONS for one in chosen}

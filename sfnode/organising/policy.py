@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from sfnode.manifest import Manifest
 from sfnode.organising.evaluation.evidence import alike
+from sfnode.organising.steps import Steps
 
 
 class Admission(Enum):
@@ -39,6 +40,11 @@ REWARDED_BASES = 96
 """Updates for which the bases of a reward run serve, or an epoch's if that has more: six groups of 16, after
 which SmolLM2 had 0.56 of its answers right, and 0.80 after six more along other bases, in one emulated run
 (docs/research-log.md)."""
+
+
+LEAST_EPOCH = 0.5
+"""Seconds for which an epoch is open at least: a close and a seal, with what they say of each feed, cost
+every node more than the updates of half a second; and no epochs are burnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,13 @@ class OrganiserPolicy:
     for ever. An epoch has no more than that; the one that is open while bases are made ends with them."""
     update_forwards: int
     """Example-forwards that an update takes."""
+    steps: Steps | None = None
+    """Steps of a first-order run; None in any other."""
+    patience: int = 0
+    """Evaluations in a row, none of them better than the best one, after which the guard ends the run at the
+    best; 0: it looks for evident changes, and goes back from harm alone."""
+    least_epoch: float = LEAST_EPOCH
+    """Seconds for which an epoch is open at least."""
     young_share: float = 1 / 5
     """Share of all example-forwards of the swarm that searches and evaluations may take while the rate has
     not settled and the run is young, when harm is most likely."""
@@ -109,6 +122,35 @@ class OrganiserPolicy:
         return min(self.target_updates, self.renew_updates or self.target_updates)
 
 
+MEASURING = 1 / 10
+"""Share of all example-forwards of a first-order run that measurements may take."""
+
+EVALUATIONS = 6
+"""Evaluations for which a tenth of a first-order run's forwards pays at least, or they are of fewer rows: of
+the base model, of the end and one between, which leaves half of it for what members bring."""
+
+LEAST_EVALUATED = 64
+"""Rows of an evaluation, whatever it costs: fewer say nothing."""
+
+HEAD_PATIENCE = 3
+"""Evaluations without a better one after which a head is as good as it gets: with exact gradients of the same
+rows the loss on validation rows falls and then rises, and is not noisy."""
+
+HEAD_EPOCH = 3.0
+"""Seconds for which the rounds of a head last at least, where an update is nearly free: 35 of them, the most
+that one took to its best, take less than two minutes; and who joins meanwhile still finds a run that goes
+on."""
+
+
+def steps_of(manifest: Manifest, rate: int) -> Steps | None:
+    """Return the steps of a run, of which `rate` is the first rate; None if it is no first-order run."""
+    numbers = manifest.training
+    if not numbers.is_first_order:
+        return None
+    head = manifest.task.kind == "sequence-classification" and manifest.core_shape[0] == 1
+    return Steps(rate, numbers.epoch_updates, head)
+
+
 def is_wary(manifest: Manifest) -> bool:
     """Return whether an epoch that moves losses far is taken for noise unless it evidently helps: so it is in
     more than FEW_DIMENSIONS, but not of rewards, which jump."""
@@ -129,19 +171,28 @@ def policy_of(
     `quantised` organiser, which cannot make any; with validation rows a `guard` may watch over it."""
     data, numbers = manifest.data, manifest.training
     if renew_bases is None:
-        renewing = manifest.task.is_rewarded and not quantised
+        renewing = manifest.task.is_rewarded and not (quantised or numbers.is_first_order)
         renew_bases = max(REWARDED_BASES, numbers.epoch_updates) if renewing else 0
     validates = bool(data.validation or data.validation_limit)
-    return OrganiserPolicy(
+    rows, steps = data.validation_limit or USUAL_ROWS, steps_of(manifest, manifest.parameters().rate)
+    kept = numbers.trains_a_head or bool(steps and steps.whole)
+    if steps and not kept:
+        forwards = numbers.update_budget * manifest.update_forwards
+        rows = min(rows, max(LEAST_EVALUATED, int(MEASURING * forwards / EVALUATIONS)))
+    policy = OrganiserPolicy(
         target_updates=numbers.epoch_updates,
         admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
         quota=manifest.organised.quota,
         seal_wait=0.0 if not validates else SEARCH_WAIT if search or manifest.task.is_rewarded else SEAL_WAIT,
-        search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
+        search_rows=rows if search and validates else 0,
         origins=search and validates,
-        kept=numbers.trains_a_head,
+        kept=kept,
         alike=alike(numbers),
         renew_updates=renew_bases if numbers.bases else 0,
         guard=guard and validates,
         update_forwards=manifest.update_forwards,
     )
+    if steps is None:
+        return policy
+    policy = replace(policy, steps=steps, young_share=MEASURING, share=MEASURING)
+    return replace(policy, patience=HEAD_PATIENCE, least_epoch=HEAD_EPOCH) if steps.whole else policy

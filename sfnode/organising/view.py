@@ -5,12 +5,13 @@ Synchronous, and nothing here changes anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Recorded, read
+from sfprotocol.decisions import UNIT_ONE, Recorded, read
 from sfprotocol.frontier import FeedState
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Entry, Feed, Segment
@@ -28,9 +29,11 @@ class Boundary(NamedTuple):
     chain: bytes
     """The chain hash after `stop` updates."""
     squares: int = 0
-    """Sum of the squares of the scalars since the boundary before."""
+    """Sum of the squares of the scalars since the boundary before, of none more than its label's limit."""
     zeros: int = 0
     """Number of updates since then that move nothing."""
+    unit: int = UNIT_ONE
+    """The unit of their scalars, in units of 2^-16 of scalar_delta (SPEC U11)."""
 
 
 class Log(Protocol):
@@ -91,9 +94,10 @@ class View:
                     chain = extend(chain, [part._replace(scalars=taken)])
                     part, step = part._replace(scalars=rest), end
                     rate = counting.rate_from(part.epoch)
-                    squares = sum(map(squares_of, taken))
+                    most = rate.limit**2 or math.inf
+                    squares = int(sum(min(squares_of(values), most) for values in taken))
                     zeros = sum(not rate.moves(values) for values in taken)
-                    yield Boundary(step, part.epoch, chain, squares, zeros)
+                    yield Boundary(step, part.epoch, chain, squares, zeros, rate.unit)
 
     def peers(self) -> dict[str, int]:
         """Return the linked peers with the number of decisions that each has told of."""

@@ -152,6 +152,8 @@ class Bench:
     judge: Judge = CONSTANT
     budget: int = BUDGET
     bases: bytes = b""
+    rate: int = RATE
+    norm_limit: int = 0
     held_back: bool = False
     now: float = 1000.0
     signed: list[Decision] = field(default_factory=list)
@@ -165,7 +167,14 @@ class Bench:
 
     def __post_init__(self) -> None:
         updates = self.policy.target_updates
-        self.node = Node(Counting(budget=self.budget, rate=RATE, bases=self.bases, epoch_updates=updates))
+        counting = Counting(
+            budget=self.budget,
+            rate=self.rate,
+            norm_limit=self.norm_limit,
+            bases=self.bases,
+            epoch_updates=updates,
+        )
+        self.node = Node(counting)
         self.positions: dict[int, Decision] = {}
         self.drawn = 0
         self.start()
@@ -264,7 +273,7 @@ class Bench:
         for member, several in taken.items():
             quota = self.counting.quotas.quota(member, self.counting.open_epoch)
             if self.counting.quotas.is_stranger(member):
-                quota = max(quota, self.counting.room // UNPROVEN_PART)
+                quota = max(1, quota, self.counting.room // UNPROVEN_PART)
             assert sum(several) - max(several) < quota, "the last one as a whole, as it was signed"
 
     def advance(self, seconds: float) -> None:

@@ -13,7 +13,6 @@ from sfnode.organising.organiser import (
     ACTIVE_TIME,
     FIRST_TIME,
     FORKED,
-    LEAST_EPOCH,
     LEAST_INTERVAL,
     LOOK_INTERVAL,
     MAX_UNSEALED,
@@ -23,6 +22,7 @@ from sfnode.organising.organiser import (
     UNPROVEN_EPOCH,
     OrganiserState,
 )
+from sfnode.organising.policy import LEAST_EPOCH
 from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,

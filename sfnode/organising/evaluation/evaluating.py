@@ -109,11 +109,12 @@ class Evaluations:
         """Return whether the seal of an epoch waits for an answer."""
         return self.is_under_way(epoch) and now - self._asked.at < self._policy.seal_wait
 
-    def sealing(self, epoch: int, skipped: Iterable[int], *, discarded: bool) -> None:
-        """Take note of the feeds that the seal of an epoch skips; `discarded`: it counts nothing at all."""
+    def sealing(self, epoch: int, skipped: Iterable[int], *, less: bool) -> None:
+        """Take note of the feeds that the seal of an epoch skips; `less`: of the others it counts nothing at
+        all, or with a factor that nobody has looked at."""
         asked = self._asked
         if asked.epoch == epoch:
-            asked.altered = asked.altered or discarded or asked.skipped != set(skipped)
+            asked.altered = asked.altered or less or asked.skipped != set(skipped)
 
     # -- what comes of it --------------------------------------------------------------------------
 

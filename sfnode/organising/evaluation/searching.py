@@ -13,6 +13,11 @@ Then it is measured what each feed has brought, on as few rows as may be: eviden
 small measurements say more than a few exact ones. Where an epoch pays for one of the two only, they take
 turns, by what they have cost.
 
+A first-order run has no such phases: its rates, units and factors follow from its budget and from what
+members make (`steps`), its rounds are as long as the manifest says, and no line is searched but along what
+has waited for the end. A tenth of what the swarm computes goes into what each feed has brought, and into
+evaluations: of the base model and of the end, for which it saves, and of more where there is more.
+
 In both an epoch has GROWTH times as many updates after each search that changes nothing, until one pays for
 all of that, and no more than the manifest's epoch_updates. Where the organiser, one node of many, has no time
 for some, epochs grow beyond that.
@@ -67,13 +72,18 @@ EVALUATE_EVERY, OVERDUE = 4, 2
 """Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest. After
 OVERDUE times as many everything else waits for one."""
 
-FIRST_EVALUATION = 3
+FIRST_EVALUATION, BASE_EVALUATION = 3, 2
 """Times as much as later ones that the first evaluation costs: with the base model, and that less its
-prior."""
+prior, which in a first-order run is the manifest's."""
 
 ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
 """Least rows on which it is measured what each feed has brought, and forwards for each: a backward pass takes
 two, and one goes to see whether the middle of the step is better than its start."""
+
+LEAST_ORIGIN_ROWS = 8
+"""The same in a first-order run, where an update's figures are all that a gradient says: of 15 updates that a
+round of a run of 234 has, a tenth pays for no more. Halving rows costs less than measuring every other
+round."""
 
 MOST_ROWS = 32
 """Rows of a search once the rate has settled: with more of them a change that helps a little is evident, but
@@ -130,7 +140,12 @@ class Search:
         self._steady = 0
         """Searches in a row that changed nothing about an epoch that was evidently useful."""
         self._target = self._first
-        self._resume(counting)
+        self._scheduled = policy.steps is not None
+        """Whether rates follow from a schedule."""
+        if self._scheduled:
+            self.settled, self._target, self._most = True, policy.longest, policy.longest
+        else:
+            self._resume(counting)
         self._credit = 0.0
         self._credited = counting.sealed
         """The first epoch that has earned nothing yet."""
@@ -181,7 +196,7 @@ class Search:
         """Return whether an epoch was closed without naming anything, neither cut short nor for new bases:
         its seal is there to count what others have skipped, with a factor of its own, from which no rate
         follows."""
-        if not 0 <= epoch < counting.open_epoch or counting.closed_updates(epoch):
+        if not 0 <= epoch < counting.open_epoch or counting.closed_updates(epoch) or counting.moved(epoch):
             return False
         return not self.is_cut(epoch) and not counting.has_new_bases(epoch + 1)
 
@@ -211,10 +226,14 @@ class Search:
         if waiting:
             return EpochPlan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
+        if policy.kept and self._scheduled:
+            return EpochPlan(0, True, origins=policy.search_rows * policy.origins)
         if policy.kept:
             everywhere = policy.search_rows if policy.origins else 0
             return EpochPlan(policy.search_rows, last or due, origins=everywhere)
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
+        if self._scheduled:
+            return self._unsearched(counting, due, last)
         if self.settled and not last:
             return self._regular(counting, due, cost)
         # an epoch at a rate that may be far off is searched, whatever else is due
@@ -257,6 +276,19 @@ class Search:
         more = max(0.0, rest - cost * scored - put_by) // len(AMOUNTS)
         rows = first + min(int(more), MOST_ROWS - first)
         return EpochPlan(min(policy.search_rows, rows), scored, origins=origins)
+
+    def _unsearched(self, counting: Counting, due: bool, last: bool) -> EpochPlan | None:
+        """Return what an epoch of a first-order run is worth: first of all what each feed has brought, from
+        what the evaluation at the end leaves, for which it has to have saved by then."""
+        policy, rows = self._policy, self._policy.search_rows
+        once = rows if self._has_base else BASE_EVALUATION * rows
+        saved = once * min(1.0, counting.promised / counting.budget)
+        least = min(LEAST_ORIGIN_ROWS, rows) * policy.origins
+        scored = last or (due and self._credit >= once + rows + least * ORIGIN_FORWARDS)
+        spare = self._credit - (once * scored if not last else 0) - saved * (not scored)
+        origins = min(ORIGIN_ROWS, rows, int(max(0.0, spare) // ORIGIN_FORWARDS)) if least else 0
+        origins = origins if origins >= least else 0
+        return EpochPlan(0, scored, origins) if origins or scored else None
 
     def _has_new_bases(self, counting: Counting) -> bool:
         """Return whether nobody knows what the rate does along the bases of the oldest epoch without a
@@ -306,6 +338,8 @@ class Search:
         were cut short were made like the one before, and count like it; after one that counted nothing, as
         their own searches say.
         """
+        if self._scheduled and not self.is_for_waiting(counting.sealed, counting):
+            return judgement
         coming = counting.open_epoch + 1
         searched = self._found is not None and self._found[:2] == (counting.sealed,) * 2
         if self._cut and self.is_cut(counting.sealed) and not (self.is_doubted(counting.sealed) and searched):

@@ -1,0 +1,143 @@
+"""Rates, units and factors of a first-order run, as its seals sign them (SPEC U11).
+
+    what            of a body                            of a head
+    rate            falls linearly to 0 with the budget  that of a round, shared by as many updates as one has
+    factor          1; less of a round with more updates than its rate was meant for
+    unit            half of the limit is the usual norm of what members make
+    limit           that of the manifest
+
+A body's updates are of mini-batches, and its rate is one for each of them. A head's are of all rows of a node
+at once, so that a round of four nodes and one of forty are the same step: a round has a rate, and each of its
+updates a part of it.
+
+Units follow what the gradient becomes, down as far as it falls and up by 2 a round, as longer ones are cut.
+What is shorter than an eighth of the limit moves nothing (SPEC U11), and takes no budget: rounds of such
+updates are closed all the same, so that their unit comes down to them, by FALL at most. After IDLE_ROUNDS in
+a row there is nothing left to learn, and the guard ends the run. Which norm is usual those say of whom
+something has counted, by how much that was: work that is too short to count gives nobody a word. So it takes
+half of what counts to move a unit, and then it cuts honest updates to a part of their length, for some
+rounds.
+
+Everything is a function of the decisions and of what closes have named. Knows no time, and nobody who
+measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sfnode.organising.evaluation.judging import Judgement
+from sfprotocol.counting import MAX_EPOCHS, Counting
+from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, UNIT_ONE
+from sfprotocol.quotas import EPOCHS_AHEAD, USUAL_OF
+
+LEAST_RATE = 1 / 32
+"""Share of the first rate below which it does not fall: a run that is judged late, or whose budget is raised,
+goes on slowly instead of not at all."""
+
+FALL = 8
+"""Most by which a unit falls in a round: work that counts is down to a quarter of the usual norm, and of what
+does not nobody says that it is one gradient's and not an accident's."""
+
+IDLE_ROUNDS = 4
+"""Rounds in a row of updates that move nothing after which there is nothing left to learn: units have come
+down to a 4,096th."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of a first-order run."""
+
+    rate: int
+    """The first rate of an update, in units of 2^-32: the manifest's."""
+    updates: int
+    """Updates of a round that has no more than it needs: the manifest's epoch_updates."""
+    whole: bool
+    """Whether an update is of all rows of its node, as a head's is."""
+
+    def judged(self, counting: Counting, judgement: Judgement, norms: Mapping[int, float]) -> Judgement:
+        """Return a judgement of the oldest epoch without a seal, with its factor and with rate and unit of
+        the labels that come. `norms`: those of the members whose work its close has named, and its seal does
+        not skip, as `feeds.HeldFeeds.norms`."""
+        coming = counting.open_epoch + 1
+        judgement = replace(judgement, factor=min(judgement.factor, self._factor(counting)), rates=())
+        if coming >= MAX_EPOCHS:
+            return judgement
+        known = counting.rate_from(coming)
+        said = known._replace(epoch=coming, rate=self._rate(counting), unit=self._unit(counting, norms))
+        return judgement if said[1:] == known[1:] else replace(judgement, rates=(said,))
+
+    def _factor(self, counting: Counting) -> int:
+        """Return the factor with which a round goes no further than it may: a head's rate is its round's, and
+        of a body all together make so many updates at most (SPEC O20) but for those who make one at the same
+        moment."""
+        made = counting.closed_updates(counting.sealed) * counting.rate(counting.sealed)
+        meant = self.updates * (self.rate if self.whole else EPOCHS_AHEAD * counting.rate(counting.sealed))
+        return FACTOR_ONE if made <= meant else max(1, FACTOR_ONE * meant // made)
+
+    def _rate(self, counting: Counting) -> int:
+        if self.whole:
+            closes = range(max(0, counting.open_epoch - USUAL_OF), counting.open_epoch)
+            usual = max(map(counting.closed_updates, closes), default=0)
+            return max(1, self.rate * self.updates // max(self.updates, usual))
+        spent = (counting.promised + self.updates) / counting.budget  # once the label is opened
+        return max(1, round(self.rate * max(LEAST_RATE, 1 - spent)))
+
+    def _unit(self, counting: Counting, norms: Mapping[int, float]) -> int:
+        """Return the unit of the labels that come; that of now where too few are there to say."""
+        known, usual = counting.rate_from(counting.open_epoch + 1), usual_norm(counting, norms)
+        if usual is None:
+            return known.unit
+        least = counting.rate_from(counting.sealed).unit / FALL
+        most = UNIT_ONE * 2**62 // (self.rate * known.limit * max(1, counting.budget))
+        return max(1, min(round(max(least, 2 * usual / known.limit)), most, (1 << 32) - 1))
+
+
+def usual_norm(counting: Counting, norms: Mapping[int, float]) -> float | None:
+    """Return the usual norm of an update, by those who tell it; None where most of them are not there."""
+    telling = tellers(counting) or dict.fromkeys(norms, 1)
+    told = sorted((norm, telling[member]) for member, norm in norms.items() if member in telling)
+    half = sum(telling.values()) / 2
+    if not told or sum(weight for _, weight in told) < half:
+        return None
+    half, below = sum(weight for _, weight in told) / 2, 0
+    return next(norm for norm, weight in told if (below := below + weight) >= half)
+
+
+def tellers(counting: Counting) -> dict[int, int]:
+    """Return how many updates count of each member in the last sealed round of which any do."""
+    for epoch in reversed(range(counting.sealed)):
+        found = Counter[int]()
+        for number in counting.moved(epoch):
+            found[number // INCARNATIONS] += counting.counts(number, epoch)
+        if +found:
+            return dict(+found)
+    return {}
+
+
+def idle_rounds(counting: Counting) -> int:
+    """Return how many of the last sealed rounds, in a row, have named updates none of which moves; 0 in a
+    zeroth-order run, where a scalar of 0 says nothing of what is left to learn."""
+    if not counting.rate_from(0).limit:
+        return 0
+    idle = 0
+    for epoch in reversed(range(counting.sealed)):
+        if counting.closed_updates(epoch) or not counting.moved(epoch):
+            break
+        idle += 1
+    return idle
+
+
+def may_be_idle(counting: Counting, members: set[int]) -> bool:
+    """Return whether a round may be closed that names updates of these members, none of which moves."""
+    telling = tellers(counting)
+    there = sum(weight for member, weight in telling.items() if member in members)
+    return 2 * there >= sum(telling.values()) and idle_rounds(counting) < IDLE_ROUNDS
+
+
+def norm(squares: float, updates: int) -> float:
+    """Return the norm of one of so many updates, root mean square."""
+    return math.sqrt(squares / updates) if updates else 0.0
