@@ -1,7 +1,7 @@
-"""Makes the embedded models: pretrains a small OPT on the text that a module of sfnode.tasks writes.
+"""Makes the embedded models: pretrains a small OPT on the text that a module beside it writes.
 
-    python scripts/pretrain.py tiny sfnode/embedded/tiny    reads synthetic.py's reviews
-    python scripts/pretrain.py sums sfnode/embedded/sums    reads sums.py's sums
+    python -m scripts.pretrain tiny sfnode/embedded/tiny    reads reviews.py's reviews
+    python -m scripts.pretrain sums sfnode/embedded/sums    reads sums.py's sums
 
 takes a few minutes on two CPU cores. The folder it writes ships with the package; run it again only when the
 text or the shape of the model changes. It knows nothing of runs, updates or nodes.
@@ -21,12 +21,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
+from scripts import reviews, sums
 from sfnode.engine import forward
 from sfnode.engine.generation import complete
 from sfnode.models import loader
 from sfnode.models.loader import make_trainable
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks import presets, sums, synthetic
+from sfnode.tasks import presets
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import evaluate
 
@@ -149,7 +150,7 @@ def answers(loaded: loader.LoadedModel) -> str:
 
 
 RECIPES = {
-    "tiny": Recipe(synthetic.pretraining_text, WORDS, None, 3, 64, 32, 4_000, verdicts),
+    "tiny": Recipe(reviews.pretraining_text, WORDS, None, 3, 64, 32, 4_000, verdicts),
     "sums": Recipe(
         sums.pretraining_text,
         pre_tokenizers.Sequence(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from sfnode.control import prometheus, server
 from sfnode.loggers.open import opened
 from sfnode.logging import begins
-from sfnode.node import startup
+from sfnode.node import equipment, startup
 from sfnode.node.network import contacts
 from sfnode.node.outside import Outside
 from sfnode.node.peer_questions import answers_to_peers
@@ -154,7 +154,7 @@ class Node:
             logger = await startup.in_thread(lambda: opened(settings.log_to, LOG_GRACE))
             stack.callback(logger.close)
             local = startup.local_manifest(settings, data_dir)
-            settings = await startup.in_thread(lambda: startup.equipped(self.settings, local, data_dir))
+            settings = await startup.in_thread(lambda: equipment.equipped(self.settings, local, data_dir))
             settings = self.settings = await contacts.followed(settings, data_dir)
             bootstrap = () if data_dir.manifest.exists() else settings.peers
             startup.renew_copied_peer_id(local, data_dir)
@@ -167,7 +167,7 @@ class Node:
             )
             if local is None:
                 settings = self.settings = await startup.in_thread(
-                    lambda: startup.equipped(self.settings, manifest, data_dir)
+                    lambda: equipment.equipped(self.settings, manifest, data_dir)
                 )
             update_log = stack.enter_context(self._outside.open_log(data_dir.log, manifest.run_id))
             draw = await stack.enter_async_context(

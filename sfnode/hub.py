@@ -26,7 +26,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
-from sfnode.printable import size_text
+from sfnode.printable import first_line, size_text
 from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
 
 PATIENCE = 5.0
@@ -293,10 +293,10 @@ def _errors_of(name: str, folder: Path | None = None) -> Iterator[None]:
         raise
     except Exception as error:  # the library raises whatever its network layers raise
         if isinstance(error, HfHubHTTPError) and error.response.status_code in REFUSALS:
-            raise _refused(name, _first_line(error), folder) from error
+            raise _refused(name, first_line(error), folder) from error
         raise UserError(
             Code.UPLOAD_FAILED,
-            f"{name} was not uploaded to the hub: {_first_line(error)}",
+            f"{name} was not uploaded to the hub: {first_line(error)}",
             f"Try again.{_again(name, folder)}",
         ) from error
 
@@ -312,7 +312,3 @@ def _refused(name: str, why: str, folder: Path | None = None) -> UserError:
 
 def _again(name: str, folder: Path | None) -> str:
     return f" The export is complete: `hf upload {name} {folder}` puts it there." if folder else ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

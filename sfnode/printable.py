@@ -47,6 +47,11 @@ def lines(text: str) -> str:
     return printable("\n".join(map(_cut, text.split("\n"))))
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error of a library says, or what it is called."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def called(key: str, name: str | None) -> str:
     """Return an origin by the name that it gives itself, which proves nothing (SPEC K1), and by the beginning
     of its key, by which commands know it: `Ada (5e6f7a8b)`."""

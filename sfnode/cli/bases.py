@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.options import (
-    data_dir_option,
-    device_option,
-    dtype_option,
-    model_option,
+    model_options,
     option,
     out_option,
 )
@@ -35,10 +32,7 @@ if TYPE_CHECKING:
     help="gradients: the strongest directions of the mean gradient, by backward passes on this machine; "
     "errors: those of the layers' inputs that go with the errors of its output, by forward passes alone.",
 )
-@data_dir_option
-@model_option
-@device_option
-@dtype_option
+@model_options
 def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device: str, dtype: str) -> None:
     """Make bases for the run of a node's folder, and write them to a file.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.options import data_dir_option, option, out_option
+from sfnode.cli.options import data_dir_option, option, out_option, require_new_file
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.cli.publish import parse_keys
@@ -51,7 +51,7 @@ def make(key: str, out: Path | None, with_name: bool, data_dir: Path) -> None:
 
     (prefix,) = parse_keys(None, None, (key,))
     out = out or Path(f"certificate-{prefix[:8]}.svg")
-    _check_out(out)
+    require_new_file(out, ".svg", ".json")
     with opened_run(data_dir) as (manifest, update_log), waiting("reading the log"):
         feed, names = _read(manifest, update_log)
         member = _member(counting_of(manifest.parameters(), feed.entries).members, prefix)
@@ -60,16 +60,6 @@ def make(key: str, out: Path | None, with_name: bool, data_dir: Path) -> None:
     with disk_faults(out):
         write(out, made.drawing() if out.suffix == ".svg" else made.to_json())
     echo(f"wrote {out}: {in_words(made)}")
-
-
-def _check_out(out: Path) -> None:
-    """Raise UserError BAD_OPTION for a file that cannot be written or has no form."""
-    if out.suffix not in (".svg", ".json"):
-        raise UserError(
-            Code.BAD_OPTION, f"--out: {out} names no form", "Use a name that ends in .svg or .json."
-        )
-    if out.exists():
-        raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
 
 
 def _read(manifest: Manifest, update_log: UpdateLog) -> tuple[ControlFeed, Mapping[bytes, str]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from sfnode.cli.data_folder import awaited_folder, watched_node
-from sfnode.cli.options import data_dir_option, option, parse_listen_address
+from sfnode.cli.options import F, data_dir_option, option, parse_listen_address
 from sfnode.cli.output import echo
 
 # `sfnode top`: watch a running node in the terminal.
@@ -42,8 +42,6 @@ def top(data_dir: Path, once: bool) -> None:
     with suppress(KeyboardInterrupt):
         asyncio.run(watch())
 
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 MIN_TOKEN = 16
 """Characters of a token, because anybody who reaches the port can guess without limit."""

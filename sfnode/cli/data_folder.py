@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfnode.cli.folders import known_folders
 from sfnode.control.client import Client, SyncClient
 from sfnode.errors import Code, UserError
 from sfnode.store.data_folder import Layout, holder
@@ -43,6 +44,21 @@ def awaited_folder(data_dir: Path) -> None:
     one: in any other no node would ever answer."""
     if holder(data_dir) is None:
         used_folder(data_dir)
+
+
+def runs_here() -> dict[str, tuple[Manifest, Path]]:
+    """Return the runs in the folders of this user by their ids, each with its manifest and its folder."""
+    from sfnode.manifest import Manifest
+
+    found: dict[str, tuple[Manifest, Path]] = {}
+    for folder in known_folders():
+        try:
+            if (file := Layout(folder).manifest).exists():
+                run = Manifest.from_toml(file)
+                found.setdefault(run.run_id.hex(), (run, folder))
+        except (OSError, UserError):  # of another version, or of another user
+            continue
+    return found
 
 
 @contextmanager

@@ -11,12 +11,9 @@ from sfnode.cli.ending import fork_command
 from sfnode.cli.exit import warn
 from sfnode.cli.options import (
     as_of_now_option,
-    data_dir_option,
     details_option,
-    device_option,
-    dtype_option,
     json_option,
-    model_option,
+    model_options,
     option,
     verifier_option,
 )
@@ -38,10 +35,7 @@ MOST_SAMPLES = 1000
 
 
 @click.command("eval")
-@data_dir_option
-@model_option
-@device_option
-@dtype_option
+@model_options
 @option(
     "--test-limit",
     "limit",

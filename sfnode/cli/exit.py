@@ -19,19 +19,7 @@ from sfnode.cli.output import echo, echo_usage
 from sfnode.errors import Code, UserError
 
 DONE, FAILED, USAGE, NOT_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
-
-TERMINATED = 128 + signal.SIGTERM
-"""Status that shells tell of a process which the signal has ended."""
-
-STATUSES = {
-    DONE: "success; also a node that was stopped with Ctrl-C, SIGTERM or `sfnode leave`",
-    FAILED: "one of the errors below",
-    USAGE: "the command line is wrong: an unknown option, or a value that the option cannot have",
-    NOT_RUNNING: "no node runs in this folder (SF060), and nothing is wrong besides",
-    INTERRUPTED: "interrupted by Ctrl-C; also `swarm`, and a node that had not joined its run, by SIGTERM",
-    TERMINATED: "any other command that SIGTERM has ended, and a node that was still loading its libraries",
-}
-"""Meaning of each exit status, as docs/errors.md has it; 3 is what init scripts return for "not running"."""
+"""Exit statuses, whose meaning docs/errors.md has; 3 is what init scripts return for "not running"."""
 
 
 def status_of(error: UserError) -> int:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from sfnode.cli.data_folder import opened_run
-from sfnode.cli.folders import known_folders
+from sfnode.cli.data_folder import opened_run, runs_here
 from sfnode.cli.init import (
     check_bases,
     init,
@@ -157,7 +156,6 @@ def fork(
 def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, Counting]:
     """Bring the old run's data to a folder; return its manifest, and its state when the epoch was sealed."""
     from sfnode.store.checkout import seal_of
-    from sfnode.store.data_folder import Layout
     from sfnode.store.disk_errors import disk_faults
     from sfnode.store.named_files import places_of
     from sfnode.store.replay import counting_of
@@ -175,7 +173,6 @@ def _bases_file(data_dir: Path, counting: Counting, subspace: int) -> Path | Non
     """Return the file with the published bases of a subspace that has begun; None if they are random. Raises
     UserError BASES_MISSING."""
     from sfnode.models import bases
-    from sfnode.store.data_folder import Layout
 
     if not (published := counting.bases_upto(subspace)):
         return None
@@ -196,7 +193,6 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
     """
     from sfnode.cli.trained_model import load
     from sfnode.models import files
-    from sfnode.store.data_folder import Layout
     from sfnode.store.named_files import model_of
 
     said = manifest.model.parent
@@ -266,7 +262,7 @@ class Ancestor(NamedTuple):
 
 def ancestors(manifest: Manifest) -> list[Ancestor]:
     """Return the runs from which a run has come, the last one first, as far as this user's folders tell."""
-    here = dict(_runs())
+    here = runs_here()
     found: list[Ancestor] = []
     said = manifest.model.parent
     while said:  # ids are hashes that commit to the parent's: no chain leads back to itself
@@ -274,13 +270,3 @@ def ancestors(manifest: Manifest) -> list[Ancestor]:
         found.append(Ancestor(said, run, folder))
         said = run.model.parent if run else None
     return found
-
-
-def _runs() -> Iterator[tuple[str, tuple[Manifest, Path]]]:
-    for folder in known_folders():
-        try:
-            if (file := Layout(folder).manifest).exists():
-                run = Manifest.from_toml(file)
-                yield run.run_id.hex(), (run, folder)
-        except (OSError, UserError):  # of another version, or of another user
-            continue

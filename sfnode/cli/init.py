@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.exit import warn
-from sfnode.cli.init_options import key_options
+from sfnode.cli.init_options import key_options, run_name
 from sfnode.cli.keys import Command, Option, require_key
 from sfnode.cli.options import option
 from sfnode.cli.output import echo
@@ -197,10 +197,8 @@ def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(source: str) -> str:
-    """Return a name for a run with these data, of the characters that names have."""
-    stem = Path(source.rpartition(":")[2]).stem
-    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)
-    return name.strip("-")[:60] or "run"
+    """Return a name for a run with these data."""
+    return run_name(Path(source.rpartition(":")[2]).stem, "run")
 
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:

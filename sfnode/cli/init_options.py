@@ -57,11 +57,11 @@ def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tupl
     return tuple(value.replace("\\n", "\n").replace("\\t", "\t") for value in values) or None
 
 
-def run_name(said: str) -> str:
+def run_name(said: str, usual: str = "") -> str:
     """Return a name for a run as near to what somebody calls it as names can be: `Support Tickets` is
-    `Support-Tickets`. Raises UserError BAD_OPTION if nothing is left."""
+    `Support-Tickets`. Raises UserError BAD_OPTION if nothing is left, and there is no usual one."""
     plain = normalize("NFKD", said.replace("ß", "ss")).encode("ascii", "ignore").decode()
-    if name := re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:LONGEST_NAME]:
+    if name := re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:LONGEST_NAME] or usual:
         return name
     raise UserError(
         Code.BAD_OPTION,

@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
-from unicodedata import east_asian_width
 
 import click
+from rich.cells import cell_len
+from rich.text import Text
 
 from sfnode.cli.exit import DONE, warn
 from sfnode.cli.init_options import run_name
@@ -27,7 +28,6 @@ from sfnode.printable import printable
 from sfnode.tasks import columns, dataset, prompts
 from sfnode.tasks.columns import DataTable
 from sfnode.tasks.dataset import Bad, Row
-from sfnode.tasks.presets import EVALUATED_ROWS
 from sfnode.tasks.proposals import NOTHING, Proposal, propose
 from sfnode.tasks.row_files import Placed, malformed
 
@@ -44,8 +44,9 @@ LEAST_ROWS = 10
 MOST_EMPTY = 1 / 5
 """Share of the rows that are left out unasked because they have no label, or no text."""
 
-HELD_OUT = 1 / 5
-"""Share of the rows that is held out to measure what was learnt, up to EVALUATED_ROWS."""
+HELD_OUT, MOST_HELD_OUT = 1 / 5, 1000
+"""Share of the rows that is held out to measure what was learnt, and the most of them: MeZO tests on as
+many."""
 
 SHOWN, WIDEST, NARROWEST = 5, 100, 6
 """Rows that are shown; characters of a line, and of a column of theirs at least."""
@@ -116,7 +117,7 @@ def plan(table: DataTable, answers: Answers, fields: dict[str, Any]) -> Plan:
     rows, bad = dataset.sift(table.source, placed, task)
     _require_rows(table, len(rows), f": {bad}" if bad else "")
     local = not table.source.startswith((HUB, BUILTIN))
-    usual = min(int(HELD_OUT * len(rows)), EVALUATED_ROWS) if local and not answers.test else 0
+    usual = min(int(HELD_OUT * len(rows)), MOST_HELD_OUT) if local and not answers.test else 0
     held_out = usual if answers.held_out is None else answers.held_out
     anew = bool(table.dress or joined) or (local and not is_file(table.source))
     return Plan(proposal, task, placed, rows, bad, held_out, _tests(answers, task, joined), anew)
@@ -208,7 +209,7 @@ def show_table(table: DataTable) -> None:
     width = _width()
     names = list(table.columns)[: max(1, width // (NARROWEST + 2))]
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
-    widths = [max(_columns(line[place]) for line in cells) for place in range(len(names))]
+    widths = [max(cell_len(line[place]) for line in cells) for place in range(len(names))]
     while sum(widths) + 2 * len(widths) > width and max(widths) > NARROWEST:
         widths[widths.index(max(widths))] -= 1
     for line in cells:
@@ -238,18 +239,11 @@ def _cell(value: Any) -> str:
     return printable(" ".join(("" if value is None else str(value)[: 4 * WIDEST]).split()))
 
 
-def _columns(text: str) -> int:
-    """Return how many places of a terminal a text takes: an emoji takes two."""
-    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text[: 2 * WIDEST])
-
-
-def _fitted(text: str, width: int) -> str:
-    """Return a text in so many places of a terminal."""
-    if _columns(text) > width:
-        while _columns(text) >= width:
-            text = text[: min(len(text) - 1, width)]
-        text += "…"
-    return text + " " * (width - _columns(text))
+def _fitted(cell: str, width: int) -> str:
+    """Return a text in so many places of a terminal; an emoji takes two."""
+    text = Text(cell)
+    text.truncate(width, overflow="ellipsis", pad=True)
+    return text.plain
 
 
 class ScreenLine(NamedTuple):

@@ -10,12 +10,9 @@ import click
 
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.options import (
-    data_dir_option,
     details_option,
-    device_option,
-    dtype_option,
     json_option,
-    model_option,
+    model_options,
     option,
 )
 from sfnode.cli.output import echo
@@ -48,10 +45,7 @@ WHO = 28
     metavar="ROUNDS",
     help="Measure the last so many rounds anew, on the run's validation rows, and compare.",
 )
-@data_dir_option
-@model_option
-@device_option
-@dtype_option
+@model_options
 @details_option
 @json_option
 def leaderboard(

@@ -110,6 +110,20 @@ def out_option(metavar: str, text: str, *, required: bool = True) -> Callable[[F
     return option("--out", type=click.Path(path_type=Path), metavar=metavar, required=required, help=text)
 
 
+def require_new_file(out: Path, *ends: str) -> None:
+    """Raise UserError BAD_OPTION unless a file can be made, whose name has one of these ends, if there are
+    any."""
+    if out.exists():
+        raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
+    if (ends and out.suffix not in ends) or not out.absolute().parent.is_dir():
+        form = f" that ends in {' or '.join(ends)}," if ends else ""
+        raise UserError(
+            Code.BAD_OPTION,
+            f"--out: {out} is no new file{form} in a folder that is there",
+            "Name another file.",
+        )
+
+
 def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
     """Return the argument for a sealed epoch."""
     from sfprotocol.counting import MAX_EPOCHS
@@ -224,6 +238,11 @@ def dtype_option(function: F, key: str = "") -> F:
     )(function)
 
 
+def model_options(function: F) -> F:
+    """Add --data-dir, --model, --device and --dtype, for commands that compute with the model of a run."""
+    return data_dir_option(model_option(device_option(dtype_option(function))))
+
+
 def verifier_option(function: F) -> F:
     """Add --verifier for a run that has its manifest already."""
     return setting(
@@ -264,6 +283,11 @@ def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> t
     if not port.isdecimal() or int(port) > 65_535 or (":" in host and not host.startswith("[")):
         raise click.BadParameter("give it as PORT or HOST:PORT, for example 9100 or 0.0.0.0:9100")
     return host.strip("[]") or LOCALHOST, int(port)
+
+
+def dry_run_option(function: F) -> F:
+    """Add --dry-run."""
+    return option("--dry-run", is_flag=True, help="Only say what would change.")(function)
 
 
 def details_option(function: F) -> F:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.groups import Lazy, LazyGroup
-from sfnode.cli.options import data_dir_option, json_option, option
+from sfnode.cli.options import F, data_dir_option, dry_run_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats
 from sfnode.errors import Code, UserError
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from sfnode.control.client import SyncClient
     from sfnode.schema.organising import DecisionResult, EvidenceStatus, MemberStatus, OrganiserStatus
     from sfprotocol.decisions import Decision
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 PAGE = 1000
 """Members asked for at a time, as many as a node tells (`sfnode.schema.views.MAX_PAGE`)."""
@@ -109,11 +107,6 @@ def organise() -> None:
 
     Epochs are labels, counted from 0.
     """
-
-
-def dry_run_option(function: F) -> F:
-    """Add --dry-run."""
-    return option("--dry-run", is_flag=True, help="Only say what would change.")(function)
 
 
 def epoch_option(function: F) -> F:

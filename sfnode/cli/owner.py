@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.options import data_dir_option, json_option, option
+from sfnode.cli.options import F, data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.errors import Code, UserError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from sfnode.limits import Limits
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 # `sfnode pause` and `sfnode resume`.

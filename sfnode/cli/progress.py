@@ -23,7 +23,6 @@ from rich.progress import (
     SpinnerColumn,
     Task,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -64,9 +63,8 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
         with _lines(what, seconds) as advance:
             yield advance
         return
-    left = _Left(seconds) if seconds else TimeRemainingColumn()
-    columns = (SpinnerColumn(), _Described(), _Bar(), _Far())
-    with Progress(*columns, TimeElapsedColumn(), left, console=Console(stderr=True), transient=True) as bars:
+    columns = (SpinnerColumn(), _Described(), _Bar(), _Far(), TimeElapsedColumn(), _Left(seconds))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.options import data_dir_option, option, out_option
+from sfnode.cli.options import data_dir_option, dry_run_option, option, out_option, require_new_file
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import passphrase_file_option, unlocked
 from sfnode.defaults import KEYS_DIR, located
@@ -36,7 +36,6 @@ keys_dir_option = option(
     callback=lambda _context, _parameter, value: located(value),
     help="Where the keys of organised runs are kept.",
 )
-dry_run_option = option("--dry-run", is_flag=True, help="Only say what would change.")
 
 
 @click.command
@@ -81,8 +80,7 @@ def hand_over(
             echo("The node has taken it in and tells the others.")
         return
     assert out is not None
-    if out.exists():
-        raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
+    require_new_file(out)
     made = None if key else _new_key(node.organising().run_id, keys_dir)
     from sfnode.schema.organising import SuccessionFile
 

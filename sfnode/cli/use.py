@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfnode.cli.data_folder import runs_here
 from sfnode.cli.exit import warn
-from sfnode.cli.folders import known_folders
-from sfnode.cli.options import data_dir_option, device_option, dtype_option, option, run_option, setting
+from sfnode.cli.options import (
+    data_dir_option,
+    device_option,
+    dtype_option,
+    option,
+    require_new_file,
+    run_option,
+    setting,
+)
 from sfnode.cli.output import ask, echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
-from sfnode.store.data_folder import Layout
 
 if TYPE_CHECKING:
     from sfnode.engine.samples import Preference
@@ -102,7 +109,7 @@ def use(
     task = _task(folder, exported, device)
     rows = _table(task, file, skip_bad_rows) if file else [(_row(task, texts), "")] if texts else []
     if out:
-        _check_out(out)
+        require_new_file(out, ".csv", ".jsonl")
     model = _load(folder, exported, device, dtype)
     if out:
         _write(model, rows, str(file), out, tokens)
@@ -130,16 +137,14 @@ def _folder_of(run: Path) -> Path:
     """Return the folder on this machine that has a run. Raises UserError DATA_DIR_UNUSABLE, BAD_MANIFEST."""
     from sfnode.manifest import Manifest
 
-    wanted = Manifest.from_toml(run).run_id
-    for folder in known_folders():
-        manifest = Layout(folder).manifest
-        if manifest.exists() and Manifest.from_toml(manifest).run_id == wanted:
-            return folder
-    raise UserError(
-        Code.DATA_DIR_UNUSABLE,
-        f"no folder of this machine has the run of {run}",
-        "`sfnode list` shows the runs that are here; take part in this one with `sfnode join`.",
-    )
+    wanted = Manifest.from_toml(run).run_id.hex()
+    if (found := runs_here().get(wanted)) is None:
+        raise UserError(
+            Code.DATA_DIR_UNUSABLE,
+            f"no folder of this machine has the run of {run}",
+            "`sfnode list` shows the runs that are here; take part in this one with `sfnode join`.",
+        )
+    return found[1]
 
 
 def _task(folder: Path, exported: Path | None, device: str) -> Task:
@@ -280,15 +285,6 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
 
 
 # What is answered.
-
-
-def _check_out(out: Path) -> None:
-    if out.suffix not in (".csv", ".jsonl") or out.exists() or not out.absolute().parent.is_dir():
-        raise UserError(
-            Code.BAD_OPTION,
-            f"--out: {out} is no new file that ends in .csv or .jsonl, in a folder that is there",
-            "Name another file.",
-        )
 
 
 def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: Path, tokens: int) -> None:

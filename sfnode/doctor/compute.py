@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sfnode.doctor.findings import CheckedCase, CheckFinding, Subject, note, ok, problem
+from sfnode.doctor.findings import CheckedCase, CheckFinding, Subject, note, ok, problem, refused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import BUILTIN
+from sfnode.node.equipment import named_files, require_devices, require_rows
 from sfnode.printable import command, size_text
+from sfnode.store.data_folder import Layout
+from sfnode.tasks.public_files import Places
 
 PROCESS = 512 << 20
 """Bytes that a node needs besides its weights: for the libraries (docs/reliability.md) and a mini-batch."""
@@ -132,10 +135,10 @@ def look_at_fit(case: CheckedCase, manifest: Manifest | None) -> list[CheckFindi
     try:
         size = _size(case, manifest)
     except UserError as error:
-        return [problem(Subject.MODEL_FIT, error.what, error.fix)]
+        return [refused(Subject.MODEL_FIT, error)]
     if size is None:
         return []
-    found = (_fit_on(case, size, device) for device in dict.fromkeys(case.devices))
+    found = (_fit_on(case, size, device) for device in dict.fromkeys(case.settings.devices))
     return [finding for finding in found if finding]
 
 
@@ -152,7 +155,7 @@ def _fit_on(case: CheckedCase, size: Size, name: str) -> CheckFinding | None:
         return None  # there is no such device: look_at_device says so
     if free is None:
         return None
-    return _fit(size, named_dtype(case.dtype, device), free, name, case.devices.count(name))
+    return _fit(size, named_dtype(case.dtype, device), free, name, case.settings.devices.count(name))
 
 
 def _fit(size: Size, dtype: str, free: int, device: str, replicas: int = 1) -> CheckFinding:
@@ -203,15 +206,14 @@ def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
     """Return the folder of the model that was named, or of the run's; None if it has to be downloaded.
     Raises UserError MODEL_*."""
     from sfnode.models import files
-    from sfnode.store.data_folder import Layout
-    from sfnode.store.named_files import NamedFiles, model_of
+    from sfnode.store.named_files import model_of
 
     source = case.model or (manifest.model.source if manifest else "")
     if source.startswith(BUILTIN):
         return files.resolve(source, "", None)
     if not case.model:
-        beside = NamedFiles().and_beside(manifest, case.run.parent).model if manifest and case.run else None
-        return model_of(Layout(case.data_dir), beside) if manifest else None
+        layout = Layout(case.data_dir)
+        return model_of(layout, named_files(case.settings, manifest, layout).model) if manifest else None
     if not (folder := files.named_folder(source)):
         raise UserError(
             Code.MODEL_NOT_FOUND,
@@ -228,71 +230,54 @@ def _stored(place: Path) -> int:
 
 
 def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:
-    """Load model and data as a node would, and time steps; None if that takes long and was not asked for."""
-    from sfnode.models import shapes
-
+    """Look for what would keep a trainer from starting, and time steps; None if that takes long and was not
+    asked for."""
     if manifest is None:
         return None
-    unfit = _mismatch(case, manifest)  # also where the run's data, which are loaded first, are not here
-    if unfit or not (case.measure or _at_hand(case, manifest)):
-        return unfit
-    if shapes.is_shape(case.model):
-        fix = f"Measure it with random ones: {command('sfnode', 'lab', 'bench', '--model', case.model)}"
-        return note(Subject.SPEED, "a shape has no weights, so no steps were measured", fix)
     try:
-        per_hour = _updates_per_hour(case, manifest)
+        return _speed(case, manifest)
     except UserError as error:
         if error.code is Code.DATA_NOT_FOUND and "train" in manifest.data.digests:
             fix = "Join the run; or give rows of your own with --data."
             return note(Subject.SPEED, "no steps were measured: the run's data come from its nodes", fix)
-        return _not_starting(error)
+        return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
+
+
+def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
+    """Measure steps, after what shows in any model that is here, and in the rows. Raises UserError MODEL_*,
+    DATA_*, DEVICE."""
+    from sfnode.models import files, loader, shapes
+
+    if shapes.is_shape(case.model):
+        if not case.measure:
+            return None
+        fix = f"Measure it with random ones: {command('sfnode', 'lab', 'bench', '--model', case.model)}"
+        return note(Subject.SPEED, "a shape has no weights, so no steps were measured", fix)
+    if place := _folder(case, manifest):
+        loader.require_match(place, loader.classes(manifest.task))
+    settings, layout = case.settings, Layout(case.data_dir)
+    places = named_files(settings, manifest, layout).places(layout)
+    require_devices(settings.devices, settings.dtype)
+    require_rows(settings, manifest, places, layout.log.exists())
+    if not (case.measure or (place and files.weight_bytes(place) <= AT_HAND)):
+        return None
+    per_hour = _updates_per_hour(case, manifest, places)
     return ok(Subject.SPEED, f"about {per_hour:,.0f} updates an hour on {case.device}, if nothing else runs")
 
 
-def _mismatch(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
-    """Examine whether model and tokenizer go together, where the model is here; its weights are not read."""
-    from sfnode.models import loader, shapes
-
-    try:
-        folder = None if shapes.is_shape(case.model) else _folder(case, manifest)
-        if folder:
-            loader.require_match(folder, loader.classes(manifest.task))
-    except UserError as error:
-        return _not_starting(error)
-    return None
-
-
-def _not_starting(error: UserError) -> CheckFinding:
-    return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
-
-
-def _at_hand(case: CheckedCase, manifest: Manifest) -> bool:
-    """Return whether the model is on this machine and small."""
-    from sfnode.models import files
-
-    try:
-        place = _folder(case, manifest)
-    except UserError:
-        return False
-    return place is not None and files.weight_bytes(place) <= AT_HAND
-
-
-def _updates_per_hour(case: CheckedCase, manifest: Manifest) -> float:
-    """Raises UserError MODEL_*, DATA_* or DEVICE."""
+def _updates_per_hour(case: CheckedCase, manifest: Manifest, places: Places) -> float:
+    """Load model and rows as a node would, and time steps."""
     from sfnode.engine.replicas import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
-    from sfnode.store.data_folder import Layout
-    from sfnode.store.named_files import places_of
-    from sfnode.tasks.public_files import beside
 
-    together = manifest.training.batch_updates
-    whole = together * batches_of(len(case.devices))
+    devices, together = case.settings.devices, manifest.training.batch_updates
+    whole = together * batches_of(len(devices))
     trainer = ReplicatedTrainer.load_on(
-        case.devices,
+        devices,
         manifest.model_copy(update={"training": manifest.training.with_random_bases()}),
         model_override=_folder(case, manifest),
         data_override=case.data,
-        places=beside(manifest.data, case.run.parent) if case.run else places_of(Layout(case.data_dir)),
+        places=places,
         batch=together,
         dtype=case.dtype,
     )

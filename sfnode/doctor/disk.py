@@ -8,14 +8,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
 
-from sfnode.defaults import SPARE_BYTES
-from sfnode.doctor.findings import CheckFinding, Subject, milliseconds, note, ok, problem
+from sfnode.doctor.findings import CheckFinding, Subject, milliseconds, note, ok, problem, refused
+from sfnode.errors import UserError
 from sfnode.manifest import Manifest
+from sfnode.node.equipment import require_room
 from sfnode.printable import size_text
 from sfnode.store.data_folder import holder
 from sfnode.store.disk_errors import sync_folder
@@ -46,15 +46,11 @@ def _existing(path: Path) -> Path:
 
 def _space(folder: Path, manifest: Manifest | None) -> CheckFinding:
     updates = manifest.training.update_budget if manifest else 0
-    needed, free = SPARE_BYTES + updates * LOG_BYTES_PER_UPDATE, shutil.disk_usage(folder).free
-    if free >= needed:
-        return ok(Subject.DISK_SPACE, f"{size_text(free)} are free where {folder} is")
-    return problem(
-        Subject.DISK_SPACE,
-        f"{size_text(free)} are free where {folder} is; the update log and its journal may need "
-        f"{size_text(needed)}",
-        "Make room, or name a folder on another disk with --data-dir.",
-    )
+    try:
+        free = require_room(folder, updates * LOG_BYTES_PER_UPDATE)
+    except UserError as error:
+        return refused(Subject.DISK_SPACE, error)
+    return ok(Subject.DISK_SPACE, f"{size_text(free)} are free where {folder} is")
 
 
 def _folder(data_dir: Path, folder: Path) -> CheckFinding:

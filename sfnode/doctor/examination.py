@@ -9,16 +9,27 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sfnode
 from sfnode.daemon_thread import in_daemon_thread
 from sfnode.doctor import compute, disk, network
-from sfnode.doctor.findings import CheckedCase, CheckFinding, Examination, Subject, note, number, ok, problem
+from sfnode.doctor.findings import (
+    CheckedCase,
+    CheckFinding,
+    Examination,
+    Subject,
+    note,
+    number,
+    ok,
+    problem,
+    refused,
+)
 from sfnode.doctor.peers import Visit, visit
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.node.startup import remembered_peers
+from sfnode.node.startup import local_manifest, remembered_peers
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import TransportError
@@ -29,6 +40,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Check = Callable[[], Awaitable[list[CheckFinding]]]
+OfMachine = Callable[[CheckedCase], list[CheckFinding]]
+OfRun = Callable[[CheckedCase, Manifest | None], list[CheckFinding]]
+
+OF_MACHINE: dict[str, OfMachine] = {
+    "memory": lambda case: [compute.look_at_memory()],
+    "device": lambda case: compute.look_at_devices(case.settings.devices),
+    "ports": lambda case: [*network.look_at_ports(case.host_maddrs, case.data_dir), network.look_at_ipv6()],
+}
+"""Checks of the machine alone, by name."""
+
+OF_RUN: dict[str, OfRun] = {
+    "disk": lambda case, manifest: disk.look_at_disk(case.data_dir, manifest),
+    "model": compute.look_at_fit,
+    "speed": lambda case, manifest: [one for one in [compute.look_at_speed(case, manifest)] if one],
+}
+"""Checks of what a run needs, if one is known."""
 
 DEADLINE = 12.0
 """Seconds for a check once the libraries are loaded: most dead peers take four; a peer that is slow at every
@@ -67,13 +94,9 @@ class Examiner:
     async def findings(self) -> list[CheckFinding]:
         """Run all checks and return their findings, sorted by number."""
         checks: dict[str, Check] = {
+            **{name: partial(self._here, look) for name, look in OF_MACHINE.items()},
+            **{name: partial(self._of_run, look) for name, look in OF_RUN.items()},
             "clock": self._clock,
-            "disk": self._disk,
-            "memory": self._memory,
-            "device": self._device,
-            "model": self._fit,
-            "speed": self._speed,
-            "ports": self._ports,
             "network daemon": self._daemon,
             "peers": self._peers_found,
             "reachability": self._reach,
@@ -92,16 +115,12 @@ class Examiner:
     # -- what checks share -------------------------------------------------------------------------
 
     def _read_run(self) -> None:
-        kept = Layout(self._case.data_dir).manifest
-        file = self._case.run or (kept if kept.exists() else None)
-        if file is None:
-            return
         try:
-            self._local = Manifest.from_toml(file).current(str(file))
+            self._local = local_manifest(self._case.settings, Layout(self._case.data_dir))
         except UserError as error:
             versions = (Code.NEWER_PROTOCOL, Code.OLDER_PROTOCOL)
             subject = Subject.VERSION if error.code in versions else Subject.RUN
-            self._run_finding = problem(subject, error.what, error.fix)
+            self._run_finding = refused(subject, error)
 
     def _remembered(self) -> tuple[str, ...]:
         """Return peers that the node of this folder has met."""
@@ -166,35 +185,18 @@ class Examiner:
                 return [network.judge(ahead, f"the time server {self._case.ntp[0]}")]
         return [network.judge_by_peers([seen.clock_ahead for seen in await self._visits() if seen.answers])]
 
-    async def _disk(self) -> list[CheckFinding]:
+    async def _here(self, look: OfMachine) -> list[CheckFinding]:
+        return await in_daemon_thread(lambda: look(self._case))
+
+    async def _of_run(self, look: OfRun) -> list[CheckFinding]:
         manifest = await self._manifest()
-        return await in_daemon_thread(lambda: disk.look_at_disk(self._case.data_dir, manifest))
-
-    async def _memory(self) -> list[CheckFinding]:
-        return [await in_daemon_thread(compute.look_at_memory)]
-
-    async def _device(self) -> list[CheckFinding]:
-        return await in_daemon_thread(lambda: compute.look_at_devices(self._case.devices))
-
-    async def _fit(self) -> list[CheckFinding]:
-        manifest = await self._manifest()
-        return await in_daemon_thread(lambda: compute.look_at_fit(self._case, manifest))
-
-    async def _speed(self) -> list[CheckFinding]:
-        manifest = await self._manifest()
-        return _those(await in_daemon_thread(lambda: compute.look_at_speed(self._case, manifest)))
-
-    async def _ports(self) -> list[CheckFinding]:
-        listen = await in_daemon_thread(
-            lambda: network.look_at_ports(self._case.host_maddrs, self._case.data_dir)
-        )
-        return [*listen, network.look_at_ipv6()]
+        return await in_daemon_thread(lambda: look(self._case, manifest))
 
     async def _daemon(self) -> list[CheckFinding]:
         try:
             await self._caller()
         except UserError as error:
-            return [problem(Subject.NETWORK_DAEMON, error.what, error.fix)]
+            return [refused(Subject.NETWORK_DAEMON, error)]
         return [ok(Subject.NETWORK_DAEMON, "the libp2p daemon starts")]
 
     async def _peers_found(self) -> list[CheckFinding]:
@@ -202,7 +204,9 @@ class Examiner:
         found = [one for one in found if one.number != number(Subject.NETWORK_DAEMON)]
         if not any(one.verdict == "ok" for one in found):
             return found
-        return [one.model_copy(update={"verdict": "note"}) if _dispensable(one) else one for one in found]
+        return [
+            one.model_copy(update={"verdict": "note"}) if one.number in ABOUT_PEERS else one for one in found
+        ]
 
     async def _reach(self) -> list[CheckFinding]:
         public = network.public_ipv4()
@@ -275,14 +279,6 @@ class Examiner:
                 f"{PROTOCOL_VERSION}, so it can join",
             ),
         ]
-
-
-def _those(finding: CheckFinding | None) -> list[CheckFinding]:
-    return [finding] if finding else []
-
-
-def _dispensable(finding: CheckFinding) -> bool:
-    return finding.number in ABOUT_PEERS
 
 
 def _load_libraries() -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from sfnode.errors import UserError
+from sfnode.settings import Settings
 
 Verdict = Literal["ok", "note", "problem"]
 
@@ -96,14 +99,17 @@ def problem(subject: Subject, what: str, fix: str) -> CheckFinding:
     return found(subject, "problem", what, fix)
 
 
+def refused(subject: Subject, error: UserError) -> CheckFinding:
+    """Return the finding of a check that raises what would keep a node from starting."""
+    return problem(subject, error.what, error.fix)
+
+
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms"
 
 
-# The subject of an examination, the options that a node would be started with; calls of slow functions.
-
-
-T = TypeVar("T")
+OPTIONS = ("data_dir", "device", "dtype", "host_maddrs", "peers", "run", "data")
+"""Options of a case that are settings of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +131,6 @@ class CheckedCase:
     """Measure steps even if the model is large."""
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices on which a node would compute."""
-        return tuple(self.device.split(","))
+    def settings(self) -> Settings:
+        """The settings of a node with these options, but for its model, which may be a shape."""
+        return Settings(**{name: getattr(self, name) for name in OPTIONS})

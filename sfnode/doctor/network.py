@@ -17,17 +17,16 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from sfnode.daemon_thread import in_daemon_thread
-from sfnode.doctor.findings import CheckFinding, Subject, note, ok, problem
+from sfnode.doctor.findings import CheckFinding, Subject, note, ok, problem, refused
 from sfnode.errors import UserError
 from sfnode.store.data_folder import holder
 from sfnode.transport.base import PeerRecord, TransportError, peer_of
 from sfnode.transport.libp2p.daemon_process import port_is_free
-from sfnode.transport.libp2p.reachability import TcpEndpoint, resolve
 from sfnode.transport.libp2p.settings import HivemindSettings
 from sfnode.transport.roster import CLOCK_WRONG
 
@@ -111,7 +110,7 @@ def _listen(maddr: str, data_dir: Path) -> CheckFinding:
         if port_is_free(maddr):
             return ok(Subject.LISTEN, f"{maddr} can be listened on")
     except UserError as error:
-        return problem(Subject.LISTEN, error.what, error.fix)
+        return refused(Subject.LISTEN, error)
     port = int(_PORT.findall(maddr)[0])
     holders = _holders(port)
     if ours(holders, data_dir):
@@ -201,38 +200,29 @@ _SERVER_MODE = 4
 
 async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:
     """Return the seconds by which a time server is ahead of this clock. Raises OSError or TimeoutError."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[float] = loop.create_future()
     async with asyncio.timeout(NTP_DEADLINE):
-        address, *_ = await in_daemon_thread(lambda: resolve(TcpEndpoint("dns", host, port)))
-        transport, _ = await loop.create_datagram_endpoint(lambda: _Asker(answer), remote_addr=address)
-        try:
-            return await answer
-        finally:
-            transport.close()
+        (family, address), *_ = await in_daemon_thread(lambda: _udp(host, port))
+        with socket.socket(family, socket.SOCK_DGRAM) as asker:
+            asker.setblocking(False)
+            asker.connect(address)
+            loop, asked = asyncio.get_running_loop(), time.time()
+            await loop.sock_sendall(asker, _CLIENT)
+            while (there := _time_in(await loop.sock_recv(asker, 512))) is None:
+                pass
+            return there - (asked + time.time()) / 2
 
 
-class _Asker(asyncio.DatagramProtocol):
-    """Sends one request; `answer` becomes the server's time minus the mean of our times before and after."""
+def _udp(host: str, port: int) -> list[tuple[int, Any]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    return [(family, address) for family, *_, address in found]
 
-    def __init__(self, answer: asyncio.Future[float]) -> None:
-        self._answer = answer
-        self._asked = 0.0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._asked = time.time()
-        cast(asyncio.DatagramTransport, transport).sendto(_CLIENT)  # uvloop's class does not inherit from it
-
-    def datagram_received(self, data: bytes, _: object) -> None:
-        if len(data) < 48 or data[0] & 7 != _SERVER_MODE or data[1] == 0 or self._answer.done():
-            return  # not an answer of a server that knows the time (stratum 0 refuses)
-        whole, part = struct.unpack("!II", data[40:48])
-        there = whole - _NTP_EPOCH + part / 2**32
-        self._answer.set_result(there - (self._asked + time.time()) / 2)
-
-    def error_received(self, error: Exception) -> None:
-        if not self._answer.done():
-            self._answer.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
+def _time_in(answer: bytes) -> float | None:
+    """Return the server's time; None if this is not an answer of one that knows it (stratum 0 refuses)."""
+    if len(answer) < 48 or answer[0] & 7 != _SERVER_MODE or answer[1] == 0:
+        return None
+    whole, part = struct.unpack("!II", answer[40:48])
+    return float(whole - _NTP_EPOCH + part / 2**32)
 
 
 def judge_by_peers(ahead: Sequence[float]) -> CheckFinding:

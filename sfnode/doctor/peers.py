@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.daemon_thread import in_daemon_thread
-from sfnode.doctor.findings import CheckFinding, Subject, milliseconds, note, ok, problem
+from sfnode.doctor.findings import CheckFinding, Subject, milliseconds, note, ok, problem, refused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.peers.introductions import ask_manifest
@@ -83,7 +83,7 @@ async def visit(
     except StepFailed as failure:
         seen.finding = failure.finding
     except UserError as error:
-        seen.finding = problem(_ABOUT.get(error.code, Subject.PEER), error.what, error.fix)
+        seen.finding = refused(_ABOUT.get(error.code, Subject.PEER), error)
     return seen
 
 

@@ -54,7 +54,7 @@ def training_rows(
     else:
         public = None
         least = manifest.data.train_min_words
-        rows = dataset.load_rows(str(override), manifest.task, min_words=least, skip_bad=skip_bad)
+        rows = dataset.own_rows(str(override), manifest.task, min_words=least, skip_bad=skip_bad)
     return dataset.shard(rows, *shard) if shard else rows, public
 
 

@@ -23,7 +23,7 @@ from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest import is_on_hub
 from sfnode.manifest.sections import BUILTIN
-from sfnode.printable import size_text
+from sfnode.printable import first_line, size_text
 from sfnode.tasks.public_files import listed
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import Listing, Piece, encode, hash_listing, hash_piece
@@ -232,10 +232,7 @@ def digest(folder: Path) -> str:
     for name in sorted(tensors):
         stored = tensors[name]
         state.update(_line([name, stored.dtype, list(stored.shape), stored.size]))
-        with stored.file.open("rb") as handle:
-            handle.seek(stored.offset)
-            for start in range(0, stored.size, HASH_CHUNK):
-                state.update(handle.read(min(HASH_CHUNK, stored.size - start)))
+        _hash_numbers(state, stored)
     for file in (CONFIG, *TOKENIZER_FILES):
         if (folder / file).is_file():
             content = (folder / file).read_bytes()
@@ -295,11 +292,15 @@ def difference(one: Path, other: Path) -> str | None:
 
 def _tensor_digest(stored: StoredTensor) -> tuple[str, tuple[int, ...], bytes]:
     state = hashlib.blake2b(digest_size=32)
+    _hash_numbers(state, stored)
+    return stored.dtype, stored.shape, state.digest()
+
+
+def _hash_numbers(state: hashlib.blake2b, stored: StoredTensor) -> None:
     with stored.file.open("rb") as handle:
         handle.seek(stored.offset)
         for start in range(0, stored.size, HASH_CHUNK):
             state.update(handle.read(min(HASH_CHUNK, stored.size - start)))
-    return stored.dtype, stored.shape, state.digest()
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -398,7 +399,7 @@ def _download(source: str, revision: str) -> Path:
         raise
     except Exception as error:  # its library also passes on what libraries of its own raise
         wanted = f"{source} at revision {revision}" if revision else source
-        reason = unreachable or next(iter(str(error).splitlines()), type(error).__name__)
+        reason = unreachable or first_line(error)
         raise UserError(
             Code.MODEL_NOT_FOUND,
             f"the base model {wanted} is not available from the hub: {reason}",

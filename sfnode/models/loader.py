@@ -51,6 +51,7 @@ from sfnode.models.kept_states import KeptStates, StateFolder
 from sfnode.models.perturbation import Perturber
 from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
 from sfnode.models.targets import DEFAULT, Form, PretrainedModel, Selection, TargetSite, choose, locate, view
+from sfnode.printable import first_line
 from sfprotocol.seeds import derive_key, stream
 
 __all__ = ["LoadedModel", "describe", "digest", "load", "make_trainable", "resolve", "tokenizer_of"]
@@ -218,7 +219,7 @@ def read_tokenizer(folder: Path) -> Any:
     except UserError:
         raise
     except Exception as error:  # transformers documents no common base of what it raises
-        what = f"transformers makes no tokenizer of the files in {folder}: {_reason(error)}"
+        what = f"transformers makes no tokenizer of the files in {folder}: {first_line(error)}"
         if not (folder / TOKENIZER).is_file():
             what = f"{folder} has no {TOKENIZER}, and its other files make no tokenizer"
         raise UserError(Code.MODEL_UNSUPPORTED, what, TOKENIZER_MISSING) from error
@@ -560,12 +561,7 @@ def with_user_errors(folder: Path, action: Callable[[], T]) -> T:
     except UserError:
         raise
     except Exception as error:  # transformers documents no common base of what it raises
-        raise unsupported(folder, _reason(error)) from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of what a library says."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise unsupported(folder, first_line(error)) from error
 
 
 def _check_finite(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:

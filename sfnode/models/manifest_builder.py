@@ -102,22 +102,8 @@ MEAN_RATE = 1 / 2
 LABELLED = ("classification", "sequence-classification")
 """Kinds with labels: answers in words, and a head. A ready-made task may be either."""
 
-TASK_FIELDS = (
-    "kind",
-    "template",
-    "label_field",
-    "verbalizer",
-    "candidates_field",
-    "completion",
-    "messages_field",
-    "metric",
-    "max_tokens",
-    "loss",
-    "verifier",
-    "answer_tokens",
-    "temperature",
-    "stop",
-)
+TASK_FIELDS = tuple(name for name in Task.model_fields if name != "prior")
+"""Fields of a task that are options; a prior is measured."""
 
 SELECTION = {"target_modules", "train_embeddings", "train_biases", "train_norms"}
 """Options that choose what is trained: something else than a head."""
@@ -135,9 +121,6 @@ def unsuited(old: Training) -> dict[str, Any]:
     after_head = {"batch_size", "epoch_updates", "update_budget", "decay"} if old.features else set()
     return Training().model_dump(include=_SUITED | after_head)
 
-
-ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
-"""Ends of the names of architectures that are, or can become, models with a classification head."""
 
 CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of language models. For other names the model's type says whether it is an encoder."""
@@ -396,7 +379,7 @@ def _absolute(source: str) -> str:
 def _is_encoder(config: dict[str, Any]) -> bool:
     """Return whether a model classifies whole texts rather than predicting the next token."""
     names = vetting.architectures(config)
-    if any(name.endswith(ENCODER_HEADS) for name in names):
+    if any(name.endswith(vetting.ENCODER_HEADS) for name in names):
         return True
     masked = str(config.get("model_type")) in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     one_sided = not config.get("is_decoder") and not config.get("is_encoder_decoder")

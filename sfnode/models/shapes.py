@@ -21,8 +21,10 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
 from sfnode.models import examination, files, vetting
+from sfnode.printable import first_line
 
 PREFIX = "shape:"
 """Prefix that marks the source of a model as the name of a shape."""
@@ -33,118 +35,12 @@ STORED = torch.bfloat16
 WORDS = 4096
 """Token numbers that the synthetic tokenizer knows: more than a mini-batch can hold, quick to build."""
 
-HEADS = ("ForSequenceClassification", "ForMaskedLM")
-"""Endings of the names of architectures that have, or get, a head for classifying whole sequences."""
-
 _CausalModel: Any = AutoModelForCausalLM
 _FastTokenizer: Any = PreTrainedTokenizerFast
 _library_log: Any = logging
 _HeadedModel: Any = AutoModelForSequenceClassification
 
-_LLAMA: Mapping[str, Any] = {"model_type": "llama", "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
-
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "opt-125m": {
-        "model_type": "opt",
-        "vocab_size": 50_272,
-        "hidden_size": 768,
-        "word_embed_proj_dim": 768,
-        "ffn_dim": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-    },
-    "opt-1.3b": {
-        "model_type": "opt",
-        "vocab_size": 50_272,
-        "hidden_size": 2048,
-        "word_embed_proj_dim": 2048,
-        "ffn_dim": 8192,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-    },
-    "gpt2": {"model_type": "gpt2"},  # the library's defaults are that model
-    "pythia-160m": {
-        "model_type": "gpt_neox",
-        "vocab_size": 50_304,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-    },
-    "llama-160m": {
-        **_LLAMA,
-        "vocab_size": 32_000,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-    },
-    "smollm2-135m": {
-        **_LLAMA,
-        "vocab_size": 49_152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "tie_word_embeddings": True,
-    },
-    "tinyllama-1.1b": {
-        **_LLAMA,
-        "vocab_size": 32_000,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-    },
-    "llama-2-7b": {
-        **_LLAMA,
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    },
-    "mistral-7b": {
-        "model_type": "mistral",
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    },
-    "qwen2.5-0.5b": {
-        "model_type": "qwen2",
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "gemma-2b": {
-        "model_type": "gemma",
-        "vocab_size": 256_000,
-        "hidden_size": 2048,
-        "intermediate_size": 16_384,
-        "num_hidden_layers": 18,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-    },
-    "phi-1.5": {
-        "model_type": "phi",
-        "vocab_size": 51_200,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-    },
-    "bert-base": {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
-}
+SHAPES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """config.json of published models by name, as far as it differs from its family's defaults."""
 
 
@@ -212,7 +108,7 @@ def token_numbers(vocabulary: int) -> Any:
 
 def has_head(settings: Any) -> bool:
     """Return whether the configuration is that of an encoder, which classifies sequences."""
-    return any(name.endswith(HEADS) for name in vetting.architectures(settings.to_dict()))
+    return any(name.endswith(vetting.ENCODER_HEADS) for name in vetting.architectures(settings.to_dict()))
 
 
 def _random(settings: Any) -> Any:
@@ -239,9 +135,8 @@ def _named(name: str) -> Mapping[str, Any]:
 
 
 def _unsupported(source: str, error: Exception) -> UserError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UserError(
         Code.MODEL_UNSUPPORTED,
-        f"no model can be made from {source}: {reason}",
+        f"no model can be made from {source}: {first_line(error)}",
         "Use the config.json of a model that transformers knows without code of its own.",
     )

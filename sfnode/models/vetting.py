@@ -81,6 +81,10 @@ PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
 the files in the model's folder without them; published models have them as a left-over."""
 
 
+ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
+"""Ends of the names of architectures that have, or get, a head for classifying whole texts."""
+
+
 @contextmanager
 def vetted(folder: Path) -> Iterator[Path]:
     """Yield a scratch folder with what may be read of a base model, for transformers' `from_pretrained`.
@@ -158,9 +162,8 @@ def _class(settings: Mapping[str, Any]) -> type[PretrainedConfig] | None:
 
 def _refuse_choices(file: Path, settings: Any) -> None:
     """Raise UserError MODEL_UNSAFE if a key, however deep, chooses code or files."""
-    values = settings.items() if isinstance(settings, dict) else enumerate(settings)
-    for key, value in values:
-        chosen = CHOOSES.get(str(key).lstrip("_").removesuffix("_internal"))
+    for key, value in _every(settings):
+        chosen = CHOOSES.get(key.lstrip("_").removesuffix("_internal"))
         if chosen and value:  # null and false choose nothing
             raise UserError(
                 Code.MODEL_UNSAFE,
@@ -168,8 +171,14 @@ def _refuse_choices(file: Path, settings: Any) -> None:
                 "Take a copy of the model without it, in ordinary safetensors; --dtype int8 or nf4 quantises "
                 "such weights as they are loaded.",
             )
+
+
+def _every(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Yield keys, or places in lists, and values of a configuration, however deep."""
+    for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
+        yield str(key), value
         if isinstance(value, dict | list):
-            _refuse_choices(file, value)
+            yield from _every(value)
 
 
 def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedConfig]) -> None:
@@ -221,11 +230,9 @@ def _stored(folder: Path) -> tuple[int, int]:
 
 def _check_numbers(file: Path, settings: Any, tensors: int, size: int) -> None:
     """Raise UserError MODEL_UNSAFE for a number, however deep, that such weights can have no use for."""
-    for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
-        if isinstance(value, dict | list):
-            _check_numbers(file, value, tensors, size)
-        most = max(tensors, MAX_LAYERS) if COUNT.search(str(key)) else max(size, MAX_NUMBER)
-        if isinstance(value, int) and value > most and not BASE.search(str(key)):
+    for key, value in _every(settings):
+        most = max(tensors, MAX_LAYERS) if COUNT.search(key) else max(size, MAX_NUMBER)
+        if isinstance(value, int) and value > most and not BASE.search(key):
             raise UserError(
                 Code.MODEL_UNSAFE,
                 f"{file} sets {key} to {value:,}, where {most:,} is the most that can be real",

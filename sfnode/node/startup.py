@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -15,27 +14,20 @@ from threading import Event
 from typing import TypeVar
 
 from sfnode.daemon_thread import DaemonExecutor
-from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import is_file
 from sfnode.node.driver import LogStore
 from sfnode.node.outside import Outside
-from sfnode.node.training.engine_loading import check_devices
 from sfnode.peers import introductions
-from sfnode.printable import size_text
 from sfnode.settings import Settings
 from sfnode.store import data_folder
 from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.disk_errors import write_whole
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
-from sfnode.store.named_files import NamedFiles
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
-from sfnode.tasks import public_files, row_files, verifying
-from sfnode.tasks.public_files import Places, with_run
 from sfnode.transport.base import Transport
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.frontier import Frontier
@@ -68,7 +60,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
+def local_manifest(settings: Settings, data_dir: Layout) -> Manifest | None:
     """Return the manifest given with --run, or the one that this data folder was used for, or None.
 
     Raises UserError BAD_MANIFEST, NEWER_PROTOCOL, OLDER_PROTOCOL and WRONG_RUN.
@@ -86,91 +78,6 @@ def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
     if manifest:
         check_run_id(manifest, settings.run_id, OWN_FOLDER if kept else ASK_AGAIN)
     return manifest.current(str(settings.run or data_dir.path)) if manifest else None
-
-
-def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -> Settings:
-    """Look whether this machine has what its node is to take part with: room, devices, rows, the model's
-    files. Before the network is touched, if the `manifest` is here; without it, what any run takes.
-
-    Return the settings, with files that were named before and those of a relay if they have to be
-    (`permitted`). Raises UserError DISK_FULL, DEVICE, EXTRA_MISSING, DATA_*, MODEL_*, and as `permitted`.
-    """
-    free = shutil.disk_usage(data_dir.path).free
-    if free < SPARE_BYTES:
-        raise UserError(
-            Code.DISK_FULL,
-            f"{size_text(free)} are free where {data_dir.path} is, and a node needs {size_text(SPARE_BYTES)}",
-            "Make room, or name a folder on another disk with --data-dir.",
-        )
-    if settings.role == "trainer":
-        check_devices(settings)
-    return with_files(settings, manifest, data_dir) if manifest else settings
-
-
-def with_files(settings: Settings, manifest: Manifest, data_dir: DataDir) -> Settings:
-    """Return the settings with the files that the owner of this machine has named, now or for this folder
-    before, and remember these once a trainer can work with them. Raises as `equipped`."""
-    before = NamedFiles.read(data_dir)
-    named = before.and_of(settings)
-    for name in ("data", "model"):
-        if (file := getattr(named, name)) and getattr(settings, name) is None:
-            log.info("%s is as before: %s", name, file)
-    named = named.and_beside(manifest, settings.run.parent) if settings.run else named
-    settings = named.in_settings(settings)
-    if settings.role == "trainer":
-        settings = permitted(settings, manifest)
-    if settings.role == "trainer":
-        check_data(settings, manifest, named.places(data_dir), data_dir.log.exists())
-        check_model(settings, manifest)
-    named.keep(data_dir)
-    return settings
-
-
-def check_data(settings: Settings, manifest: Manifest, places: Places, began: bool) -> None:
-    """Look whether a trainer has rows to train on, as far as that is known before anything is downloaded;
-    `began` says whether it has taken part before.
-
-    Raises UserError DATA_NEEDED, DATA_NOT_NAMED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
-    """
-    data = manifest.data
-    row_files.require("" if settings.data else data.train, data.validation if settings.organise else "")
-    shared = "train" in data.digests
-    own = settings.data or ("" if shared or not data.train else public_files.local(data, "train", places))
-    if settings.data or is_file(str(own)) or not data.train:
-        from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
-
-        if not own:
-            raise dataset.needed(manifest.task)
-        skip = settings.skip_bad_rows and own == settings.data  # of the run's data all read all rows
-        dataset.load_rows(str(own), manifest.task, skip_bad=skip)
-    elif shared and not (settings.peers or settings.contacts_url or began):
-        places = with_run(places, settings.run)
-        if public_files.find(data, "train", places) is None:  # and there is nobody who could have them
-            raise public_files.missing(data, "train", places)
-
-
-def check_model(settings: Settings, manifest: Manifest) -> None:
-    """Look whether a folder with the base model that is named is one, and the run's. Raises UserError
-    MODEL_*."""
-    if settings.model:
-        from sfnode.models import files  # half a second, for which only those wait who have such a folder
-
-        wanted = manifest.model
-        files.check_digest(files.resolve(wanted.source, wanted.revision, settings.model), wanted.digest)
-
-
-def permitted(settings: Settings, manifest: Manifest) -> Settings:
-    """Return the settings; those of a relay, and say so, where the run's verifier is a plug-in that this
-    machine may not run. Raises UserError BAD_OPTION for a plug-in that cannot be run."""
-    try:
-        verifying.permit(manifest.task, settings.verifier)
-    except UserError as error:
-        if error.code is not Code.VERIFIER_NOT_ALLOWED:
-            raise
-        log.warning("SF%03d: %s. %s", error.code, error.what, error.fix)
-        log.warning("this node takes part without training: it relays updates, and evaluates nothing")
-        return settings.model_copy(update={"role": "relay"})
-    return settings
 
 
 def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:

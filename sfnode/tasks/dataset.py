@@ -11,8 +11,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from sfnode.logging import log
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.printable import paragraph
-from sfnode.tasks import hub_rows, orders, prompts, public_files, row_files, sums, synthetic
+from sfnode.tasks import hub_rows, prompts, public_files, row_files
 from sfnode.tasks.public_files import NOWHERE, Places
 from sfnode.tasks.row_files import Placed, TextForm, malformed
 from sfprotocol.seeds import derive_key, stream
@@ -32,17 +33,9 @@ Row = row_files.Row
 HeldOut = Literal["test", "validation"]
 """Rows that nobody trains on: those that the model is tested on, and those by which an organiser judges."""
 
-BUILTIN: dict[str, Callable[[], Sequence[Row]]] = {
-    "reviews:train": partial(synthetic.rows, "train"),
-    "reviews:test": partial(synthetic.rows, "test"),
-    "orders:train": partial(orders.rows, "train"),
-    "orders:validation": partial(orders.rows, "validation"),
-    "orders:test": partial(orders.rows, "test"),
-    "sums:train": partial(sums.rows, "train"),
-    "sums:validation": partial(sums.rows, "validation"),
-    "sums:test": partial(sums.rows, "test"),
-}
-"""Data that are written, rather than read, by what follows `builtin:`."""
+SHIPPED = Path(__file__).parent.parent / "embedded" / "rows"
+"""Folder of the package with the rows of `builtin:NAME:SPLIT` (SPEC T1), which scripts/builtin_rows.py
+writes."""
 
 LEAST_OF_A_CLASS = 5
 """Rows of a class without which a figure says nothing of it: one row more or less moves it by 20 points."""
@@ -68,6 +61,7 @@ def load_rows(
     min_words: int = 0,
     skip_bad: bool = False,
     examine: Examine = unexamined,
+    layout: TextForm = row_files.PLAIN,
 ) -> list[Row]:
     """Load the rows of a file, of `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT`.
 
@@ -76,7 +70,7 @@ def load_rows(
     DISK_FULL, EXTRA_MISSING without the library that it takes, or DATA_MALFORMED with the number and the
     places of rows that do not fit the task; with `skip_bad` these are left out, and the log says so.
     """
-    rows, bad = sifted(source, task, examine)
+    rows, bad = sift(source, list(read(source, layout)), task, examine)
     if not skip_bad:
         bad.refuse()
     if bad:
@@ -86,6 +80,13 @@ def load_rows(
     if not rows:
         raise malformed(f"{source} has no rows" + (f" of at least {min_words} words" if min_words else ""))
     return select(rows, limit)
+
+
+def own_rows(source: str, task: Task, *, min_words: int = 0, skip_bad: bool = False) -> list[Row]:
+    """Load the rows of a file that only its owner reads, in whichever way a program has written it; otherwise
+    as `load_rows`."""
+    layout = row_files.layout(source)
+    return load_rows(source, task, min_words=min_words, skip_bad=skip_bad, layout=layout)
 
 
 @dataclass(slots=True)
@@ -331,12 +332,12 @@ def read(source: str, layout: TextForm = row_files.PLAIN) -> Iterator[Placed]:
     """Yield every row of a source with its place. Raises UserError as `load_rows`."""
     kind, _, rest = source.partition(":")
     if kind == "builtin":
-        return _builtin(source, rest)
+        return _shipped(source, rest)
     return hub_rows.read(source) if kind == "hf" else row_files.read(source, layout)
 
 
-def _builtin(source: str, rest: str) -> Iterator[Placed]:
-    rows = BUILTIN.get(rest)
-    if rows is None:
+def _shipped(source: str, rest: str) -> Iterator[Placed]:
+    file = SHIPPED / f"{rest.replace(':', '-')}.jsonl"
+    if file not in SHIPPED.iterdir():  # a name comes from others
         raise UserError(Code.DATA_NOT_FOUND, f"no data called {source} come with sfnode", row_files.FORMS)
-    return row_files.numbered(source, rows())
+    return row_files.numbered(source, (one.row for one in row_files.read(str(file))))

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest import HubRows, hub_rows
-from sfnode.printable import size_text
+from sfnode.printable import first_line, size_text
 from sfnode.tasks import row_files
 from sfnode.tasks.row_files import Placed
 from sfprotocol.model_listing import MAX_DATA
@@ -57,7 +57,7 @@ def read(source: str) -> Iterator[Placed]:
     except UserError:
         raise
     except Exception as error:  # the library raises whatever its storage and network layers raise
-        raise _not_found(source, row_files.first_line(error)) from error
+        raise _not_found(source, first_line(error)) from error
     return (row for file in files for row in row_files.read(str(file)))
 
 

@@ -1,18 +1,19 @@
-"""Ready-made tasks: the embedded ones, benchmarks of the literature with MeZO's published prompts, and
-tasks whose answers a program can check.
+"""Ready-made tasks, which `presets.toml` lists: the embedded ones, benchmarks of the literature with MeZO's
+published prompts, and tasks whose answers a program can check.
 
-The prompts of classifications and choices but that of AG News are those of princeton-nlp/MeZO
-(large_models/templates.py and tasks.py); a model with a classification head reads the bare texts instead. The
-data are where they are on the Hugging Face hub. This module only describes; it reads nothing.
+A model with a classification head reads the bare texts instead of a prompt. The data are where they are on
+the Hugging Face hub; none are read here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sfnode.defaults import TEMPERATURE
+from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
@@ -21,15 +22,6 @@ from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 DEFAULT_MODEL = "builtin:tiny"
 """The base model that ships with the package."""
-
-EVALUATED_ROWS = 1000
-"""MeZO tests on this many examples."""
-
-LONGEST_PROMPT = 2048
-"""MeZO's bound, which is OPT's; a model with fewer positions needs a smaller one."""
-
-REWARDED_PROMPT = 512
-"""Tokens of a prompt that is answered: GSM8K's longest questions have about half as many."""
 
 
 class Preset(NamedTuple):
@@ -93,173 +85,22 @@ def task_of(found: Preset, *, headed: bool) -> Task:
     return Task(**found.task.model_dump() | changed)
 
 
-def _hub(name: str) -> Data:
-    """Return the training and validation splits of a data set on the hub, named with its configuration."""
-    return Data(train=f"hf:{name}:train", test=f"hf:{name}:validation", test_limit=EVALUATED_ROWS)
-
-
-def _labelled(template: str, *answers: str) -> Task:
-    """Return a classification whose labels are 0, 1, ..."""
-    return Task(
-        kind="classification",
-        template=template,
-        verbalizer={str(label): answer for label, answer in enumerate(answers)},
-        max_tokens=LONGEST_PROMPT,
+def _read(said: dict[str, Any]) -> Preset:
+    """Return a preset as `presets.toml` has it."""
+    task, numbers = said["task"], said.get("training")
+    if "verifier" in task:
+        task |= {"kind": "reward", "temperature": TEMPERATURE, "verifier": VERIFIERS[task["verifier"]]}
+    return Preset(
+        Task(**task),
+        Data(**said.get("data", {})),
+        said.get("texts", ""),
+        said.get("called", {}),
+        said.get("model", ""),
+        Training(**numbers) if numbers else None,
     )
 
 
-def _rewarded(
-    name: str, template: str, tokens: int, *stop: str, prompt_tokens: int = REWARDED_PROMPT
-) -> Task:
-    """Return the task of writing answers of so many tokens for the verifier of this name."""
-    return Task(
-        kind="reward",
-        template=template,
-        verifier=VERIFIERS[name],
-        answer_tokens=tokens,
-        temperature=TEMPERATURE,
-        max_tokens=tokens + prompt_tokens,
-        stop=stop,
-    )
-
-
-PRESETS: dict[str, Preset] = {
-    "reviews": Preset(
-        Task(
-            kind="classification",
-            template="{text} it was",
-            verbalizer={"0": "bad", "1": "good"},
-            max_tokens=48,
-        ),
-        Data(train="builtin:reviews:train", test="builtin:reviews:test"),
-        texts="{text}",
-        model=DEFAULT_MODEL,
-        training=Training(
-            learning_rate=1e-3,
-            schedule="cosine",
-            batch_size=8,
-            epoch_updates=250,
-            update_budget=3000,
-            scalar_limit=250,  # about the one that `sfnode init` measures
-        ),
-    ),
-    "sums": Preset(
-        _rewarded("sums", "{sum}=", 4, prompt_tokens=12),  # three digits and the end
-        Data(train="builtin:sums:train", validation="builtin:sums:validation", test="builtin:sums:test"),
-        model="builtin:sums",
-        training=Training(
-            rank=8,
-            epsilon=1e-3,
-            learning_rate=3e-5,
-            batch_size=16,
-            group=16,
-            epoch_updates=512,
-            update_budget=4096,
-            scalar_delta=1 / 16,
-            scalar_limit=320,
-        ),
-    ),
-    "extract": Preset(
-        _rewarded(
-            "json",
-            "Write each order as JSON with name, item, count, town and day.\n\n"
-            "Miriam asked for five melons, to be brought to Vienna on Sunday.\n"
-            '{{"name": "Miriam", "item": "melons", "count": 5, "town": "Vienna", "day": "Sunday"}}\n\n'
-            "Before Thursday, 12 buckets for Jacob are wanted in Bremen.\n"
-            '{{"name": "Jacob", "item": "buckets", "count": 12, "town": "Bremen", "day": "Thursday"}}\n\n'
-            "{text}\n",
-            48,
-            "\n",
-        ),
-        Data(
-            train="builtin:orders:train",
-            validation="builtin:orders:validation",
-            test="builtin:orders:test",
-        ),
-    ),
-    "sst2": Preset(
-        _labelled("{sentence|strip} It was", "terrible", "great"),
-        _hub("nyu-mll/glue:sst2"),
-        texts="{sentence|strip}",
-    ),
-    "rte": Preset(
-        _labelled('{premise}\nDoes this mean that "{hypothesis}" is true? Yes or No?\n', "Yes", "No"),
-        _hub("aps/super_glue:rte"),
-        texts="{premise}{separator}{hypothesis}",
-    ),
-    "boolq": Preset(
-        _labelled("{passage} {question|question}\n", "No", "Yes"),
-        _hub("aps/super_glue:boolq"),
-        texts="{question|question}{separator}{passage}",
-    ),
-    "wic": Preset(
-        _labelled(
-            'Does the word "{word}" have the same meaning in these two sentences? Yes, No?\n'
-            "{sentence1}\n{sentence2}\n",
-            "No",
-            "Yes",
-        ),
-        _hub("aps/super_glue:wic"),
-        texts="{word}: {sentence1}{separator}{sentence2}",
-    ),
-    "multirc": Preset(
-        _labelled(
-            "{paragraph}\nQuestion: {question}\n"
-            'I found this answer "{answer}". Is that correct? Yes or No?\n',
-            "No",
-            "Yes",
-        ),
-        _hub("aps/super_glue:multirc"),
-        texts="{question} {answer}{separator}{paragraph}",
-    ),
-    "record": Preset(
-        Task(
-            kind="choice",
-            template="{passage|bullets}\n-",
-            completion="{query|cloze}",
-            candidates_field="entities",
-            label_field="answers",
-            max_tokens=LONGEST_PROMPT,
-        ),
-        _hub("aps/super_glue:record"),
-    ),
-    "agnews": Preset(
-        _labelled("{text} It was", "world", "game", "company", "computer"),
-        Data(
-            train="hf:fancyzhx/ag_news:train",
-            test="hf:fancyzhx/ag_news:test",
-            test_limit=EVALUATED_ROWS,
-        ),
-        texts="{text}",
-        called=MappingProxyType({"text": "sentence"}),
-    ),
-    # TinyZero's prompt, but that it leaves the first <think> to the model, as the verifier looks for it
-    "countdown": Preset(
-        _rewarded(
-            "countdown",
-            "A conversation between User and Assistant. The user asks a question, and the Assistant solves "
-            "it. The assistant first thinks about the reasoning process in the mind and then provides the "
-            "user with the answer.\nUser: Using the numbers {nums}, create an equation that equals "
-            "{target}. You can use basic arithmetic operations (+, -, *, /) and each number can only be used "
-            "once. Show your work in <think> </think> tags. And return the final answer in <answer> "
-            "</answer> tags, for example <answer> (1 + 2) / 3 </answer>.\nAssistant:",
-            512,
-            "\nUser:",
-        ),
-        Data(train="hf:Jiayi-Pan/Countdown-Tasks-3to4:train"),
-    ),
-    "gsm8k": Preset(
-        _rewarded(
-            "gsm8k",
-            "Solve the problem step by step. Write the number that is the answer on a line of its own at the "
-            "end, after ####.\n\nProblem: {question}\nSolution:",
-            256,
-            "\nProblem:",
-        ),
-        Data(train="hf:openai/gsm8k:main:train", test="hf:openai/gsm8k:main:test", test_limit=EVALUATED_ROWS),
-    ),
-    "json": Preset(
-        _rewarded("json", "{text}\n\nThe same as a JSON object:\n", 256, "\n\n"),
-        Data(),
-    ),
+PRESETS = {
+    name: _read(said)
+    for name, said in read_toml(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 }

@@ -300,15 +300,10 @@ def _is_typo(rare: str, common: str) -> bool:
     ((a, b),) = different
     if min(len(a), len(b)) < LEAST_TYPED or a[0] != b[0] or not (a + b).isalpha():
         return False
-    begin = _shared(a, b)
-    end = _shared(a[begin:][::-1], b[begin:][::-1])
+    begin = templates.common_prefix(a, b)
+    end = templates.common_prefix(a[begin:][::-1], b[begin:][::-1])
     a, b = a[begin : len(a) - end], b[begin : len(b) - end]
     return max(len(a), len(b)) == 1 or (len(a) == 2 and a == b[::-1])
-
-
-def _shared(a: str, b: str) -> int:
-    """Return the number of letters with which both words begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _no_classes(column: TableColumn) -> str:

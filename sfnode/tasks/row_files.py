@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import HUB
+from sfnode.printable import first_line
 from sfprotocol.model_listing import MAX_DATA
 
 # Values of a row that can be read: text, numbers and booleans.
@@ -441,11 +442,6 @@ def _in_older(text: str) -> str:
     except UnicodeDecodeError:
         return ""
     return f": as {OLDER} or Latin-1 it reads {read[:30]!r}" if read else ""
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what an error of a library says."""
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 _READERS: dict[str, Callable[[Path, TextForm], Iterator[Placed]]] = {

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
+from sfnode.documents import read_toml
 from sfnode.verifiers import patterns, plugins
 from sfnode.verifiers.arithmetic import Which
 from sfnode.verifiers.base import (
@@ -288,56 +290,5 @@ def _depth(verifier: Verifier) -> int:
     return 1 + max(map(_depth, within(verifier)), default=0)
 
 
-# Ready-made verifiers, as plain data; the columns are those of the data sets named beside them.
-
-
-_THOUGHT = {
-    "kind": "format",
-    "begins": "<think>",
-    "contains": ["</think>", "<answer>"],
-    "ends": "</answer>",
-}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # Jiayi-Pan/Countdown-Tasks-3to4, whose format and its tenth are TinyZero's
-    "countdown": {
-        "kind": "sum",
-        "terms": [
-            {"weight": 0.1, "verifier": _THOUGHT},
-            {
-                "weight": 0.9,
-                "verifier": {
-                    "kind": "extract",
-                    "begin": "<answer>",
-                    "end": "</answer>",
-                    "then": {"kind": "countdown", "numbers": "nums", "target": "target"},
-                },
-            },
-        ],
-    },
-    # openai/gsm8k, whose own answers end in "#### 72": the last number of the column is the right one
-    "gsm8k": {
-        "kind": "sum",
-        "terms": [
-            {"weight": 0.1, "verifier": {"kind": "format", "contains": ["####"]}},
-            {
-                "weight": 0.9,
-                "verifier": {
-                    "kind": "extract",
-                    "begin": "####",
-                    "then": {"kind": "numeric", "column": "answer", "which": "first"},
-                },
-            },
-        ],
-    },
-    # rows with an object as JSON in the column `json`; members count alike
-    "json": {
-        "kind": "sum",
-        "terms": [
-            {"weight": 0.1, "verifier": {"kind": "json", "satisfies": {"type": "object"}}},
-            {"weight": 0.9, "verifier": {"kind": "json", "column": "json"}},
-        ],
-    },
-    # prompts such as "12+7="
-    "sums": {"kind": "exact", "column": "answer"},
-}
+PRESETS: dict[str, dict[str, Any]] = read_toml(Path(__file__).with_name("presets.toml").read_text("utf-8"))
+"""Ready-made verifiers by name."""

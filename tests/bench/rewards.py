@@ -44,6 +44,7 @@ from peft import (
 from transformers import AutoModelForCausalLM
 
 from scripts import real_model
+from scripts.orders import DAYS
 from sflab.baselines.model_problem import LORA_ALPHA
 from sfnode.engine.generation import AnswerRequest, generate
 from sfnode.engine.objective import Held
@@ -53,7 +54,6 @@ from sfnode.manifest.task import ANSWERS
 from sfnode.models import loader
 from sfnode.tasks import dataset, metrics, presets
 from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode_written
-from sfnode.tasks.orders import DAYS
 from sfnode.tasks.verifying import score_of
 from sfprotocol.seeds import derive_key, stream
 from tests.bench.lora import BATCH, RANK, WARMUP

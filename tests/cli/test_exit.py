@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +20,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "errors.md"
 
 
 def test_the_documentation_has_every_exit_status() -> None:
-    rows = re.findall(r"^\| (\d+) \| (.*) \|$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert {int(status): meaning for status, meaning in rows} == ends.STATUSES
+    told = re.findall(r"^\| (\d+) \| .* \|$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    returned = (ends.DONE, ends.FAILED, ends.USAGE, ends.NOT_RUNNING, ends.INTERRUPTED)
+    assert [int(status) for status in told] == [*returned, 128 + signal.SIGTERM]
 
 
 def test_a_node_that_does_not_run_is_told_from_one_that_is_broken_and_from_a_wrong_command_line(

@@ -276,7 +276,7 @@ def test_it_asks_at_a_terminal_until_the_end_and_reads_lines_elsewhere(
             "SF031: a.csv has no column sentence; it",
         ),
         (("--from", "{words}", "--file", "none.csv", "--out", "b.csv"), "SF030: there is no file none.csv"),
-        (("--from", "{words}", "--file", "c.csv", "--out", "a.csv"), "SF010: --out: a.csv is no new file"),
+        (("--from", "{words}", "--file", "c.csv", "--out", "a.csv"), "SF010: a.csv exists already"),
         (("--file", "a.csv"), "give either TEXT, or --file together with --out"),
     ],
 )

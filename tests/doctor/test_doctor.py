@@ -148,6 +148,16 @@ async def test_a_dead_peer_is_no_problem_while_another_one_answers(
     assert "a peer's clock" in only(result, Subject.CLOCK).what
 
 
+async def test_a_folder_of_another_run_is_found_as_join_would(case: CheckedCase, run: Manifest) -> None:
+    case.data_dir.mkdir()
+    (case.data_dir / "run.toml").write_text(run.model_copy(update={"name": "another"}).to_toml())
+    given = case.data_dir.parent / "run.toml"
+    given.write_text(run.to_toml())
+    finding = only(await examined(case, run=given), Subject.RUN)
+    assert finding.verdict == "problem"
+    assert "belongs to run" in finding.what
+
+
 # -- being called ---------------------------------------------------------------------------------------
 
 
@@ -366,9 +376,11 @@ def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(
     assert "the run's data come from its nodes" in finding.what
 
 
-def test_data_that_are_not_there_are_found_by_measuring(
-    case: CheckedCase, run: Manifest, tmp_path: Path
+@pytest.mark.parametrize("at_hand", [compute.AT_HAND, 0])
+def test_data_that_are_not_there_are_found_whatever_the_models_size(
+    at_hand: int, case: CheckedCase, run: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compute, "AT_HAND", at_hand)
     gone = run.model_copy(update={"data": run.data.model_copy(update={"train": str(tmp_path / "no.tsv")})})
     finding = compute.look_at_speed(case, gone)
     assert finding

@@ -15,12 +15,13 @@ import pytest
 
 from sfnode.daemon import Node
 from sfnode.defaults import SPARE_BYTES
+from sfnode.engine.loading import training_rows
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OpenSection
 from sfnode.models import files
 from sfnode.models.files import EMBEDDED
-from sfnode.node import startup
+from sfnode.node import equipment, startup
 from sfnode.node.outside import Outside
 from sfnode.settings import Settings
 from sfnode.store import tables
@@ -103,10 +104,10 @@ def test_a_trainer_that_could_not_read_the_runs_data_hears_so_before_it_download
     run = manifest()
     hub = run.model_copy(update={"data": run.data.model_copy(update={"train": "hf:nobody/set:train"})})
     with pytest.raises(UserError) as refused:
-        startup.check_data(Settings(), hub, NOWHERE, began=False)
+        equipment.require_rows(Settings(), hub, NOWHERE, began=False)
     assert refused.value.code is Code.EXTRA_MISSING
     (tmp_path / "mine.csv").write_text("text,label\nfine,1\n")
-    startup.check_data(Settings(data=tmp_path / "mine.csv"), hub, NOWHERE, began=False)
+    equipment.require_rows(Settings(data=tmp_path / "mine.csv"), hub, NOWHERE, began=False)
 
 
 # -- what this machine lacks ---------------------------------------------------------------------------
@@ -147,7 +148,7 @@ async def test_what_a_node_lacks_is_said_before_the_network_is_touched(what: str
     with pytest.raises(UserError) as refused:
         await Node(chosen, make_transport=no_network).start()
     assert refused.value.code is code
-    relay = startup.equipped(chosen.model_copy(update={"role": "relay"}), run, DataDir(tmp_path, 0))
+    relay = equipment.equipped(chosen.model_copy(update={"role": "relay"}), run, DataDir(tmp_path, 0))
     assert relay.role == "relay", "it computes nothing, and lacks nothing"
 
 
@@ -195,10 +196,30 @@ def test_all_rows_of_a_trainers_own_are_looked_at_before_anything_is_downloaded(
     (tmp_path / "mine.csv").write_text("text,label\nfine,1\n,0\npoor,0\n,1\n")
     given = Settings(data=tmp_path / "mine.csv")
     with pytest.raises(UserError, match="2 of the 4 rows of ") as refused:
-        startup.check_data(given, manifest(), NOWHERE, began=False)
+        equipment.require_rows(given, manifest(), NOWHERE, began=False)
     assert refused.value.code is Code.DATA_MALFORMED
     skipping = given.model_copy(update={"skip_bad_rows": True})
-    startup.check_data(skipping, manifest(), NOWHERE, began=False)
+    equipment.require_rows(skipping, manifest(), NOWHERE, began=False)
+
+
+WRITTEN = {
+    "by Excel": "sep=;\ntext;label\ngut;1\nhässlich;0\n".encode("utf-8-sig"),
+    "by an old Excel": "text;label\ngut;1\nhässlich;0\n".encode("cp1252"),
+    "as Unicode text": "text,label\ngut,1\nhässlich,0\n".encode("utf-16"),
+}
+"""A table of somebody's own as programs write it."""
+
+
+@pytest.mark.parametrize("program", WRITTEN)
+def test_a_table_of_a_trainers_own_is_read_in_whichever_way_a_program_has_written_it(
+    program: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_bytes(WRITTEN[program])
+    equipment.require_rows(Settings(data=file), manifest(), NOWHERE, began=False)
+    rows, public = training_rows(manifest(), file, None, NOWHERE)
+    assert [row["text"] for row in rows] == ["gut", "hässlich"]
+    assert public is None
 
 
 def test_another_run_id_is_refused(data_dir: DataDir) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
+from scripts.builtin_rows import SOURCES, lines
 from sfnode.manifest import MAX_DESCRIPTION
 from sfnode.manifest.sections import MAX_DEPUTIES, MAX_QUOTA, MAX_WORK_BITS
 from sfnode.manifest.task import MAX_ANSWER_TOKENS, MAX_STOP, MAX_STOPS
 from sfnode.manifest.training import MAX_GROUP
 from sfnode.modelshare import sharing
-from sfnode.tasks.dataset import BUILTIN
+from sfnode.tasks.dataset import SHIPPED
 from sfnode.tasks.public_files import digest_of
 from sfprotocol import (
     anti_entropy,
@@ -96,14 +96,15 @@ def test_rules_are_numbered_without_gaps_and_once() -> None:
     }
 
 
-def test_built_in_rows_are_those_of_the_files_that_the_text_names(tmp_path: Path) -> None:
+def test_built_in_rows_are_those_of_the_files_that_the_text_names() -> None:
     """T1: other implementations take the rows from there."""
     told = dict(re.findall(r"^\| `builtin:(\S+)` \|.*\| `([0-9a-f]{64})` \|$", SPEC, re.MULTILINE))
-    assert set(told) == set(BUILTIN)
-    for name, rows in BUILTIN.items():
-        lines = (json.dumps(row, separators=(",", ":")) for row in rows())
-        (tmp_path / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        assert digest_of(tmp_path / "rows.jsonl") == told[name]
+    assert told == {file.stem.replace("-", ":"): digest_of(file) for file in SHIPPED.iterdir()}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_files_with_built_in_rows_are_what_the_scripts_write(name: str) -> None:
+    assert (SHIPPED / f"{name.replace(':', '-')}.jsonl").read_text() == lines(name)
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))

@@ -7,9 +7,10 @@ import re
 
 import pytest
 
+from scripts import orders
+from scripts.orders import COUNTS, DAYS, ROWS, Split
 from sfnode.manifest.task import Task
-from sfnode.tasks import orders, verifying
-from sfnode.tasks.orders import COUNTS, DAYS, ROWS, Split
+from sfnode.tasks import verifying
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 

@@ -9,13 +9,13 @@ from itertools import product
 import numpy as np
 import pytest
 
+from scripts import sums
+from scripts.sums import SumProblem, split_of
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.generation import complete
 from sfnode.engine.trainer import Trainer
 from sfnode.models.manifest_builder import build
-from sfnode.tasks import sums
 from sfnode.tasks.dataset import load_rows
-from sfnode.tasks.sums import SumProblem, split_of
 from sfprotocol.seeds import update_seeds
 
 ROWS = {split: sums.rows(split) for split in sums.ROWS}

@@ -18,25 +18,8 @@ SECRET_BYTES = 16
 """Bytes of the secret that hides which of its own rows a node draws: new at every start, as nobody has to
 draw them again."""
 
-CPU = "cpu"
-"""The device that every machine has."""
-
 _loading = Lock()
 """transformers cannot load two models at the same time in one process, which may run several nodes."""
-
-
-def check_devices(settings: Settings) -> None:
-    """Try out the devices that a trainer is to compute on, and whether its number format is at hand; that
-    loads torch, unless it is the CPU's. Raises UserError DEVICE."""
-    if any(name != CPU for name in settings.devices):
-        from sfnode.engine.devices import usable_device
-
-        for name in settings.devices:
-            usable_device(name)
-    if settings.dtype == "nf4":
-        from sfnode.models.quantized import bitsandbytes
-
-        bitsandbytes()
 
 
 def clip_of(settings: Settings, manifest: Manifest) -> float:

@@ -8,16 +8,16 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
+from scripts import reviews
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.models.manifest_builder import default_manifest
-from sfnode.tasks import synthetic
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import evaluate
 from sfprotocol.seeds import update_seeds
 
-TRAIN, TEST = (synthetic.rows(split) for split in ("train", "test"))
+TRAIN, TEST = (reviews.rows(split) for split in ("train", "test"))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_splits_are_balanced_and_no_review_occurs_twice() -> None:
 
 def test_no_verdict_of_the_test_split_is_ever_shown_in_training() -> None:
     judged, trained = ({verdict(str(row["text"])) for row in rows} for rows in (TEST, TRAIN))
-    pretrained = {sentence for text in synthetic.pretraining_text(20_000) for sentence in sentences(text)}
+    pretrained = {sentence for text in reviews.pretraining_text(20_000) for sentence in sentences(text)}
     assert not judged & (trained | pretrained)
     assert trained & pretrained  # the comparison would notice
 

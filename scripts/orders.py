@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from sfnode.tasks.synthetic import Draws, documents
+from scripts.reviews import Draws, documents
 
 Split = Literal["train", "validation", "test"]
 

@@ -1,0 +1,134 @@
+"""Checks of what a node needs of this machine: `sfnode join` goes through them before the network is touched,
+and `sfnode doctor` says what they find. Each raises a UserError for what is lacking.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from sfnode.defaults import SPARE_BYTES
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.manifest import Manifest
+from sfnode.manifest.sections import is_file
+from sfnode.printable import size_text
+from sfnode.settings import Settings
+from sfnode.store.data_folder import DataDir, Layout
+from sfnode.store.named_files import NamedFiles
+from sfnode.tasks import public_files, row_files, verifying
+from sfnode.tasks.public_files import Places, with_run
+
+CPU = "cpu"
+"""The device that every machine has."""
+
+
+def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -> Settings:
+    """Look whether this machine has what its node is to take part with: room, devices, rows, the model's
+    files. Before the network is touched, if the `manifest` is here; without it, what any run takes.
+
+    Return the settings with the files that the owner of this machine has named, now or for this folder
+    before; these are remembered once a trainer can work with them. A node that may not run the run's
+    verifier becomes a relay. Raises UserError as the checks.
+    """
+    require_room(data_dir.path)
+    if settings.role == "trainer":
+        require_devices(settings.devices, settings.dtype)
+    if manifest is None:
+        return settings
+    before, named = NamedFiles.read(data_dir), named_files(settings, manifest, data_dir)
+    for name in ("data", "model"):
+        if getattr(settings, name) is None and (file := getattr(before, name)):
+            log.info("%s is as before: %s", name, file)
+    settings = named.in_settings(settings)
+    if settings.role == "trainer":
+        settings = permitted(settings, manifest)
+    if settings.role == "trainer":
+        require_rows(settings, manifest, named.places(data_dir), data_dir.log.exists())
+        require_model(settings, manifest)
+    named.keep(data_dir)
+    return settings
+
+
+def named_files(settings: Settings, manifest: Manifest, layout: Layout) -> NamedFiles:
+    """Return the files that the owner of this machine has named: now, before, or in the folder of a manifest
+    of theirs. Raises UserError DATA_DIR_UNUSABLE."""
+    named = NamedFiles.read(layout).and_of(settings)
+    return named.and_beside(manifest, settings.run.parent) if settings.run else named
+
+
+def require_room(folder: Path, log_bytes: int = 0) -> int:
+    """Return the bytes that are free where a folder is. Raises UserError DISK_FULL unless there is room for a
+    node, and for an update log of so many bytes."""
+    needed, free = SPARE_BYTES + log_bytes, shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            Code.DISK_FULL,
+            f"{size_text(free)} are free where {folder} is, and a node needs {size_text(needed)}",
+            "Make room, or name a folder on another disk with --data-dir.",
+        )
+    return free
+
+
+def require_devices(devices: Sequence[str], dtype: str) -> None:
+    """Try out the devices that a trainer is to compute on, and whether its number format is at hand; that
+    loads torch, unless it is the CPU's. Raises UserError DEVICE."""
+    if any(name != CPU for name in devices):
+        from sfnode.engine.devices import usable_device
+
+        for name in devices:
+            usable_device(name)
+    if dtype == "nf4":
+        from sfnode.models.quantized import bitsandbytes
+
+        bitsandbytes()
+
+
+def require_rows(settings: Settings, manifest: Manifest, places: Places, began: bool) -> None:
+    """Look whether a trainer has rows to train on, as far as that is known before anything is downloaded;
+    `began` says whether it has taken part before.
+
+    Raises UserError DATA_NEEDED, DATA_NOT_NAMED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
+    """
+    data = manifest.data
+    row_files.require("" if settings.data else data.train, data.validation if settings.organise else "")
+    shared = "train" in data.digests
+    own = settings.data or ("" if shared or not data.train else public_files.local(data, "train", places))
+    if settings.data or is_file(str(own)) or not data.train:
+        from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
+
+        if not own:
+            raise dataset.needed(manifest.task)
+        if settings.data:
+            dataset.own_rows(str(own), manifest.task, skip_bad=settings.skip_bad_rows)
+        else:
+            dataset.load_rows(str(own), manifest.task)  # of the run's data all read all rows
+    elif shared and not (settings.peers or settings.contacts_url or began):
+        places = with_run(places, settings.run)
+        if public_files.find(data, "train", places) is None:  # and there is nobody who could have them
+            raise public_files.missing(data, "train", places)
+
+
+def require_model(settings: Settings, manifest: Manifest) -> None:
+    """Look whether a folder with the base model that is named is one, and the run's. Raises UserError
+    MODEL_*."""
+    if settings.model:
+        from sfnode.models import files  # half a second, for which only those wait who have such a folder
+
+        wanted = manifest.model
+        files.check_digest(files.resolve(wanted.source, wanted.revision, settings.model), wanted.digest)
+
+
+def permitted(settings: Settings, manifest: Manifest) -> Settings:
+    """Return the settings; those of a relay, and say so, where the run's verifier is a plug-in that this
+    machine may not run. Raises UserError BAD_OPTION for a plug-in that cannot be run."""
+    try:
+        verifying.permit(manifest.task, settings.verifier)
+    except UserError as error:
+        if error.code is not Code.VERIFIER_NOT_ALLOWED:
+            raise
+        log.warning("SF%03d: %s. %s", error.code, error.what, error.fix)
+        log.warning("this node takes part without training: it relays updates, and evaluates nothing")
+        return settings.model_copy(update={"role": "relay"})
+    return settings
