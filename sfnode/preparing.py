@@ -218,11 +218,11 @@ def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnote
 
     Raises UserError BASES_UNUSABLE, DISK_FULL, DATA_DIR_UNUSABLE.
     """
-    targets, rank = manifest.model.parsed_targets(), manifest.training.rank
+    targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
     with disk_faults(folder):
         note(bases.path_in(folder, bases.digest_of(file)))
-        kept = bases.path_in(folder, bases.keep(file, folder, targets, rank))
-    return kept, bases.size_of(targets, rank)
+        kept = bases.path_in(folder, bases.keep(file, folder, targets, columns))
+    return kept, bases.size_of(targets, columns)
 
 
 def without_bad_rows(

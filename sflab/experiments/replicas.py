@@ -83,7 +83,7 @@ class Replicas:
         self._clients = clients
         self._shape = (len(targets), rank, rank)
         self._basis = basis_of(manifest, bases, loaded.device)
-        self._space = Subspace(self._basis, targets, rank, loaded.device, loaded.dtype)
+        self._space = Subspace(self._basis, targets, (rank, rank), loaded.device, loaded.dtype)
         self._weights = MergedWeights(loaded, self._space, self.core, self._scale, clock=float)
         self._own: dict[int, I64] = {}
         """Cores of the updates that each client has besides, by subspace: (clients, layers, rank, rank)."""
@@ -170,7 +170,7 @@ class Replicas:
         seeds = np.array([query.seed for query in queries], np.uint64)
         row, column, sign = coordinates(seeds, *self._shape[:2])
         places = tuple(torch.from_numpy(part).to(self.loaded.device) for part in (column, row, sign))
-        unit = self._space.basis.unit**2
+        unit = self._space.unit(0)
         return _Apart(self._sides(blocks), cores, unit, blocks.index(subspace), *places)
 
     def _cores(self, clients: NDArray[np.int64], blocks: tuple[int, ...]) -> Tensor:
@@ -180,7 +180,7 @@ class Replicas:
         found = torch.zeros(len(clients), layers, len(blocks), rank, rank)
         for number, subspace in enumerate(blocks):
             if subspace in self._own:
-                change = self._own[subspace][clients] * -self._scale(subspace)  # float64
+                change = self._own[subspace][clients] * -(self._scale(subspace) * self._space.unit(0))  # float64
                 found[:, :, number] = torch.from_numpy(change).transpose(2, 3).float()
         return found.to(self.loaded.device)
 

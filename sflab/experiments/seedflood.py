@@ -154,8 +154,8 @@ class SeedFlood:
         )
         if problem.bases:
             self._kept_bases = Layout(log).bases
-            targets, rank = problem.manifest.model.parsed_targets(), problem.manifest.training.rank
-            bases.keep(Path(self._cell.problem.bases), self._kept_bases, targets, rank)
+            targets, columns = problem.manifest.model.parsed_targets(), problem.manifest.basis_columns
+            bases.keep(Path(self._cell.problem.bases), self._kept_bases, targets, columns)
         return keeper
 
     # -- training ----------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_js
     if not dry_run:  # nobody is told of a file that could not be had from here
         manifest = Manifest.from_toml(layout.manifest)
         with disk_faults(layout.bases):
-            files.keep(file, layout.bases, manifest.model.parsed_targets(), manifest.training.rank)
+            files.keep(file, layout.bases, manifest.model.parsed_targets(), manifest.basis_columns)
         result = _decide(node, decision, dry_run=False)
     _tell(result, as_json)
 

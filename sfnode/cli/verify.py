@@ -108,7 +108,7 @@ def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
     named = {one.digest.hex(): bases.path_in(folder, one.digest.hex()) for one in published}
     here = {digest: file for digest, file in named.items() if file.is_file()}
     for digest, file in here.items():
-        bases.read(file, targets, manifest.training.rank, digest)
+        bases.read(file, targets, manifest.basis_columns, digest)
     return f"{len(here)} of {len(named)} published directions are here, each as named" if named else ""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Target
-from sfnode.manifest.training import PUBLISHED_UNIT, Training
+from sfnode.manifest.training import PUBLISHED_UNIT, Training, units_of
 from sfnode.models import bases
 from sfprotocol.decisions import Bases
 from sfprotocol.seeds import BASIS_ONE, MOST_ENTRY, basis_signs, contrasts, scaled_signs
@@ -29,9 +29,8 @@ _SUBSPACE = attrgetter("subspace")
 class Basis(Protocol):
     """Interface of a kind of basis; the manifest's `training.basis` names the kind."""
 
-    @property
-    def unit(self) -> float:
-        """The value of an entry of 1."""
+    def units(self, layer: int) -> tuple[float, float]:
+        """Return the values of an entry of 1 of U and of V of one target: powers of two."""
         ...
 
     def has(self, subspace: int) -> bool:
@@ -39,7 +38,8 @@ class Basis(Protocol):
         ...
 
     def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U (out_features, rank) and V (in_features, rank) of one target in one subspace, both int8.
+        """Return U (out_features, rows of a core) and V (in_features, columns of a core) of one target in one
+        subspace, both int8.
 
         They are equal to the bit on every node, and have no entry of -128. int8 keeps a cached subspace
         small; users convert to float.
@@ -55,13 +55,15 @@ class RandomBasis:
     """Basis of the `random` kind: entries +1 or -1 from counters (SPEC R7), so that nothing has to be
     sent."""
 
-    unit = 1.0
-
     def __init__(self, run_id: bytes, targets: Sequence[Target], rank: int, device: torch.device) -> None:
         self._run_id = run_id
         self._targets = targets
         self._rank = rank
         self._device = device
+
+    def units(self, layer: int) -> tuple[float, float]:
+        """Return 1 and 1."""
+        return 1.0, 1.0
 
     def has(self, subspace: int) -> bool:
         """Return True: they are computed."""
@@ -82,19 +84,18 @@ class RandomBasis:
 class PublishedBasis:
     """Basis of the `published` kind: from files of a folder that are named by their digests (SPEC R10)."""
 
-    unit = PUBLISHED_UNIT
-
-    def __init__(
-        self, folder: Path, first: str, targets: Sequence[Target], rank: int, device: torch.device
-    ) -> None:
-        """`first` is the digest that the manifest names."""
+    def __init__(self, folder: Path, manifest: Manifest, device: torch.device) -> None:
         self._folder = folder
-        self._targets = targets
-        self._rank = rank
+        self._targets, self._columns = manifest.model.parsed_targets(), manifest.basis_columns
+        self._units = [units_of(manifest.training, target) for target in self._targets]
         self._device = device
-        self._published: tuple[Bases, ...] = (Bases(0, bytes.fromhex(first)),)
+        self._published: tuple[Bases, ...] = (Bases(0, bytes.fromhex(manifest.training.bases)),)
         self._read: dict[str, list[bases.Pair]] = {}
         """The files that were read and found right, mapped into memory, by digest."""
+
+    def units(self, layer: int) -> tuple[float, float]:
+        """Return what `Basis.units` says."""
+        return self._units[layer]
 
     def follow(self, published: Sequence[Bases]) -> None:
         """Take the bases of subspaces from here from now on, ascending from subspace 0 (SPEC O9)."""
@@ -124,7 +125,7 @@ class PublishedBasis:
             file = bases.path_in(self._folder, digest)
             if not file.is_file():
                 raise bases.missing(f"the published bases {digest[:16]}... are not here")
-            self._read[digest] = bases.read(file, self._targets, self._rank, digest)
+            self._read[digest] = bases.read(file, self._targets, self._columns, digest)
         return self._read[digest]
 
 
@@ -132,11 +133,13 @@ class FeaturesBasis:
     """Basis of the `features` kind, of a linear head: contrasts of classes, and random signs on features of
     which the run knows scale and mean (SPEC R12). Computed by everybody."""
 
-    unit = PUBLISHED_UNIT
-
     def __init__(self, run_id: bytes, head: Target, numbers: Training, device: torch.device) -> None:
         self._run_id, self._head, self._rank, self._device = run_id, head, numbers.rank, device
         self._scales, self._means = np.array(numbers.scales_and_means(), np.int64).T
+
+    def units(self, layer: int) -> tuple[float, float]:
+        """Return what `Basis.units` says."""
+        return PUBLISHED_UNIT, PUBLISHED_UNIT
 
     def has(self, subspace: int) -> bool:
         """Return True: they are computed."""
@@ -157,7 +160,7 @@ def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> B
     """Return the bases of a run; published ones are in files of `folder`."""
     targets, numbers = manifest.model.parsed_targets(), manifest.training
     if numbers.bases:
-        return PublishedBasis(folder or Path(), numbers.bases, targets, numbers.rank, device)
+        return PublishedBasis(folder or Path(), manifest, device)
     if numbers.features:
         return FeaturesBasis(manifest.run_id, targets[0], numbers, device)
     return RandomBasis(manifest.run_id, targets, numbers.rank, device)

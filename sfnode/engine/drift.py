@@ -119,8 +119,8 @@ def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, ND
 def _by_bases(
     space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]
 ) -> list[tuple[int, NDArray[Any]]]:
-    """Return subspaces with different bases, and their cores in units of a weight, (layers, rank, rank)
-    float64: those of equal bases are one."""
+    """Return subspaces with different bases, and their cores in units of a move along u v^T, (layers, rows,
+    columns) float64: those of equal bases are one."""
     found: dict[int | str, tuple[int, NDArray[Any]]] = {}
     for subspace, core in cores.items():
         name = space.basis.digest(subspace) if isinstance(space.basis, PublishedBasis) else subspace
@@ -136,18 +136,19 @@ def _norm(space: Subspace, cores: Sequence[tuple[int, NDArray[Any]]], number: in
     for subspace, core in cores:
         u, v = (side.cpu().double() for side in space.basis.matrices(subspace, number))
         sides.append((u, torch.from_numpy(core[number]), v))
-    rows, columns, width = target.out_features, target.in_features, space.rank * len(sides)
+    rows, columns, width = target.out_features, target.in_features, space.columns_of[1] * len(sides)
     if width * (rows + columns) < rows * columns:
         left = torch.cat([u @ a for u, a, _ in sides], 1)  # (out, k)
         right = torch.cat([v for *_, v in sides], 1)  # (in, k)
-        return math.sqrt(max(0.0, float(((left.t() @ left) * (right.t() @ right)).sum())))
+        square = max(0.0, float(((left.t() @ left) * (right.t() @ right)).sum()))
+        return math.sqrt(square) * space.unit(number)
     square = 0.0
     for block in row_blocks(rows, columns):
         change = torch.zeros(len(range(rows)[block]), columns, dtype=torch.float64)
         for u, a, v in sides:
             change.addmm_(u[block] @ a, v.t())
         square += float(change.square().sum())
-    return math.sqrt(square)
+    return math.sqrt(square) * space.unit(number)
 
 
 def _base_norm(loaded: LoadedModel, number: int) -> float:

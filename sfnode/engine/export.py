@@ -84,11 +84,11 @@ def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factor
 
 
 def _term(model: TrainableModel, epoch: int, a: NDArray[Any], layer: int) -> tuple[Tensor, Tensor]:
-    """Return U (out, r) and -scale * core @ V.T (r, in) of one subspace, in float64 on the CPU; `a` (r, r) is
+    """Return U (out, r) and -scale * core @ V.T (r, in) of one subspace, in float64 on the CPU; `a` is
     this layer of the core."""
     u, v = model.space.basis.matrices(epoch, layer)
     core = torch.from_numpy(a.astype(np.float64))
-    return u.cpu().double(), core @ v.cpu().double().t() * -model.scale(epoch)
+    return u.cpu().double(), core @ v.cpu().double().t() * -(model.scale(epoch) * model.space.unit(layer))
 
 
 def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,7 +59,7 @@ class Line:
         scale: Callable[[int], float],
         cores: Mapping[int, I64],
     ) -> None:
-        """`cores` by subspace, (layers, rank, rank) each; `scale` as for `merging.MergedWeights`."""
+        """`cores` by subspace, (layers, rows, columns) each; `scale` as for `merging.MergedWeights`."""
         self._loaded = loaded
         sides = [_sides(space, scale, cores, number) for number in range(len(loaded.sites))]
         self._u = tuple(u for u, _ in sides)  # (k, out) float32
@@ -118,7 +118,8 @@ def _sides(
     v = [torch.zeros(target.in_features, 0, device=space.device)]
     for subspace, core in cores.items():
         left, right = space.matrices(subspace, number)
-        a = torch.from_numpy(core[number] * -scale(subspace)).to(left.device, torch.float32)  # (rank, rank)
+        by = -scale(subspace) * space.unit(number)
+        a = torch.from_numpy(core[number] * by).to(left.device, torch.float32)  # (rows, columns)
         u.append(a.t() @ left.float().t())
         v.append(right.float())
     return torch.cat(u), torch.cat(v, 1)

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from sfnode.engine import forward, samples
 from sfnode.engine.estimator import Estimate, estimates
+from sfnode.engine.gradients import Gradient, gradient
 from sfnode.engine.objective import BASE, OWN, Held, KeepGoing, RowLosses, RunRows, always, paused
+from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
@@ -124,6 +126,10 @@ class Losses:
     ) -> list[Estimate]:
         """Estimate slopes by the losses of the rows' own answers (`engine.estimator`)."""
         return estimates(self._loaded, directions, batches, distance, self._group)
+
+    def gradient(self, space: Subspace, subspace: int, seed: int, batch: Any) -> Gradient:
+        """Return a mini-batch's gradient (`engine.gradients`)."""
+        return gradient(self._loaded, space, subspace, batch)
 
     def evaluate(
         self,

@@ -413,13 +413,13 @@ def _made(loaded: LoadedModel, sketches: _Sketches, rank: int, cost: int, *, of_
     return Made(pairs, tuple(held), agreement, cost)
 
 
-def quantised(columns: Tensor) -> I8:
-    """Return columns (n, rank) as integers in units of PUBLISHED_UNIT, each of root mean square 1.
+def quantised(columns: Tensor, unit: float = PUBLISHED_UNIT) -> I8:
+    """Return columns (n, rank) as integers, each of root mean square 1 where an entry of 1 stands for `unit`.
 
     A column with an entry that would not fit is scaled down as a whole. A column of zeros stays one.
     """
     sizes = columns.square().mean(0).sqrt().clamp_min(torch.finfo(columns.dtype).tiny)
-    scaled = columns / sizes / PUBLISHED_UNIT
+    scaled = columns / sizes / unit
     scaled *= (LARGEST_ENTRY / scaled.abs().amax(0).clamp_min(1.0)).clamp_max(1.0)
     found: I8 = scaled.round().to(torch.int8).cpu().numpy()
     return found

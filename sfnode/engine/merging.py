@@ -124,8 +124,8 @@ class DutyCycle:
 class MergedWeights:
     """The target matrices of one model as a function of a core that keeps growing.
 
-    `scale(epoch)` is rate * delta * unit^2: by how much one unit of the core changes a weight where entries
-    of the bases are 1, before any `decay`. `clock` in seconds. Steps go on without updates whose published
+    `scale(epoch)` is rate * delta: by how much one unit of the core moves weights along u v^T with the bases'
+    values, before any `decay`. `clock` in seconds. Steps go on without updates whose published
     bases are not here yet, and nothing else does.
     """
 
@@ -171,8 +171,8 @@ class MergedWeights:
         """Whether updates were left out since the last `renew` whose bases were not here."""
 
     def scale(self, epoch: int) -> float:
-        """Return by how much one unit of the core of an epoch changes a weight where entries of the bases are
-        1, as of the last rebuild."""
+        """Return by how much one unit of the core of an epoch moves weights along u v^T, with the bases'
+        values, as of the last rebuild."""
         return self._undecayed(epoch) * self._decay(self._newest - epoch)
 
     def add(self, batch: UpdateBatch, *replicas: MergedWeights) -> None:
@@ -329,7 +329,7 @@ class MergedWeights:
         a = self._pending.layer(epoch, number)
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
         u, v = self._space.matrices(epoch, number)
-        return self.scale(epoch), u[:, rows], _float(a[rows], v.device) @ v.float().t()
+        return self._step(number, epoch), u[:, rows], _float(a[rows], v.device) @ v.float().t()
 
     def _merge_past(self, number: int) -> None:
         """Merge what is pending of other epochs into a target; the one in training becomes its live core.
@@ -363,9 +363,16 @@ class MergedWeights:
     def _set_live_core(self, number: int) -> None:
         """Make what is pending of a target's epoch its live core; the rest waits for the rebuild."""
         epoch = self._live_epochs[number]
-        u, v = self._space.matrices(epoch, number)  # (out, rank), (in, rank)
-        a = _float(self._pending.layer(epoch, number), v.device)
-        self._space.set_live_core(number, u, v.float() @ a.t() * -self.scale(epoch))
+        u, v = self._space.matrices(epoch, number)  # (out, rows), (in, columns)
+        a, by = _float(self._pending.layer(epoch, number), v.device), -self._step(number, epoch)
+        if u.shape[1] <= v.shape[1]:
+            self._space.set_live_core(number, u, v.float() @ a.t() * by)
+        else:
+            self._space.set_live_core(number, u.float() @ a * by, v)
+
+    def _step(self, number: int, epoch: int) -> float:
+        """Return by how much a one in a target's core changes a weight, where entries of the bases are 1."""
+        return self.scale(epoch) * self._space.unit(number)
 
     @property
     def _exact_on(self) -> torch.device:
@@ -409,11 +416,11 @@ class MergedWeights:
         u, v = (side.to(self._exact_on) for side in self._space.matrices(epoch, number))
         dtype = torch.float32 if bound < EXACT else torch.float64
         right = torch.from_numpy(a[rows]).to(v.device, dtype) @ v.to(dtype).t()
-        return self.scale(epoch) * unit, bound, u[:, rows], right
+        return self._step(number, epoch) * unit, bound, u[:, rows], right
 
 
 def _exact_parts(a: I64, largest: int) -> list[tuple[int, I64]]:
-    """Return one layer of a core, (rank, rank), as units and cores whose products are exact in float64;
+    """Return one layer of a core, (rows, columns), as units and cores whose products are exact in float64;
     `largest` is that of the bases."""
     if _bound(a) * largest < EXACT_DOUBLE:
         return [(1, a)]

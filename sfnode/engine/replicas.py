@@ -31,7 +31,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfprotocol.decisions import Bases
+from sfprotocol.decisions import Bases, RateFrom
 from sfprotocol.seeds import I64
 
 MEMORY = 8
@@ -65,7 +65,9 @@ class Replica:
         """Time that an update takes; None before the first one."""
         return self.nanoseconds / 1e9 or None
 
-    def measure(self, batches: Mapping[int, Sequence[int]], epoch: int) -> dict[int, StepResult]:
+    def measure(
+        self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
+    ) -> dict[int, StepResult]:
         """Measure batches of seeds, given by their numbers, one after another; return the results of those
         that came before a fault of the device.
 
@@ -75,7 +77,7 @@ class Replica:
         for number, seeds in batches.items():
             begun = time.monotonic_ns()
             try:
-                found[number] = Trainer.step(self.trainer, seeds, epoch)
+                found[number] = Trainer.step(self.trainer, seeds, epoch, rate)
             except Exception as error:
                 self._fail(error)
                 break
@@ -192,7 +194,7 @@ class ReplicatedTrainer(Trainer):
         """Add updates, as `Trainer.apply`: to the core once, to the weights of each replica."""
         self.weights.add(batch, *(other.trainer.weights for other in self._others))
 
-    def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
+    def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
         """Measure one update per seed, as `Trainer.step`, on all devices.
 
         Raises as `Trainer.step`, and UserError OUT_OF_MEMORY or DEVICE if the first device fails.
@@ -200,7 +202,7 @@ class ReplicatedTrainer(Trainer):
         batches = self.cut(seeds)
         found: dict[int, StepResult] = {}
         while left := {number: batch for number, batch in batches.items() if number not in found}:
-            found |= self._measured(left, epoch)
+            found |= self._measured(left, epoch, rate)
         return _joined([found[number] for number in batches])
 
     def cut(self, seeds: Sequence[int]) -> dict[int, Sequence[int]]:
@@ -210,12 +212,12 @@ class ReplicatedTrainer(Trainer):
             number: seeds[start : start + size] for number, start in enumerate(range(0, len(seeds), size))
         }
 
-    def recompute(self, seeds: Sequence[int], epoch: int) -> StepResult:
+    def recompute(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
         """Measure updates with exactly the updates applied that there are, as `Trainer.recompute`."""
         for replica in self.devices:
             replica.trainer.restore()
             replica.trainer.weights.rebuild()
-        return self.step(seeds, epoch)
+        return self.step(seeds, epoch, rate)
 
     def offload(self) -> None:
         """Move all replicas to main memory, each until its next step; afterwards every device is tried
@@ -243,7 +245,9 @@ class ReplicatedTrainer(Trainer):
         on_cpu = sum(replica.trainer.loaded.device.type == "cpu" for replica in self.devices)
         return max(1, threads // max(1, on_cpu))
 
-    def _measured(self, batches: Mapping[int, Sequence[int]], epoch: int) -> dict[int, StepResult]:
+    def _measured(
+        self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
+    ) -> dict[int, StepResult]:
         """Measure batches on the devices that work; leave those out at which one has failed.
 
         Returns when no device computes any more. Raises what is no device's fault.
@@ -251,12 +255,12 @@ class ReplicatedTrainer(Trainer):
         working = [replica for replica in self.devices if replica.fault is None]
         own, *shares = _shares(batches, working)
         running = [
-            replica.thread.submit(replica.measure, share, epoch)
+            replica.thread.submit(replica.measure, share, epoch, rate)
             for replica, share in zip(working[1:], shares, strict=True)
             if replica.thread and share
         ]
         try:
-            found = self.devices[0].measure(own, epoch)
+            found = self.devices[0].measure(own, epoch, rate)
         finally:
             wait(running)
         for one in running:

@@ -23,8 +23,10 @@ from sfnode.engine import samples
 from sfnode.engine.estimator import Estimate, estimates, standing
 from sfnode.engine.forward import Perturb
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate, positions
+from sfnode.engine.gradients import Gradient, gradient
 from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES
 from sfnode.engine.objective import OWN, Held, KeepGoing, RowLosses, always, paused
+from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
@@ -178,6 +180,14 @@ class Rewards:
         here = standing(directions) if directions.live else None
         drawn = [self.draw(batches[first], seeds[first], here) for first in each]
         return self.slopes(directions, drawn, distance)
+
+    def gradient(
+        self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question]
+    ) -> Gradient:
+        """Return the gradient of 1 less the mean reward, by answers drawn at the weights as they are."""
+        here = standing(space.whole(subspace)) if space.live else None
+        drawn = self.draw(batch, seed, here)
+        return gradient(self._loaded, space, subspace, drawn.encoded)._replace(loss=drawn.loss)
 
     def draw(self, questions: Sequence[Question], seed: int, perturb: Perturb | None = None) -> Drawn:
         """Draw answers to a mini-batch's prompts, which follow from the seed and the weights, as they are or

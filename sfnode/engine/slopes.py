@@ -15,8 +15,8 @@ This module knows a model, cores and encoded rows; it knows neither feeds nor wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine import forward
 from sfnode.engine.basis import FeaturesBasis
 from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
+from sfnode.engine.gradients import GRADIENT, by_leaves, differentiable
 from sfnode.engine.line import Line, difference
 from sfnode.engine.losses import line_rows
 from sfnode.engine.objective import KeepGoing, always, paused
@@ -34,16 +34,12 @@ from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Directions, Perturbation
-from sfnode.models.targets import Form
+from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64, coordinates
 
 F64 = NDArray[np.float64]
-
-GRADIENT = 3
-"""Forwards that the gradient of a row costs: a backward pass counts as two."""
 
 START, MIDDLE = 0.0, 0.5
 """Shares of the step after which slopes are taken."""
@@ -123,7 +119,7 @@ def shares(
     touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
     if not touched:
         return [StepShare(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
-    zero = np.zeros((len(space.targets), space.rank, space.rank), np.int64)
+    zero = np.zeros((len(space.targets), *space.columns_of), np.int64)
     whole = dict.fromkeys(touched, zero) | dict(step)
     here = Line(loaded, space, scale, {})
     before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
@@ -141,7 +137,7 @@ def shares(
             "Nothing is said of what single nodes brought in this epoch. Should it happen again, have the "
             "organiser compute with --dtype float32 or bfloat16.",
         )
-    unit = {subspace: scale(subspace) / space.basis.unit**2 for subspace in touched}
+    unit = {subspace: scale(subspace) for subspace in touched}
     taken = passes * sum(batch.examples for batch in batches)
     shared = [found.share(one, delta, unit) for one in updates]
     return [_of_rows(one) for one in shared] if isinstance(space.basis, FeaturesBasis) else shared, taken
@@ -198,12 +194,11 @@ def measure(
     losses, found = [], []
     with ExitStack() as stack:
         stack.enter_context(Line(loaded, space, scale, step).at(at))  # vectors; all others by `leaves`
-        vectors = stack.enter_context(_differentiable_vectors(loaded))
-        stack.enter_context(torch.enable_grad())
+        vectors = stack.enter_context(differentiable(loaded))
         for batch in batches:
             if not keep_going():
                 return None
-            loss, gradient = _gradient(loaded, directions, leaves, vectors, batch)
+            loss, gradient = by_leaves(loaded, directions, leaves, vectors, batch)
             losses.append(loss)
             found.append(gradient)
     every = np.stack(found).swapaxes(3, 4)  # (batches, layers, subspaces, r, r), u by v
@@ -216,8 +211,9 @@ def _sides(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]) -> Di
     u, v = [], []
     for number in range(len(space.targets)):
         pairs = [space.matrices(subspace, number) for subspace in subspaces]
-        u.append(torch.cat([left.t() for left, _ in pairs]).to(loaded.dtype) * space.basis.unit)
-        v.append(torch.cat([right for _, right in pairs], 1).to(loaded.dtype) * space.basis.unit)
+        of_u, of_v = space.units[number]
+        u.append(torch.cat([left.t() for left, _ in pairs]).to(loaded.dtype) * of_u)
+        v.append(torch.cat([right for _, right in pairs], 1).to(loaded.dtype) * of_v)
     return Directions(tuple(u), tuple(v), 0)
 
 
@@ -229,65 +225,8 @@ def _leaves(
     found = []
     for number in range(len(space.targets)):
         blocks = [
-            torch.from_numpy(step[subspace][number] * (-scale(subspace) * at / space.basis.unit**2)).t()
+            torch.from_numpy(step[subspace][number] * (-scale(subspace) * at)).t()
             for subspace in sorted(step)
         ]
         found.append(torch.stack(blocks).float().to(space.device).requires_grad_())
     return found
-
-
-@contextmanager
-def _differentiable_vectors(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
-    """Yield the vectors among the targets by number, which ask for gradients within the block."""
-    found: dict[int, Tensor] = {
-        number: getattr(site.module, site.parameter)
-        for number, site in enumerate(loaded.sites)
-        if site.form is Form.VECTOR
-    }
-    for parameter in found.values():
-        parameter.requires_grad_(True)
-    try:
-        yield found
-    finally:
-        for parameter in found.values():
-            parameter.requires_grad_(False)
-
-
-def _gradient(
-    loaded: LoadedModel,
-    directions: Directions,
-    leaves: Sequence[Tensor],
-    vectors: Mapping[int, Tensor],
-    batch: Encoded,
-) -> tuple[float, F64]:
-    """Return a batch's mean loss and its gradient by every leaf, (layers, subspaces, r, r) v by u."""
-
-    def riding(this: forward.Pass) -> Perturbation:
-        rows, width = this.input_ids.shape
-        none = leaves[0].new_empty(rows * width, 0)
-        cores = tuple(leaf.to(loaded.dtype).expand(rows, -1, -1, -1) for leaf in leaves)
-        return Perturbation(directions, none, none[:rows], none[: len(this.rows)], cores, this.rows)
-
-    try:
-        loss = forward.mean_loss(loaded, batch, riding)
-        asked = [vectors.get(number, leaf) for number, leaf in enumerate(leaves)]
-        found = torch.autograd.grad(loss, asked, materialize_grads=True)
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            Code.OUT_OF_MEMORY,
-            f"there is no room for a backward pass on {str(loaded.device)!r}",
-            "Nothing is said of what single nodes brought. Take a device with more memory, or --dtype "
-            "bfloat16, for the organiser.",
-        ) from error
-    blocks = leaves[0].shape[0]
-    parts = [
-        _of_vector(directions, n, part, blocks) if n in vectors else part for n, part in enumerate(found)
-    ]
-    stacked: F64 = torch.stack([part.double().cpu() for part in parts]).numpy()
-    return float(loss.detach()), stacked
-
-
-def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: int) -> Tensor:
-    """Return the gradient by a vector's cores, (blocks, r, r) v by u, from that by its entries, (n,)."""
-    u, v = directions.u[number].to(gradient.dtype), directions.v[number].to(gradient.dtype)  # (k, n), (1, k)
-    return v.view(blocks, -1, 1) * (u @ gradient).view(blocks, 1, -1)

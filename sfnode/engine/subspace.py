@@ -31,9 +31,9 @@ class BasisColumns(NamedTuple):
     """The bases of one epoch, all targets side by side and one direction per row; int8."""
 
     u: Tensor
-    """(rank, sum of out_features)."""
+    """(rows of a core, sum of out_features)."""
     v: Tensor
-    """(rank, sum of in_features)."""
+    """(columns of a core, sum of in_features)."""
 
 
 class Subspace:
@@ -43,17 +43,20 @@ class Subspace:
         self,
         basis: Basis,
         targets: Sequence[Target],
-        rank: int,
+        columns: tuple[int, int],
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         *,
         live_core: bool = False,
     ) -> None:
-        """Begin directions, if `live_core`, with `rank` columns that act on all rows of a batch: U and V of
-        the live core (`set_live_core`)."""
+        """`columns` of U and of V. Begin directions, if `live_core`, with as many as the narrower one has that
+        act on all rows of a batch: both sides of the live core (`set_live_core`)."""
         self.basis = basis
         self.targets = targets
-        self.rank = rank
+        self.columns_of = columns
+        """Columns of U and of V of every target: rows and columns of a core."""
+        self.units = tuple(basis.units(layer) for layer in range(len(targets)))
+        """Values of an entry of 1 of U and of V, by target."""
         self.device = device
         self.dtype = dtype
         self._out = [target.out_features for target in targets]
@@ -62,8 +65,9 @@ class Subspace:
         self._layer_of_in = _owners(self._in).to(device)  # (sum in,)
         self._cache: OrderedDict[int, BasisColumns] = OrderedDict()
         self._coming: dict[int, Future[BasisColumns]] = {}
-        self._live = rank if live_core else 0
-        self._u, self._v = self._allocated(0)
+        self.live = min(columns) if live_core else 0
+        """Columns of the live core."""
+        self._u, self._v = self._allocated(0, 0)
 
     def directions(self, seeds: Sequence[int], epoch: int) -> Directions:
         """Return the directions of the updates with these seeds: per target s * u_i and v_j, in the basis's
@@ -71,27 +75,49 @@ class Subspace:
 
         They lie in memory that the next call overwrites.
         """
-        self._make_room(len(seeds))
-        row, column, sign = coordinates(np.array(seeds, np.uint64), len(self.targets), self.rank)
-        columns, live = self.columns(epoch), self._live
+        self._make_room(len(seeds), len(seeds))
+        row, column, sign = coordinates(np.array(seeds, np.uint64), len(self.targets), self.columns_of[0])
+        columns, live = self.columns(epoch), self.live
         u = columns.u.gather(0, self._spread(row, self._out, self._layer_of_out))  # (q, sum out)
         u *= self._spread(sign.astype(np.int8), self._out, self._layer_of_out)
         v = columns.v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
         self._u[:, live:] = u.t()
         self._v[:, live:] = v.t()
-        if self.basis.unit != 1.0:  # a power of two, so that nothing is rounded
-            self._u[:, live:] *= self.basis.unit
-            self._v[:, live:] *= self.basis.unit
+        unit, _ = self.units[0]  # of all targets: first-order runs have no directions
+        if unit != 1.0:  # a power of two, so that nothing is rounded
+            self._u[:, live:] *= unit
+            self._v[:, live:] *= unit
         u_parts = tuple(part.t() for part in torch.split(self._u, self._out))
         return Directions(u_parts, torch.split(self._v, self._in), live)
 
-    def set_live_core(self, layer: int, u: Tensor, v: Tensor) -> None:
-        """Have all rows of every batch see W + u v^T for this target; u (out, rank), v (in, rank).
+    def unit(self, layer: int) -> float:
+        """Return by how much a one in a target's core stands for in W, where entries of the bases are 1."""
+        of_u, of_v = self.units[layer]
+        return of_u * of_v
 
-        They are as they come: the basis's unit is for the caller to put in.
+    def whole(self, epoch: int) -> Directions:
+        """Return all columns of U and of V of an epoch in place of single directions, in their values, behind
+        those of the live core.
+
+        They lie in memory that the next call overwrites.
         """
-        torch.split(self._u, self._out)[layer][:, : self._live] = u
-        torch.split(self._v, self._in)[layer][:, : self._live] = v
+        columns, live = self.columns(epoch), self.live
+        self._make_room(*self.columns_of)
+        self._u[:, live:], self._v[:, live:] = columns.u.t(), columns.v.t()
+        u, v = torch.split(self._u, self._out), torch.split(self._v, self._in)
+        for left, right, (of_u, of_v) in zip(u, v, self.units, strict=True):
+            left[:, live:] *= of_u
+            right[:, live:] *= of_v
+        return Directions(tuple(part.t() for part in u), v, live)
+
+    def set_live_core(self, layer: int, u: Tensor, v: Tensor) -> None:
+        """Have all rows of every batch see W + u v^T for this target; u (out, k), v (in, k), with as many
+        columns as the narrower of U and V.
+
+        They are as they come: the bases' units are for the caller to put in.
+        """
+        torch.split(self._u, self._out)[layer][:, : self.live] = u
+        torch.split(self._v, self._in)[layer][:, : self.live] = v
 
     def move(self, device: torch.device) -> None:
         """Move everything to another device; bases that were made ahead are made again."""
@@ -123,7 +149,8 @@ class Subspace:
         self._coming.clear()
 
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U (out, rank) and V (in, rank) of one target, int8; from the cache if the epoch is there."""
+        """Return U (out, rows of a core) and V (in, columns of a core) of one target, int8; from the cache if
+        the epoch is there."""
         if epoch not in self._cache:
             u, v = self.basis.matrices(epoch, layer)
             return u.to(self.device), v.to(self.device)
@@ -145,17 +172,16 @@ class Subspace:
             return torch.from_numpy(np.repeat(values, sizes, axis=1))
         return torch.from_numpy(values).to(self.device)[:, owners]
 
-    def _make_room(self, queries: int) -> None:
-        """Allocate memory for this many queries, keeping the live core."""
-        if self._u.shape[1] != self._live + queries:
+    def _make_room(self, of_u: int, of_v: int) -> None:
+        """Allocate memory for this many columns, keeping the live core."""
+        if (self._u.shape[1], self._v.shape[1]) != (self.live + of_u, self.live + of_v):
             u, v = self._u, self._v
-            self._u, self._v = self._allocated(queries)
-            self._u[:, : self._live] = u[:, : self._live]
-            self._v[:, : self._live] = v[:, : self._live]
+            self._u, self._v = self._allocated(of_u, of_v)
+            self._u[:, : self.live] = u[:, : self.live]
+            self._v[:, : self.live] = v[:, : self.live]
 
-    def _allocated(self, queries: int) -> tuple[Tensor, Tensor]:
-        width = self._live + queries
-        shapes = (sum(self._out), width), (sum(self._in), width)
+    def _allocated(self, of_u: int, of_v: int) -> tuple[Tensor, Tensor]:
+        shapes = (sum(self._out), self.live + of_u), (sum(self._in), self.live + of_v)
         u, v = (torch.zeros(shape, dtype=self.dtype, device=self.device) for shape in shapes)
         return u, v
 

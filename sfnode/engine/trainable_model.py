@@ -22,6 +22,7 @@ from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.devices import Offloading, usable_device
 from sfnode.engine.estimator import Estimate, LocalNoise, quantise
+from sfnode.engine.gradients import Gradient, quantised
 from sfnode.engine.head import HeadLosses, takes_features
 from sfnode.engine.loading import load_model, training_rows
 from sfnode.engine.losses import Losses, Priors
@@ -34,8 +35,9 @@ from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.tasks import dataset
 from sfnode.tasks.public_files import NOWHERE, Places
-from sfprotocol.decisions import RATE_ONE, Bases
+from sfprotocol.decisions import RATE_ONE, Bases, RateFrom
 from sfprotocol.seeds import I64
+from sfprotocol.values import Values
 
 THREADS = torch.get_num_threads()
 """CPU threads that torch uses unless told otherwise."""
@@ -44,8 +46,8 @@ THREADS = torch.get_num_threads()
 class StepResult(NamedTuple):
     """Outcome of one step."""
 
-    scalars: tuple[int, ...]
-    """One quantised directional derivative per seed."""
+    scalars: tuple[Values, ...]
+    """One quantised directional derivative per seed; in a first-order run one for every cell."""
     loss: float
     """Mean loss of the step's mini-batches, but for those whose measurement failed; NaN if all did."""
     failed: int
@@ -83,7 +85,7 @@ class TrainableModel:
         self.loaded = loaded
         self.core = Core(*manifest.core_shape) if core is None else core
         self.space = Subspace(
-            self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
+            self._basis, targets, manifest.basis_columns, device, loaded.dtype, live_core=not loaded.exact
         )
         self.scale = scale_of(manifest)
         self.decay = Decay(numbers.decay)
@@ -191,13 +193,16 @@ class TrainableModel:
         """
         self.weights.add(batch)
 
-    def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
+    def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
         """Measure one update per seed, labelled `epoch`, each on the mini-batch that its seed draws, or the
         first one of its group: in a run with groups seeds are those of whole groups.
 
-        Raises as `estimate` does.
+        `rate` is that of the label, of which a first-order update takes unit and limit; None: the
+        manifest's. Raises as `estimate` and `gradients` do.
         """
         numbers = self.manifest.training
+        if numbers.is_first_order:
+            return self._first_order(seeds, epoch, rate or RateFrom(0, self.run.rate, limit=numbers.norm_limit))
         found = self.estimate(seeds, epoch, self.epsilon)
         disclosed = self._noise or float
         scalars = tuple(
@@ -208,13 +213,30 @@ class TrainableModel:
         loss = sum(losses) / len(losses) if losses else math.nan
         return StepResult(scalars, loss, len(found) - len(losses))
 
-    def recompute(self, seeds: Sequence[int], epoch: int) -> StepResult:
+    def _first_order(self, seeds: Sequence[int], epoch: int, rate: RateFrom) -> StepResult:
+        numbers, found = self.manifest.training, self.gradients(seeds, epoch)
+        values = tuple(
+            quantised(one.cells, numbers.scalar_delta, rate, numbers.scalar_limit) for one in found
+        )
+        losses = [one.loss for one in found if not one.failed]
+        return StepResult(values, float(np.mean(losses)) if losses else math.nan, len(found) - len(losses))
+
+    def gradients(self, seeds: Sequence[int], epoch: int) -> list[Gradient]:
+        """Return the gradient of each seed's mini-batch by all cells of the subspace of `epoch`, one after
+        another. Raises UserError OUT_OF_MEMORY, DATA_MALFORMED as `estimate`."""
+        subspace, batches = self._follow(epoch), self.mini_batches.take(seeds)
+        return [
+            self.objective.gradient(self.space, subspace, seed, batch)
+            for seed, batch in zip(seeds, batches, strict=True)
+        ]
+
+    def recompute(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
         """Measure updates as `step` does, with exactly the updates applied that there are (SPEC U10).
 
-        Raises as `estimate` does, and BASES_MISSING.
+        Raises as `step` does, and BASES_MISSING.
         """
         self.rebuild()
-        return self.step(seeds, epoch)
+        return self.step(seeds, epoch, rate)
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
         """Return what the losses at `distance` along the directions of these seeds say, of whole groups in a
@@ -225,13 +247,17 @@ class TrainableModel:
         """
         if len(seeds) % self.manifest.training.batch_updates:
             raise ValueError(f"{len(seeds)} seeds are not those of whole groups")
+        directions = self.space.directions(seeds, self._follow(epoch))
+        return self.objective.estimates(directions, seeds, self.mini_batches.take(seeds), distance)
+
+    def _follow(self, epoch: int) -> int:
+        """Have the model ready for a step with this label, on its device; return its subspace."""
         self.restore()
         subspace = self.run.subspace_of(epoch)
         self.weights.follow(subspace)
-        directions = self.space.directions(seeds, subspace)
         coming = epoch + 1 if self.run.organised else min(epoch + 1, self.run.last_epoch)
         self.space.expect(self.run.subspace_of(coming), self._ahead)
-        return self.objective.estimates(directions, seeds, self.mini_batches.take(seeds), distance)
+        return subspace
 
     def offload(self) -> None:
         """Move the model to main memory until it is needed again, which restores it by itself."""
@@ -258,16 +284,14 @@ class TrainableModel:
 
 
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
-    """Return the function that says by how much one unit of a subspace's core changes a weight, where entries
-    of the bases are 1.
+    """Return the function that says by how much one unit of a subspace's core moves weights along u v^T, with
+    the bases' values (`Subspace.unit`).
 
     In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate
     is rounded to float32, since the last bits of a cosine differ between machines. In an organised run the
-    rates are in the core already, in units of 2^-32 (SPEC O8). The basis's unit is in it, twice: a power of
-    two (SPEC R10).
+    rates are in the core already, in units of 2^-32 (SPEC O8).
     """
     numbers = manifest.training
-    unit = numbers.unit**2
     if manifest.parameters().organised:
-        return lambda subspace: numbers.scalar_delta / RATE_ONE * unit
-    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta * unit
+        return lambda subspace: numbers.scalar_delta / RATE_ONE
+    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta

@@ -123,7 +123,7 @@ def _taken_in(file: Path, unpacked: Unpacked, held: DataDir) -> ImportResult:
         except PartedError as error:
             raise archive.unusable(file, f"its log and that of {held.path} do not agree: {error}") from error
         for blob in sorted(unpacked.layout.bases.glob(f"*{bases.SUFFIX}")):
-            bases.keep(blob, held.bases, manifest.model.parsed_targets(), manifest.training.rank)
+            bases.keep(blob, held.bases, manifest.model.parsed_targets(), manifest.basis_columns)
         result = ImportResult(
             run_id=run.run_id.hex(),
             run_name=manifest.name,

@@ -322,8 +322,8 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
 
 def subspace_of(past: Past, bases: Path) -> Subspace:
     """Return the bases of a run by the decisions that are here, on a CPU."""
-    cpu, numbers = torch.device("cpu"), past.manifest.training
+    cpu = torch.device("cpu")
     basis = basis_of(past.manifest, bases, cpu)
     if isinstance(basis, PublishedBasis):
         basis.follow(past.latest.bases)
-    return Subspace(basis, past.manifest.model.parsed_targets(), numbers.rank, cpu)
+    return Subspace(basis, past.manifest.model.parsed_targets(), past.manifest.basis_columns, cpu)

@@ -249,6 +249,12 @@ class Manifest(Section):
         return len(targets), rows, columns
 
     @property
+    def basis_columns(self) -> tuple[int, int]:
+        """Numbers of columns of U and of V of every target: the rows and columns of a core."""
+        _, rows, columns = self.core_shape
+        return rows, columns
+
+    @property
     def dimensions(self) -> int:
         """Dimensions of a subspace: the entries of its core."""
         return math.prod(self.core_shape)

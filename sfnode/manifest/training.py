@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sfnode.manifest.sections import MAX_EPOCHS, Hex32, Section
+from sfnode.manifest.sections import MAX_EPOCHS, Hex32, Section, Target
 
 MAX_GROUP = 64
 """Most updates of a group: the mean of the 63 others adds a 63rd to a scalar's variance, and more would take
@@ -179,11 +179,6 @@ class Training(Section):
         return -(-self.update_budget // self.epoch_updates)
 
     @property
-    def unit(self) -> float:
-        """The value of an entry of 1 of U and V."""
-        return 1.0 if self.basis == "random" else PUBLISHED_UNIT
-
-    @property
     def trains_a_head(self) -> bool:
         """Whether directions follow from the features of a linear head, which alone is trained (SPEC R12)."""
         return self.basis == "features"
@@ -209,3 +204,13 @@ class Training(Section):
             "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
         }[self.schedule]
         return self.learning_rate * factor
+
+
+def units_of(training: Training, target: Target) -> tuple[float, float]:
+    """Return the values of an entry of 1 of U and of V of a target (SPEC R7, R10, R12, U11)."""
+    if training.is_first_order:
+        return 2.0 ** -(3 + target.out_features.bit_length() // 2), 2.0 ** -(
+            3 + target.in_features.bit_length() // 2
+        )
+    unit = 1.0 if training.basis == "random" else PUBLISHED_UNIT
+    return unit, unit

@@ -6,6 +6,7 @@ machine is for others to know.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,9 @@ SUFFIX = ".bases"
 
 I8 = NDArray[np.int8]
 
+Columns = tuple[int, int]
+"""Numbers of columns of U and of V, the same for all targets of a run."""
+
 LEAST = -127
 """The least entry: -128 has no negative in 8 bits."""
 
@@ -36,9 +40,9 @@ class Pair(NamedTuple):
     """The bases of one target."""
 
     u: I8
-    """(out_features, rank)."""
+    """(out_features, columns)."""
     v: I8
-    """(in_features, rank)."""
+    """(in_features, columns)."""
 
     @property
     def largest(self) -> int:
@@ -57,9 +61,10 @@ def remove(folder: Path, digest: str) -> None:
     shutil.rmtree(path_in(folder, digest).with_suffix(".partial"), ignore_errors=True)
 
 
-def size_of(targets: Iterable[Target], rank: int) -> int:
+def size_of(targets: Iterable[Target], columns: Columns) -> int:
     """Return the bytes of bases for these targets."""
-    return sum((target.out_features + target.in_features) * rank for target in targets)
+    of_u, of_v = columns
+    return sum(target.out_features * of_u + target.in_features * of_v for target in targets)
 
 
 def listing_of(file: Path) -> bytes:
@@ -75,9 +80,9 @@ def digest_of(file: Path) -> str:
         raise missing(f"{file} cannot be read: {error.strerror}") from error
 
 
-def is_right(listing: Listing, targets: Sequence[Target], rank: int) -> bool:
+def is_right(listing: Listing, targets: Sequence[Target], columns: Columns) -> bool:
     """Return whether this can be the listing of bases for these targets."""
-    return [(file.name, file.size) for file in listing.files] == [(FILE, size_of(targets, rank))]
+    return [(file.name, file.size) for file in listing.files] == [(FILE, size_of(targets, columns))]
 
 
 def write(folder: Path, pairs: Sequence[tuple[I8, I8]]) -> str:
@@ -104,39 +109,39 @@ def write(folder: Path, pairs: Sequence[tuple[I8, I8]]) -> str:
         partial.unlink(missing_ok=True)
 
 
-def read(file: Path, targets: Sequence[Target], rank: int, digest: str) -> list[Pair]:
+def read(file: Path, targets: Sequence[Target], columns: Columns, digest: str) -> list[Pair]:
     """Return the bases of each target, once size, digest and range of the file are found right.
 
     The arrays are the file mapped into memory. Raises UserError BASES_MISSING, BASES_UNUSABLE.
     """
     if (found := digest_of(file)) != digest:
         raise unusable(str(file), f"has the digest {found[:16]}..., and {digest[:16]}... was named")
-    if (size := file.stat().st_size) != (wanted := size_of(targets, rank)):
+    if (size := file.stat().st_size) != (wanted := size_of(targets, columns)):
         sizes = f"{size_text(size)} ({size:,} bytes)"
         raise unusable(
-            str(file), f"has {sizes}, and these targets at rank {rank} have {size_text(wanted)} ({wanted:,})"
+            str(file), f"has {sizes}, and these targets at rank {max(columns)} have {size_text(wanted)} ({wanted:,})"
         )
     # Private pages that nobody writes: torch warns of arrays that cannot be written.
     whole: I8 = np.memmap(file, np.int8, "c")
     pairs, place = [], 0
     for target in targets:
         sides = []
-        for rows in (target.out_features, target.in_features):
-            sides.append(whole[place : place + rows * rank].reshape(rows, rank))
-            place += rows * rank
+        for shape in zip((target.out_features, target.in_features), columns, strict=True):
+            sides.append(whole[place : place + math.prod(shape)].reshape(shape))
+            place += math.prod(shape)
             if sides[-1].min() < LEAST:
                 raise unusable(str(file), f"has an entry of -128 for {target.name}")
         pairs.append(Pair(*sides))
     return pairs
 
 
-def keep(file: Path, folder: Path, targets: Sequence[Target], rank: int) -> str:
+def keep(file: Path, folder: Path, targets: Sequence[Target], columns: Columns) -> str:
     """Copy a file with bases for these targets to a folder, if that lacks it; return its digest in hex.
 
     Raises UserError as `read`, OSError.
     """
     digest = digest_of(file)
-    pairs = read(file, targets, rank, digest)
+    pairs = read(file, targets, columns, digest)
     kept = path_in(folder, digest)
     if not (kept.is_file() and digest_of(kept) == digest):
         write(folder, pairs)

@@ -49,9 +49,10 @@ class Perturbation(NamedTuple):
     outputs: Tensor
     """(P, k), for the head of a language model, which sees `head_positions` only."""
     cores: tuple[Tensor, ...] = ()
-    """Per target (S, blocks, r, r) with blocks * r = k, in place of all amounts: sequence s sees W plus the
-    sum over blocks of u^T C^T v^T, with C its core in a block and u and v the block's r directions. So that
-    every one may be of a replica of its own, and differ in many subspaces."""
+    """Per target (S, blocks, c, r), in place of all amounts: sequence s sees W plus the sum over blocks of
+    u^T C^T v^T, with C its core in a block, u the block's r directions and v its c. So that every one may be
+    of a replica of its own, and differ in many subspaces. The live core's directions come first, and act as
+    ever."""
     rows: Tensor | None = None
     """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
@@ -102,8 +103,8 @@ class Perturber:
 
 
 def through(cores: Tensor, along: Tensor) -> Tensor:
-    """Return the projections `along` (.., T, k) times `cores` (.., blocks, r, r) along the diagonal of
-    (k, k), which would grow with the square of the number of blocks."""
+    """Return the projections `along` (.., T, blocks * c) times `cores` (.., blocks, c, r) along the diagonal,
+    as what is off it would grow with the square of the number of blocks: (.., T, blocks * r)."""
     parts = along.reshape(*along.shape[:-1], *cores.shape[-3:-1]).transpose(-3, -2)  # (.., blocks, T, r)
     return (parts @ cores).transpose(-3, -2).flatten(-2)
 
@@ -170,7 +171,9 @@ def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
             return plain(ids)
         u, v = perturbation.directions.u[number], perturbation.directions.v[number]
         if perturbation.cores:
-            along = through(perturbation.cores[number], v[ids])  # of (S or 1, T, k)
+            live = perturbation.directions.live
+            moved = through(perturbation.cores[number], v[ids][..., live:])  # of (S or 1, T, k)
+            along = torch.cat([v[ids][..., :live].expand(*moved.shape[:-1], -1), moved], -1)
         else:
             by = perturbation.tokens.view(perturbation.sequences.shape[0], ids.shape[-1], -1)  # (S, T, k)
             along = v[ids] * by  # (S or 1, T, k) * (S, T, k)
@@ -213,11 +216,14 @@ def _weighing(
 
     def by_cores(along: Tensor) -> Tensor:
         cores = perturbation.cores[number].transpose(2, 3) if transposed else perturbation.cores[number]
+        live, own = along[:, : perturbation.directions.live], along[:, perturbation.directions.live :]
         if is_head:
-            return through(cores[perturbation.rows], along[:, None])[:, 0]  # of (P, 1, k)
-        _rows_of(perturbation, along.shape[0], name)
-        grouped = along.view(cores.shape[0], -1, along.shape[1])  # (S, T or 1, k)
-        return through(cores, grouped).reshape(along.shape)
+            moved = through(cores[perturbation.rows], own[:, None])[:, 0]  # of (P, 1, k)
+        else:
+            _rows_of(perturbation, along.shape[0], name)
+            grouped = own.unflatten(0, (cores.shape[0], -1))  # (S, T or 1, k)
+            moved = through(cores, grouped).flatten(0, 1)
+        return torch.cat([live, moved], 1) if live.shape[1] else moved
 
     return by_cores if perturbation.cores else by_amounts
 

@@ -173,7 +173,7 @@ def _members(
     for digest in _published(run, update_log):
         file = bases.path_in(published, digest)
         if file.is_file():
-            bases.read(file, manifest.model.parsed_targets(), manifest.training.rank, digest)
+            bases.read(file, manifest.model.parsed_targets(), manifest.basis_columns, digest)
             with file.open("rb") as blob:
                 yield file.name, blob
 
@@ -449,7 +449,7 @@ def _bytes(value: Any, length: int | None = None) -> bytes:
 
 def _take_bases(members: _Members, manifest: Manifest, named: list[str], folder: Path) -> None:
     """Write the published bases to a folder, and check them."""
-    targets, rank = manifest.model.parsed_targets(), manifest.training.rank
+    targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
     allowed = {bases.path_in(folder, digest): digest for digest in named}
     while info := members.following():
         digest = allowed.pop(folder / info.name, None) if info.name == Path(info.name).name else None
@@ -458,6 +458,6 @@ def _take_bases(members: _Members, manifest: Manifest, named: list[str], folder:
         folder.mkdir(exist_ok=True)
         file = bases.path_in(folder, digest)
         with file.open("xb") as out:
-            for part in members.content(info.name, bases.size_of(targets, rank)):
+            for part in members.content(info.name, bases.size_of(targets, columns)):
                 out.write(part)
-        bases.read(file, targets, rank, digest)
+        bases.read(file, targets, columns, digest)

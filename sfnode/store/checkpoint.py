@@ -176,12 +176,12 @@ def decode(manifest: Manifest, counting: Counting, data: bytes) -> CheckpointSta
         _require(len(bases) == feeds)
     except (struct.error, IndexError, ValueError) as error:
         raise _damaged("it is not the state of a checkpoint") from error
-    rank, layers = manifest.training.rank, len(manifest.model.targets)
     entries = {
-        subspace: np.frombuffer(data, "<i8", layers * rank * rank, start + _SUBSPACE.size)
+        subspace: np.frombuffer(data, "<i8", manifest.dimensions, start + _SUBSPACE.size)
         for subspace, start in zip(subspaces, starts, strict=True)
     }
-    shaped = {k: core.reshape(layers, rank, rank).astype(np.int64, copy=False) for k, core in entries.items()}
+    shape = manifest.core_shape
+    shaped = {k: core.reshape(shape).astype(np.int64, copy=False) for k, core in entries.items()}
     return CheckpointState(epoch, bases, shaped)
 
 

@@ -236,9 +236,10 @@ class LocalSwarm:
 
     def _bring_files(self, folder: Path) -> None:
         """Copy published bases and data to where the first node looks for them; others get them from it."""
-        training, targets = self.manifest.training, self.manifest.model.parsed_targets()
-        if training.bases and self._beside:
-            published.keep(published.path_in(self._beside, training.bases), folder, targets, training.rank)
+        digest, targets = self.manifest.training.bases, self.manifest.model.parsed_targets()
+        if digest and self._beside:
+            file = published.path_in(self._beside, digest)
+            published.keep(file, folder, targets, self.manifest.basis_columns)
         public_files.bring(self.manifest.data, self._places, folder)
 
     @property

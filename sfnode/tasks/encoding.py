@@ -74,6 +74,36 @@ class Encoded:
         """Number of examples, B."""
         return self.right.shape[0]
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each example, of all its sequences together, (B,)."""
+        of_sequence = np.zeros(len(self.input_ids), np.int64)
+        of_sequence[self.sequences.numpy()] = self.slots.numpy() // self.tokens.shape[1]
+        tokens = self.attention_mask.sum(1).numpy()
+        return np.bincount(of_sequence, tokens, minlength=self.examples).astype(np.int64)
+
+    def part(self, rows: Sequence[int]) -> Encoded:
+        """Return these of the examples, by their numbers, no wider than they need be; of a batch that has
+        neither references nor a loss that compares examples."""
+        options, numbers = self.tokens.shape[1], torch.tensor(rows)
+        place = torch.full((self.examples,), -1).index_copy_(0, numbers, torch.arange(len(rows)))
+        of_target = place[self.slots // options]
+        chosen = of_target >= 0
+        sequences, of_chosen = torch.unique(self.sequences[chosen], return_inverse=True)
+        width = int(self.attention_mask[sequences].sum(1).max())
+        return replace(
+            self,
+            input_ids=self.input_ids[sequences, :width],
+            attention_mask=self.attention_mask[sequences, :width],
+            token_type_ids=self.token_type_ids[sequences, :width],
+            sequences=of_chosen,
+            columns=self.columns[chosen],
+            targets=self.targets[chosen],
+            slots=of_target[chosen] * options + self.slots[chosen] % options,
+            tokens=self.tokens[numbers],
+            right=self.right[numbers],
+            weights=None if self.weights is None else self.weights[numbers],
+        )
+
     def scores(self, log_probs: Tensor, prior: Prior | None = None) -> Tensor:
         """Return each candidate's mean log-probability a token, (B, K) float32; -inf where there is none.
 

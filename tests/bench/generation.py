@@ -77,7 +77,7 @@ def contestants(subject: BenchSubject, rows: int, tokens: int) -> dict[str, Cont
             model.generate(input_ids=ids, attention_mask=mask, generation_config=asked)
 
     space = subject.trainer().space
-    directions = space.directions(range(1, space.rank + 1), 0)
+    directions = space.directions(range(1, space.columns_of[0] + 1), 0)
     directions = directions._replace(u=tuple(u * SMALL for u in directions.u))
 
     def moved() -> None:

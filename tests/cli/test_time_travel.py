@@ -388,7 +388,7 @@ def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Pat
     assert fork.model.parent
     assert fork.model.parent.run_id == RUN.run_id.hex()
     file = bases.path_in(tmp_path / "fork", numbers.bases)
-    bases.read(file, fork.model.parsed_targets(), numbers.rank, numbers.bases)
+    bases.read(file, fork.model.parsed_targets(), fork.basis_columns, numbers.bases)
 
 
 def test_a_fork_with_another_budget_keeps_the_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
     digest = bases.write(tmp_path, pairs)
     run = build({"rank": 4, "basis": "published", "bases": digest, "loss": "plain"})
     with Folder(tmp_path / "node", run, "a") as made:
-        kept = bases.keep(bases.path_in(tmp_path, digest), made.layout.bases, targets, 4)
+        kept = bases.keep(bases.path_in(tmp_path, digest), made.layout.bases, targets, (4, 4))
         made.make(5)
     assert kept == digest
     here = ("--data-dir", tmp_path / "node")

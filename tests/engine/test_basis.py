@@ -168,7 +168,7 @@ def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
 def test_the_latest_bases_before_a_subspace_are_its_own(tmp_path: Path) -> None:
     run = published("opt", tmp_path)
     targets, rank = run.model.parsed_targets(), run.training.rank
-    basis = PublishedBasis(tmp_path, run.training.bases, targets, rank, torch.device("cpu"))
+    basis = PublishedBasis(tmp_path, run, torch.device("cpu"))
     other = bases.write(tmp_path, pairs(targets, rank, 1))
     basis.follow([Bases(0, bytes.fromhex(run.training.bases)), Bases(3, bytes.fromhex(other))])
     of = [basis.matrices(subspace, 0)[0].numpy() for subspace in (0, 2, 3, 900)]

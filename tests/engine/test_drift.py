@@ -57,7 +57,7 @@ def test_both_ways_of_computing_it_agree(epochs: tuple[int, ...], monkeypatch: p
         whole = np.zeros((target.out_features, target.in_features))
         for subspace, core in cores.items():
             u, v = (side.double().numpy() for side in run.space.basis.matrices(subspace, number))
-            whole += run.scale(subspace) * (u @ core[number] @ v.T)
+            whole += run.scale(subspace) * run.space.unit(number) * (u @ core[number] @ v.T)
         assert found[number] == pytest.approx(np.linalg.norm(whole), rel=1e-12)
     alone = [drift.norms(run.space, run.scale, {subspace: core}) for subspace, core in cores.items()]
     if len(epochs) > 1:

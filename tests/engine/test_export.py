@@ -96,7 +96,7 @@ def test_an_adapter_has_no_more_rank_than_the_matrix_however_many_subspaces_ther
     fit = export_lora(run, tmp_path / "out")
     held = load_file(tmp_path / "out" / "adapter_model.safetensors")
     ranks = {target.name: min(target.out_features, target.in_features) for target in run.space.targets}
-    assert 20 * run.space.rank > max(ranks.values())
+    assert 20 * run.space.columns_of[0] > max(ranks.values())
     for name, most in ranks.items():
         assert len(held[f"base_model.model.{name}.lora_A.weight"]) == most
     assert fit == AdapterFit(max(ranks.values()), max(ranks.values()), 0.0, 0.0)

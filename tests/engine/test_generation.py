@@ -80,7 +80,7 @@ def test_every_row_is_written_as_if_it_were_alone(family: str) -> None:
 def test_what_is_not_merged_into_the_weights_yet_moves_every_row(llama: Trainer) -> None:
     """As in half precision."""
     rank, targets = llama.manifest.training.rank, llama.manifest.model.parsed_targets()
-    space = Subspace(llama.space.basis, targets, rank, llama.loaded.device, live_core=True)
+    space = Subspace(llama.space.basis, targets, (rank, rank), llama.loaded.device, live_core=True)
     changes = []
     torch.manual_seed(1)
     for number, target in enumerate(targets):

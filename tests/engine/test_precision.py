@@ -159,7 +159,8 @@ def by_hand(run: Trainer, cores: list[dict[int, I64]]) -> Trainer:
         weight = run.loaded.base_weights.read(number).double()
         for epoch, core in terms.items():
             u, v = (side.cpu().double() for side in run.space.basis.matrices(epoch, number))
-            weight = weight - run.scale(epoch) * (u @ torch.from_numpy(core[number].copy()).double() @ v.t())
+            scale = run.scale(epoch) * run.space.unit(number)
+            weight = weight - scale * (u @ torch.from_numpy(core[number].copy()).double() @ v.t())
         loader.matrix(site).copy_(weight)
     return exact
 

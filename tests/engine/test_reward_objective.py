@@ -307,7 +307,7 @@ def test_what_updates_bring_is_told_by_the_slopes_of_drawn_answers(tmp_path: Pat
     run = judged(tmp_path, learning_rate=2e-5)
     made = [updates(30, (0,), key=key) for key in (2, 3)]
     made[1] = made[1]._replace(scalars=-made[1].scalars)
-    after = Core(len(run.loaded.sites), run.space.rank)
+    after = Core(len(run.loaded.sites), run.space.columns_of[0])
     after.put(run.core.cores())
     for one in made:
         after.add(one)

@@ -41,7 +41,7 @@ def begun(family: str, selection: Selection = DEFAULT, **options: str) -> Traine
 
 def together(run: Trainer, batches: list[UpdateBatch]) -> dict[int, I64]:
     """The cores to which all of these updates lead."""
-    after = Core(len(run.loaded.sites), run.space.rank)
+    after = Core(len(run.loaded.sites), run.space.columns_of[0])
     after.put(run.core.cores())
     for batch in batches:
         after.add(batch)
@@ -107,7 +107,7 @@ def test_scalars_that_follow_the_slopes_help_their_opposites_harm_and_signs_of_a
     run = begun("opt")
     run.weights.rebuild()
     some = [updates(300, (0,), key=key) for key in (5, 6, 7)]
-    step = {0: np.zeros((len(run.loaded.sites), run.space.rank, run.space.rank), np.int64)}
+    step = {0: np.zeros((len(run.loaded.sites), run.space.columns_of[0], run.space.columns_of[0]), np.int64)}
     true = slopes.measure(run.loaded, run.space, run.scale, step, encoded(run), lambda: True, at=0.0)
     coin = np.random.default_rng(0).choice([-1, 1], 300)
     honest, flipped, random = (

@@ -150,7 +150,7 @@ def test_published_bases_go_along(tmp_path: Path) -> None:
     run = manifest("published", update_budget=1000, scalar_limit=1000, basis="published", bases=digest)
     with Folder(tmp_path / "here", run, "a") as here:
         here.make(5)
-        bases.keep(bases.path_in(tmp_path, digest), here.layout.bases, TARGETS, 4)
+        bases.keep(bases.path_in(tmp_path, digest), here.layout.bases, TARGETS, (4, 4))
         file = carried(here, tmp_path / "file")
     take_in(file, tmp_path / "new")
     assert files(tmp_path / "new") == ["bases", f"bases/{digest}.bases", "lock", "run.toml", "updates.sqlite"]

@@ -12,7 +12,14 @@ from sfnode.engine.estimator import quantise
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import READING, Task
-from sfnode.manifest.training import LEAST_DELTA, LEAST_EPSILON, MAX_GROUP, MOST_DELTA, Training
+from sfnode.manifest.training import (
+    LEAST_DELTA,
+    LEAST_EPSILON,
+    MAX_GROUP,
+    MOST_DELTA,
+    Training,
+    units_of,
+)
 from tests.manifest.fields import FIELDS, changed, organised
 
 
@@ -141,10 +148,12 @@ def test_a_run_with_random_bases_does_not_say_so(tmp_path: Path) -> None:
     """Runs from before there were published ones keep their ids."""
     plain = Manifest.model_validate(FIELDS)
     assert "bases" not in plain.fields()["training"]
-    assert plain.training.unit == 1
+    (target, *_) = plain.model.parsed_targets()
+    assert units_of(plain.training, target) == (1, 1)
     said = Manifest.model_validate(changed("training", basis="published", bases="ab" * 32))
     assert said.fields()["training"]["bases"] == "ab" * 32
-    assert (said.training.unit, said.parameters().bases) == (1 / 8, b"\xab" * 32)
+    assert units_of(said.training, target) == (1 / 8, 1 / 8)
+    assert said.parameters().bases == b"\xab" * 32
     (tmp_path / "run.toml").write_text(said.to_toml())
     assert Manifest.from_toml(tmp_path / "run.toml") == said
     assert said.run_id != plain.run_id

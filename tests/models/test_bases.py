@@ -32,8 +32,8 @@ def test_a_file_holds_u_and_v_of_every_target_row_by_row(tmp_path: Path) -> None
     file = bases.path_in(tmp_path / "new", digest)
     assert file.read_bytes() == b"".join(side.tobytes() for pair in pairs() for side in pair)
     assert [one.name for one in file.parent.iterdir()] == [f"{digest}.bases"]
-    assert file.stat().st_size == bases.size_of(TARGETS, RANK) == (3 + 7 + 5 + 1) * 2
-    for found, wanted in zip(bases.read(file, TARGETS, RANK, digest), pairs(), strict=True):
+    assert file.stat().st_size == bases.size_of(TARGETS, (RANK, RANK)) == (3 + 7 + 5 + 1) * 2
+    for found, wanted in zip(bases.read(file, TARGETS, (RANK, RANK), digest), pairs(), strict=True):
         assert all(np.array_equal(*sides) for sides in zip(found, wanted, strict=True))
         assert found.largest == np.abs(wanted[0]).max() * np.abs(wanted[1]).max()
 
@@ -43,14 +43,14 @@ def test_the_digest_is_that_of_the_listing_by_which_pieces_are_checked(tmp_path:
     target = Target(name="large", out_features=PIECE, in_features=1)
     digest = bases.write(tmp_path, large)
     listing = decode(bases.listing_of(bases.path_in(tmp_path, digest)))
-    assert bases.is_right(listing, [target], 1)
-    assert not bases.is_right(listing, [target], 2)
+    assert bases.is_right(listing, [target], (1, 1))
+    assert not bases.is_right(listing, [target], (2, 2))
     assert [piece.size for piece in listing.pieces()] == [PIECE, 1]
 
 
 def refused(file: Path, digest: str, rank: int = RANK) -> str:
     with pytest.raises(UserError) as caught:
-        bases.read(file, TARGETS, rank, digest)
+        bases.read(file, TARGETS, (rank, rank), digest)
     assert caught.value.code == Code.BASES_UNUSABLE
     return caught.value.what
 
@@ -86,5 +86,5 @@ def test_other_numbers_than_int8_are_not_written(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_here_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        bases.read(tmp_path / "none", TARGETS, RANK, "00" * 32)
+        bases.read(tmp_path / "none", TARGETS, (RANK, RANK), "00" * 32)
     assert caught.value.code == Code.BASES_MISSING

@@ -129,11 +129,20 @@ def test_weights_by_the_engine(vector: dict[str, Any], dtype: torch.dtype, tmp_p
         file = bases.path_in(tmp_path, blob["digest"])
         file.write_bytes(bytes.fromhex(blob["blob"]))
         assert bases.listing_of(file).hex() == blob["listing"]
-        basis = PublishedBasis(tmp_path, blob["digest"], [target], rank, loaded.device)
-    space = Subspace(basis, [target], rank, loaded.device, dtype, live_core=not loaded.exact)
+        run: Any = SimpleNamespace(
+            model=SimpleNamespace(parsed_targets=lambda: [target]),
+            training=Training(rank=rank, basis="published", bases=blob["digest"]),
+            basis_columns=(rank, rank),
+        )
+        basis = PublishedBasis(tmp_path, run, loaded.device)
+    space = Subspace(basis, [target], (rank, rank), loaded.device, dtype, live_core=not loaded.exact)
     scales = {term["epoch"]: term["scale"] for term in vector["terms"]}
     decay = Decay(vector.get("decay", 1.0))
-    weights = MergedWeights(loaded, space, Core(1, rank), lambda epoch: scales[epoch], lambda: 0.0, decay)
+
+    def scale(epoch: int) -> float:
+        return float(scales[epoch]) / space.unit(0)
+
+    weights = MergedWeights(loaded, space, Core(1, rank), scale, lambda: 0.0, decay)
     cores = {epoch: np.zeros((1, rank, rank), np.int64) for epoch in scales}
     for term in vector["terms"]:
         for one in term["core"]:

@@ -41,7 +41,7 @@ class PublishedBases:
     def __init__(self, context: RunContext, sharing: Sharing, come: Callable[[], None]) -> None:
         """Bases that lie beside the manifest are taken from there. `come()` is called when some have come."""
         manifest, settings = context.manifest, context.settings
-        self._targets, self._rank = manifest.model.parsed_targets(), manifest.training.rank
+        self._targets, self._columns = manifest.model.parsed_targets(), manifest.basis_columns
         self._machine = context.machine
         self._folder = context.data_dir.bases
         self._beside = settings.run.parent if settings.run else None
@@ -72,7 +72,7 @@ class PublishedBases:
     @property
     def size(self) -> int:
         """Bytes of the bases of one subspace."""
-        return files.size_of(self._targets, self._rank)
+        return files.size_of(self._targets, self._columns)
 
     def lacking(self) -> list[Bases]:
         """Return those without which this node makes no updates now; a relay needs none."""
@@ -204,9 +204,9 @@ class PublishedBases:
         if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
             return None
         try:
-            files.read(file, self._targets, self._rank, digest)
+            files.read(file, self._targets, self._columns, digest)
             if file != kept:
-                files.keep(file, self._folder, self._targets, self._rank)
+                files.keep(file, self._folder, self._targets, self._columns)
             return one_file(files.listing_of(kept), kept)
         except UserError as error:
             log.warning("%s", error.what)
@@ -226,7 +226,7 @@ class PublishedBases:
                 what=f"directions of training {one.subspace}",
                 named=hash_bases,
                 checked=self._checked,
-                check=partial(files.read, targets=self._targets, rank=self._rank, digest=digest),
+                check=partial(files.read, targets=self._targets, rank=self._columns, digest=digest),
             )
             await self._look_here(one)
         except UserError as error:
@@ -238,6 +238,6 @@ class PublishedBases:
             listing = decode(encoded)
         except RemoteProtocolError as error:
             raise files.unusable("the listing that is named", f"cannot be read: {error.reason}") from error
-        if not files.is_right(listing, self._targets, self._rank):
+        if not files.is_right(listing, self._targets, self._columns):
             raise files.unusable("what is named", f"is not one file of {self.size:,} bytes")
         return listing

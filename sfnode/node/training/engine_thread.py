@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.engine.core import UpdateBatch
+from sfprotocol.decisions import RateFrom
 from sfprotocol.messages import Feed
+from sfprotocol.values import Values
 from sfprotocol.weighing import NOTHING, Counted
 
 if TYPE_CHECKING:  # they load torch
@@ -51,9 +53,11 @@ class Order:
     """Seeds of steps before `first`."""
     after: int = 0
     """Seeds of steps after the last one that is asked for."""
+    rate: RateFrom | None = None
+    """Rate of the label, with the unit and the limit of its updates; None in an open run."""
 
-    def asked(self, scalars: tuple[int, ...]) -> tuple[int, ...]:
-        """Return, of one scalar for each seed, those of the steps that are asked for."""
+    def asked(self, scalars: tuple[Values, ...]) -> tuple[Values, ...]:
+        """Return, of what each seed has given, that of the steps that are asked for."""
         return scalars[self.before : len(scalars) - self.after]
 
 
@@ -239,7 +243,7 @@ class EngineThread:
                 return  # withdrawn
             self._waiting.popleft()
         begun = time.monotonic()
-        result = engine.step(order.seeds, order.epoch)
+        result = engine.step(order.seeds, order.epoch, order.rate)
         self.busy += time.monotonic() - begun
         self._post(self._on_result, order, result)
 

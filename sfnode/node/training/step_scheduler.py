@@ -274,7 +274,9 @@ class StepScheduler:
         whole -= (whole - before - count) // self._together * self._together  # groups that none is asked of
         step_seeds = seeds.update_seeds(key, self._ordered - before, whole)
         after = whole - before - count
-        order = Order(feed, self._ordered, self._epoch, tuple(step_seeds.tolist()), before, after)
+        organised = self._machine.organised
+        rate = organised.counting.rate_from(self._epoch) if organised else None
+        order = Order(feed, self._ordered, self._epoch, tuple(step_seeds.tolist()), before, after, rate)
         self._ordered += count
         self._at_work += 1
         return order

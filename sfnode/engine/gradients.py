@@ -1,0 +1,302 @@
+"""Gradients of mini-batches' losses by the cells of small cores: what first-order updates say (SPEC U11).
+
+A core X rides along in activation space, y += U (X (V^T x)), as a small leaf of the graph
+(`models.perturbation`): no matrix is written, no gradient of a weight is ever there, and what is frozen below
+the first target has no backward pass. Rows are separate, so that a mini-batch may go in parts where what a
+backward pass needs is too much at once, and where one row is too much its blocks are computed again. Which of
+it a model needs shows by itself.
+
+This module knows a model, bases and encoded rows; it knows neither feeds nor where rows come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from sfnode.engine import forward
+from sfnode.engine.subspace import Subspace
+from sfnode.errors import Code, UserError
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.targets import Form, blocks_of
+from sfnode.tasks.encoding import Encoded
+from sfprotocol.decisions import UNIT_ONE, RateFrom
+from sfprotocol.seeds import stream
+
+if TYPE_CHECKING:
+    from sfnode.engine.trainable_model import TrainableModel
+
+F64 = NDArray[np.float64]
+
+GRADIENT = 3
+"""Forwards that the gradient of a row costs: a backward pass counts as two."""
+
+ROOM_SHARE, LEAST_ROOM = 1 / 8, 64 << 20
+"""Share of the weights' bytes that what is kept for a backward pass may have, and bytes that it may have in
+any case: with half the step costs no less on a CPU, and a step then takes little more than inference."""
+
+LOSS_SCALE = 2.0**10
+"""Factor of losses in float16, whose least number gradients would be below."""
+
+USUAL_BATCHES = 8
+"""Mini-batches of which the usual norm is the median."""
+
+ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
+"""Root mean square of a usual update's scalars by their bits: an 8-bit one may be 16 times as large."""
+
+LIMIT = 2
+"""Limit of a label, in norms of a usual update."""
+
+
+class Gradient(NamedTuple):
+    """A mini-batch's gradient by all cells, in the values of the bases, and its loss."""
+
+    cells: F64
+    """(cells,), in the order of SPEC U11."""
+    loss: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is no finite number."""
+        return not (math.isfinite(self.loss) and bool(np.isfinite(self.cells).all()))
+
+
+def gradient(loaded: LoadedModel, space: Subspace, subspace: int, batch: Encoded) -> Gradient:
+    """Return the gradient of a mini-batch's mean loss at the weights as they are, with their live core.
+
+    Raises UserError OUT_OF_MEMORY if there is not even room for one row.
+    """
+    rows, columns = space.columns_of
+    leaves = [
+        torch.zeros(1, columns, rows, device=loaded.device, requires_grad=True) for _ in space.targets
+    ]
+    with differentiable(loaded) as vectors:
+        loss, found = by_leaves(loaded, space.whole(subspace), leaves, vectors, batch)
+    return Gradient(found[:, 0].swapaxes(1, 2).ravel(), loss)
+
+
+def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int, ...]:
+    """Return a gradient as the scalars of an update with a label of this rate, each at most `limit`: shorter
+    as a whole, where it would be longer than the label's updates may be (SPEC U11).
+
+    All of one that is not finite are 0: it failed, and would fail again.
+    """
+    if not np.isfinite(cells).all():
+        return (0,) * len(cells)
+    wanted = cells / (delta * rate.unit / UNIT_ONE)
+    most = float(rate.limit)
+    while True:
+        norm = float(np.linalg.norm(wanted))
+        shortened = wanted * (most / norm) if norm > most else wanted
+        scalars: NDArray[np.int64] = np.rint(shortened.clip(-limit, limit)).astype(np.int64)
+        if int((scalars**2).sum()) <= rate.limit**2:
+            return tuple(scalars.tolist())
+        most *= 1 - 2**-8  # rounding has made it longer
+
+
+def usual_norm(model: TrainableModel, batches: int = USUAL_BATCHES) -> float:
+    """Return the median norm of mini-batches' gradients at the model as it is. Raises as `gradient`, DATA_*,
+    and LOSS_NOT_FINITE if half of them have no finite number."""
+    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, batches).tolist()
+    norms = [float(np.linalg.norm(one.cells)) for one in model.gradients(seeds, 0) if not one.failed]
+    if 2 * len(norms) <= batches or not np.median(norms):
+        raise UserError(
+            Code.LOSS_NOT_FINITE,
+            "the loss of the base model has no gradient that is a number and not 0",
+            "Compute with --dtype float32 or bfloat16, or take another model.",
+        )
+    return float(np.median(norms))
+
+
+def numbers_for(norm: float, cells: int, bits: int) -> dict[str, Any]:
+    """Return scalar_delta, scalar_limit and norm_limit of a run with so many cells and scalars of so many
+    bits, in which a usual gradient has this norm: half of the longest that counts."""
+    size = ROOT_MEAN_SQUARE[bits] * math.sqrt(cells)
+    return {
+        "scalar_delta": norm / size,
+        "scalar_limit": (1 << (bits - 1)) - 1,
+        "norm_limit": round(LIMIT * size),
+    }
+
+
+# -- the pass --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def differentiable(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
+    """Have graphs within the block, and yield the vectors among the targets by number: they are moved in
+    place, and ask for gradients meanwhile."""
+    found: dict[int, Tensor] = {
+        number: getattr(site.module, site.parameter)
+        for number, site in enumerate(loaded.sites)
+        if site.form is Form.VECTOR
+    }
+    for parameter in found.values():
+        parameter.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            yield found
+    finally:
+        for parameter in found.values():
+            parameter.requires_grad_(False)
+
+
+def by_leaves(
+    loaded: LoadedModel,
+    directions: Directions,
+    leaves: Sequence[Tensor],
+    vectors: Mapping[int, Tensor],
+    batch: Encoded,
+) -> tuple[float, F64]:
+    """Return a batch's mean loss and its gradient by every leaf, (layers, blocks, columns, rows): by how much
+    the model moves along v by u in some blocks of `directions`, behind the live core's. Raises UserError
+    OUT_OF_MEMORY."""
+    room = _ROOMS.setdefault(loaded.model, _Room.of(loaded))
+    while True:
+        try:
+            loss, sums = 0.0, None
+            for part in room.parts(batch):
+                share = part.examples / batch.examples
+                one, found = _by_leaves(loaded, directions, leaves, vectors, part, room)
+                loss, sums = loss + share * one, share * found + (0.0 if sums is None else sums)
+            assert sums is not None
+            return loss, sums
+        except torch.OutOfMemoryError as error:
+            if not room.narrow():
+                raise UserError(
+                    Code.OUT_OF_MEMORY,
+                    f"there is no room for a backward pass on {str(loaded.device)!r}",
+                    "Take a device with more memory, or --dtype bfloat16.",
+                ) from error
+
+
+def _by_leaves(
+    loaded: LoadedModel,
+    directions: Directions,
+    leaves: Sequence[Tensor],
+    vectors: Mapping[int, Tensor],
+    batch: Encoded,
+    room: _Room,
+) -> tuple[float, F64]:
+    used: list[Perturbation] = []
+
+    def riding(this: forward.Pass) -> Perturbation:
+        rows, width = this.input_ids.shape
+        none = leaves[0].new_empty(rows * width, 0)
+        cores = tuple(leaf.to(loaded.dtype).expand(rows, -1, -1, -1) for leaf in leaves)
+        used.append(
+            Perturbation(directions, none, none[:rows], none[: len(this.rows)], cores, this.rows)
+        )
+        return used[-1]
+
+    scale = LOSS_SCALE if loaded.dtype == torch.float16 else 1.0
+    asked = [vectors.get(number, leaf) for number, leaf in enumerate(leaves)]
+    again = room.recomputes
+    with room.watched(batch), _recomputing(loaded) if again else ExitStack():
+        loss = forward.mean_loss(loaded, batch, riding, at_once=again)
+        with loaded.perturber.applying(used[-1]):  # for what is computed again
+            found = torch.autograd.grad(loss * scale, asked, materialize_grads=True)
+    blocks = leaves[0].shape[0]
+    parts = [
+        _of_vector(directions, n, part, blocks) if n in vectors else part for n, part in enumerate(found)
+    ]
+    stacked: F64 = torch.stack([part.double().cpu() for part in parts]).numpy() / scale
+    return float(loss.detach()), stacked
+
+
+def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: int) -> Tensor:
+    """Return the gradient by a vector's cores, (blocks, columns, rows), from that by its entries, (n,)."""
+    live = directions.live
+    u, v = directions.u[number][live:].to(gradient), directions.v[number][:, live:].to(gradient)
+    return v.view(blocks, -1, 1) * (u @ gradient).view(blocks, 1, -1)
+
+
+@contextmanager
+def _recomputing(loaded: LoadedModel) -> Iterator[None]:
+    """Keep of each block within the block what enters it alone, and compute the rest again when it is needed
+    (gradient checkpointing)."""
+    blocks: list[Any] = blocks_of(loaded.model)
+    own = [vars(block).get("forward") for block in blocks]
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for block, its in zip(blocks, own, strict=True):
+            if its is None:
+                del block.forward
+            else:
+                block.forward = its
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a model keeps for a backward pass, and how much of it there may be."""
+
+    limit: float
+    """Bytes."""
+    of_token: float = 0.0
+    """Bytes that are kept for a token: the most that was seen."""
+    recomputes: bool = False
+    """Whether blocks are computed again, as one row was too much."""
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> _Room:
+        """Return that of a model."""
+        tensors = (*loaded.model.parameters(), *loaded.model.buffers())
+        return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)))
+
+    def narrow(self) -> bool:
+        """Have less room from now on, as it was not there; return whether that can help."""
+        if self.recomputes and self.limit < 1:
+            return False
+        self.recomputes, self.limit = self.recomputes or self.limit < self.of_token, self.limit / 4
+        return True
+
+    def parts(self, batch: Encoded) -> list[Encoded]:
+        """Return a mini-batch in parts for each of which there is room, rows of similar lengths together."""
+        tokens = batch.lengths()
+        most = self.limit / self.of_token if self.of_token else math.inf
+        if int(tokens.sum()) <= most or batch.centred:
+            return [batch]
+        order, groups = np.argsort(-tokens, kind="stable").tolist(), list[list[int]]()
+        for row in order:
+            if groups and tokens[groups[-1][0]] * (len(groups[-1]) + 1) <= most:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        return [batch.part(group) for group in groups]
+
+    @contextmanager
+    def watched(self, batch: Encoded) -> Iterator[None]:
+        """Count what is kept by graphs that are made within the block."""
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        if self.of_token:
+            yield
+            return
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            yield
+        self.of_token = sum(kept.values()) / max(1, int(batch.lengths().sum()))
+
+
+_ROOMS: WeakKeyDictionary[Any, _Room] = WeakKeyDictionary()
+"""Rooms by model."""
