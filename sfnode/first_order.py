@@ -28,7 +28,7 @@ from sfnode.models.cuts import HEADS
 from sfnode.models.manifest_builder import WITHOUT_GRADIENTS
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import dataset, encoding
-from sfnode.tasks.dataset import Row
+from sfnode.tasks.prompts import Row
 from sfprotocol.decisions import RATE_ONE
 
 WHITENED_ROWS = 1024
@@ -121,18 +121,16 @@ def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Com
     public, held = _rows(manifest, trainer)
     began, loaded = time.monotonic(), trainer.loaded
     (site,) = loaded.sites
-    known, validating = (
-        _known(trainer, rows, lambda done, before=before: tell(before + done))
-        for rows, before in ((public, 0), (held, len(public)))
-    )
+    known = _known(trainer, public, tell)
+    validating = _known(trainer, held, lambda done: tell(len(public) + done))
     each = (time.monotonic() - began) / (len(public) + len(held))
     rows, columns = site.target.core_shape(manifest.training.rank)
     found = whitening(known, validating, columns)
     u = np.eye(site.target.out_features, rows, dtype=np.int8) * np.int8(IDENTITY)
     manifest = _with_bases(manifest, [(u, found.v)], folder)
     units = units_of(manifest.training, site.target)
-    values = [torch.from_numpy(side).double() * unit for side, unit in zip((u, found.v), units, strict=True)]
-    gradient, _ = head_gradient(known, *values)
+    of_u, of_v = (torch.from_numpy(side) * unit for side, unit in zip((u, found.v), units, strict=True))
+    gradient, _ = head_gradient(known, of_u, of_v)
     size = IDENTITY * units[0] * units[1] / found.unit  # of these coordinates, in those that were found
     rate = found.rate / size**2 / manifest.training.epoch_updates
     manifest = _changed(manifest, "training", learning_rate=_as_rate(rate))
@@ -141,11 +139,11 @@ def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Com
     return Completed(_measured(manifest, norm), None, len(public) + len(held), through)
 
 
-def _rows(manifest: Manifest, trainer: Trainer) -> tuple[list[Row], list[Row]]:
+def _rows(manifest: Manifest, trainer: Trainer) -> tuple[Sequence[Row], Sequence[Row]]:
     """Return public rows that whiten and those that validate. Raises UserError as `RunRows.training`."""
     rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), WHITENED_ROWS))
     if manifest.data.validation or manifest.data.withheld:
-        return rows, list(trainer.run_rows.held_out("validation").rows)
+        return rows, trainer.run_rows.held_out("validation").rows
     apart = int(len(rows) * VALIDATING)
     return rows[apart:], rows[:apart]
 

@@ -143,7 +143,7 @@ def wanted(
     `basis` is the kind that was asked for, and `calibrate` whether a trial was, where somebody said so.
     """
     if manifest.training.is_first_order:
-        if not measure:
+        if not (measure or manifest.training.norm_limit):
             raise UserError(
                 Code.BAD_OPTION,
                 "init.measure: a first-order run has bases and a unit that are measured",
@@ -340,7 +340,7 @@ def prepare(
     answers are written in their place. Raises UserError as `making_bases.make`, `scalar_limit.measure`,
     `scalar_limit.require_answers`, `scalar_limit.check` and `reward_trial.run` do.
     """
-    if manifest.training.is_first_order:
+    if manifest.training.is_first_order and not manifest.training.norm_limit:
         return _by_gradients(manifest, given, means, waiting)
     if not (asked.basis or asked.trial or asked.limit):
         return Prepared(manifest, None, None)

@@ -20,7 +20,7 @@ from sfnode.manifest.training import Training
 from sfnode.models import files
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
-from sfnode.printable import size_text, span
+from sfnode.printable import size_text
 from sfnode.tasks import baselines, dataset, fitting
 from sfnode.tasks.dataset import HeldOut, Row
 from sfnode.tasks.public_files import typed
@@ -172,10 +172,10 @@ def learning_words(manifest: Manifest) -> list[str]:
 
 def time_words(prepared: Prepared) -> str:
     """Return about how long a run takes here, where that is known."""
-    minutes = prepared.seconds / 60
-    if not minutes:
+    if not prepared.seconds:
         return ""
-    return f" in about {span(60 * max(1, round(minutes)))}"
+    minutes = round(prepared.seconds / 60)
+    return f" in about {minutes} minutes" if minutes > 1 else " in a minute or two"
 
 
 def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:

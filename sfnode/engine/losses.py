@@ -60,6 +60,11 @@ def scorer(
     return score
 
 
+OWN_ROWS = 32
+"""Rows of an update of a first-order run, at least, where a node has rows of its own and as many: the more there
+are in a gradient, the less it says of each."""
+
+
 class Priors:
     """The priors of one run's models over the task's answers."""
 
@@ -114,6 +119,8 @@ class Losses:
         self._manifest, self._task, self._loaded, self._priors = manifest, manifest.task, loaded, priors
         self._group = manifest.training.group
         size = manifest.training.batch_size
+        if secret and manifest.training.is_first_order:
+            size = max(size, OWN_ROWS)
         shard = Shard(manifest.task, loaded.tokenizer, rows, size, run_rows.some_if_any, secret)
         self.odds = shard.odds
         self.shard = shard

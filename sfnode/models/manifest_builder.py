@@ -29,6 +29,7 @@ from sfnode.manifest.sections import (
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import examination, files, loader, vetting
+from sfnode.models.cuts import HEADS
 from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
 from sfnode.printable import command
 from sfnode.tasks import (
@@ -141,7 +142,7 @@ def unsuited(old: Training) -> dict[str, Any]:
     """Return the usual values of these numbers, by name; after a head, whose updates cost next to nothing, of
     how many there are and of how many rows, too."""
     if old.is_first_order:
-        return FIRST_ORDER.model_dump(include={"rank", "learning_rate", "batch_size", "update_budget"})
+        return {"norm_limit": 0}  # which has it measured anew, with all that goes with it
     after_head = {"batch_size", "epoch_updates", "update_budget", "decay"} if old.features else set()
     return Training().model_dump(include=_SUITED | after_head)
 
@@ -292,7 +293,8 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
     try:
         loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
         task = Task(**old.task.model_dump() | loss)
-        training = _section(old.training, given)
+        measured = given.get("norm_limit") == 0
+        training = _section(old.training.model_copy(update=WITHOUT_GRADIENTS if measured else {}), given)
         model = Model(
             **old.model.model_dump()
             | {"source": folder.name, "outputs": (), "revision": "", "digest": files.digest(folder)}
@@ -303,18 +305,34 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         spans = {"epoch_updates", "update_budget", "bases"}
         lasting = old.training.model_dump(include=spans) == training.model_dump(include=spans)
         kept = old.organised.model_dump(exclude=set() if lasting else {"quota", "subspace_epochs"})
-        return Manifest.model_validate(
+        organised = _organised(training, kept | given)
+        forked = Manifest.model_validate(
             old.model_dump()
             | {key: given[key] for key in ("name", "description") if key in given}
             | {
                 "model": model.model_copy(update={"parent": parent}).model_dump(),
                 "task": task.model_dump(),
                 "training": training.model_dump(),
-                "organised": _organised(training, kept | given).model_dump(),
+                "organised": organised.model_dump(),
             }
         )
+        return _gradients_anew(forked, given) if measured else forked
     except ValidationError as error:
         raise _bad_option(error) from error
+
+
+def _gradients_anew(manifest: Manifest, given: dict[str, Any]) -> Manifest:
+    """Return a run as a first-order one, without what is measured for it."""
+    targets = manifest.model.parsed_targets()
+    head = targets[0].name in HEADS and len(targets) == 1
+    usual = FIRST_ORDER_HEAD if head else FIRST_ORDER
+    rounds = -(-given.get("update_budget", usual.update_budget) // GRADIENT_ROUNDS)
+    training = _section(usual.model_copy(update={"epoch_updates": rounds}), given)
+    training = _with_gradients(training, targets, given, head)
+    organised = _of_gradients(_organised(training, given), training, targets, given, head)
+    bounds = {name: getattr(organised, name) for name in ("quota", "subspace_epochs")}
+    bounded = manifest.organised.model_copy(update=bounds)
+    return manifest.model_copy(update={"training": training, "organised": bounded})
 
 
 class Beginning(NamedTuple):
