@@ -415,9 +415,9 @@ def _transport(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]
 
 
 OWN_ROWS = (
-    "Your rows stay on this machine, but what it tells are mean gradients of at least 32 of them (of all, if you "
-    "have fewer): who collects these could find out whether a text that they know is among your rows, and "
-    "perhaps guess words of some (docs/security.md)."
+    "Your rows stay on this machine, but what it tells are mean gradients of at least 32 of them (of all, if "
+    "you have fewer): who collects these could find out whether a text that they know is among your rows, "
+    "and perhaps guess words of some (docs/security.md)."
 )
 """Words for what others could learn from the updates of a node with rows of its own."""
 

@@ -61,8 +61,8 @@ def scorer(
 
 
 OWN_ROWS = 32
-"""Rows of an update of a first-order run, at least, where a node has rows of its own and as many: the more there
-are in a gradient, the less it says of each."""
+"""Rows of an update of a first-order run, at least, where a node has rows of its own and as many: the more
+there are in a gradient, the less it says of each."""
 
 
 class Priors:
