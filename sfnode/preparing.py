@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from pydantic import ValidationError
 
+from sfnode import first_order
 from sfnode.engine import making_bases, reward_trial, scalar_limit, trial
 from sfnode.engine.head import takes_features
 from sfnode.engine.making_bases import Made
@@ -24,6 +25,7 @@ from sfnode.engine.scalar_limit import Advance, SlopeSample
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
+from sfnode.first_order import Tell
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole, is_file
 from sfnode.manifest.task import Task
@@ -35,9 +37,6 @@ from sfnode.tasks.dataset import Examine, Row, unexamined
 from sfnode.tasks.presets import PRESETS, of_model
 from sfnode.tasks.public_files import NOWHERE, Places
 from sfprotocol.model_listing import MAX_DATA
-
-Tell = Callable[[int], None]
-"""Told how many example-forwards have been taken."""
 
 
 class Waiting(Protocol):
@@ -132,6 +131,8 @@ class Prepared(NamedTuple):
     """Or why none were made; None if none were asked for."""
     example_forwards: int = 0
     """A backward pass counts as two forward passes."""
+    seconds: float = 0.0
+    """Seconds that all updates of a first-order run take one node here; 0 where that is not known."""
 
 
 def wanted(
@@ -141,6 +142,14 @@ def wanted(
 
     `basis` is the kind that was asked for, and `calibrate` whether a trial was, where somebody said so.
     """
+    if manifest.training.is_first_order:
+        if not (measure or manifest.training.norm_limit):
+            raise UserError(
+                Code.BAD_OPTION,
+                "init.measure: a first-order run has bases and a unit that are measured",
+                "Leave it out, or take training.estimator=zeroth-order.",
+            )
+        return Wanted("gradients", basis is not None, trial=False, limit=False)
     if basis and takes_features(manifest):
         raise UserError(
             Code.BAD_OPTION,
@@ -331,6 +340,8 @@ def prepare(
     answers are written in their place. Raises UserError as `making_bases.make`, `scalar_limit.measure`,
     `scalar_limit.require_answers`, `scalar_limit.check` and `reward_trial.run` do.
     """
+    if manifest.training.is_first_order and not manifest.training.norm_limit:
+        return _by_gradients(manifest, given, means, waiting)
     if not (asked.basis or asked.trial or asked.limit):
         return Prepared(manifest, None, None)
     total = LOADING + max(FORWARDS, _for_bases(asked) + scalar_limit.PRIOR_ROWS + scalar_limit.FORWARDS)
@@ -343,6 +354,30 @@ def prepare(
                 scalar_limit.require_answers(trainer)
             found = _measured(manifest, given, means, asked, trainer, reason, tell)
     return _limited(found, given)
+
+
+def _by_gradients(manifest: Manifest, given: Container[str], means: Means, waiting: Waiting) -> Prepared:
+    """Return a first-order run with all its numbers (`first_order`). Raises UserError BAD_OPTION where no
+    public row is within reach."""
+    total = LOADING + FORWARDS
+    with waiting("measuring what suits the model", _seconds(manifest, means, total)) as advance:
+        trainer, reason = scalar_limit.any_trainer(first_order.begun(manifest), **means._asdict())
+        with trainer:
+            if reason:
+                raise UserError(
+                    Code.BAD_OPTION,
+                    f"no gradient can be taken before the run starts: {reason}",
+                    "Name training data, or make a run of forward passes, which learns less from them: "
+                    "--set training.estimator=zeroth-order.",
+                )
+            if not first_order.is_head(manifest):
+                scalar_limit.require_answers(trainer)
+            found = first_order.complete(
+                *(manifest, given, trainer, means.bases or Path()),
+                lambda taken: advance(min(LOADING + taken, total), total),
+            )
+    forwards, seconds = found.example_forwards, found.seconds
+    return Prepared(found.manifest, None, None, found.bases, forwards, seconds)
 
 
 def _measured(
@@ -449,7 +484,7 @@ def _with_bases(
 def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
     """Return the manifest with the base model's prior, if its loss is centred: for nodes that have no public
     rows to measure one on."""
-    if manifest.task.loss == "plain":
+    if manifest.task.loss != "centred":
         return manifest
     with waiting("measuring the base model's prior"):
         trainer, reason = scalar_limit.any_trainer(manifest, **means._asdict())

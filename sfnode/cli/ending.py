@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.cli.folders import place
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import percent
+from sfnode.dashboard.formatting import baselines_in_words, percent, probe_in_words
 from sfnode.dashboard.quality import compare
 from sfnode.errors import UserError
 from sfnode.logging import log
@@ -51,6 +51,8 @@ class Learnt(NamedTuple):
     now: Evaluation | None
     classes: Evaluation | None = None
     """A result that is also by class, where `now` is not, as what an organiser publishes."""
+    beside: Sequence[str] = ()
+    """What others have on the same rows, in words."""
 
 
 def complete(name: str) -> str:
@@ -72,11 +74,11 @@ def card(title: str, change: Learnt, samples: Samples, work: Sequence[str], next
 
 
 def _figures(change: Learnt) -> list[str]:
-    before, now, classes = change
+    before, now, classes, beside = change
     if now is None:
         return []
     meaning = metric_of(now.metric).meaning
-    more = [line for line in (meaning and f"({meaning})", by_class(classes or now)) if line]
+    more = [line for line in (meaning and f"({meaning})", by_class(classes or now), *beside) if line]
     if before is None:
         return [f"The model has {_told(now)} {now.on_rows}.", *more]
     told = ", ".join(filter(None, (f"{_told(now)} {now.on_rows}", _difference(before, now))))
@@ -198,10 +200,11 @@ class Ending:
             return found
         log.info("measuring what the model has learnt")
         try:
-            if found.now:
-                return found._replace(classes=await node.evaluate(limit=MEASURED))
-            before = await node.evaluate(base=True, limit=MEASURED)
-            return Learnt(before, await node.evaluate(limit=MEASURED))
+            before = found.before if found.now else await node.evaluate(base=True, limit=MEASURED)
+            now = await node.evaluate(limit=MEASURED, probe=True)
+            beside = baselines_in_words(now.baselines)
+            beside += probe_in_words(now.probe) if now.probe else []
+            return Learnt(before, found.now or now, now, beside)
         except UserError:  # then the card does without
             return found
 

@@ -19,7 +19,7 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import beside, probe_in_words
+from sfnode.dashboard.formatting import baselines_in_words, beside, probe_in_words
 from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import better_by, by_class, figure, metric_of, moved_in_words
 
@@ -158,7 +158,6 @@ def _sampled(result: EvalResult, trainer: Trainer, limit: int, k: int, count: in
 
 
 def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
-    from sfnode.engine.head import takes_features
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
@@ -167,10 +166,8 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     calibrated = _calibrated(trainer, limit)
     with waiting("measuring the model"):
         after = trainer.evaluate(limit)
-    probe = None
-    if takes_features(trainer.manifest):
-        with waiting("fitting a linear probe"):
-            probe = trainer.probe(limit)
+    with waiting("comparing with what is usual"):
+        probe, baselines = trainer.probe(limit), trainer.baselines(limit)
     with waiting("measuring the drift"):
         drift = trainer.drift(text)
     return EvalResult(
@@ -182,6 +179,7 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
         calibrated=calibrated,
         after=after,
         probe=probe,
+        baselines=baselines,
         loss=trainer.manifest.task.loss,
         prior=trainer.named_prior() if after.calibrated else None,
         drift=drift,
@@ -219,5 +217,6 @@ def _lines(result: EvalResult, moment: str, details: bool, folder: Path) -> list
         *(f"{'':12}  {line}" for line in (by, by_class(after)) if line),
         f"{'change':12}  {moved_in_words(result.drift.distance)}",
         *((f"{'drift':12}  {result.drift.in_words}", f"{'digest':12}  {result.digest}") if details else ()),
+        *baselines_in_words(result.baselines),
         *(probe_in_words(result.probe, fork_command(result.seal, folder)) if result.probe else ()),
     ]

@@ -42,7 +42,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.printable import command
 from sfnode.store.data_folder import Layout
-from sfprotocol.decisions import RATE_ONE
+from sfprotocol.decisions import RATE_ONE, UNIT_ONE, RateFrom
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -128,7 +128,7 @@ def fork(
         own |= unsuited(old.training)
     else:
         bases = _bases_file(data_dir, counting, old.parameters().subspace_of(counting.open_epoch))
-        own["learning_rate"] = counting.rate(counting.open_epoch) / RATE_ONE
+        own |= _going_on(old, counting.rate_from(counting.open_epoch))
     given |= published(bases) if bases else {}
     manifest, said = forked(old, parent, (out / MODEL).absolute(), own | given), []
     if bases:
@@ -167,6 +167,15 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, Counting]
     with disk_faults(out):
         public_files.bring(old.data, places_of(Layout(data_dir)), out)
     return old, counting
+
+
+def _going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
+    """Return the numbers of a run that goes on at the rate, unit and limit of another's label."""
+    found: dict[str, Any] = {"learning_rate": rate.rate / RATE_ONE}
+    if old.training.is_first_order:
+        delta = old.training.scalar_delta * rate.unit / UNIT_ONE
+        found |= {"scalar_delta": delta, "norm_limit": rate.limit}
+    return found
 
 
 def _bases_file(data_dir: Path, counting: Counting, subspace: int) -> Path | None:

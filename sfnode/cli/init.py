@@ -135,10 +135,11 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
         organised=organised,
         share=said.pop("share_data", not said.get("private", False)),
         name=said.pop("name", _name(table.source)),
+        estimator=said.pop("estimator", ""),
     )
     screen.show_table(table)
     if not asking:
-        found = screen.plan(table, answers, _task_fields(said))
+        found = screen.plan(table, answers, said)
         screen.show_plan(table, answers, found)
         if not yes:
             raise UserError(
@@ -150,9 +151,9 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
         _write_planned(answers, table, found, said)
         return
     while True:
-        answers = screen.confirm(table, answers, lambda: _task_fields(said), lambda pair: _set(pair, said))
+        answers = screen.confirm(table, answers, lambda: said, lambda pair: _set(pair, said))
         try:
-            _write_planned(answers, table, screen.plan(table, answers, _task_fields(said)), dict(said))
+            _write_planned(answers, table, screen.plan(table, answers, said), dict(said))
             return
         except UserError as error:
             warn(error)
@@ -167,17 +168,10 @@ def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[s
     task = found.task.model_dump(include=set(TASK_FIELDS), exclude_defaults=True)
     own: dict[str, Any] = {"train": table.source, "model": answers.model, "name": answers.name}
     own |= {"test": answers.test} if answers.test else {}
-    own |= {"share_data": answers.share, "skip_bad_rows": answers.skip}
+    own |= {"share_data": answers.share, "skip_bad_rows": answers.skip, "estimator": found.estimator}
     given = task | own | said
     _write(answers.out, answers.organised, given, found)
     screen.remember_model(answers.model)
-
-
-def _task_fields(said: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the task that are as the user has said."""
-    from sfnode.models.manifest_builder import TASK_FIELDS
-
-    return {key: value for key, value in said.items() if key in TASK_FIELDS}
 
 
 def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +184,7 @@ def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
     key, value = require_key(pair, keys)
     one = keys[key]
     found = one.process_value(context, [value] if one.multiple else value)
-    answer = {"name": "name", "share_data": "share"}.get(str(one.name))
+    answer = {"name": "name", "share_data": "share", "estimator": "estimator"}.get(str(one.name))
     if not answer:
         said[str(one.name)] = found
     return {answer: found} if answer else {}
@@ -211,8 +205,9 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         from sfnode import preparing
         from sfnode.cli import init_output as output
         from sfnode.models.files import named_folder
-        from sfnode.models.manifest_builder import row_examination
+        from sfnode.models.manifest_builder import beginning, row_examination
         from sfnode.store.run_keys import RunKeys
+        from sfnode.tasks.proposals import estimator
         from sfnode.tasks.public_files import inside, typed
         from sfnode.verifiers.plugins import is_plugin
 
@@ -224,10 +219,13 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         if not plan:
             _check_kinds(given)
         with waiting("reading the model and the data") as advance:
+            begun = beginning(given)
+            given.setdefault("estimator", estimator(begun.task, begun.data.train, organised, given))
             examine = row_examination(given, advance)
             said = _take_rows(given, out.parent, note, plan, examine)
             manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch), examine)
         said += output.unread_words(examine.unread) + output.rows_words(manifest, counted=plan is not None)
+        said += output.learning_words(manifest)
         means = preparing.Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))
         asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
         prepared = preparing.prepare(manifest, given, means, asked, waiting)
@@ -249,7 +247,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     start = command("sfnode", "join", "--run", out, *trusted, *(organising_options(keys_dir) if keys else ()))
     if manifest.data.train:
         alone = command("sfnode", "swarm", "--run", out, *trusted)
-        echo(f"  {alone}    trains it here alone, to see how well it goes")
+        echo(f"  {alone}    trains it here alone{output.time_words(prepared)}, to see how well it goes")
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
 

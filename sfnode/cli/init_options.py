@@ -106,8 +106,8 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _key(
         "model.target_modules",
         "PATTERN,...",
-        "Linear layers to train (docs/configuration.md).  [default: upper-linear in words, values for "
-        "rewards, else all-linear]",
+        "Linear layers to train (docs/configuration.md).  [default: upper-linear in words and by gradients, "
+        "values for rewards, else all-linear]",
         callback=parse_patterns,
     ),
     _key("model.train_embeddings", "", "Train token and position embeddings too."),
@@ -179,6 +179,13 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "COUNT",
         "Validation rows; without data.validation, that many rows of the training data, on which then "
         "nobody trains.  [default: 256, or a fifth of the rows; 0 in an open run]",
+    ),
+    _choice(
+        "training.estimator",
+        ["first-order", "zeroth-order"],
+        "What an update tells: the gradient by all numbers of a small core, from a backward pass; or one "
+        "number along a random direction, from forward passes, which learns far less.  [default: what is "
+        "proposed: first-order where gradients can be taken]",
     ),
     _number("rank", "Dimensions of a layer's subspace; a power of two."),
     _key(

@@ -9,6 +9,7 @@ from typing import Any
 
 from sfnode import preparing
 from sfnode.cli.bases import words
+from sfnode.dashboard.formatting import baselines_in_words
 from sfnode.engine import scalar_limit, trial
 from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.scalar_limit import SlopeSample
@@ -20,7 +21,7 @@ from sfnode.models import files
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
 from sfnode.printable import size_text
-from sfnode.tasks import dataset, fitting
+from sfnode.tasks import baselines, dataset, fitting
 from sfnode.tasks.dataset import HeldOut, Row
 from sfnode.tasks.public_files import typed
 
@@ -83,6 +84,9 @@ def rows_words(manifest: Manifest, *, counted: bool) -> list[str]:
         rows = dataset.held_out_rows(data, task, role, places=typed(data))
         if counted and role == "test":
             said.append(f"Is measured on {len(rows):,} more, {public_name(source)}.")
+            said += [
+                f"Beside it: {line}." for line in baselines_in_words(baselines.measured(task, train, rows))
+            ]
         said += _doubts(role, manifest, train, rows)
     return said
 
@@ -133,12 +137,45 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
 def numbers_words(prepared: Prepared, given: Mapping[str, Any], details: bool = True) -> list[str]:
     """Return which numbers the manifest has, and why; without `details` what is wrong with them alone."""
     manifest, found = prepared.manifest, prepared.sample
+    if manifest.training.is_first_order:
+        return _of_gradients(prepared) if details else []
     if found is None:
         measured = [_unmeasured(manifest.training, "init.measure=no"), UNCHECKED]
     else:
         measured = _measured(manifest.training, found, "scalar_limit" in given)
     said = [*_tried(prepared, given), *measured]
     return said if details else [line.strip() for line in said if line.strip().startswith(WRONG)]
+
+
+def _of_gradients(prepared: Prepared) -> list[str]:
+    """Return the numbers of a first-order run."""
+    numbers = prepared.manifest.training
+    return [
+        f"Took gradients of {prepared.example_forwards} example-forwards: an update has "
+        f"{prepared.manifest.dimensions:,} numbers of {numbers.scalar_bits} bits.",
+        f"  learning_rate is {numbers.learning_rate:g}, scalar_delta {numbers.scalar_delta:g}, norm_limit "
+        f"{numbers.norm_limit}.",
+    ]
+
+
+def learning_words(manifest: Manifest) -> list[str]:
+    """Return what updates of a first-order run are, and how many there will be; nothing of another run."""
+    numbers = manifest.training
+    if not numbers.is_first_order:
+        return []
+    size = size_text(manifest.parameters().form.width)
+    return [
+        f"Learns by gradients: {numbers.update_budget:,} updates of {size}, in rounds of "
+        f"{numbers.epoch_updates:,}."
+    ]
+
+
+def time_words(prepared: Prepared) -> str:
+    """Return about how long a run takes here, where that is known."""
+    if not prepared.seconds:
+        return ""
+    minutes = round(prepared.seconds / 60)
+    return f" in about {minutes} minutes" if minutes > 1 else " in a minute or two"
 
 
 def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:

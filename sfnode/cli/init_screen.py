@@ -28,7 +28,7 @@ from sfnode.printable import printable
 from sfnode.tasks import columns, dataset, prompts
 from sfnode.tasks.columns import DataTable
 from sfnode.tasks.dataset import Bad, Row
-from sfnode.tasks.proposals import NOTHING, Proposal, propose
+from sfnode.tasks.proposals import NOTHING, Proposal, estimator, propose
 from sfnode.tasks.row_files import Placed, malformed
 
 RECOMMENDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -63,6 +63,14 @@ WAYS = {
 }
 """Words for a task, by its kind."""
 
+ESTIMATORS = {
+    "first-order": "by gradients: it learns most for the time",
+    "zeroth-order": "by forward passes alone: it learns far less",
+}
+"""Words for what updates are."""
+
+_ESTIMATED = {"gradients": "first-order", "forward": "zeroth-order"}
+
 
 @dataclass(frozen=True, slots=True)
 class Answers:
@@ -72,6 +80,7 @@ class Answers:
     right: str = ""
     texts: tuple[str, ...] = ()
     way: str = ""
+    estimator: str = ""
     held_out: int | None = None
     test: str = ""
     skip: bool = False
@@ -92,6 +101,7 @@ class Plan(NamedTuple):
 
     proposal: Proposal
     task: Task
+    estimator: str
     placed: Sequence[Placed]
     """The rows as the task reads them."""
     rows: list[Row]
@@ -104,9 +114,11 @@ class Plan(NamedTuple):
     """Whether nodes would not read the rows so, and they are written anew."""
 
 
-def plan(table: DataTable, answers: Answers, fields: dict[str, Any]) -> Plan:
-    """Return what follows; `fields` of the task are as its owner says. Raises UserError DATA_MALFORMED."""
+def plan(table: DataTable, answers: Answers, said: Mapping[str, Any]) -> Plan:
+    """Return what follows; options that are `said`, by parameter name, are as their owner wants them. Raises
+    UserError DATA_MALFORMED."""
     _require_rows(table, len(table.placed))
+    fields = {key: value for key, value in said.items() if key in Task.model_fields}
     proposal = propose(table, answers.right, answers.texts, answers.way)
     task = proposal.task.model_copy(update=fields)
     joined = proposal.joined if answers.join and "verbalizer" not in fields else {}
@@ -120,7 +132,8 @@ def plan(table: DataTable, answers: Answers, fields: dict[str, Any]) -> Plan:
     usual = min(int(HELD_OUT * len(rows)), MOST_HELD_OUT) if local and not answers.test else 0
     held_out = usual if answers.held_out is None else answers.held_out
     anew = bool(table.dress or joined) or (local and not is_file(table.source))
-    return Plan(proposal, task, placed, rows, bad, held_out, _tests(answers, task, joined), anew)
+    by = answers.estimator or estimator(task, table.source, answers.organised, said)
+    return Plan(proposal, task, by, placed, rows, bad, held_out, _tests(answers, task, joined), anew)
 
 
 def _joined(table: DataTable, task: Task, joined: Mapping[str, str]) -> Sequence[Placed]:
@@ -287,6 +300,12 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
         lambda said: taken(right=found.proposal.right, way=_one_of(said, "head", "words")),
     )
     yield ScreenLine(
+        "How is it learnt?",
+        ESTIMATORS[found.estimator],
+        "Learn by gradients, or by forward passes alone? (gradients, forward)",
+        lambda said: replace(answers, estimator=_ESTIMATED[_one_of(said, *_ESTIMATED)]),
+    )
+    yield ScreenLine(
         "Which rows measure it?",
         answers.test or f"{found.held_out:,} of the {len(found.rows):,} rows, on which nobody trains",
         "How many rows are held out to measure the model? (or a file with other rows)",
@@ -382,16 +401,16 @@ def ask_source(read: Callable[[str], DataTable]) -> DataTable:
 def confirm(
     table: DataTable,
     answers: Answers,
-    fields: Callable[[], dict[str, Any]],
+    told: Callable[[], Mapping[str, Any]],
     set_key: Callable[[str], dict[str, Any]],
 ) -> Answers:
     """Show the proposals until the user takes them; return the answers.
 
-    `fields` gives those of the task that have been set by their keys, and `set_key` sets one by KEY=VALUE; it
-    returns which answer that is, if it is one.
+    `told` gives the options that have been set by their keys, and `set_key` sets one by KEY=VALUE; it returns
+    which answer that is, if it is one.
     """
     while True:
-        found = plan(table, answers, fields())
+        found = plan(table, answers, told())
         show_plan(table, answers, found)
         lines = list(_lines(table, answers, found))
         said = ask(
@@ -415,7 +434,7 @@ def confirm(
                     f"Type 1 to {len(lines)} to change that line, Enter to go on, or q to leave.",
                 )
             changed = replace(answers, **set_key(said))
-            plan(table, changed, fields())
+            plan(table, changed, told())
             answers = replace(changed, also=(*answers.also, said))
         except UserError as error:
             warn(error)

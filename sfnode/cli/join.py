@@ -414,10 +414,20 @@ def _transport(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]
     return libp2p(settings, data_dir, bootstrap)
 
 
+OWN_ROWS = (
+    "Your rows stay on this machine, but what it tells are mean gradients of at least 32 of them (of all, if "
+    "you have fewer): who collects these could find out whether a text that they know is among your rows, "
+    "and perhaps guess words of some (docs/security.md)."
+)
+"""Words for what others could learn from the updates of a node with rows of its own."""
+
+
 def _announce(node: Node, narration: Narration) -> None:
     """Print that the node works and how others join; show how far it has caught up."""
     manifest = node.manifest
     narration.rest()
+    if node.settings.data and manifest.training.is_first_order:
+        echo(OWN_ROWS)
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if node.addresses():
         link = node.running.views.invitation().link

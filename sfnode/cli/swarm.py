@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 from rich.console import Console
@@ -26,7 +27,7 @@ from sfnode.cli.options import (
 from sfnode.cli.output import echo
 from sfnode.cli.progress import run as run_loop
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import beside, count, percent, probe_in_words
+from sfnode.dashboard.formatting import baselines_in_words, beside, count, percent, probe_in_words
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.printable import pace, part_of, span
@@ -149,10 +150,13 @@ def _made(
     with waiting("loading libraries"):
         from sfnode import preparing
         from sfnode.models.files import named_folder
-        from sfnode.models.manifest_builder import build
+        from sfnode.models.manifest_builder import beginning, build
         from sfnode.store.run_keys import RunKeys
+        from sfnode.tasks.proposals import estimator
 
-    given = {name: one for name, one in (("preset", preset), ("model", model)) if one}
+    given: dict[str, Any] = {name: one for name, one in (("preset", preset), ("model", model)) if one}
+    begun = beginning(given)
+    given["estimator"] = estimator(begun.task, begun.data.train, organised, {"dtype": dtype})
     manifest = build(given | (RunKeys.generate().options() if organised else {}))
     if not model:
         return manifest
@@ -250,6 +254,7 @@ def closing(
     if idle := len(result.nodes) - len(made):
         work += [f"{idle} of {len(result.nodes)} nodes did not get to work: it was over before."]
     seal = result.sealed - 1 if result.sealed else None
+    work += baselines_in_words(result.baselines)
     work += probe_in_words(result.probe, fork_command(seal, folder)) if result.probe else []
     work += _what_does_not_count(result)
     alike = "OK: the nodes have the same model, to the last bit."

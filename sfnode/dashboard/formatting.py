@@ -13,7 +13,7 @@ from sfnode.schema.metrics import figure, measured, metric_of, value_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import Evaluation, ProbeEvaluation
+    from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, ProbeEvaluation
     from sfnode.schema.organising import EvidenceStatus, HealthStatus
     from sfnode.schema.status import FetchStatus
 
@@ -104,6 +104,15 @@ def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
     lead = f"{probe.lead:.3f} in loss a row (standard error {probe.error:.3f})"
     onward = f"`{fork}` makes a run that goes on" if fork else "go on from here"
     return [said, f"THE PROBE IS BETTER by {lead}: {onward}, with more updates or with the body of the model"]
+
+
+def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
+    """Say what needs no model has on the same held-out rows; and how to get TF-IDF, where it is lacking."""
+    said = [
+        f"{one.name} of {count(one.rows)} training rows: {measured(one)}{beside(one, 3)}" for one in found
+    ]
+    lacking = "TF-IDF with logistic regression would stand here: `pip install 'sfnode[compare]'`"
+    return [*said, lacking] if len(said) == 1 else said
 
 
 def health_in_words(health: HealthStatus) -> str:

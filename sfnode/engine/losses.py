@@ -61,6 +61,11 @@ def scorer(
     return score
 
 
+OWN_ROWS = 32
+"""Rows of an update of a first-order run, at least, where a node has rows of its own and as many: the more
+there are in a gradient, the less it says of each."""
+
+
 class Priors:
     """The priors of one run's models over the task's answers."""
 
@@ -115,8 +120,8 @@ class Losses:
         """`rows` are those that mini-batches are drawn from; `secret` as for `Shard`."""
         self._manifest, self._task, self._loaded, self._priors = manifest, manifest.task, loaded, priors
         self._group = manifest.training.group
-        size = manifest.training.batch_size
-        once = manifest.training.is_first_order
+        size, once = manifest.training.batch_size, manifest.training.is_first_order
+        size = max(size, OWN_ROWS) if secret and once else size
         public = run_rows.some_if_any
         shard = Shard(manifest.task, loaded.tokenizer, rows, size, public, secret, each_once=once)
         self.odds = shard.odds

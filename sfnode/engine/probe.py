@@ -18,15 +18,16 @@ from torch.nn.functional import cross_entropy
 
 from sfnode.engine import forward
 from sfnode.engine.evaluation import evaluate
-from sfnode.engine.head import HeadLosses
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
+from sfnode.models.cuts import HEADS
 from sfnode.models.kept_states import Text, texts_of
 from sfnode.models.loader import LoadedModel
-from sfnode.schema.evaluation import EvaluationOfRows, ProbeEvaluation
-from sfnode.tasks import dataset, encoding
+from sfnode.schema.evaluation import BaselineEvaluation, EvaluationOfRows, ProbeEvaluation
+from sfnode.tasks import baselines as without_a_model
+from sfnode.tasks import dataset, encoding, prompts
 from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.prompts import Row
 
@@ -83,14 +84,31 @@ def suffice(labels: Tensor, classes: int) -> bool:
     return bool(counts.min() > 0 and counts.max() >= FOLD)
 
 
+def baselines(model: TrainableModel, limit: int = 0) -> tuple[BaselineEvaluation, ...]:
+    """Return what the rows of this trainer and the run's public ones give without a model, on `limit` test
+    rows (`tasks.baselines`). Raises UserError as `RunRows.held_out`."""
+    if not model.manifest.task.labelled:
+        return ()
+    held = model.run_rows.held_out("test", limit).rows
+    return without_a_model.measured(model.manifest.task, _rows(model), held)
+
+
+def _rows(model: TrainableModel) -> list[Row]:
+    """Return the rows of a trainer and the run's public ones, each once."""
+    rows = [*model.rows[:MOST_ROWS], *dataset.select(model.run_rows.training_if_any(), MOST_ROWS)]
+    task = model.manifest.task
+    return list({(prompts.text_of(task, row), prompts.class_of(task, row)): row for row in rows}.values())
+
+
 def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
     """Return the linear probe of training rows whose states are kept, beside the model as of now on
     `limit` test rows: the rows of this trainer, and the run's public ones. None where no linear head
     alone is trained with the plain loss, and where too few states are kept. Raises as `evaluate`."""
-    if not isinstance(model.objective, HeadLosses):
+    target, *others = model.manifest.model.parsed_targets()
+    plain = model.manifest.task.loss == "plain" and model.manifest.task.labelled
+    if not (plain and model.loaded.kept and target.name in HEADS and not others):
         return None
-    rows = [*model.rows[:MOST_ROWS], *dataset.select(model.run_rows.training_if_any(), MOST_ROWS)]
-    rows = model.run_rows.fitting.of(rows)
+    rows = model.run_rows.fitting.of(_rows(model))
     found, held = evaluate(model, limit), model.run_rows.held_out("test", limit).rows
     assert isinstance(found, EvaluationOfRows)
     return beside(found, model.loaded, model.manifest.task, rows, held)

@@ -25,6 +25,7 @@ class Trainer(TrainableModel):
     read_test_rows = evaluation.read_test_rows
     search = line.search
     shares = slopes.shares_towards
+    baselines = probe.baselines
     probe = probe.probe
     drift = drift.drift
     make_bases = making_bases.make_bases

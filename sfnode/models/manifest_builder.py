@@ -5,16 +5,16 @@ Imports torch to examine the base model and local data, so that mistakes are fou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from sfnode.defaults import ANSWER_TOKENS, DEFAULT_LOSS, TEMPERATURE
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import FIRST_ORDER_VERSION, MAX_QUOTA_BYTES, Manifest
 from sfnode.manifest.sections import (
     BUILTIN,
     HUB,
@@ -24,10 +24,12 @@ from sfnode.manifest.sections import (
     OpenSection,
     OrganisedSection,
     Parent,
+    Target,
 )
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import examination, files, loader, vetting
+from sfnode.models.cuts import HEADS
 from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
 from sfnode.printable import command
 from sfnode.tasks import (
@@ -42,6 +44,7 @@ from sfnode.tasks import (
 )
 from sfnode.tasks.fitting import Fitting, RowExamination
 from sfnode.tasks.public_files import typed
+from sfprotocol.messages import MAX_UPDATE_BYTES, OLDEST_VERSION
 
 HUB_TASK = "sst2"
 """The task for a model that is not built in: a small one that every language model can learn."""
@@ -78,6 +81,20 @@ IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 """Numbers of such a run (docs/research-log.md): an update takes as many forward passes as one of 4 rows at
 two points, and learns more."""
 
+FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256, learning_rate=0.05)
+"""Numbers of a run by gradients of the body's last blocks (docs/research-log.md). Its rate is one of
+coordinates in which the columns of bases have length 1, and falls with the budget."""
+
+FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, update_budget=64)
+"""Those of a head's gradients, in coordinates that are whitened. What a node keeps of its rows makes an
+update nearly free, so it is of all of them; validation rows stop after 4 to 140 updates."""
+
+GRADIENT_ROUNDS = 16
+"""Rounds of such a run."""
+
+EIGHT_BITS = 1024
+"""Cells from which on their scalars have 8 bits: with fewer of them 16 cost nothing that anybody notices."""
+
 BY_REWARDS = Selection(modules=(VALUES,))
 """The layers by which a language model learns from rewards, unless options name others: 3 % of SmolLM2's
 parameters, and nearly all that a step along the gradient of all of them brings (docs/research-log.md)."""
@@ -102,6 +119,12 @@ MEAN_RATE = 1 / 2
 LABELLED = ("classification", "sequence-classification")
 """Kinds with labels: answers in words, and a head. A ready-made task may be either."""
 
+WITHOUT_GRADIENTS = {
+    "estimator": "zeroth-order",
+    **{name: Training.model_fields[name].default for name in ("norm_limit", "basis", "bases", "scalar_bits")},
+}
+"""Numbers with which a run by gradients is measured before it has them."""
+
 TASK_FIELDS = tuple(name for name in Task.model_fields if name != "prior")
 """Fields of a task that are options; a prior is measured."""
 
@@ -118,6 +141,8 @@ _SUITED = {"rank", "basis", "bases", "features"} | _STEP
 def unsuited(old: Training) -> dict[str, Any]:
     """Return the usual values of these numbers, by name; after a head, whose updates cost next to nothing, of
     how many there are and of how many rows, too."""
+    if old.is_first_order:
+        return {"norm_limit": 0}  # which has it measured anew, with all that goes with it
     after_head = {"batch_size", "epoch_updates", "update_budget", "decay"} if old.features else set()
     return Training().model_dump(include=_SUITED | after_head)
 
@@ -138,21 +163,27 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
     """Return the manifest that options of `sfnode init`, by parameter name, describe.
 
     `examine` (`examination`) looks at the rows of local data; one that tells nobody how far it is unless
-    given. With an `organiser` (64 hex digits) among them the run is organised. Raises UserError: BAD_OPTION,
-    MODEL_*, and DATA_* for local data that do not fit the task.
+    given. With an `organiser` (64 hex digits) among them the run is organised. Of one whose `estimator` is
+    first-order this is the beginning: it lacks bases, the prior and what is measured (`sfnode.first_order`).
+    Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do not fit the task.
     """
     try:
         name, preset, source, revision, task, data = _beginning(given)
+        first, given = by_gradients(given), {key: given[key] for key in given if key != "estimator"}
         home = files.located(source, revision)
         head = _trains_head(task, given, home)
         own = preset.training if preset and source == preset.model else None
         chosen, training = DEFAULT, own or Training()
-        in_words = task.kind in ("classification", "reward") and not own
+        in_words = task.kind in ("classification", "reward") and not own and not first
         if in_words:
             usual = (BY_REWARDS, REWARD_TRAINING) if task.is_rewarded else (IN_WORDS, IN_WORDS_TRAINING)
             chosen, training = usual
         if head:
             training = own or (HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING)
+        if first:
+            encoder = task.kind == "sequence-classification"  # its classifier is none of the last blocks'
+            chosen = DEFAULT if encoder else BY_REWARDS if task.is_rewarded else IN_WORDS
+            training = FIRST_ORDER_HEAD if head else FIRST_ORDER
         selection = HEAD if head else _selection(given, chosen)
         described = loader.describe(source, revision, selection, loader.classes(task))
         described = described.model_copy(update={"outputs": loader.outputs_of(home, task)})
@@ -161,25 +192,89 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
-        if in_words and "epoch_updates" not in given:
+        if (in_words or first) and "epoch_updates" not in given:
             budget = given.get("update_budget", training.update_budget)
-            training = training.model_copy(update={"epoch_updates": -(-budget // IN_WORDS_ROUNDS)})
+            rounds = GRADIENT_ROUNDS if first else IN_WORDS_ROUNDS
+            training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
         training = _section(training, given)
+        organised = _organised(training, given)
+        if first:
+            training = _with_gradients(training, described.parsed_targets(), given, head)
+            organised = _of_gradients(organised, training, described.parsed_targets(), given, head)
         manifest = Manifest(
+            protocol=FIRST_ORDER_VERSION if first else OLDEST_VERSION,
             name=given.get("name", name or "run"),
             description=given.get("description", ""),
             admission="organised" if "organiser" in given else "open",
             open=OpenSection(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
-            organised=_organised(training, given),
+            organised=organised,
             model=described,
             task=task,
             data=data,
-            training=training,
+            training=training.model_copy(update=WITHOUT_GRADIENTS),
         )
+        manifest = manifest.model_copy(update={"training": training})
     except ValidationError as error:
         raise _bad_option(error) from error
     _try_data(manifest, examine or RowExamination(Fitting(manifest.task, loader.tokenizer_of(home))))
     return manifest
+
+
+def by_gradients(given: Mapping[str, Any]) -> bool:
+    """Return whether options name the first-order estimator. Raises UserError BAD_OPTION in an open run."""
+    if given.get("estimator") != "first-order":
+        return False
+    if "organiser" not in given:
+        raise UserError(
+            Code.BAD_OPTION,
+            "training.estimator: an open run has no gradients, as nobody signs their rates, units and limits",
+            "Leave out --open, or take zeroth-order.",
+        )
+    return True
+
+
+def _with_gradients(
+    training: Training, targets: Sequence[Target], given: dict[str, Any], head: bool
+) -> Training:
+    """Return the numbers of a first-order run, without those that are measured: all targets have cores of one
+    shape, and an update fits. Raises UserError BAD_OPTION where none does."""
+    sizes = [(one.out_features, one.in_features) for one in targets]
+    least = min(map(min, sizes))
+    rank = training.rank
+    while "rank" not in given and rank > 1 and not _fits(rank, sizes, least):
+        rank //= 2
+    rows, columns = targets[0].core_shape(rank)
+    if head and rows < targets[0].out_features and not training.bases:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"an update of a head with {targets[0].out_features} classes has no room for all of them",
+            "Join rare classes, or make a run of forward passes: --set training.estimator=zeroth-order.",
+        )
+    bits = 8 if rows * columns * len(targets) >= EIGHT_BITS else 16
+    chosen = {"estimator": "first-order", "rank": rank, "scalar_bits": bits}
+    return training.model_copy(update=chosen | ({} if training.bases else {"basis": "published"}))
+
+
+def _fits(rank: int, sizes: Sequence[tuple[int, int]], least: int) -> bool:
+    """Return whether an update at this rank fits in its bytes, and cores have one shape."""
+    cells = sum(min(rank, out) * min(rank, inner) for out, inner in sizes)
+    return cells <= MAX_UPDATE_BYTES and (rank <= least or len(set(sizes)) == 1)
+
+
+def _of_gradients(
+    organised: OrganisedSection,
+    training: Training,
+    targets: Sequence[Target],
+    given: dict[str, Any],
+    head: bool,
+) -> OrganisedSection:
+    """Return what an organised run is bounded by, where an update has so many cells."""
+    rows, columns = targets[0].core_shape(training.rank)
+    most = MAX_QUOTA_BYTES // (rows * columns * len(targets) * training.scalar_bits // 8)
+    found: dict[str, Any] = {} if "quota" in given else {"quota": min(organised.quota, most)}
+    if "subspace_epochs" not in given:  # a head's bases stay, others are made anew while that pays
+        found["subspace_epochs"] = training.epochs if head else 1
+    return organised.model_copy(update=found)
 
 
 def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> RowExamination:
@@ -198,7 +293,8 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
     try:
         loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
         task = Task(**old.task.model_dump() | loss)
-        training = _section(old.training, given)
+        measured = given.get("norm_limit") == 0
+        training = _section(old.training.model_copy(update=WITHOUT_GRADIENTS if measured else {}), given)
         model = Model(
             **old.model.model_dump()
             | {"source": folder.name, "outputs": (), "revision": "", "digest": files.digest(folder)}
@@ -209,18 +305,34 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         spans = {"epoch_updates", "update_budget", "bases"}
         lasting = old.training.model_dump(include=spans) == training.model_dump(include=spans)
         kept = old.organised.model_dump(exclude=set() if lasting else {"quota", "subspace_epochs"})
-        return Manifest.model_validate(
+        organised = _organised(training, kept | given)
+        forked = Manifest.model_validate(
             old.model_dump()
             | {key: given[key] for key in ("name", "description") if key in given}
             | {
                 "model": model.model_copy(update={"parent": parent}).model_dump(),
                 "task": task.model_dump(),
                 "training": training.model_dump(),
-                "organised": _organised(training, kept | given).model_dump(),
+                "organised": organised.model_dump(),
             }
         )
+        return _gradients_anew(forked, given) if measured else forked
     except ValidationError as error:
         raise _bad_option(error) from error
+
+
+def _gradients_anew(manifest: Manifest, given: dict[str, Any]) -> Manifest:
+    """Return a run as a first-order one, without what is measured for it."""
+    targets = manifest.model.parsed_targets()
+    head = targets[0].name in HEADS and len(targets) == 1
+    usual = FIRST_ORDER_HEAD if head else FIRST_ORDER
+    rounds = -(-given.get("update_budget", usual.update_budget) // GRADIENT_ROUNDS)
+    training = _section(usual.model_copy(update={"epoch_updates": rounds}), given)
+    training = _with_gradients(training, targets, given, head)
+    organised = _of_gradients(_organised(training, given), training, targets, given, head)
+    bounds = {name: getattr(organised, name) for name in ("quota", "subspace_epochs")}
+    bounded = manifest.organised.model_copy(update=bounds)
+    return manifest.model_copy(update={"training": training, "organised": bounded})
 
 
 class Beginning(NamedTuple):
@@ -321,8 +433,17 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     if isinstance(own.get("verifier"), str):  # else it is what such a name stands for
         own["verifier"] = verifying.load(own["verifier"])
     task = Task(**fields | own)
+    usual: Literal["plain", "centred", "calibrated"] = DEFAULT_LOSS
+    if given.get("estimator") == "first-order":
+        usual = "calibrated" if task.kind == "classification" else "plain"
+        if task.loss == "centred":
+            raise UserError(
+                Code.BAD_OPTION,
+                "task.loss: a loss that is centred compares rows, and gradients are of each row by itself",
+                "Take calibrated or plain, or training.estimator=zeroth-order.",
+            )
     if task.labelled and "loss" not in given and not _trains_head(task, given, home):
-        task = task.model_copy(update={"loss": DEFAULT_LOSS})
+        task = task.model_copy(update={"loss": usual})
     _check_kind(task, home)
     positions = _positions(home, task)
     if task.kind == "reward":

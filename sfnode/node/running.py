@@ -38,7 +38,13 @@ from sfnode.node.training.model import LoadEngine, LocalModel
 from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
 from sfnode.resources.quotas import DailyTraffic
-from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation, ProbeEvaluation
+from sfnode.schema.evaluation import (
+    BaselineEvaluation,
+    Drift,
+    Evaluation,
+    NodeEvaluation,
+    ProbeEvaluation,
+)
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated, Samples
 from sfnode.settings import Settings
@@ -51,6 +57,10 @@ LINK_GRACE = 0.4
 
 Job = Callable[[], Awaitable[None]]
 """Something that a node does until it is cancelled."""
+
+
+Beside = tuple[ProbeEvaluation | None, tuple[BaselineEvaluation, ...]]
+"""A linear probe and what needs no model, beside what was measured."""
 
 
 class RunningNode:
@@ -322,15 +332,16 @@ class RunningNode:
         self, base: bool, limit: int, calibrated: bool = False, probe: bool = False
     ) -> NodeEvaluation:
         """Accuracy or loss on the test rows, of the model that counts (`LocalModel.ask_of_last_seal`), with a
-        linear `probe` beside it if that is wanted, or of the base model, which may be `calibrated`."""
+        linear `probe` and what needs no model beside it if that is wanted, or of the base model, which may be
+        `calibrated`."""
         wanted = self.limiter.until_a_pause()
 
-        def of_model(engine: Engine) -> tuple[Evaluation, Drift, ProbeEvaluation | None]:
+        def of_model(engine: Engine) -> tuple[Evaluation, Drift, Beside]:
             found, moved = engine.evaluate(limit, wanted), engine.drift().whole
-            return found, moved, engine.probe(limit) if probe else None
+            return found, moved, (engine.probe(limit), engine.baselines(limit)) if probe else (None, ())
 
         drift: Drift | None = None
-        beside: ProbeEvaluation | None = None
+        beside: Beside = (None, ())
         if base:
             moment, result = await self.model.ask(
                 lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated),
@@ -347,7 +358,8 @@ class RunningNode:
             base=base,
             digest=None if base else moment.digest,
             drift=drift,
-            probe=beside,
+            probe=beside[0],
+            baselines=beside[1],
         )
         self.views.remember(answer)
         self.recorder.evaluated(answer)

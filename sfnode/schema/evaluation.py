@@ -107,6 +107,15 @@ class ProbeEvaluation(Evaluation):
         return self.lead > 2 * self.error
 
 
+class BaselineEvaluation(Evaluation):
+    """Scores on the same rows of what needs no model (`tasks.baselines`)."""
+
+    name: str
+    """What it is: the commonest label, or TF-IDF with logistic regression."""
+    rows: int
+    """Training rows that it was fitted to: those of this node, and the run's public ones."""
+
+
 class LayerDrift(Answer):
     """Drift of the weights of one trained matrix."""
 
@@ -164,3 +173,5 @@ class NodeEvaluation(Evaluation):
     probe: ProbeEvaluation | None = None
     """The linear probe, if it was asked for; None where no linear head alone is trained, and where too few
     states of training rows are kept."""
+    baselines: tuple[BaselineEvaluation, ...] = ()
+    """What needs no model, if it was asked for; empty for a task without labels."""

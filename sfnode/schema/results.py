@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import Evaluation, LayeredDrift, ProbeEvaluation
+from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, LayeredDrift, ProbeEvaluation
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 
@@ -40,6 +40,8 @@ class EvalResult(Answer):
     probe: ProbeEvaluation | None = None
     """A linear probe on the run's training rows; None where no linear head alone is trained, and where too
     few states of them are kept here."""
+    baselines: tuple[BaselineEvaluation, ...] = ()
+    """What the same rows give without a model; empty for a task without labels."""
     loss: Literal["plain", "centred", "calibrated"]
     """The run's loss."""
     prior: dict[str, float] | None
@@ -192,6 +194,9 @@ class SwarmResult(Answer):
     """`before` and `after` are None for a run without test data."""
     probe: ProbeEvaluation | None = None
     """A linear probe on the training rows of all nodes; None where no linear head alone is trained."""
+    baselines: tuple[BaselineEvaluation, ...] = ()
+    """What the rows of the first node and the public ones give without a model; empty for a task without
+    labels."""
     nodes: list[NodeResult]
     bytes_per_update: float
     bytes_sent: int

@@ -351,6 +351,7 @@ class LocalSwarm:
             calibrated=self.calibrated,
             after=after,
             probe=after.probe if after else None,
+            baselines=after.baselines if after else (),
             nodes=[_node_result(number, *pair) for number, pair in enumerate(pairs, 1)],
             bytes_per_update=sum(status.segment_bytes_sent for status in statuses) / max(sent, 1),
             bytes_sent=sum(status.bytes_sent for status in statuses),

@@ -7,7 +7,7 @@ or files.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -162,7 +162,7 @@ def length(words: RowText) -> int:
     return len(words.prompt) + max(map(len, words.answers), default=0)
 
 
-def text_of(task: Task, row: Row) -> Hashable:
+def text_of(task: Task, row: Row) -> tuple[str, ...]:
     """Return what a model reads of a row, in which rows are compared: white space and capital letters are no
     difference."""
     words = render_row(task, unanswered(task, row))

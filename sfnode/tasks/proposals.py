@@ -13,7 +13,8 @@ table alone:
 
 What nobody would confirm at a glance has a `doubt`: two columns may be right, or one is left unread that
 somebody may have meant. What is read are the columns with sentences, or the longest one. A class is learnt by
-a head, the faster way; a choice in words.
+a head, the faster way; a choice in words. Either is learnt by gradients where those can be taken
+(`estimator`), which learns most for the time.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
 from string import ascii_lowercase, ascii_uppercase
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 from unicodedata import normalize
 
 from sfnode.errors import UserError
+from sfnode.manifest.sections import BUILTIN
 from sfnode.manifest.task import Task
 from sfnode.tasks import prompts, templates
 from sfnode.tasks.columns import DataTable, TableColumn
@@ -109,6 +111,10 @@ NOTHING = "none"
 """Name in place of the column that says what is right: there is none, and the texts themselves are learnt."""
 
 
+TWO_POINT = frozenset(["epsilon", "group", "schedule", "calibrate"])
+"""Options, by parameter name, of a run by forward passes alone."""
+
+
 class Proposal(NamedTuple):
     """A task for a table."""
 
@@ -123,6 +129,22 @@ class Proposal(NamedTuple):
     """Reason why nobody should take this without a look at it."""
     joined: Mapping[str, str] = {}
     """Labels that are written like another one but for capital letters, blanks or a typing error."""
+
+
+def estimator(
+    task: Task, train: str, organised: bool, said: Mapping[str, Any]
+) -> Literal["first-order", "zeroth-order"]:
+    """Return by what a run with these training data learns most for the time: by gradients, unless that
+    cannot be, options that are `said` ask for forward passes, or it is a demonstration of these.
+
+    Nobody signs the rates of an open run; without rows, or unmeasured, there are no bases; those of quantised
+    weights are not made; and rewards are learnt along a few directions.
+    """
+    unable = not organised or task.is_rewarded or not train or not said.get("measure", True)
+    quantised = said.get("dtype") in ("int8", "nf4")
+    asked = TWO_POINT & said.keys() or said.get("made_of", "gradients") != "gradients"
+    forward = unable or quantised or asked or said.get("loss") == "centred" or train.startswith(BUILTIN)
+    return "zeroth-order" if forward else "first-order"
 
 
 def propose(table: DataTable, right: str = "", texts: Sequence[str] = (), way: str = "") -> Proposal:

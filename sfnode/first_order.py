@@ -1,0 +1,190 @@
+"""Gives the manifest of a first-order run what is measured: bases, prior, and the unit and limit of scalars.
+
+Nothing is tried out: in coordinates in which the columns of bases have length 1 one first rate serves, and in
+those of a head that are whitened another (`engine.whitening`); a few gradients say how long they usually are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sfnode.engine import gradients, making_bases, scalar_limit
+from sfnode.engine.head import rows_of
+from sfnode.engine.losses import EVALUATION_BATCH
+from sfnode.engine.making_bases import Made
+from sfnode.engine.trainer import Trainer
+from sfnode.engine.whitening import Known, head_gradient, whitening
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.manifest.training import units_of
+from sfnode.models import bases
+from sfnode.models.cuts import HEADS
+from sfnode.models.manifest_builder import WITHOUT_GRADIENTS
+from sfnode.store.disk_errors import disk_faults
+from sfnode.tasks import dataset, encoding
+from sfnode.tasks.prompts import Row
+from sfprotocol.decisions import RATE_ONE
+
+WHITENED_ROWS = 1024
+"""Rows of which the states are looked at, at most; nodes on this machine then find them (`kept_states`)."""
+
+VALIDATING = 1 / 5
+"""Share of them that validates where the run has no validation rows."""
+
+NORMS = 8
+"""Mini-batches whose gradients' lengths say how long they usually are."""
+
+IDENTITY = 64
+"""Entries of U of a head, on its diagonal: outputs are their own coordinates."""
+
+Tell = Callable[[int], None]
+"""Told how many example-forwards have been taken."""
+
+
+class Completed(NamedTuple):
+    """A first-order run that has all its numbers."""
+
+    manifest: Manifest
+    bases: Made | None
+    """None of a head, whose coordinates are whitened."""
+    example_forwards: int
+    """A backward pass counts as two forward passes."""
+    seconds: float
+    """Seconds that all updates take one node with this machine to itself; 0 where that is not known."""
+
+
+def is_head(manifest: Manifest) -> bool:
+    """Return whether a run trains a linear head and nothing else."""
+    target, *others = manifest.model.parsed_targets()
+    return target.name in HEADS and not others and manifest.task.kind == "sequence-classification"
+
+
+def begun(manifest: Manifest) -> Manifest:
+    """Return a first-order run without what it may not have yet, for a trainer to measure it on."""
+    task = manifest.task
+    plain = task.model_copy(update={"loss": "plain", "prior": ()}) if task.loss == "calibrated" else task
+    training = manifest.training.model_copy(update=WITHOUT_GRADIENTS)
+    return manifest.model_copy(update={"training": training, "task": plain})
+
+
+def complete(
+    manifest: Manifest, given: Container[str], trainer: Trainer, folder: Path, tell: Tell
+) -> Completed:
+    """Return a run with all its numbers, but for those that are `given` by name; its bases are written to a
+    folder. `trainer` is one of what has `begun`.
+
+    Raises UserError as `making_bases.make_on` and `gradients.usual_norm`, LOSS_FLAT without a gradient, and
+    BAD_OPTION for numbers that no manifest can have.
+    """
+    found = (_head if is_head(manifest) else _body)(manifest, trainer, folder, tell)
+    own = {name: getattr(manifest.training, name) for name in manifest.training.model_fields if name in given}
+    numbers = found.manifest.training.model_dump() | own
+    return found._replace(
+        manifest=Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
+    )
+
+
+def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Completed:
+    """Return with the prior, bases from the mean gradient, and the usual length of a gradient in them."""
+    taken = 0
+    if manifest.task.loss == "calibrated":
+        prior, taken = scalar_limit.prior_of(trainer)
+        manifest = _changed(manifest, "task", prior=prior)
+    made = None
+    if not manifest.training.bases:
+        rows, before = trainer.run_rows.training(), taken
+        key, cost = trainer.core.digest(), making_bases.cost("gradients")
+
+        def advance(done: int, total: int) -> None:
+            tell(before + cost * done // total)
+
+        made = making_bases.make_on(trainer.loaded, manifest, rows, "gradients", key, advance)
+        manifest, taken = _with_bases(manifest, made.pairs, folder), taken + made.example_forwards
+    ready = trainer.like(_changed(manifest, "training", norm_limit=1), folder)
+    began = time.monotonic()
+    norm = gradients.usual_norm(ready, NORMS)
+    each = (time.monotonic() - began) / NORMS
+    rows_each = 3 * manifest.training.batch_size
+    judged = manifest.training.epochs * manifest.data.withheld / rows_each  # by forward passes
+    seconds = each * (manifest.training.update_budget + judged)
+    return Completed(_measured(manifest, norm), made, taken + NORMS * rows_each, seconds)
+
+
+def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Completed:
+    """Return with whitened coordinates, in which the rate is known, and the length of a gradient in them."""
+    public, held = _rows(manifest, trainer)
+    began, loaded = time.monotonic(), trainer.loaded
+    (site,) = loaded.sites
+    known = _known(trainer, public, tell)
+    validating = _known(trainer, held, lambda done: tell(len(public) + done))
+    each = (time.monotonic() - began) / (len(public) + len(held))
+    rows, columns = site.target.core_shape(manifest.training.rank)
+    found = whitening(known, validating, columns)
+    u = np.eye(site.target.out_features, rows, dtype=np.int8) * np.int8(IDENTITY)
+    manifest = _with_bases(manifest, [(u, found.v)], folder)
+    units = units_of(manifest.training, site.target)
+    of_u, of_v = (torch.from_numpy(side) * unit for side, unit in zip((u, found.v), units, strict=True))
+    gradient, _ = head_gradient(known, of_u, of_v)
+    size = IDENTITY * units[0] * units[1] / found.unit  # of these coordinates, in those that were found
+    rate = found.rate / size**2 / manifest.training.epoch_updates
+    manifest = _changed(manifest, "training", learning_rate=_as_rate(rate))
+    through = each * len(trainer.run_rows.training())
+    norm = float(np.linalg.norm(gradient))
+    return Completed(_measured(manifest, norm), None, len(public) + len(held), through)
+
+
+def _rows(manifest: Manifest, trainer: Trainer) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Return public rows that whiten and those that validate. Raises UserError as `RunRows.training`."""
+    rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), WHITENED_ROWS))
+    if manifest.data.validation or manifest.data.withheld:
+        return rows, trainer.run_rows.held_out("validation").rows
+    apart = int(len(rows) * VALIDATING)
+    return rows[apart:], rows[:apart]
+
+
+def _known(trainer: Trainer, rows: Sequence[Row], advance: Callable[[int], None]) -> Known:
+    """Return the states, classes and outputs of rows."""
+    loaded, states, labels = trainer.loaded, [], []
+    for batch in encoding.batches(trainer.manifest.task, loaded.tokenizer, rows, EVALUATION_BATCH):
+        found = rows_of(loaded, [batch])
+        states.append(found.states)
+        labels.append(found.labels)
+        advance(sum(map(len, labels)))
+    (site,) = loaded.sites
+    with torch.inference_mode():
+        outputs = site.module(torch.cat(states))
+    return Known(torch.cat(states).cpu(), torch.cat(labels).cpu(), outputs.cpu())
+
+
+def _with_bases(manifest: Manifest, pairs: making_bases.Pairs, folder: Path) -> Manifest:
+    with disk_faults(folder):
+        digest = bases.write(folder, pairs)
+    return _changed(manifest, "training", basis="published", bases=digest)
+
+
+def _measured(manifest: Manifest, norm: float) -> Manifest:
+    """Return with the unit and limit for gradients of this length. Raises UserError LOSS_FLAT if it is 0."""
+    if not norm > 0:
+        raise UserError(
+            Code.LOSS_FLAT,
+            "the gradient of the loss is 0, or no number, at the base model: nothing could be learnt",
+            "Give other data, or another base model (--model): of texts in which the model knows no word it "
+            "learns nothing.",
+        )
+    numbers = gradients.numbers_for(norm, manifest.dimensions, manifest.training.scalar_bits)
+    return _changed(manifest, "training", **numbers)
+
+
+def _as_rate(rate: float) -> float:
+    """Return the nearest rate that a manifest can have."""
+    return min(max(round(rate * RATE_ONE), 1), RATE_ONE - 1) / RATE_ONE
+
+
+def _changed(manifest: Manifest, section: str, **fields: Any) -> Manifest:
+    return manifest.model_copy(update={section: getattr(manifest, section).model_copy(update=fields)})
