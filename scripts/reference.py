@@ -68,7 +68,7 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "log --json": ("", (history.HistoryResult,)),
     "log --updates": (
         "A line for each update that counts, by origin, incarnation and step: with the manifest and the base "
-        "model, all that a model follows from (R6, R7, U4 to U9).",
+        "model, all that a model follows from (R6, R7, U4 to U9, U11).",
         (results.UpdateLine,),
     ),
     "history checkout --json": ("", (history.CheckoutResult,)),

@@ -43,7 +43,8 @@ ORIGIN_RATE, ORIGIN_BURST = 1024.0, 65_536.0
 trainer makes, and minutes of its work."""
 
 ORIGIN_BYTES = 32
-"""Bytes of a first-order run's update that count as one of these: to check them takes as long."""
+"""Bytes of a first-order run's update that count as one of these: an origin then brings as much as a link,
+for half a percent of a core."""
 
 PROOF_RATE, PROOF_BURST = 0.1, 16.0
 """Fork proofs that are taken against an origin in a second and at once (SPEC E7). A key that is in use twice

@@ -3,8 +3,10 @@ U11)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+from itertools import chain
 from operator import mul
+from typing import cast
 
 Scalar = int
 """A quantised derivative, in units of the manifest's scalar_delta, or of the unit of the update's label."""
@@ -14,10 +16,11 @@ Values = Scalar | tuple[Scalar, ...]
 cores, in their order (SPEC U11)."""
 
 
-def flat(every: Iterable[Values]) -> Iterator[Scalar]:
-    """Yield the scalars of these updates, one after the other."""
-    for values in every:
-        yield from (values,) if isinstance(values, int) else values
+def flat(every: Sequence[Values]) -> Sequence[Scalar]:
+    """Return the scalars of these updates of one run, one after the other."""
+    vectors = not every or not isinstance(every[0], int)
+    found = chain.from_iterable(cast(Sequence[tuple[Scalar, ...]], every)) if vectors else every
+    return cast(tuple[Scalar, ...], tuple(found))
 
 
 def cells_of(values: Values) -> int:

@@ -24,6 +24,7 @@ from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
 from sflab.simulator.world.traffic import quantiles
 from sflab.simulator.world.world import World
+from sfnode.manifest import Manifest
 from sfnode.printable import command
 
 STAGGER = 1.0
@@ -129,7 +130,7 @@ class Run:
         self.seconds = scenario.seconds if seconds is None else seconds
         self.world = World(
             seed,
-            manifest=runs.manifest(seed) if scenario.organised else runs.OPEN_RUN,
+            manifest=manifest_of(scenario, seed),
             policy=runs.POLICY if scenario.organised else None,
             judge=runs.anything if scenario.judged else runs.falling,
             judged=scenario.judged,
@@ -322,6 +323,15 @@ class Run:
             trace_hash=world.trace.digest(),
             wall=wall,
         )
+
+
+def manifest_of(scenario: Scenario, seed: int) -> Manifest:
+    """Return the run that is simulated."""
+    if not scenario.organised:
+        return runs.OPEN_RUN
+    organised, turn = runs.manifest(seed), seed % 4
+    vectors = scenario.first_order or turn == 3
+    return runs.first_order(organised, 1 + seed // 4 % 4) if vectors else organised
 
 
 @contextmanager

@@ -55,4 +55,7 @@ class Scenario:
     """Whether an organiser, on the first node, says what counts."""
     judged: bool = False
     """Whether its seals have factors of all kinds, rates of coming epochs, and skip and recount feeds."""
+    first_order: bool = False
+    """Whether an update has a scalar for every cell, whatever the seed: so it is in organised runs with every
+    fourth one."""
     limits: Limits = field(default_factory=Limits)

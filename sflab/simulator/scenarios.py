@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sflab.simulator.adversaries.actors import Attack
 from sflab.simulator.attacks import ATTACKS
 from sflab.simulator.faults.kinds import (
     ArchiveLeaves,
@@ -23,6 +24,7 @@ from sflab.simulator.faults.kinds import (
     Undo,
 )
 from sflab.simulator.scenario import Limits, Load, Scenario
+from sflab.simulator.world.topology import MANAGED
 from sfnode.transport.conditions import Conditions, Latency
 
 ORDINARY = Latency("lognormal", typical=0.05, spread=0.4, most=2.0)
@@ -252,6 +254,19 @@ ORGANISED: tuple[Scenario, ...] = (
         LateJoin(18),
         Undo(19, "void"),
         judged=True,
+    ),
+    _organised(
+        "vectors",
+        "Updates have a scalar for every cell, units and limits change, and peers send other forms.",
+        Twins(3, apart=9),
+        LateJoin(12, count=2),
+        Undo(14, "void"),
+        Undo(16, "amend"),
+        judged=True,
+        first_order=True,
+        topology=MANAGED,
+        attack=Attack("misshape", actors=4, every=0.5, renames=False),
+        nodes=10,
     ),
     _organised(
         "lost",

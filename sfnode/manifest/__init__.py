@@ -164,9 +164,10 @@ class Manifest(Section):
                 f"an update would have {width:,} bytes, and {MAX_UPDATE_BYTES:,} are the most: take a "
                 "smaller rank, or fewer targets"
             )
-        if self.organised.quota * width > MAX_QUOTA_BYTES:
+        most = max(self.organised.quota, 2 * self.training.epoch_updates)  # of a stranger at first (SPEC O20)
+        if most * width > MAX_QUOTA_BYTES:
             raise ValueError(
-                f"a quota of {self.organised.quota:,} updates of {width:,} bytes is more than "
+                f"a quota, or two rounds, of {most:,} updates of {width:,} bytes is more than "
                 f"{size_text(MAX_QUOTA_BYTES)}, the most that anybody must hold of a member and round"
             )
         return self

@@ -82,7 +82,8 @@ def encode(segment: Segment, chain_head: bytes) -> bytes:
     if not values or len(segment.signature) != 64 or len(chain_head) != 32:
         raise LocalProtocolError("a segment needs updates, a signature of 64 and a chain head of 32 bytes")
     cells = cells_of(values[0])
-    width = 1 if all(-128 <= scalar <= 127 for scalar in flat(values)) else 2
+    scalars = flat(values)
+    width = 1 if min(scalars) >= -128 and max(scalars) <= 127 else 2
     told = width + VECTORS if cells else width
     head = _HEAD.pack(0, segment.signature, chain_head, told, len(segment.parts))
     parts = b"".join(_PART.pack(part.epoch, len(part.scalars)) for part in segment.parts)

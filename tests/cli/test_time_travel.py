@@ -31,8 +31,9 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles
 from sfprotocol.decisions import RATE_ONE, Budget, Part, RateFrom, Worth
 from tests.cli.helpers import Ended
+from tests.node.helpers import manifest
 from tests.protocol.feeds import origin_of
-from tests.store.folders import Folder, joined, organised
+from tests.store.folders import Folder, first_order, joined, organised
 
 Run = Callable[..., Ended]
 
@@ -123,6 +124,20 @@ def test_updates_are_ordered_by_feed_and_step(sfnode: Run, folder: Path) -> None
     order = [(one["origin"], one["incarnation"], one["step"]) for one in said]
     assert order == sorted(order)
     assert order[0][0] == B, "the member who came last"
+
+
+def test_updates_of_a_first_order_run_are_told_with_every_scalar(sfnode: Run, tmp_path: Path) -> None:
+    run = first_order(manifest("vectors"))
+    with Folder(tmp_path / "vectors", run, "a", organises=True) as made:
+        made.admit("a")
+        made.make(2, lambda: (9,) * 24)
+        made.make(1, lambda: (100,) * 24)  # more than its limit: it moves nothing
+        made.close()
+        made.seal()
+    said = sfnode("log", "--updates", "--data-dir", tmp_path / "vectors").out.splitlines()
+    lines = [json.loads(line) for line in said]
+    assert [line["scalar"] for line in lines] == [[9] * 24, [9] * 24, [100] * 24]
+    assert [line["weight"] for line in lines] == [run.parameters().rate] * 2 + [0]
 
 
 def test_a_complete_run_says_of_nothing_that_it_waits(sfnode: Run, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from sfprotocol.messages import Card, EpochScalars, Feed, Proof, Segment, Summar
 from sfprotocol.names import Names
 from sfprotocol.plumtree import MAX_BURST, TTL
 from sfprotocol.pulls import MAX_PULLS_PER_LINK
-from tests.fuzz.stories import RUN, SAGAS, Stories, key_of, origin_of
+from tests.fuzz.stories import RUN, SAGAS, Stories, key_of, origin_of, saying
 from tests.protocol.feeds import Log
 
 MAX_RECORDED = 64
@@ -210,7 +210,7 @@ class Host:
 
     def compute(self, updates: int) -> None:
         """The engine has finished so many updates, if the machine lets it make any."""
-        made = self.host.own_updates(updates, lambda: next(self.arena.scalars)) if self.up else None
+        made = self.host.own_updates(updates, lambda: saying(next(self.arena.scalars))) if self.up else None
         if made:
             self.making[made.feed, made.first] = made.parts
             self.post(made)

@@ -26,6 +26,7 @@ from sfnode.store.disk_errors import BrokenRowError
 from sfnode.transport.roster import pack_record, read_record
 from sfprotocol import decisions, invitation, model_listing, wire_codec
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import Form, Segment
 from sfprotocol.wire_codec import MAX_FRAME
 from tests.fuzz.choices import Choices
 from tests.fuzz.stories import SAGAS
@@ -39,16 +40,19 @@ deeply takes 72: an empty list for every byte."""
 
 PEER = "QmWv4MDNkJnWMTaHJxSwZ8dnkwJPZvLScPZzYD9bCHMgdB"
 
+FORMS = Form(1), Form(2), Form(1, 24)
+"""The last is that of the vectors of first-order runs."""
+
 Decoder = Callable[[bytes], None]
 
 
 def of_codec(data: bytes) -> None:
-    for scalar_bytes in (1, 2):
+    for form in FORMS:
         try:
-            message = wire_codec.decode(data, scalar_bytes)
+            message = wire_codec.decode(data, *form)
         except RemoteProtocolError:
             continue
-        assert wire_codec.encode(message, scalar_bytes) == data
+        assert wire_codec.encode(message, *form) == data
 
 
 def of_decision(data: bytes) -> None:
@@ -147,10 +151,13 @@ def seeds(name: str) -> list[bytes]:
     """Valid encodings for the decoder of this name."""
     if name == "codec":
         vectors = json.loads((VECTORS / "codec.json").read_text(encoding="utf-8"))
-        return [bytes.fromhex(vector["encoding"]) for vector in vectors["valid"]]
+        return [
+            bytes.fromhex(vector["encoding"]) for vector in [*vectors["valid"], *_first_order("segments")]
+        ]
     if name == "decision":
         vectors = json.loads((VECTORS / "organised.json").read_text(encoding="utf-8"))
-        return [bytes.fromhex(vector["encoding"]) for vector in vectors["decisions"]]
+        told = [*vectors["decisions"], *_first_order("decisions")]
+        return [bytes.fromhex(vector["encoding"]) for vector in told]
     if name == "manifest":
         vectors = json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))
         return [bytes.fromhex(vector["canonical"]) for vector in (vectors, *vectors["version 2"])]
@@ -164,7 +171,15 @@ def seeds(name: str) -> list[bytes]:
         address = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
         return [msgpack.packb([PEER, [address] * count, count, count << 60]) for count in range(4)]
     segments = [saga.segment(0, 0, stop) for saga in SAGAS[:2] for stop in (1, 13, 40)]
+    for vector in _first_order("segments"):
+        read = wire_codec.decode(bytes.fromhex(vector["encoding"]), vector["scalar_bytes"], vector["cells"])
+        segments.append(cast(Segment, read))
     return [records.encode(segment, bytes(32)) for segment in segments]
+
+
+def _first_order(what: str) -> list[Any]:
+    found: list[Any] = json.loads((VECTORS / "first_order.json").read_text(encoding="utf-8"))[what]
+    return found
 
 
 def mutated(seed: bytes, choices: Choices) -> bytes:

@@ -14,7 +14,6 @@ from sfprotocol import wire_codec
 from sfprotocol.frontier import UNCUT
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
-    OLDEST_VERSION,
     Ahead,
     Branch,
     Card,
@@ -40,7 +39,7 @@ from sfprotocol.messages import (
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.seeds import feed_key
 from tests.fuzz.choices import Choices
-from tests.fuzz.stories import HISTORY, Saga, origin_of
+from tests.fuzz.stories import HISTORY, Saga, origin_of, saying
 
 
 class Scene(Protocol):
@@ -134,12 +133,8 @@ def false_segment(scene: Scene, choices: Choices) -> Segment:
             return replace(segment, feed_key=feed_key(scene.run.run_id, *choices.pick(feeds(scene))))
         case _:
             part = segment.parts[0]
-            longer = replace_first(part.scalars, choices.below(3000) - 1500)
+            longer = saying(choices.below(3000) - 1500, scene.run.cells), *part.scalars[1:]
             return replace(segment, parts=(part._replace(scalars=longer), *segment.parts[1:]))
-
-
-def replace_first(scalars: tuple[int, ...], scalar: int) -> tuple[int, ...]:
-    return (scalar, *scalars[1:])
 
 
 # -- proofs --------------------------------------------------------------------------------------------
@@ -183,7 +178,7 @@ def hello(scene: Scene, choices: Choices) -> Hello:
         return Hello(
             choices.below(3), choices.take(32).ljust(32, b"\0"), choices.below(3), choices.below(600)
         )
-    return Hello(OLDEST_VERSION, scene.run.run_id, 0, choices.below(600))
+    return Hello(scene.run.version, scene.run.run_id, 0, choices.below(600))
 
 
 def summary(scene: Scene, choices: Choices) -> Summary:
@@ -283,5 +278,8 @@ def greeting(scene: Scene, choices: Choices) -> list[bytes]:
     names = sorted({*(saga.feed for saga in scene.sagas), *INVENTED[: choices.below(3)]})
     scene.named.update(names)
     claims = tuple(Claim(feed, 0, NO_TAG) for feed in names)
-    messages = Hello(OLDEST_VERSION, scene.run.run_id, 0, 0), Summary(choices.flip(4), 0, bytes(32), claims)
+    messages = (
+        Hello(scene.run.version, scene.run.run_id, 0, 0),
+        Summary(choices.flip(4), 0, bytes(32), claims),
+    )
     return [wire_codec.encode(message) for message in messages]

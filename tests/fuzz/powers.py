@@ -204,7 +204,7 @@ def _changed(stage: Stage, choices: Choices, frame: bytes) -> Message:
     try:
         message = wire_codec.decode(frame, *stage.run.form)
     except RemoteProtocolError:
-        return Hello(OLDEST_VERSION, stage.run.run_id, 0, 0)
+        return Hello(stage.run.version, stage.run.run_id, 0, 0)
     for _ in range(1 + choices.below(3)):
         message = altered(message, choices, like(stage, choices))
     return message

@@ -5,6 +5,7 @@ Refuses to know what any node has of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,11 +16,29 @@ from sfprotocol.messages import Branch, Card, EpochScalars, Feed, Proof, RunPara
 from sfprotocol.seeds import feed_key
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import card_message, extend, genesis, head_message
+from sfprotocol.values import Values
 
-RUN = RunParameters(bytes(range(32)), epoch_updates=16, update_budget=320, scalar_bytes=2, scalar_limit=1000)
+CELLS = int(os.environ.get("SFNODE_FUZZ_CELLS", "0"))
+"""Scalars of an update, in place of one along a direction: courses are then those of a first-order run."""
 
-Told = tuple[int, int]
-"""One update: (epoch, scalar)."""
+RUN = RunParameters(
+    bytes(range(32)),
+    epoch_updates=16,
+    update_budget=320,
+    scalar_bytes=2,
+    scalar_limit=1000,
+    version=4 if CELLS else 3,
+    cells=CELLS,
+)
+
+Told = tuple[int, Values]
+"""One update: (epoch, what it says)."""
+
+
+def saying(scalar: int, cells: int = CELLS) -> Values:
+    """Return what an update with this scalar says: in a first-order run to every second cell the opposite."""
+    return tuple(-scalar if cell % 2 else scalar for cell in range(cells)) if cells else scalar
+
 
 Parts = tuple[EpochScalars, ...]
 
@@ -75,10 +94,10 @@ class Saga:
             for branch, at in enumerate(self.partings)
         ]
 
-    @staticmethod
-    def _history(labels: tuple[int, int], scalars: Sequence[int]) -> Parts:
+    def _history(self, labels: tuple[int, int], scalars: Sequence[int]) -> Parts:
         boundary = BOUNDARY if labels[0] != labels[1] else HISTORY
-        parts = zip(labels, (tuple(scalars[:boundary]), tuple(scalars[boundary:])), strict=True)
+        said = [saying(scalar, self.run.cells) for scalar in scalars]
+        parts = zip(labels, (tuple(said[:boundary]), tuple(said[boundary:])), strict=True)
         return tuple(EpochScalars(*part) for part in parts if part[1])
 
     def chain(self, branch: int, step: int) -> bytes:
@@ -107,7 +126,14 @@ class Saga:
 
     def invented(self, at: int, chains: tuple[bytes, bytes], empty: bool) -> Proof:
         """A proof that holds, of histories that nobody has seen."""
-        one, other = ((), ()) if empty else ((EpochScalars(0, (1,)),), (EpochScalars(0, (2,)),))
+        one, other = (
+            ((), ())
+            if empty
+            else (
+                (EpochScalars(0, (saying(1, self.run.cells),)),),
+                (EpochScalars(0, (saying(2, self.run.cells),)),),
+            )
+        )
         branches = self.branch(at, chains[0], one), self.branch(at, chains[1], other)
         return Proof(self.feed, at, chains, branches)
 

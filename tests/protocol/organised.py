@@ -83,7 +83,7 @@ def seal(
     skip: tuple[int, ...] = (),
     recount: tuple[tuple[int, int], ...] = (),
     factor: int = FACTOR_ONE,
-    rates: tuple[tuple[int, int], ...] = (),
+    rates: tuple[tuple[int, ...], ...] = (),
 ) -> Seal:
     return Seal(
         epoch,
@@ -137,6 +137,8 @@ class Reference:
     finished: bool = False
     bases: dict[int, bytes] = field(default_factory=dict)
     """Published bases by subspaces of two epochs."""
+    norm_limit: int = 0
+    """Above 0 in a first-order run."""
 
     def named(self, feed: int) -> set[Step]:
         return set().union(*(moved.get(feed, set()) for moved in self.closes))
@@ -150,13 +152,13 @@ class Reference:
     def complete(self) -> bool:
         return self.finished or self.counted >= self.budget
 
-    def rate(self, epoch: int) -> int:
-        """Return the rate: each seal replaces all rates from its first one on."""
-        schedule = {0: self.first_rate}
+    def rate(self, epoch: int) -> tuple[int, int, int]:
+        """Return rate, unit and limit: each seal replaces all from its first one on."""
+        schedule = {0: (self.first_rate, 65_536, self.norm_limit)}
         for one in self.seals:
             if one.rates:
                 schedule = {e: rate for e, rate in schedule.items() if e < one.rates[0].epoch}
-                schedule |= {rate.epoch: rate.rate for rate in one.rates}
+                schedule |= {rate.epoch: rate[1:] for rate in one.rates}
         return schedule[max(e for e in schedule if e <= epoch)]
 
     def revoked_from(self, member: bytes) -> int:
@@ -348,6 +350,8 @@ class Reference:
                 return
             again |= steps
         if not set(one.skipped) <= set(named) or any(rate.epoch <= len(self.closes) for rate in one.rates):
+            return
+        if any((rate.limit > 0) != (self.norm_limit > 0) for rate in one.rates):
             return
         skipped = set().union(*(named[feed] for feed in one.skipped))
         self.seals.append(one)

@@ -587,14 +587,16 @@ MOVES = st.dictionaries(st.sampled_from((0, 64, *MOVED)), st.integers(0, 3), max
 
 def SEALS(epoch: int, open_epoch: int) -> st.SearchStrategy[Seal]:  # noqa: N802
     recounts = st.sets(st.tuples(st.sampled_from((0, 1, 64)), EPOCHS), max_size=2)
-    rates = st.dictionaries(st.integers(open_epoch, open_epoch + 4), st.integers(0, 9), max_size=2)
+    rate = st.integers(0, 9)
+    whole = st.one_of(st.tuples(rate), st.tuples(rate, st.integers(1, 9), st.integers(1, 9)))
+    rates = st.dictionaries(st.integers(open_epoch, open_epoch + 4), whole, max_size=2)
     return st.builds(
         lambda skip, recount, factor, rates: seal(
             epoch,
             skip=tuple(skip),
             recount=tuple(sorted(recount)),
             factor=factor,
-            rates=tuple(sorted(rates.items())),
+            rates=tuple((epoch, *rate) for epoch, rate in sorted(rates.items())),
         ),
         st.one_of(st.just([]), FEW_FEEDS),
         st.one_of(st.just(set()), recounts),
@@ -617,17 +619,17 @@ OTHERS: st.SearchStrategy[Decision] = st.one_of(
 
 
 @settings(max_examples=150)
-@given(said=decisions())
-def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision]) -> None:
-    run = Counting(budget=9, rate=5, bases=DIGEST, subspace_epochs=2, epoch_updates=8)
-    reference = Reference(9, 5, 8, bases={0: DIGEST})
+@given(said=decisions(), limit=st.sampled_from((0, 78)))
+def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision], limit: int) -> None:
+    run = Counting(budget=9, rate=5, norm_limit=limit, bases=DIGEST, subspace_epochs=2, epoch_updates=8)
+    reference = Reference(9, 5, 8, bases={0: DIGEST}, norm_limit=limit)
     for decision in said:
         run.apply(Recorded(decision))
         reference.apply(decision)
         assert [(one.subspace, one.digest) for one in run.bases] == sorted(reference.bases.items())
         assert (run.open_epoch, run.sealed) == (len(reference.closes), len(reference.seals))
         assert (run.counted, run.complete) == (reference.counted, reference.complete)
-    assert [run.rate(epoch) for epoch in range(12)] == [reference.rate(epoch) for epoch in range(12)]
+    assert [run.rate_from(epoch)[1:] for epoch in range(12)] == [reference.rate(epoch) for epoch in range(12)]
     assert [(m.origin, m.revoked) for m in run.members] == [
         (m, reference.revoked_from(m)) for m in reference.members
     ]
@@ -860,6 +862,7 @@ def test_folding_a_prefix_anew_is_never_having_had_the_rest(
 
 
 U16, U31, U32 = st.integers(0, 2**16 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**32 - 1)
+LEAST_1 = st.integers(1, 2**32 - 1)
 SMALL_OR = (st.integers(0, 3) | U16, st.integers(0, 200) | U31, st.integers(0, 3) | U32)
 E16, N31, N32 = SMALL_OR
 
@@ -881,7 +884,7 @@ ANYTHING: st.SearchStrategy[Decision] = st.one_of(
         ascending(st.builds(Recount, N31, E16)),
         st.just(DIGEST),
         U16,
-        ascending(st.builds(RateFrom, E16, U32)),
+        ascending(st.one_of(st.builds(RateFrom, E16, U32), st.builds(RateFrom, E16, U32, LEAST_1, LEAST_1))),
     ),
     st.builds(Amend, N31, E16),
     st.builds(Admit, st.binary(min_size=32, max_size=32), N32, N31),

@@ -290,13 +290,25 @@ ALPHABET: tuple[Decision, ...] = (
 )
 
 
-def test_every_sequence_of_four_decisions_counts_as_in_the_reference() -> None:
-    for said in product(ALPHABET, repeat=4):
-        run, reference = Counting(budget=3, rate=5), Reference(3, 5)
+FIRST_ORDER = seal(0, factor=7, rates=((4, 7, 9, 99),))
+"""Changes nothing in a run whose updates are scalars, as other seals with rates do in a first-order run."""
+
+
+@pytest.mark.parametrize(
+    ("alphabet", "most", "limit"),
+    [(ALPHABET, 4, 0), ((*ALPHABET, FIRST_ORDER), 3, 78)],
+    ids=["4", "3 of vectors"],
+)
+def test_every_sequence_of_few_decisions_counts_as_in_the_reference(
+    alphabet: tuple[Decision, ...], most: int, limit: int
+) -> None:
+    for said in product(alphabet, repeat=most):
+        run = Counting(budget=3, rate=5, norm_limit=limit)
+        reference = Reference(3, 5, norm_limit=limit)
         for decision in (admit(0), admit(1), *said):
             run.apply(Recorded(decision))
             reference.apply(decision)
-        assert (run.open_epoch, run.sealed, run.counted, run.complete, run.rate(9)) == (
+        assert (run.open_epoch, run.sealed, run.counted, run.complete, run.rate_from(9)[1:]) == (
             len(reference.closes),
             len(reference.seals),
             reference.counted,

@@ -13,12 +13,15 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
+import msgpack
+
 from sflab.simulator.world.keys import origin_of, signing_key
 from sfnode.transport.base import Link, LinkClosed, TransportError
 from sfnode.transport.memory import MemoryLink, MemoryTransport
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import (
+    MAX_SIGNED_BYTES,
     Ahead,
     Claim,
     EpochScalars,
@@ -48,6 +51,9 @@ PATIENCE = (3.0, 8.0)
 
 MAX_MEMORY = 200
 """Frames that an actor keeps for later."""
+
+HONEST_FORM = 0.5
+"""Share of the segments of a misshaper that have the run's form: a link ends with the first that has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +300,28 @@ class Malformer(Actor):
         )
 
 
+class Misshaper(Forger):
+    """Claims the same, and delivers segments whose updates have another form than the run's, or are huge."""
+
+    def _forged(self, feed: Feed, first: int) -> Segment:
+        most = 2 ** (8 * self.world.run.scalar_bytes - 1)
+        update = tuple(self.random.randrange(-most, most) for _ in range(self.world.run.cells or 1))
+        key = feed_key(self.world.run.run_id, *feed)
+        parts = (EpochScalars(0, (update if self.world.run.cells else update[0],)),)
+        return Segment(key, first, parts, self.random.randbytes(64), self.random.randrange(16))
+
+    def say(self, end: MemoryLink, message: Message) -> None:
+        if not isinstance(message, Segment) or self.random.random() < HONEST_FORM:
+            super().say(end, message)
+            return
+        form = self.world.run.form
+        size = self.random.choice(
+            (0, 1, form.width - 1, form.width + 1, MAX_SIGNED_BYTES + form.width, 200_000)
+        )
+        fields = [1, message.hops, message.feed_key, message.first, [[0, self.random.randbytes(size)]]]
+        self.raw(end, bytes(msgpack.packb([*fields, message.signature], use_bin_type=True)))
+
+
 class Equivocator(Actor):
     """Has a key of its own and sends every second neighbour another history."""
 
@@ -330,5 +358,6 @@ KINDS: dict[str, type[Actor]] = {
     "spam": Spammer,
     "replay": Replayer,
     "malform": Malformer,
+    "misshape": Misshaper,
     "equivocate": Equivocator,
 }

@@ -8,13 +8,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sflab.simulator.checks import fold
+from sflab.simulator.world import oracle
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.world import World
 from sfprotocol import decisions, holding
 from sfprotocol.counting import Counting, Run
 from sfprotocol.decisions import Amend, Close, Seal, Void, read
+from sfprotocol.frontier import FeedState
 from sfprotocol.messages import Feed
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 WORKED_OUT = ("_credits", "_judged")
 """Figures that a Counting works out when it is asked: not all nodes have been asked the same."""
@@ -145,13 +148,23 @@ def lacking(world: World) -> str:
         for state in node.machine.frontier:
             number = counting.number(state.feed)
             named = counting.named(number) if number is not None else 0
-            if named != state.next:
+            if _waits(node, state, named):
                 return f"; {node.name} holds {state.next} of a feed of which {named} are named"
         members = {member.origin for member in counting.members}
         strangers = [other.name for other in world.staying() if other.origin not in members]
         if strangers:
             return f"; {strangers[0]} is not admitted"
     return ""
+
+
+def _waits(node: Computer, state: FeedState, named: int) -> bool:
+    """Return whether steps that no close has named are there, and one of them moves: the others alone close
+    no epoch."""
+    if named >= state.next:
+        return named > state.next
+    told = node.disk.read(state.feed, named, MAX_SEGMENT_UPDATES)
+    assert told
+    return any(counting_of(node).rate_from(e).moves(values) for e, values in oracle.updates_of(told.parts))
 
 
 def complete(world: World) -> str:

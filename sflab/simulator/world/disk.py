@@ -8,7 +8,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sflab.simulator.world.runs import blob
 from sfnode.manifest import Manifest
+from sfnode.models.bases import path_in
 from sfnode.store import data_folder
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
@@ -28,6 +30,9 @@ def prepare(layout: Layout, manifest: Manifest, key: Ed25519PrivateKey) -> None:
     """Make the folder of a node that knows its run, and has a key of its own."""
     layout.path.mkdir(parents=True)
     layout.manifest.write_text(manifest.to_toml())
+    if manifest.training.bases:
+        layout.bases.mkdir()
+        path_in(layout.bases, manifest.training.bases).write_bytes(blob(manifest))
     Identity._of(key).write(layout.identity)
 
 

@@ -16,7 +16,9 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.decisions import RateFrom
+from sfprotocol.messages import RunParameters
 from sfprotocol.seeds import I64, mix64
+from sfprotocol.values import Values
 
 RESULT = Evaluation(metric="accuracy", value=0.5, low=0.48, high=0.52, loss=1.0, count=100)
 """Every evaluation."""
@@ -25,7 +27,7 @@ RESULT = Evaluation(metric="accuracy", value=0.5, low=0.48, high=0.52, loss=1.0,
 class Result(NamedTuple):
     """The result of a step."""
 
-    scalars: tuple[int, ...]
+    scalars: tuple[Values, ...]
     loss: float = 1.0
     failed: int = 0
 
@@ -50,8 +52,8 @@ class IntegerEngine:
         self.made = 0
         """Updates that were evaluated here."""
         self._salt = salt
-        self._limit = run.training.scalar_limit
-        self._keeps_cores = run.parameters().organised is not None
+        self._run = run.parameters()
+        self._keeps_cores = self._run.organised is not None
         self._marks = np.zeros((), np.int64)
 
     @property
@@ -74,7 +76,7 @@ class IntegerEngine:
 
     def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> Result:
         self.made += len(seeds)
-        return Result(measured(seeds, self._limit, self._salt))
+        return Result(measured(seeds, self._run, self._salt))
 
     def evaluate(self, limit: int, go_on: Callable[[], bool], rows: str = "test") -> Evaluation:
         return RESULT
@@ -97,6 +99,21 @@ class IntegerEngine:
         pass
 
 
-def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
-    """Return the scalars in these directions; never 0, which no sum tells of."""
+def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[Values, ...]:
+    """Return what is measured with these seeds: scalars, never 0, which no sum tells of; in a first-order run
+    vectors, of which some are too long, or too short, to move anything."""
+    if run.cells:
+        return tuple(_vector(seed + salt, run.cells) for seed in seeds)
+    limit = run.scalar_limit
     return tuple((seed + salt) % (2 * limit + 1) - limit or 1 for seed in seeds)
+
+
+SIZES = (0, 5, 8, 8, 10, 13, 15, 30)
+"""Largest scalars of vectors; where the limit has a root mean square of 16, those of 4 to 27 move."""
+
+
+def _vector(number: int, cells: int) -> tuple[int, ...]:
+    size = SIZES[number % len(SIZES)]
+    words = mix64(np.arange(cells, dtype=np.uint64) + np.uint64(number % (1 << 63)))
+    found = (words % np.uint64(2 * size + 1)).astype(np.int64) - size
+    return tuple(found.tolist())

@@ -3,6 +3,8 @@ organiser does and says."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from random import Random
 
 from sflab.simulator.world.keys import origin_of, signing_key
@@ -10,10 +12,12 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
+from sfnode.models.bases import FILE
 from sfnode.organising.evaluation.judging import Judgement, at_rate
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import RateFrom
+from sfprotocol.model_listing import ListedFile, encode, hash_bases, hash_piece
 
 OPEN_RUN = Manifest(
     name="simulated",
@@ -37,7 +41,13 @@ RATE = 1 << 22
 def falling(counting: Counting) -> Judgement:
     """Judge that all counts, at a rate that falls to 0 when the budget is reached."""
     left = max(0, counting.budget - counting.counted)
-    return at_rate(RATE * left // max(1, counting.budget))(counting)
+    judged = at_rate(RATE * left // max(1, counting.budget))(counting)
+    return replace(judged, rates=tuple(_whole(counting, rate) for rate in judged.rates))
+
+
+def _whole(counting: Counting, rate: RateFrom) -> RateFrom:
+    """Return a rate with the unit and the limit that there are."""
+    return counting.rate_from(rate.epoch)._replace(epoch=rate.epoch, rate=rate.rate)
 
 
 POLICY = OrganiserPolicy(
@@ -58,6 +68,28 @@ POLICY = OrganiserPolicy(
 
 FACTORS = (0, 2048, 4096, 6963)
 """Factors of seals where they are judged: 0, 1/2, 1 and 1.7."""
+
+
+def blob(manifest: Manifest) -> bytes:
+    """Return the bases of a first-order run, of which an engine of integers makes no use."""
+    _, rows, columns = manifest.core_shape
+    targets = manifest.model.parsed_targets()
+    return bytes(1 for t in targets for _ in range(t.out_features * rows + t.in_features * columns))
+
+
+def first_order(manifest: Manifest, targets: int) -> Manifest:
+    """Return the same run with first-order updates, which have 16 cells for each of so many matrices."""
+    numbers = {"estimator": "first-order", "basis": "published", "scalar_bits": 8, "scalar_limit": 127}
+    limit = {"norm_limit": round(16 * math.sqrt(16 * targets))}
+    model = manifest.model.model_copy(
+        update={"targets": tuple(f"m{number}:8x4" for number in range(targets))}
+    )
+    training = manifest.training.model_copy(update=numbers | limit)
+    made = manifest.model_copy(update={"protocol": 4, "model": model, "training": training})
+    content = blob(made)
+    listing = encode([ListedFile(FILE, len(content), hash_piece(content))])
+    named = training.model_copy(update={"bases": hash_bases(listing).hex()})
+    return made.model_copy(update={"training": named})
 
 
 def manifest(seed: int) -> Manifest:
@@ -84,5 +116,13 @@ def anything(counting: Counting) -> Judgement:
         random.choice(FACTORS),
         frozenset(number for number in counting.moved(counting.sealed) if random.random() < 0.2),
         frozenset(skipped for skipped in earlier if random.random() < 0.5),
-        tuple(RateFrom(*rate) for rate in sorted(rates.items())),
+        tuple(_anyhow(_whole(counting, RateFrom(*rate)), random) for rate in sorted(rates.items())),
     )
+
+
+def _anyhow(rate: RateFrom, random: Random) -> RateFrom:
+    """Return a rate of a first-order run with another unit and limit."""
+    if not rate.limit:
+        return rate
+    unit, limit = random.choice((1, 1 << 14, 1 << 18)), random.randint(rate.limit // 2, 2 * rate.limit)
+    return rate._replace(unit=unit, limit=max(1, min(limit, 1 << 12)))

@@ -287,7 +287,7 @@ class World:
         """Return whether these are the updates that an engine would make there."""
         seeds = update_seeds(segment.feed_key, segment.first, segment.count).tolist()
         scalars = tuple(scalar for _, scalar in updates_of(segment.parts))
-        return scalars == measured(seeds, self.run.scalar_limit, node.salt)
+        return scalars == measured(seeds, self.run, node.salt)
 
     def decided(self, node: Computer, log: UpdateLog) -> None:
         """Note that `node` has these decisions on disk. Raises Violation where another has had others of the

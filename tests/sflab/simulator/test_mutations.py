@@ -25,15 +25,16 @@ from sfnode.transport.conditions import Conditions
 from sfprotocol import fork_proofs, holding, plumtree, validation, weighing
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import FACTOR_ONE
+from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.events import Action, Admit, Event, Examine, Serve, Transmit
 from sfprotocol.frontier import FeedState
 from sfprotocol.host import Advanced, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Want
+from sfprotocol.messages import RunParameters, Want
 from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.validation import Verified
+from sfprotocol.values import squares_of
 from sfprotocol.verdicts import NamedSteps
 
 
@@ -297,6 +298,23 @@ def test_a_machine_that_weighs_with_other_factors_than_the_seals_is_seen(
     assert caught(simulate(SCENARIOS["judged"], 0, nodes=8, seconds=8)) == "union"
 
 
+@pytest.mark.parametrize(
+    ("what", "name", "broken"),
+    [
+        (weighing, "multiplier", lambda rate, factor, unit: rate * (unit + 1) * factor >> 28),
+        (RateFrom, "moves", lambda rate, values: squares_of(values) <= rate.limit**2),
+        (RateFrom, "moves", lambda rate, values: any(values)),
+    ],
+    ids=["in another unit", "however short", "however long"],
+)
+def test_a_machine_that_weighs_a_vector_otherwise_is_seen(
+    monkeypatch: pytest.MonkeyPatch, what: Any, name: str, broken: Any
+) -> None:
+    monkeypatch.setattr(what, name, broken)
+    scenario = replace(SCENARIOS["vectors"], attack=None, faults=(), settle=40)
+    assert caught(simulate(scenario, 0, nodes=5, seconds=6)) == "union"
+
+
 def test_a_fold_that_recounts_with_factor_1_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = Counting._judge
 
@@ -308,7 +326,7 @@ def test_a_fold_that_recounts_with_factor_1_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_fold_that_counts_what_moves_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
+    def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[int, ...]:
         return tuple((seed + salt) % 7 - 3 for seed in seeds)  # one in seven is 0
 
     monkeypatch.setattr(engine, "measured", measured)
