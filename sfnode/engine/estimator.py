@@ -13,9 +13,9 @@ module writes no matrix, and knows neither cores nor where the batches come from
 A node may add local noise to its scalars before anybody sees them (Gaussian mechanism): a scalar is clipped
 to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever it says and
 however often it was drawn; and normal noise of `multiplier` times that is added. Of a gradient each row's own
-is cut to the length `clip`, and no row is drawn twice. What this is worth as (epsilon, delta) is accounted for
-in `sfnode.node.privacy`. Rounding and the run's own limit come afterwards and take nothing of it away. The
-noise comes from the operating system's generator.
+is cut to the length `clip`, and no row is drawn twice. What this is worth as (epsilon, delta) is accounted
+for in `sfnode.node.privacy`. Rounding and the run's own limit come afterwards and take nothing of it away.
+The noise comes from the operating system's generator.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine import forward, gradients
+from sfnode.engine import drift, export, forward, gradients
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.gradients import numbers_for, quantised, usual_norm
@@ -328,3 +328,23 @@ def test_answers_that_are_drawn_have_one_gradient(tmp_path: Path) -> None:
             drawn = node.objective.draw(node.mini_batch(seed), seed)
             assert found.loss == drawn.loss
             assert found.cells == pytest.approx(of_whole(node, drawn.encoded), rel=1e-3, abs=1e-6)
+
+
+def test_what_is_said_of_a_core_with_more_columns_than_rows_is_so(tmp_path: Path) -> None:
+    run = head(tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        base = held_weights(node)[0]
+        rate = RateFrom(0, RATE_ONE // 2, limit=1000)
+        moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
+        node.rebuild()
+        change = held_weights(node)[0] - base
+        (norm,) = drift.norms(node.space, node.scale, node.core.cores())
+        assert norm == pytest.approx(float(change.norm()), rel=1e-4)
+        (found,), fit = export.factors(node)
+        assert (found.b @ found.a).numpy() == pytest.approx(change.float().numpy(), abs=1e-6)
+        assert fit.full <= 2
+        line = Line(node.loaded, node.space, node.scale, node.core.cores())
+        batches = node.objective.batches(line_rows(run.task, ROWS), 4, 0)
+        along = line.losses(batches, [-1.0, 0.0])
+        with node.weights.at_base():
+            assert along[:, 0] == pytest.approx(losses_at(node.loaded, batches, lambda this: None), abs=1e-4)
