@@ -221,9 +221,9 @@ class HeldFeeds:
         alone: bool,
         trusted: Callable[[int], bool],
     ) -> Iterator[Nameable]:
-        """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates of
-        members who are `trusted`: what seals skip takes no budget, and a run would end in ever smaller epochs;
-        only what peers have shown unless `alone`. Nothing is named that is not here.
+        """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
+        only what peers have shown unless `alone`. Nothing is named that is not here. Work of members who are
+        not `trusted` is beside the `rest`: seals skip it, and a run would end in ever smaller epochs.
 
         Of a member it is no more than its quota with the open label and twice its credit, over all its feeds
         and whatever their labels; of all strangers without credit together, no more than `shared`, which

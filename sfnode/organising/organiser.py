@@ -208,7 +208,7 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._unseen = view.feeds()
         """Feeds that have not been looked at yet."""
-        self._known = MembersEvidence(kept=policy.kept, alike=policy.alike)
+        self._known = MembersEvidence(kept=policy.kept, alike=policy.alike, summed=policy.steps is not None)
         self._sanctions = Sanctions(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
@@ -464,8 +464,8 @@ class Organiser:
         return self._sanctions.recounted(self._counting, judgement, self.guard, last=False, rate=rate)
 
     def _waiting(self) -> tuple[Recount, ...]:
-        """Return the skipped work that is to count before the run ends: none of a first-order run, where it was
-        made at larger rates and other weights, and to search along it would cost as much as it could bring."""
+        """Return the skipped work that is to count before the run ends: none of a first-order run, where it
+        was made at larger rates and other weights, and a search along it would cost what it could bring."""
         if self.policy.steps:
             return ()
         return self._sanctions.recounted(self._counting, Judgement(), self.guard, last=True, rate=RATE_ONE)
@@ -541,7 +541,8 @@ class Organiser:
         kept = sum(one.moving for one in chosen if trusted(one.number // INCARNATIONS))
         there = self._closing(chosen, target)
         idle = bool(self.policy.steps and chosen) and may_be_idle(counting, _members(chosen))
-        filled = (total or idle) and (there >= target or kept >= rest or late or self._is_used_up(chosen, now))
+        enough = there >= target or kept >= rest or late
+        filled = (total or idle) and (enough or self._is_used_up(chosen, now))
         if not (filled or cut or self._renewal.cuts(counting)):
             self._lacking = max(0, target - there)
             return None

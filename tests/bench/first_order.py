@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sfnode.organising.evaluation.evidence import DISPERSED, SCORED_ROUNDS
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import EVALUATIONS, LEAST_EVALUATED, MEASURING
 from sfnode.organising.steps import Steps
 from sfnode.schema.evaluation import EvaluationOfRows, StepShare
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Evaluated, Revoke, Worth
+from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Evaluated, Worth
 from sfprotocol.messages import Feed
 from sfprotocol.weighing import Rates
 from tests.organising.bench import EVALUATED, Bench, feed_of
@@ -39,6 +40,9 @@ RATE = 0.05
 ROUNDS = 16
 SPREAD = 12.0
 """How far a row's optimum lies from that of all, in terms of how far that is from the start, in each cell."""
+
+MEMORY = 0.95
+"""Weight, for each measured round, of earlier gradients on validation rows in that by which is scored."""
 
 Attack = Callable[["Swarm", F64], F64]
 """What becomes of an honest gradient, in natural units."""
@@ -114,7 +118,7 @@ class Swarm:
             update_forwards=FORWARDS,
             origins=judged,
             guard=True,
-            alike=ALIKE,
+            alike=DISPERSED,
             steps=Steps(round(RATE * RATE_ONE), updates, whole=False),
             share=MEASURING,
             young_share=MEASURING,
@@ -124,8 +128,6 @@ class Swarm:
         self.answered, self.spent = 0, 0
         self.reference: F64 = np.zeros(CELLS)
         """The gradient on validation rows, with those of earlier rounds by a part."""
-        self.scores: list[tuple[int, float]] = []
-        """(member, score) of what was measured."""
 
     @property
     def counting(self) -> Counting:
@@ -228,7 +230,13 @@ class Swarm:
         loss, error = float(losses.mean()), float(losses.std()) / math.sqrt(len(rows))
         low, value, high = (math.exp(loss + k * error) for k in (-2, 0, 2))
         return EvaluationOfRows(
-            metric="perplexity", value=value, low=low, high=high, loss=loss, count=len(rows), losses=tuple(losses)
+            metric="perplexity",
+            value=value,
+            low=low,
+            high=high,
+            loss=loss,
+            count=len(rows),
+            losses=tuple(losses),
         )
 
     def _shares(self, plan: Evaluate) -> dict[Feed, StepShare]:
@@ -239,17 +247,14 @@ class Swarm:
         slopes, now = self.reference, slopes
         for number in counting.moved(plan.epoch):
             one = next(one for one in self.members if counting.number(one.feed) == number)
-            steps = range(counting.named(number, plan.epoch - 1), counting.named(number, plan.epoch))
-            total = np.sum([self._step(one, step, rates) for step in steps], 0)
-            length = float(np.linalg.norm(total) * np.linalg.norm(slopes))
-            score = float(total @ slopes) / length * math.sqrt(CELLS) if length else 0.0
-            self.scores.append((number // INCARNATIONS, score / math.sqrt(len(steps))))
-            found[one.feed] = StepShare(len(steps), score, 1.0, float(total @ now) / CELLS, 1e-9)
+            first, stop = (counting.named(number, plan.epoch - back) for back in (1, 0))
+            before = counting.named(number, plan.epoch - SCORED_ROUNDS)
+            total = np.sum([self._step(one, step, rates) for step in range(first, stop)], 0)
+            lately = np.sum([self._step(one, step, rates) for step in range(before, stop)], 0)
+            length = float(np.linalg.norm(lately) * np.linalg.norm(slopes))
+            score = float(lately @ slopes) / length * math.sqrt(CELLS) if length else 0.0
+            found[one.feed] = StepShare(stop - first, score, 1.0, float(total @ now) / CELLS, 1e-9)
         return found
-
-
-ALIKE = 5.0
-MEMORY = 0.9
 
 
 def main() -> None:
@@ -263,19 +268,16 @@ def main() -> None:
         for seed in range(given.seeds):
             ten = Swarm(7, 3, attack, given.budget, seed, judged=not given.open)
             gain = ten.run()
-            counting = ten.counting
-            honest = sum(len(one.made) for one in ten.members[:7])
-            seven = Swarm(7, 0, "", honest, seed, judged=not given.open)
-            alone = seven.run()
-            counts = [counting.counts_of(member) for member in range(10)]
-            own = [score for member, score in ten.scores if member < 7]
+            counts = [ten.counting.counts_of(member) for member in range(10)]
+            made = [len(one.made) for one in ten.members]
+            honest = sum(made[:7])
+            alone = Swarm(7, 0, "", honest, seed, judged=not given.open).run()
+            share = ten.spent / (ten.spent + FORWARDS * sum(made))
             print(
-                f"{attack:12} gain {gain:.3f} of {alone:.3f} ({1 - gain / alone:+.1%}), rounds {counting.sealed}, "
-                f"made {honest}+{sum(len(one.made) for one in ten.members[7:])}, "
-                f"count {sum(counts[:7])}+{sum(counts[7:])}, revoked {[one.member for one in ten.bench.of(Revoke)]}, "
-                f"measured {len({worth.epoch for worth in ten.bench.of(Worth)})}, "
-                f"{ten.spent / (ten.spent + FORWARDS * sum(len(one.made) for one in ten.members)):.1%} of forwards, "
-                f"scores {np.mean(own):.2f} +- {np.std(own):.2f}, unit {counting.rates()[-1].unit / 65536:.2f}",
+                f"{attack:12} gain {gain:.3f} of {alone:.3f} ({1 - gain / alone:+.1%}), made {honest} and "
+                f"{sum(made[7:])}, of which count {sum(counts[:7])} and {sum(counts[7:])}, measured "
+                f"{len({worth.epoch for worth in ten.bench.of(Worth)})} of {ten.counting.sealed} rounds, "
+                f"{share:.1%} of forwards",
                 flush=True,
             )
 

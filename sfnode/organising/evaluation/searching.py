@@ -14,8 +14,9 @@ small measurements say more than a few exact ones. Where an epoch pays for one o
 turns, by what they have cost.
 
 A first-order run has no such phases: its rates, units and factors follow from its budget and from what
-members make (`steps`), its rounds are as long as the manifest says, and no line is searched. A tenth of what the swarm computes goes into what each feed has brought, and into
-evaluations: of the base model and of the end, for which it saves, and of more where there is more.
+members make (`steps`), its rounds are as long as the manifest says, and no line is searched. A tenth of what
+the swarm computes goes into what each feed has brought, and into evaluations: of the base model and of the
+end, for which it saves, and of more where there is more.
 
 In both an epoch has GROWTH times as many updates after each search that changes nothing, until one pays for
 all of that, and no more than the manifest's epoch_updates. Where the organiser, one node of many, has no time
