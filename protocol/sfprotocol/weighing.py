@@ -80,6 +80,12 @@ def named(counting: Counting, epoch: int) -> dict[Feed, Counted]:
     return {counting.feed(feed): Counted(counting.runs(feed, stop), rates) for feed, stop in stops.items()}
 
 
+def made(counting: Counting, epoch: int) -> dict[Feed, Counted]:
+    """Return all that closes up to that of `epoch` have named, by feed, as if every seal counted it."""
+    rates, stops = Rates.of(counting), counting.positions(epoch) if epoch >= 0 else {}
+    return {counting.feed(feed): Counted((Run(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
+
+
 def live(counting: Counting, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
     """Return how the first updates of members' feeds, as many as `held` says, count now for whoever makes
     updates (SPEC O8)."""

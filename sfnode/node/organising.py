@@ -19,6 +19,7 @@ from sfnode.node.context import NodeContext
 from sfnode.node.readiness import Readiness
 from sfnode.node.run_context import RunContext
 from sfnode.organising import admission
+from sfnode.organising.evaluation.evidence import SCORED_ROUNDS
 from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.events import (
@@ -50,7 +51,7 @@ from sfprotocol.events import OwnDecision, OwnPetition
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
-from sfprotocol.weighing import Counted, counts_alike
+from sfprotocol.weighing import Counted, counts_alike, made
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
@@ -303,9 +304,12 @@ class Organising:
         """
         node, epoch, named = self._node, asked.epoch, self._organised.named
         before, after = dict[Feed, Counted](), dict[Feed, Counted]()
+        window: list[Mapping[Feed, Counted]] = []
 
         def closed() -> Mapping[Feed, Counted]:
             after.update(named(epoch))
+            if self._organiser.policy.steps:
+                window.extend(made(self._organised.counting, upto) for upto in (epoch - SCORED_ROUNDS, epoch))
             return named(epoch, asked.skipped)
 
         def sealed() -> Mapping[Feed, Counted]:
@@ -316,9 +320,15 @@ class Organising:
             return named(epoch - 1)
 
         def look(engine: Engine, cores: Mapping[int, I64]) -> tuple[dict[Feed, StepShare], int]:
-            found = counted_anew(node.log, before, after, node.machine.run.subspace_of)
-            shares, taken = engine.shares(cores, list(found.values()), asked.origins, epoch, wanted)
-            return dict(zip(found, shares, strict=True)), taken
+            subspace_of = node.machine.run.subspace_of
+            found = counted_anew(node.log, before, after, subspace_of)
+            lately = counted_anew(node.log, window[0], window[1], subspace_of) if window else {}
+            scored = [lately[feed] for feed in found if lately]  # by what it has made for some rounds
+            every = [*found.values(), *scored]
+            shares, taken = engine.shares(cores, every, asked.origins, epoch, wanted)
+            for place, share in enumerate(shares[len(found) :]):
+                shares[place] = shares[place]._replace(sum=share.sum, squares=share.squares)
+            return dict(zip(found, shares, strict=False)), taken
 
         what = f"measuring what members have brought in round {epoch}"
         return await node.model.ask_of_step(look, closed, sealed, what)

@@ -222,7 +222,8 @@ class HeldFeeds:
         trusted: Callable[[int], bool],
     ) -> Iterator[Nameable]:
         """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
-        only what peers have shown unless `alone`. Nothing is named that is not here.
+        only what peers have shown unless `alone`. Nothing is named that is not here. Work of members who are
+        not `trusted` is beside the `rest`: seals skip it, and a run would end in ever smaller epochs.
 
         Of a member it is no more than its quota with the open label and twice its credit, over all its feeds
         and whatever their labels; of all strangers without credit together, no more than `shared`, which
@@ -266,7 +267,7 @@ class HeldFeeds:
                 steps, zeros = one.stop - held.named, held.zeros(one.stop)
                 shared -= steps if unproven else 0
                 left[member] = quota - steps
-                rest -= steps - zeros
+                rest -= (steps - zeros) * trusted(member)
                 most -= 1
                 yield Nameable(number, steps, held.since, one, zeros, held.waiting)
 
@@ -358,6 +359,10 @@ class HeldFeeds:
             member: math.sqrt(sum(one.squares * one.unit**2 for one in named) / updates[member])
             for member, named in found.items()
         }
+
+    def moving(self, number: int, epoch: int, counting: Counting) -> int:
+        """Return how many updates of a feed that move anything the close of `epoch` has named."""
+        return self._size(number, epoch, counting)[0]
 
     def _named(self, number: int, epoch: int, counting: Counting) -> list[Boundary]:
         """Return the boundaries in what the close of `epoch` has named of a feed."""

@@ -208,7 +208,7 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._unseen = view.feeds()
         """Feeds that have not been looked at yet."""
-        self._known = MembersEvidence(kept=policy.kept, alike=policy.alike)
+        self._known = MembersEvidence(kept=policy.kept, alike=policy.alike, summed=policy.steps is not None)
         self._sanctions = Sanctions(self._known, judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
@@ -458,13 +458,16 @@ class Organiser:
         the epoch is worth nothing."""
         if self._is_for_waiting(epoch):
             return self._waiting()
-        if not judgement.factor:
+        if self.policy.steps or not judgement.factor:
             return ()
         rate = self._counting.rate(epoch)
         return self._sanctions.recounted(self._counting, judgement, self.guard, last=False, rate=rate)
 
     def _waiting(self) -> tuple[Recount, ...]:
-        """Return the skipped work that is to count before the run ends."""
+        """Return the skipped work that is to count before the run ends: none of a first-order run, where it
+        was made at larger rates and other weights, and a search along it would cost what it could bring."""
+        if self.policy.steps:
+            return ()
         return self._sanctions.recounted(self._counting, Judgement(), self.guard, last=True, rate=RATE_ONE)
 
     def _is_for_waiting(self, epoch: int) -> bool:
@@ -497,12 +500,19 @@ class Organiser:
         if self.guard and self.guard.discards(epoch):
             return False
         evaluations, counting = self._evaluations, self._counting
-        last = self.guard is not None and counting.promised >= counting.budget
+        skipped = self._skipped(epoch, Judgement())
+        last = self.guard is not None and self._promised(skipped) >= counting.budget
         waiting = self._waiting() if self._is_for_waiting(epoch) else ()
         evaluations.plan(counting, now, last=last, waiting=bool(waiting))
         if evaluations.is_due(epoch):
-            self._actions.append(evaluations.ask(self._skipped(epoch, Judgement()), waiting))
+            self._actions.append(evaluations.ask(skipped, waiting))
         return evaluations.is_awaited(epoch, now)
+
+    def _promised(self, skipped: tuple[int, ...]) -> int:
+        """Return how many updates are going to count if the next seal skips these feeds."""
+        counting = self._counting
+        lost = (self._feeds.moving(number, counting.sealed, counting) for number in skipped)
+        return counting.promised - sum(lost)
 
     # -- closes ------------------------------------------------------------------------------------
 
@@ -528,9 +538,11 @@ class Organiser:
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         cut = any(one.cuts(counting) for one in (search, self.guard) if one)
         total = sum(one.moving for one in chosen)
+        kept = sum(one.moving for one in chosen if trusted(one.number // INCARNATIONS))
         there = self._closing(chosen, target)
         idle = bool(self.policy.steps and chosen) and may_be_idle(counting, _members(chosen))
-        filled = (total or idle) and (there >= target or late or self._is_used_up(chosen, now))
+        enough = there >= target or kept >= rest or late
+        filled = (total or idle) and (enough or self._is_used_up(chosen, now))
         if not (filled or cut or self._renewal.cuts(counting)):
             self._lacking = max(0, target - there)
             return None

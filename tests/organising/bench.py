@@ -323,6 +323,15 @@ class Bench:
             self.node.shows[feed] = boundaries[-1].stop
         self.do(Round((feed,)))
 
+    def vector(self, feed: Feed, squares: int, *, moves: bool = True) -> None:
+        """Let a feed grow by one update of a first-order run, here and at a peer."""
+        boundaries = self.boundaries.setdefault(feed, [])
+        stop, label = boundaries[-1].stop + 1 if boundaries else 1, self.counting.open_epoch
+        unit = self.counting.rate_from(label).unit
+        boundaries.append(Boundary(stop, label, chain_of(feed, stop), squares, int(not moves), unit))
+        self.node.shows[feed] = stop
+        self.do(Round((feed,)))
+
     def show(self, feed: Feed, stop: int | None = None) -> None:
         stop = self.boundaries[feed][-1].stop if stop is None else stop
         self.node.shows[feed] = max(self.node.shows.get(feed, 0), stop)

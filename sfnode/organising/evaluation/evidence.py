@@ -31,6 +31,12 @@ rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
               average it only grows where the drift is below -d / 2: useless work is skipped, never revoked.
 
+In a first-order run an update's cosine with the slopes says what hundreds of scalars say, and there are few
+of them: a score is of SCORED_ROUNDS at once, and tells by itself, beside that of the median member. It is the
+log-likelihood ratio of `as good as others` against `of no use`, with s the usual score, LEAST_SCORE at least,
+and z that of a member: s z - s^2 / 2. Work is skipped while that is below LIKELY. Nothing is added up, and
+nobody revoked: what a round can do at worst is bounded by limits, and whoever is skipped does nothing.
+
 Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
 (OUTLIER) is skipped by the seal of that epoch and never recounted; who makes such work again and again is
 skipped (OFTEN), and what is EXTREME takes evidence to make good. Less far, it is its size that tells
@@ -41,7 +47,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
@@ -72,6 +78,20 @@ again. There scores are no random walk: thousands of updates are measured on one
 and each epoch's on the same rows for validation. What these rows happen to disagree about goes on from epoch
 to epoch, and adds up to any evidence: one honest member of four was skipped in all of a run on SST-2. So
 nothing is added up, and nobody revoked; a score is that of the worth over the rows (SPEC O16)."""
+
+SCORED_ROUNDS = 16
+"""Rounds of which a score is in a first-order run: about all that it has. Of one round's updates it says
+little: added up they say by their direction what their noise hides in each. With 8, three who flip signs cost
+seven nodes 5 % of their gain, and with 16 it was 3 (tests/bench/first_order.py)."""
+
+LEAST_SCORE = 0.7
+"""Score of the usual member that is assumed at least in a first-order run: where hostile members pull the
+median down, or nothing is left to learn, who drifts the other way is told from that. With 0, three who flip
+signs cost 9 % of the gain, and with 1.5 a fifth more honest work was skipped."""
+
+LIKELY = math.log(HOSTILE / (1 - HOSTILE))
+"""Evidence from which on work counts in a first-order run, where it is not added up but measured anew: as
+many members may be hostile."""
 
 RECOUNTED_FROM = 1.0
 """Evidence from which on work counts that was skipped, if it was made at no larger rate than that of now: of
@@ -159,6 +179,11 @@ PARTS_PER_WORTH = 7_000
 """Parts of one decision: at 28 bytes each at most they fit MAX_DECISION."""
 
 
+DISPERSED = 5.0
+"""Variance of an honest score in a first-order run, in terms of what chance makes of a random vector: cosines
+of mini-batches of 8 with the validation gradient vary by 0.12, and 0.055 is chance in 336 cells. Gradients
+and their noise lie along the same few directions."""
+
 UNLIKE = 0.1
 """Variance of the cosine of a mini-batch's gradient and that of validation rows, from one mini-batch to the
 next: 0.31^2 for 32 answers of SmolLM2 as it is (docs/research-log.md). It grows as a run learns."""
@@ -170,6 +195,8 @@ def alike(training: Training) -> float:
     Those of a group have one mini-batch, and what it is unlike others shows wherever two of them move the
     same entry of a core, of which the chance is 1 / rank^2 in each layer.
     """
+    if training.is_first_order:
+        return DISPERSED
     return 1 + UNLIKE * (training.batch_updates - 1) / training.rank**2
 
 
@@ -251,6 +278,8 @@ class Evidence:
     """Sum of n mu, likewise."""
     _compared: float = 0.0
     """Sum of n, likewise."""
+    _rounds: list[tuple[int, float]] = field(default_factory=list)
+    """The last epochs in which it was measured, with its updates, in a first-order run."""
     _epochs: int = 0
     _latest: float = NEWCOMER
     """Measured epochs, of which earlier ones are forgotten."""
@@ -334,6 +363,20 @@ class Evidence:
         self.updates += part.updates
         self.worth += part.worth
 
+    def lately(self, epoch: int, parts: Sequence[FeedScore]) -> Weighted:
+        """Take note of a member's work in an epoch of a first-order run; return its score, and the updates of
+        the rounds that it is of."""
+        updates = _updates(parts)
+        self._rounds = [one for one in self._rounds if one[0] > epoch - SCORED_ROUNDS] + [(epoch, updates)]
+        score = sum(one.updates * one.score for one in parts) / updates
+        return Weighted(score, sum(made for _, made in self._rounds))
+
+    def beside(self, score: float, usual: float) -> None:
+        """Take in its score, where that of the usual member would be this."""
+        usual = max(LEAST_SCORE, usual)
+        self.useful = self.balance = usual * (score - usual / 2)
+        self.bound = LIKELY
+
     def latest(self, parts: Sequence[FeedScore]) -> None:
         """Take in what was measured in an epoch of a linear head, forgetting what was before."""
         self.useful = self.balance = _drift(parts) * math.sqrt(_updates(parts))
@@ -369,16 +412,18 @@ def _added(one: float, other: float) -> float:
 class MembersEvidence(DecisionReader):
     """The evidence about all members of a run, by the figures in its control feed."""
 
-    def __init__(self, *, kept: bool = False, alike: float = 1.0) -> None:
-        """`kept`: the run trains a linear head, of which every epoch is measured on all rows."""
+    def __init__(self, *, kept: bool = False, alike: float = 1.0, summed: bool = False) -> None:
+        """`kept`: the run trains a linear head, of which every epoch is measured on all rows; `summed`: it is
+        a first-order run, whose scores are of some rounds at once."""
         super().__init__()
-        self._kept, self._alike = kept, alike
+        self._kept, self._alike, self._summed = kept, alike, summed
         self._begin()
 
     @classmethod
     def of(cls, training: Training) -> MembersEvidence:
         """Return that of a run with these numbers."""
-        return cls(kept=training.trains_a_head, alike=alike(training))
+        first_order = training.is_first_order
+        return cls(kept=training.trains_a_head, alike=alike(training), summed=first_order)
 
     def _begin(self) -> None:
         self.members: dict[int, Evidence] = {}
@@ -410,6 +455,9 @@ class MembersEvidence(DecisionReader):
             self.members.setdefault(part.feed // INCARNATIONS, Evidence()).measured(part)
         figures = _by_member(parts)
         members = {member: [_scored(part, self._alike) for part in made] for member, made in figures.items()}
+        if self._summed:
+            self._compare_sums(said.epoch, members)
+            return
         if self._kept:
             for member, made in members.items():
                 self.members[member].latest(made)
@@ -429,6 +477,19 @@ class MembersEvidence(DecisionReader):
             if evidence.harmful:
                 self.harmful.add(member)
         self._compare()
+
+    def _compare_sums(self, epoch: int, members: Mapping[int, Sequence[FeedScore]]) -> None:
+        """Take in the scores of a first-order run. One of fewer updates is expected to be less, as the root
+        of their number."""
+        found = {member: self.members[member].lately(epoch, made) for member, made in members.items()}
+        telling, told_of = references(members, self.vouched.__contains__)
+        if not told_of:
+            return
+        usual = weighted_median(found[member] for member in telling)
+        updates = weighted_median(Weighted(found[member].weight, 1.0) for member in telling)
+        for member in told_of:
+            score, made = found[member]
+            self.members[member].beside(score, usual * min(1.0, math.sqrt(made / updates)))
 
     def _drifts(
         self, members: Mapping[int, Sequence[FeedScore]], telling: set[int], told_of: set[int]

@@ -14,9 +14,9 @@ small measurements say more than a few exact ones. Where an epoch pays for one o
 turns, by what they have cost.
 
 A first-order run has no such phases: its rates, units and factors follow from its budget and from what
-members make (`steps`), its rounds are as long as the manifest says, and no line is searched but along what
-has waited for the end. A tenth of what the swarm computes goes into what each feed has brought, and into
-evaluations: of the base model and of the end, for which it saves, and of more where there is more.
+members make (`steps`), its rounds are as long as the manifest says, and no line is searched. A tenth of what
+the swarm computes goes into what each feed has brought, and into evaluations: of the base model and of the
+end, for which it saves, and of more where there is more.
 
 In both an epoch has GROWTH times as many updates after each search that changes nothing, until one pays for
 all of that, and no more than the manifest's epoch_updates. Where the organiser, one node of many, has no time
@@ -85,6 +85,10 @@ LEAST_ORIGIN_ROWS = 8
 round of a run of 234 has, a tenth pays for no more. Halving rows costs less than measuring every other
 round."""
 
+EARLY = 1 / 2
+"""Share of what the measurements of a first-order run may cost in all that may be spent at its start: who is
+found out early does harm at no large rate."""
+
 MOST_ROWS = 32
 """Rows of a search once the rate has settled: with more of them a change that helps a little is evident, but
 the next epochs have to count unseen."""
@@ -146,7 +150,11 @@ class Search:
             self.settled, self._target, self._most = True, policy.longest, policy.longest
         else:
             self._resume(counting)
-        self._credit = 0.0
+        self._credit = self._beforehand = 0.0
+        """Example-forwards that may be spent, and those of them that later updates will have earned."""
+        if self._scheduled and not counting.open_epoch:
+            whole = counting.budget * policy.update_forwards * _per_forward(policy.share)
+            self._credit = self._beforehand = EARLY * whole
         self._credited = counting.sealed
         """The first epoch that has earned nothing yet."""
         self._has_base = False
@@ -299,7 +307,9 @@ class Search:
         share = self._policy.share if self.settled else self._policy.young_share
         while self._credited <= counting.sealed:
             updates = counting.closed_updates(self._credited)
-            self._credit += updates * self._policy.update_forwards * _per_forward(share)
+            earned = updates * self._policy.update_forwards * _per_forward(share)
+            paid = min(self._beforehand, EARLY * earned)
+            self._credit, self._beforehand = self._credit + earned - paid, self._beforehand - paid
             self._credited += 1
         self._credit = min(self._credit, self._dearest)
 
@@ -338,7 +348,7 @@ class Search:
         were cut short were made like the one before, and count like it; after one that counted nothing, as
         their own searches say.
         """
-        if self._scheduled and not self.is_for_waiting(counting.sealed, counting):
+        if self._scheduled:
             return judgement
         coming = counting.open_epoch + 1
         searched = self._found is not None and self._found[:2] == (counting.sealed,) * 2
