@@ -22,7 +22,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.engine.whitening import Known, head_gradient, whitening
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.training import units_of
+from sfnode.manifest.training import Training, units_of
 from sfnode.models import bases
 from sfnode.models.cuts import HEADS
 from sfnode.models.manifest_builder import WITHOUT_GRADIENTS
@@ -83,7 +83,7 @@ def complete(
     BAD_OPTION for numbers that no manifest can have.
     """
     found = (_head if is_head(manifest) else _body)(manifest, trainer, folder, tell)
-    own = {name: getattr(manifest.training, name) for name in manifest.training.model_fields if name in given}
+    own = {name: getattr(manifest.training, name) for name in Training.model_fields if name in given}
     numbers = found.manifest.training.model_dump() | own
     return found._replace(
         manifest=Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})

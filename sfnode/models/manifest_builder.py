@@ -37,6 +37,7 @@ from sfnode.tasks import (
     dataset,
     presets,
     prompts,
+    proposals,
     public_files,
     row_files,
     templates,
@@ -218,6 +219,22 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
         raise _bad_option(error) from error
     _try_data(manifest, examine or RowExamination(Fitting(manifest.task, loader.tokenizer_of(home))))
     return manifest
+
+
+def usual_estimator(given: dict[str, Any], organised: bool) -> str:
+    """Return the estimator with which the run of these options learns most for the time
+    (`proposals.estimator`); rows of the hub that are not within reach here can show no gradient. Raises
+    UserError as `build`."""
+    begun = beginning(given)
+    found = proposals.estimator(begun.task, begun.data.train, organised, given)
+    try:
+        if found == "first-order" and begun.data.train.startswith(HUB):
+            dataset.rows_of(begun.data.train, 1)
+    except UserError as error:
+        if error.code not in public_files.ELSEWHERE:
+            raise
+        return "zeroth-order"
+    return found
 
 
 def by_gradients(given: Mapping[str, Any]) -> bool:
