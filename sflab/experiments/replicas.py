@@ -180,7 +180,9 @@ class Replicas:
         found = torch.zeros(len(clients), layers, len(blocks), rank, rank)
         for number, subspace in enumerate(blocks):
             if subspace in self._own:
-                change = self._own[subspace][clients] * -(self._scale(subspace) * self._space.unit(0))  # float64
+                change = self._own[subspace][clients] * -(
+                    self._scale(subspace) * self._space.unit(0)
+                )  # float64
                 found[:, :, number] = torch.from_numpy(change).transpose(2, 3).float()
         return found.to(self.loaded.device)
 

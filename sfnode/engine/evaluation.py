@@ -1,7 +1,7 @@
 """Evaluation of a trainable model: of its weights as of now, of the base model, and towards later cores.
 
-Where the loss of a run is centred, answers are compared less the model's prior over them, which is measured
-here, too. What is found of the base model is kept: it does not change.
+Unless the loss of a run is plain, answers are compared less the model's prior over them, which is measured
+here, too, or the manifest's. What is found of the base model is kept: it does not change.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def base_prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:
     """Return how the model as of now, or the base model, answers `rows` test rows, for everybody the same
-    ones: by turns of each class. In a run with a centred loss scores are less the model's prior.
+    ones: by turns of each class. Scores are less the prior where the loss is not plain.
 
     Raises UserError DATA_*, and as `prior` does.
     """

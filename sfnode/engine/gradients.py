@@ -12,11 +12,11 @@ This module knows a model, bases and encoded rows; it knows neither feeds nor wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,10 +34,8 @@ from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form, blocks_of
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.decisions import UNIT_ONE, RateFrom
+from sfprotocol.messages import RunParameters
 from sfprotocol.seeds import stream
-
-if TYPE_CHECKING:
-    from sfnode.engine.trainable_model import TrainableModel
 
 F64 = NDArray[np.float64]
 
@@ -74,15 +72,23 @@ class Gradient(NamedTuple):
         return not (math.isfinite(self.loss) and bool(np.isfinite(self.cells).all()))
 
 
+class Measurer(Protocol):
+    """A model with rows (`trainable_model`)."""
+
+    run: RunParameters
+
+    def gradients(self, seeds: Sequence[int], epoch: int) -> list[Gradient]:
+        """Return the gradient of each seed's mini-batch."""
+        ...
+
+
 def gradient(loaded: LoadedModel, space: Subspace, subspace: int, batch: Encoded) -> Gradient:
     """Return the gradient of a mini-batch's mean loss at the weights as they are, with their live core.
 
     Raises UserError OUT_OF_MEMORY if there is not even room for one row.
     """
     rows, columns = space.columns_of
-    leaves = [
-        torch.zeros(1, columns, rows, device=loaded.device, requires_grad=True) for _ in space.targets
-    ]
+    leaves = [torch.zeros(1, columns, rows, device=loaded.device, requires_grad=True) for _ in space.targets]
     with differentiable(loaded) as vectors:
         loss, found = by_leaves(loaded, space.whole(subspace), leaves, vectors, batch)
     return Gradient(found[:, 0].swapaxes(1, 2).ravel(), loss)
@@ -107,7 +113,7 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
         most *= 1 - 2**-8  # rounding has made it longer
 
 
-def usual_norm(model: TrainableModel, batches: int = USUAL_BATCHES) -> float:
+def usual_norm(model: Measurer, batches: int = USUAL_BATCHES) -> float:
     """Return the median norm of mini-batches' gradients at the model as it is. Raises as `gradient`, DATA_*,
     and LOSS_NOT_FINITE if half of them have no finite number."""
     seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, batches).tolist()
@@ -197,9 +203,7 @@ def _by_leaves(
         rows, width = this.input_ids.shape
         none = leaves[0].new_empty(rows * width, 0)
         cores = tuple(leaf.to(loaded.dtype).expand(rows, -1, -1, -1) for leaf in leaves)
-        used.append(
-            Perturbation(directions, none, none[:rows], none[: len(this.rows)], cores, this.rows)
-        )
+        used.append(Perturbation(directions, none, none[:rows], none[: len(this.rows)], cores, this.rows))
         return used[-1]
 
     scale = LOSS_SCALE if loaded.dtype == torch.float16 else 1.0

@@ -1,4 +1,4 @@
-"""Slopes of a linear head's losses, from states that are kept: many updates as a few products.
+"""Slopes and gradients of a linear head's losses, from states that are kept: many updates as a few products.
 
 Moving W along u v^T by eps moves the outputs for a state x by eps (v . x) u. So outputs at the weights and
 the projections of all states are computed once a step, and every update's two points are sums of them. The
@@ -18,7 +18,10 @@ from torch.nn.functional import cross_entropy
 
 from sfnode.engine import forward
 from sfnode.engine.estimator import Estimate, of_pairs, representable
+from sfnode.engine.gradients import Gradient
 from sfnode.engine.losses import EVALUATION_BATCH, Losses
+from sfnode.engine.subspace import Subspace
+from sfnode.engine.whitening import Known, head_gradient
 from sfnode.manifest import Manifest
 from sfnode.models.cuts import HEADS
 from sfnode.models.loader import LoadedModel
@@ -52,12 +55,21 @@ class HeadLosses(Losses):
         self, directions: Directions, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
         """Estimate slopes as `estimates` of this module does. Raises UserError as `encode`."""
+        return estimates(self._loaded, directions, self._every_row(), batches, distance)
+
+    def gradient(self, space: Subspace, subspace: int, seed: int, batch: Any) -> Gradient:
+        """Return the gradient of the rows with these numbers, as products of their states."""
+        every, chosen = self._every_row(), torch.from_numpy(batch)
+        rows = HeadRows(*(part[chosen.to(part.device)] for part in every))
+        return gradient(self._loaded, space.whole(subspace), rows)
+
+    def _every_row(self) -> HeadRows:
+        """Return all rows' states, and tell while they are computed how far it is: it may take minutes."""
         if self._rows is None:
             self._rows = self._read()
-        return estimates(self._loaded, directions, self._rows, batches, distance)
+        return self._rows
 
     def _read(self) -> HeadRows:
-        """Return all rows' states, and tell meanwhile how far it is: it may take minutes."""
         found: list[HeadRows] = []
         for batch in self.shard.encoded(EVALUATION_BATCH):
             self.reading = sum(len(one.labels) for one in found), self.shard.size
@@ -70,7 +82,8 @@ def takes_features(manifest: Manifest) -> bool:
     """Return whether a run trains a linear head alone, along directions that follow from its features."""
     target, *others = manifest.model.parsed_targets()
     numbers = manifest.training
-    plain = manifest.task.loss == "plain" and not numbers.group and not numbers.bases
+    plain = manifest.task.loss == "plain" and not numbers.group
+    plain = plain and (numbers.is_first_order or not numbers.bases)
     return plain and not others and target.name in HEADS
 
 
@@ -92,13 +105,11 @@ def estimates(
 
     `drawn`: the numbers of each mini-batch's rows, as many for all.
     """
-    (head,) = loaded.sites
     (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
     epsilon = representable(epsilon, directions)
     with torch.inference_mode():
-        outputs = head.module(rows.states)  # (rows, classes)
         along = rows.states @ v  # (rows, k)
-        outputs = outputs + along[:, :live] @ u[:live]
+        outputs = _outputs(loaded, rows, along[:, :live], u[:live])
         chosen = torch.from_numpy(np.stack(drawn)).to(outputs.device)  # (q, B)
         size = max(1, BLOCK // (chosen.shape[1] * outputs.shape[1]))
         losses: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -111,3 +122,19 @@ def estimates(
                 found.append(cross_entropy((at + side).transpose(1, 2), labels, reduction="none").double())
         plus, minus = (torch.cat(found).cpu() for found in losses)
         return of_pairs([*plus, *minus], epsilon)
+
+
+def gradient(loaded: LoadedModel, directions: Directions, rows: HeadRows) -> Gradient:
+    """Return the gradient of these rows' mean loss by all cells of the core between these directions."""
+    (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
+    with torch.inference_mode():
+        outputs = _outputs(loaded, rows, rows.states @ v[:, :live], u[:live])
+        cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:])
+    return Gradient(cells.ravel(), loss)
+
+
+def _outputs(loaded: LoadedModel, rows: HeadRows, along: Tensor, u: Tensor) -> Tensor:
+    """Return the head's outputs for rows, (rows, classes), whose states lie `along` the live core's sides."""
+    (head,) = loaded.sites
+    found: Tensor = head.module(rows.states) + along @ u
+    return found

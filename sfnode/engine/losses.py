@@ -31,9 +31,10 @@ from sfnode.tasks.encoding import (
     ScoredBatch,
     encode,
     measure,
+    prior_of,
     scored_batches,
 )
-from sfnode.tasks.mini_batches import CENTRED, Shard
+from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import derive_key, stream
 
@@ -77,7 +78,8 @@ class Priors:
         """Return the prior of the weights as they are, which are those of this digest, (K,).
 
         From CALIBRATION_ROWS of the run's public training rows, whose labels are not looked at; where they
-        are not within reach it is the manifest's, which is the base model's. Raises UserError BAD_OPTION if
+        are not within reach it is the manifest's, which is the base model's, and where the run's loss is
+        calibrated it always is. Raises UserError BAD_OPTION if
         the task has no fixed answers, DATA_* if there are neither rows nor a prior in the manifest, PAUSED.
         """
         if weights == OWN:
@@ -91,8 +93,8 @@ class Priors:
     def measured(self, keep_going: KeepGoing = always, perturb: forward.Perturb | None = None) -> Prior:
         """Return that of the weights as they are, moved by `perturb`. Raises as `of`."""
         task, tokenizer = self._task, self._loaded.tokenizer
-        if task.prior and not self._rows.some_if_any():
-            return calibration.from_manifest(task)
+        if task.loss == "calibrated" or (task.prior and not self._rows.some_if_any()):
+            return prior_of(task)
         rows = self._rows.some() if task.labelled else []
         return calibration.prior(
             task, tokenizer, rows, scorer(self._loaded, keep_going, perturb), EVALUATION_BATCH
@@ -119,9 +121,11 @@ class Losses:
         self._manifest, self._task, self._loaded, self._priors = manifest, manifest.task, loaded, priors
         self._group = manifest.training.group
         size = manifest.training.batch_size
-        if secret and manifest.training.is_first_order:
+        once = manifest.training.is_first_order
+        if secret and once:
             size = max(size, OWN_ROWS)
-        shard = Shard(manifest.task, loaded.tokenizer, rows, size, run_rows.some_if_any, secret)
+        public = run_rows.some_if_any
+        shard = Shard(manifest.task, loaded.tokenizer, rows, size, public, secret, each_once=once)
         self.odds = shard.odds
         self.shard = shard
         self.mini_batch: Callable[[int], Any] = shard.mini_batch
@@ -145,9 +149,9 @@ class Losses:
         keep_going: KeepGoing = always,
         perturb: forward.Perturb | None = None,
     ) -> Evaluation:
-        """Measure the model; where the run's loss is centred, calibrated by the prior that it has there."""
+        """Measure the model; where the run's loss is not plain, calibrated by the prior that it has there."""
         prior = None
-        if self._task.loss == CENTRED:
+        if self._task.less_prior:
             prior = self._priors.measured(keep_going, perturb) if perturb else self._priors.of(of, keep_going)
         return measure(self._task, self._scored(held, keep_going, perturb), prior)
 
@@ -172,12 +176,13 @@ class Losses:
         return batches_of(self._task, self._loaded.tokenizer, rows, wanted, turn)
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
-        """Return the best candidates, or what the model writes; scores of a centred loss less the prior. That
-        of the base model is the manifest's, if it has one, as every node of a run shows these answers."""
-        if self._task.loss != CENTRED:
+        """Return the best candidates, or what the model writes; scores less the prior unless the loss is
+        plain. That of the base model is the manifest's, if it has one, as every node of a run shows these
+        answers."""
+        if not self._task.less_prior:
             prior = None
         elif of == BASE and self._task.prior:
-            prior = calibration.from_manifest(self._task)
+            prior = prior_of(self._task)
         else:
             prior = self._priors.of(of)
         return samples.answer(self._loaded, self._task, rows, scorer(self._loaded), prior)

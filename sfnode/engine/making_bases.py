@@ -30,8 +30,9 @@ from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.sections import Target
 from sfnode.manifest.task import ANSWERS
-from sfnode.manifest.training import PUBLISHED_UNIT
+from sfnode.manifest.training import PUBLISHED_UNIT, Training, units_of
 from sfnode.models import bases as published_bases
 from sfnode.models.cuts import hidden
 from sfnode.models.loader import LoadedModel
@@ -66,7 +67,7 @@ POSITIONS = 64
 are kept for them until the errors are known."""
 
 Pairs = list[tuple[I8, I8]]
-"""Per target U (out_features, rank) and V (in_features, rank) in units of PUBLISHED_UNIT."""
+"""Per target U (out_features, columns) and V (in_features, columns) in their units (`units_of`)."""
 
 Advance = Callable[[int, int], None]
 """Told how many mini-batches are done, and of how many."""
@@ -125,7 +126,7 @@ def make_on(
         shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
         batches = [shard.mini_batch(seed) for seed in seeds]
     found = {"gradients": gradients, "errors": errors}[kind]
-    return found(loaded, batches, manifest.training.rank, advance=advance)
+    return found(loaded, batches, manifest.training, advance=advance)
 
 
 def _rewarded(
@@ -150,11 +151,12 @@ def _rewarded(
 def gradients(
     loaded: LoadedModel,
     batches: Sequence[Encoded],
-    rank: int,
+    numbers: Training,
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return the strongest `rank` directions of every target's mean gradient at the weights as they are.
+    """Return the strongest directions of every target's mean gradient at the weights as they are, as many as
+    the run's rank.
 
     The loss is that of training. Targets that are no linear layers get signs from a generator. Raises
     UserError BAD_OPTION for a quantised model or what is no finite number, OUT_OF_MEMORY.
@@ -165,7 +167,7 @@ def gradients(
             "gradients cannot be taken of quantised weights: each layer would be unpacked at once",
             "Make the bases with --dtype bfloat16 or float32; nodes may quantise all the same.",
         )
-    sketches = _Sketches(loaded, rank)
+    sketches = _Sketches(loaded, numbers.rank)
 
     def keep(number: int, given: Tensor, output: Tensor) -> None:
         if output.requires_grad:
@@ -181,13 +183,13 @@ def gradients(
             f"there is no room for a backward pass on {str(loaded.device)!r}",
             "Take a device with more memory, --dtype bfloat16, or bases from errors.",
         ) from error
-    return _made(loaded, sketches, rank, 3 * sum(batch.examples for batch in batches), of_u=True)
+    return _made(loaded, sketches, numbers, 3 * sum(batch.examples for batch in batches), of_u=True)
 
 
 def errors(
     loaded: LoadedModel,
     batches: Sequence[Encoded],
-    rank: int,
+    numbers: Training,
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
@@ -201,7 +203,7 @@ def errors(
     alike for the most part, and that part says nothing of the answer. Targets behind the last block have
     their own gradient.
     """
-    sketches = _Sketches(loaded, rank)
+    sketches = _Sketches(loaded, numbers.rank)
     inputs: dict[int, Tensor] = {}
     places: Tensor  # (N,), looked at, among all positions of a mini-batch
     positions = 0
@@ -223,7 +225,7 @@ def errors(
             error = error[told] - error[told].mean(0)
             for number, one in inputs.items():
                 sketches.add(number, error, one[told])
-    return _made(loaded, sketches, rank, sum(batch.examples for batch in batches), of_u=False)
+    return _made(loaded, sketches, numbers, sum(batch.examples for batch in batches), of_u=False)
 
 
 def _answered(loaded: LoadedModel, batch: Encoded) -> tuple[Tensor, int]:
@@ -384,15 +386,16 @@ def _rows(values: Tensor) -> Tensor:
 # -- what is published -----------------------------------------------------------------------------------
 
 
-def _made(loaded: LoadedModel, sketches: _Sketches, rank: int, cost: int, *, of_u: bool) -> Made:
+def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int, *, of_u: bool) -> Made:
     """`of_u`: whether what was sketched says something of U, too."""
     generator = torch.Generator().manual_seed(1)
-    mixed = _hadamard(rank)
     pairs: Pairs = []
     held: list[float] = []
     halves = np.zeros(3)
     for number, site in enumerate(loaded.sites):
-        u, v = (_signs(rows, rank, generator) for rows in (site.target.out_features, site.target.in_features))
+        sizes, rank = (site.target.out_features, site.target.in_features), numbers.rank
+        columns = site.target.core_shape(rank) if numbers.is_first_order else (rank, rank)
+        u, v = (_signs(*shape, generator) for shape in zip(sizes, columns, strict=True))
         if number in sketches.made:
             sketch = sketches.made[number]
             if not sketch.is_finite():
@@ -401,19 +404,29 @@ def _made(loaded: LoadedModel, sketches: _Sketches, rank: int, cost: int, *, of_
                     f"no bases can be made: what {site.target.name} shows is not finite in this format",
                     "Make them with --dtype float32; nodes may compute in another one all the same.",
                 )
-            left, right = sketch.found(rank)
+            left, right = (side[:, :most] for side, most in zip(sketch.found(rank), columns, strict=True))
             held.append(min(1.0, float(sketch.held(right))))
             halves += sketch.halves()
             # Mixed, every pair of columns has a share in all directions: an update moves one pair.
-            v = _filled(right, v) @ mixed
-            u = _filled(left, u) @ mixed if of_u else u
-        pairs.append((quantised(u), quantised(v)))
+            v = _mixed(_filled(right, v))
+            u = _mixed(_filled(left, u)) if of_u else u
+        units = _units(numbers, site.target)
+        pairs.append((quantised(u, units[0]), quantised(v, units[1])))
     product, even, odd = halves
     agreement = product / math.sqrt(even * odd) if even and odd else 0.0
     return Made(pairs, tuple(held), agreement, cost)
 
 
-def quantised(columns: Tensor, unit: float = PUBLISHED_UNIT) -> I8:
+def _units(numbers: Training, target: Target) -> tuple[float, float]:
+    """Return what an entry of 1 of U and of V stands for, in root mean squares of their columns: those of a
+    first-order run have the length 1, so that its coordinates are orthonormal."""
+    if not numbers.is_first_order:
+        return PUBLISHED_UNIT, PUBLISHED_UNIT
+    of_u, of_v = units_of(numbers, target)
+    return of_u * math.sqrt(target.out_features), of_v * math.sqrt(target.in_features)
+
+
+def quantised(columns: Tensor, unit: float) -> I8:
     """Return columns (n, rank) as integers, each of root mean square 1 where an entry of 1 stands for `unit`.
 
     A column with an entry that would not fit is scaled down as a whole. A column of zeros stays one.
@@ -436,9 +449,10 @@ def _signs(rows: int, rank: int, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, (rows, rank), generator=generator).float() * 2 - 1
 
 
-def _hadamard(rank: int) -> Tensor:
-    """Return the Hadamard matrix of Sylvester's construction, (rank, rank), divided by its norm."""
-    found = torch.ones(1, 1)
-    while len(found) < rank:
+def _mixed(columns: Tensor) -> Tensor:
+    """Return columns times the Hadamard matrix of Sylvester's construction, divided by its norm; as they are
+    where they are not so many as it can have."""
+    count, found = columns.shape[1], torch.ones(1, 1)
+    while len(found) < count:
         found = torch.cat([torch.cat([found, found], 1), torch.cat([found, -found], 1)])
-    return found / math.sqrt(rank)
+    return columns @ (found / math.sqrt(count)) if len(found) == count else columns

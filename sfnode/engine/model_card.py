@@ -23,7 +23,6 @@ from sfnode.printable import command, printable
 from sfnode.schema.history import Contributor, Provenance
 from sfnode.schema.metrics import metric_of, trained_by
 from sfnode.tasks.calibration import CALIBRATION_ROWS
-from sfnode.tasks.mini_batches import CENTRED
 
 USE = """\
 ## How to use it
@@ -39,9 +38,15 @@ PLAIN = """\
 The loss was plain: scores are compared as they are.
 """
 
-CALIBRATION = """\
+LOSSES = {
+    "centred": """\
 The loss was centred: in training, scores were compared less their means over a balanced mini-batch. So
-nothing has taught the model how likely each answer is on the whole, and answers are to be **calibrated**: the
+nothing has taught the model how likely each answer is on the whole""",
+    "calibrated": "The loss was calibrated: in training, scores were compared less this prior",
+}
+
+CALIBRATION = """\
+{loss}, and answers are to be **calibrated**: the
 score of an answer, which is the mean of the natural logarithms of the probabilities of its tokens after the
 prompt, less its prior:
 
@@ -80,6 +85,7 @@ CLOSING = {ord("`"): r"\u0060", ord("|"): r"\u007c"}
 
 MEASURED = f"It was measured with these weights, on up to {CALIBRATION_ROWS} unlabelled training rows."
 GIVEN = "It is the base model's, from the manifest: no rows were there to measure that of these weights on."
+TRAINED = "It is the base model's, and as it was in training."
 
 
 def model_card(
@@ -105,7 +111,7 @@ def model_card(
         parts.append(
             f"The template of its prompts is {_quoted(task.template)}, and its answers are {answers}.\n"
         )
-        parts.append(PLAIN if task.loss != CENTRED else _calibration(model))
+        parts.append(_calibration(model) if task.less_prior else PLAIN)
     if task.is_rewarded:
         parts.append(_rewarded(task))
     if not adapter:
@@ -230,7 +236,10 @@ def _rewarded(task: Task) -> str:
 
 def _calibration(model: TrainableModel) -> str:
     rows = "\n".join(f"| {_quoted(word)} | {part:.5f} |" for word, part in named_prior(model).items())
-    return CALIBRATION.format(rows=rows, source=MEASURED if model.run_rows.some_if_any() else GIVEN)
+    task = model.manifest.task
+    of_weights = MEASURED if model.run_rows.some_if_any() else GIVEN
+    source = of_weights if task.loss == "centred" else TRAINED
+    return CALIBRATION.format(loss=LOSSES[task.loss], rows=rows, source=source)
 
 
 def _quoted(text: str) -> str:

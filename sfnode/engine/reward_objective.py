@@ -156,7 +156,9 @@ class Rewards:
         self._plan = AnswerPlan(task.answer_tokens, self.temperature, task.stop)
         self._likeliest = self._plan._replace(temperature=0.0)
         self._score = verifying.score_of(task)
-        self._shard = Shard(task, loaded.tokenizer, rows, manifest.training.batch_size, secret=secret)
+        numbers = manifest.training
+        once = numbers.is_first_order
+        self._shard = Shard(task, loaded.tokenizer, rows, numbers.batch_size, secret=secret, each_once=once)
         self.odds = self._shard.odds
 
     def mini_batch(self, seed: int) -> list[Question]:
@@ -181,9 +183,7 @@ class Rewards:
         drawn = [self.draw(batches[first], seeds[first], here) for first in each]
         return self.slopes(directions, drawn, distance)
 
-    def gradient(
-        self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question]
-    ) -> Gradient:
+    def gradient(self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question]) -> Gradient:
         """Return the gradient of 1 less the mean reward, by answers drawn at the weights as they are."""
         here = standing(space.whole(subspace)) if space.live else None
         drawn = self.draw(batch, seed, here)

@@ -56,7 +56,7 @@ class Slopes(NamedTuple):
     loss: float
     """The mean of those losses."""
     cores: Mapping[int, F64]
-    """Entries by subspace (batches, layers, rank, rank), [.., i, j] for a move along u_i v_j by 1."""
+    """Entries by subspace (batches, layers, rows, columns), [.., i, j] for a move along u_i v_j by 1."""
 
     @property
     def finite(self) -> bool:
@@ -83,19 +83,35 @@ class Slopes(NamedTuple):
         """Return the share of these updates; `delta` is a scalar's unit, and `unit` by how much a one in a
         subspace's core moves along u_i v_j."""
         batch, weights = updates
+        if batch.scalars.ndim == 2:
+            return self._share_of_gradients(batch, weights, unit)
         slopes = self.along(batch)  # (batches, n)
         scalars = batch.scalars.astype(np.float64)
         products = scalars * slopes.mean(0) / delta
         roots = np.sign(products) * np.sqrt(np.abs(products))
         steps = scalars * weights * np.array([unit[subspace] for subspace in batch.epochs.tolist()])
-        worths = slopes @ steps  # (batches,)
-        return StepShare(
-            len(scalars),
-            float(roots.sum()),
-            float((roots**2).sum()),
-            float(worths.mean()),
-            float(worths.std(ddof=1)) / math.sqrt(len(worths)),
-        )
+        return _share(len(scalars), float(roots.sum()), float((roots**2).sum()), slopes @ steps)
+
+    def _share_of_gradients(self, batch: UpdateBatch, weights: I64, unit: Mapping[int, float]) -> StepShare:
+        """Return the share of first-order updates: their cosine with the gradient here, over its standard
+        deviation by chance (SPEC O16)."""
+        steps, slopes = list[F64](), list[F64]()
+        for subspace in np.unique(batch.epochs).tolist():
+            chosen = batch.epochs == subspace
+            cells = (batch.scalars[chosen] * weights[chosen, None]).sum(0)
+            steps.append(cells * unit[subspace])
+            slopes.append(self.cores[subspace].reshape(-1, len(cells)))  # (batches, cells)
+        step, slope = np.concatenate(steps), np.concatenate(slopes, 1)
+        worths = slope @ step
+        norms = float(np.linalg.norm(step) * np.linalg.norm(slope.mean(0)))
+        score = float(worths.mean()) / norms * math.sqrt(len(step)) if norms else 0.0
+        return _share(len(batch.scalars), score, 1.0, worths)
+
+
+def _share(updates: int, sum_: float, squares: float, worths: F64) -> StepShare:
+    """Return a share by what it is worth on each of some batches, (batches,)."""
+    error = float(worths.std(ddof=1)) / math.sqrt(len(worths))
+    return StepShare(updates, sum_, squares, float(worths.mean()), error)
 
 
 def shares(

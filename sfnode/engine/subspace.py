@@ -49,8 +49,8 @@ class Subspace:
         *,
         live_core: bool = False,
     ) -> None:
-        """`columns` of U and of V. Begin directions, if `live_core`, with as many as the narrower one has that
-        act on all rows of a batch: both sides of the live core (`set_live_core`)."""
+        """`columns` of U and of V. Begin directions, if `live_core`, with as many as the narrower one has
+        that act on all rows of a batch: both sides of the live core (`set_live_core`)."""
         self.basis = basis
         self.targets = targets
         self.columns_of = columns

@@ -202,7 +202,9 @@ class TrainableModel:
         """
         numbers = self.manifest.training
         if numbers.is_first_order:
-            return self._first_order(seeds, epoch, rate or RateFrom(0, self.run.rate, limit=numbers.norm_limit))
+            return self._first_order(
+                seeds, epoch, rate or RateFrom(0, self.run.rate, limit=numbers.norm_limit)
+            )
         found = self.estimate(seeds, epoch, self.epsilon)
         disclosed = self._noise or float
         scalars = tuple(

@@ -24,8 +24,7 @@ from sfnode.models import loader
 from sfnode.models.files import broken
 from sfnode.models.loader import LoadedModel
 from sfnode.tasks import calibration, chat
-from sfnode.tasks.encoding import Prior
-from sfnode.tasks.mini_batches import CENTRED
+from sfnode.tasks.encoding import Prior, prior_of
 from sfnode.tasks.prompts import Conversation, Prompt, render_row, unanswered
 
 ABOUT = "sfnode.json"
@@ -86,14 +85,14 @@ def of_trainer(model: TrainableModel) -> ModelInUse:
     """Return a trainer's model as of now. Raises as `evaluation.prior`."""
     model.rebuild()
     task = model.manifest.task
-    return ModelInUse(model.loaded, task, prior(model) if task.loss == CENTRED else None)
+    return ModelInUse(model.loaded, task, prior(model) if task.less_prior else None)
 
 
 def of_export(folder: Path, device: str, dtype: str) -> ModelInUse:
     """Load the model in a folder that was exported. Raises UserError MODEL_*, DEVICE and as `task_in`."""
     task = task_in(folder)
     loaded = loader.load_to_use(folder, task, usable_device(device), dtype)
-    return ModelInUse(loaded, task, calibration.from_manifest(task) if task.prior else None)
+    return ModelInUse(loaded, task, prior_of(task) if task.prior else None)
 
 
 def task_in(folder: Path) -> Task:
@@ -119,7 +118,7 @@ def task_in(folder: Path) -> Task:
 def about(model: TrainableModel) -> str:
     """Return what an export says of its task, in JSON. Raises as `evaluation.prior`."""
     task = model.manifest.task
-    if task.loss == CENTRED:
+    if task.less_prior:
         task = task.model_copy(update={"prior": calibration.for_manifest(prior(model))})
     said = {"run_id": model.manifest.run_id.hex(), "run_name": model.manifest.name}
     return json.dumps(said | {"task": task.model_dump(mode="json")}, ensure_ascii=False, indent=1) + "\n"

@@ -25,9 +25,10 @@ MOST_RATE = 2.0
 """Rate of a round's mean gradient at most. The largest curvature is a half, so steps above 4 may diverge, and
 above 2 where a gradient is one round late."""
 
-STRENGTHS = (10.0, 3.0, 1.0, 0.3, 0.1)
-"""What is tried, the strongest first, where scaled features have a variance of 1. With 30 runs were a half
-longer and learnt no more (docs/research-log.md)."""
+STRENGTHS = (10.0, 3.0, 1.0)
+"""Strengths that are tried, where features have a variance of 1. Runs at 30 were longer and learnt no more.
+What less than 1 gains on validation rows is lost many times over on rows unlike them
+(docs/research-log.md)."""
 
 ROUNDS = 32
 """Rounds within which the least loss is looked for."""
@@ -55,7 +56,7 @@ class Known(NamedTuple):
     labels: Tensor
     """(rows,) int64."""
     outputs: Tensor
-    """What the head says of them before it is trained, (rows, classes)."""
+    """The head's outputs before it is trained, (rows, classes)."""
 
 
 class Whitening(NamedTuple):
@@ -66,7 +67,7 @@ class Whitening(NamedTuple):
     unit: float
     """Value of an entry of 1, a power of two."""
     strength: float
-    """What is added to the second moments."""
+    """The variance that is added in every direction of scaled states."""
     rate: float
     """Rate of the mean gradient of all updates made at the same weights: each of n weighs rate / n."""
     rounds: int
@@ -95,8 +96,8 @@ def whitening(public: Known, validating: Known, columns: int) -> Whitening:
 
 
 def rate_of(classes: int) -> float:
-    """Return the rate of a round's mean gradient: half of what would be stable at equal probabilities, where
-    the curvature is 1 / classes, so that a round late does no harm."""
+    """Return the rate of a round's mean gradient: half of what is stable with gradients a round late, where
+    all classes are as likely and the curvature is 1 / classes."""
     return min(classes / 2, MOST_RATE)
 
 

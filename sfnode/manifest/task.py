@@ -106,6 +106,11 @@ class Task(Section):
         return self.kind in ("classification", "sequence-classification")
 
     @property
+    def less_prior(self) -> bool:
+        """Whether answers are compared less the prior over them: the model's own, or the manifest's."""
+        return self.loss != "plain"
+
+    @property
     def is_rewarded(self) -> bool:
         """Whether the model writes answers, for which a program rewards it; else answers are given."""
         return self.kind == "reward"

@@ -119,7 +119,8 @@ def read(file: Path, targets: Sequence[Target], columns: Columns, digest: str) -
     if (size := file.stat().st_size) != (wanted := size_of(targets, columns)):
         sizes = f"{size_text(size)} ({size:,} bytes)"
         raise unusable(
-            str(file), f"has {sizes}, and these targets at rank {max(columns)} have {size_text(wanted)} ({wanted:,})"
+            str(file),
+            f"has {sizes}, and these targets at rank {max(columns)} have {size_text(wanted)} ({wanted:,})",
         )
     # Private pages that nobody writes: torch warns of arrays that cannot be written.
     whole: I8 = np.memmap(file, np.int8, "c")

@@ -221,7 +221,7 @@ def _weighing(
             moved = through(cores[perturbation.rows], own[:, None])[:, 0]  # of (P, 1, k)
         else:
             _rows_of(perturbation, along.shape[0], name)
-            grouped = own.unflatten(0, (cores.shape[0], -1))  # (S, T or 1, k)
+            grouped = own.reshape(cores.shape[0], -1, own.shape[1])  # (S, T or 1, k)
             moved = through(cores, grouped).flatten(0, 1)
         return torch.cat([live, moved], 1) if live.shape[1] else moved
 

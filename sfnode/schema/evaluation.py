@@ -73,7 +73,8 @@ class StepShare(NamedTuple):
 
     With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of
     the validation loss by the entries of every layer's core at the middle of the step that the epoch makes,
-    p = sum over layers of s * G[i, j] is the scalar that the validation rows would have given.
+    p = sum over layers of s * G[i, j] is the scalar that the validation rows would have given. Of first-order
+    updates `sum` is the score, in standard deviations, and `squares` 1.
     """
 
     updates: int

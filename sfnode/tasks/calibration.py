@@ -10,24 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import PRIOR_ONE, Task
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks.encoding import Forward, Prior, batches, evaluate
+from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, prior_of
 from sfnode.tasks.prompts import Row, unanswered
 
 CALIBRATION_ROWS = 512
 """Unlabelled rows that a prior is measured on: its standard error is then below 0.1 nats where scores vary by
 2 from row to row, against leanings of half a nat or more that matter."""
-
-
-def from_manifest(task: Task) -> Prior:
-    """Return the prior that the manifest has, (K,) float64."""
-    found: Prior = np.array(task.prior, np.float64) / PRIOR_ONE
-    return found
 
 
 def for_manifest(prior: Prior) -> tuple[int, ...]:
@@ -62,6 +55,9 @@ def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, bat
 def measure(
     task: Task, tokenizer: Any, rows: Sequence[Row], public: Sequence[Row], forward: Forward, batch_size: int
 ) -> Evaluation:
-    """Measure a model on `rows` as the task's loss asks: a centred one less its prior over `public` rows."""
+    """Measure a model on `rows` as the task's loss asks: less its prior over `public` rows, or less that of
+    the manifest."""
     leaning = prior(task, tokenizer, public, forward, batch_size) if task.loss == "centred" else None
+    if task.loss == "calibrated":
+        leaning = prior_of(task)
     return evaluate(task, tokenizer, rows, forward, batch_size, leaning)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest.task import Task
+from sfnode.manifest.task import PRIOR_ONE, Task
 from sfnode.schema.evaluation import ClassScore, EvaluationOfRows
 from sfnode.tasks import metrics
 from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
@@ -64,6 +64,8 @@ class Encoded:
     """Whether the loss compares the candidates, or is that of the correct one's tokens alone."""
     centred: bool
     """Whether the loss compares scores less their means over all examples (SPEC T5)."""
+    prior: Prior | None
+    """(K,) that the loss subtracts from scores, where the manifest has one for it."""
     references: int
     """Number of examples, the last ones, that have no label, and so no loss."""
     weights: Tensor | None = None
@@ -122,7 +124,7 @@ class Encoded:
         Contrastive: the cross-entropy over the candidates' scores; else minus the mean log-probability of the
         tokens of the first correct answer. `prior`: as for `scores`.
         """
-        scores = self.scores(log_probs, prior)  # (B, K)
+        scores = self.scores(log_probs, self.prior if prior is None else prior)  # (B, K)
         if self.centred:
             scores = scores - scores.mean(0)
         first = self.right.to(log_probs.device).int().argmax(1, keepdim=True)  # (B, 1)
@@ -179,7 +181,7 @@ def encode(
     max_tokens, BAD_OPTION for rows without answers.
 
     For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss is so over
-    the rows and the `references`. `every_candidate` encodes all, to score them, and nothing is centred.
+    the rows and the `references`. `every_candidate` encodes all, to score them as they are.
     """
     if task.kind == "reward":
         raise UserError(
@@ -190,9 +192,17 @@ def encode(
     texts = [render_row(task, row) for row in (*rows, *references)]
     if task.kind == "choice" and not every_candidate:
         texts = [_first_right(text) for text in texts]
-    centred = task.loss == "centred" and not every_candidate
+    loss = "plain" if every_candidate else task.loss
     examples = [example(tokenizer, words, task.max_tokens) for words in texts]
-    return _collate(examples, tokenizer.pad_token_id or 0, task.labelled, centred, len(references))
+    prior = prior_of(task) if loss == "calibrated" else None
+    pad = tokenizer.pad_token_id or 0
+    return _collate(examples, pad, task.labelled, loss == "centred", prior, len(references))
+
+
+def prior_of(task: Task) -> Prior:
+    """Return the prior that the manifest has, (K,) float64."""
+    found: Prior = np.array(task.prior, np.float64) / PRIOR_ONE
+    return found
 
 
 class WrittenAnswer(NamedTuple):
@@ -212,7 +222,7 @@ def encode_written(written: Sequence[WrittenAnswer]) -> Encoded:
         fed = np.array([*prompt, *answer[:-1]], np.int32)  # the last token predicts nothing
         targets = [(0, len(prompt) - 1 + n, token, 0) for n, token in enumerate(answer) if n >= given]
         examples.append(Example((fed,), (np.zeros(len(fed), np.int8),), np.array(targets, np.int32), (0,)))
-    found = _collate(examples, 0, False, False, 0)
+    found = _collate(examples, 0, False, False, None, 0)
     return replace(found, weights=torch.tensor([one.weight for one in written]) * found.tokens[:, 0])
 
 
@@ -311,7 +321,12 @@ def _measured(task: Task, answers: _Answers) -> tuple[str, metrics.MeasuredMetri
 
 
 def _collate(
-    examples: Sequence[Example], pad: int, contrastive: bool, centred: bool, references: int
+    examples: Sequence[Example],
+    pad: int,
+    contrastive: bool,
+    centred: bool,
+    prior: Prior | None,
+    references: int,
 ) -> Encoded:
     inputs = [ids for one in examples for ids in one.inputs]
     types = [ids for one in examples for ids in one.types]
@@ -335,6 +350,7 @@ def _collate(
         right=torch.tensor([[slot in one.right for slot in range(options)] for one in examples]),
         contrastive=contrastive,
         centred=centred,
+        prior=prior,
         references=references,
     )
 

@@ -38,13 +38,16 @@ class Shard:
         batch_size: int,
         public: Callable[[], Sequence[Row]] = list,
         secret: bytes = b"",
+        *,
+        each_once: bool = False,
     ) -> None:
         """`public` returns rows of all classes, as the run's training data have them, whose labels are not
         looked at; asked for a shard of one class, and only where the loss is centred. With a `secret` nobody
-        else can tell which rows a seed draws. Raises UserError DATA_NEEDED if there are no public rows then.
-        """
+        else can tell which rows a seed draws. With `each_once` a mini-batch of as many rows as there are, or
+        of more, is all of them. Raises UserError DATA_NEEDED if there are no public rows then."""
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._batch_size, self._secret = rows, batch_size, secret
+        self._whole = each_once and len(rows) <= batch_size
         self._fitting = Fitting(task, tokenizer)
         self._fits: dict[int, bool] = {}
         """Whether rows fit, by their numbers: those that were drawn."""
@@ -72,7 +75,7 @@ class Shard:
         ]
 
     def numbers(self, seed: int) -> NDArray[np.int64]:
-        """Return the numbers of the rows of the update with this seed, (batch_size,)."""
+        """Return the numbers of the rows of the update with this seed, (batch_size,) at most."""
         return self._drawn(self._own(seed))
 
     def encoded(self, together: int) -> Iterator[Encoded]:
@@ -114,6 +117,8 @@ class Shard:
         return derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
 
     def _drawn(self, seed: int) -> NDArray[np.int64]:
+        if self._whole:
+            return np.arange(len(self._rows))
         if not self._classes:
             return batch_rows(seed, self._batch_size, len(self._rows))
         classes, places = balanced_rows(seed, self._batch_size, [len(one) for one in self._classes])

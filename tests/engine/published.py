@@ -11,9 +11,9 @@ import torch
 from sfnode.engine.making_bases import quantised
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Target
+from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training, units_of
 from sfnode.models import bases
-from sfnode.manifest.task import Task
 from tests.engine.helpers import manifest
 from tests.manifest.fields import ORGANISER
 
@@ -50,20 +50,22 @@ def orthonormal(run: Training, targets: tuple[Target, ...]) -> list[tuple[bases.
     return found
 
 
-def first_order(family: str, folder: Path, task: Task | None = None, **training: Any) -> Manifest:
-    """An organised run whose updates are gradients, with bases in `folder`."""
+def first_order(family: str | Manifest, folder: Path, task: Task | None = None, **training: Any) -> Manifest:
+    """An organised run whose updates are gradients, on a tiny model or like another run, with bases in
+    `folder`."""
     numbers = {
         "estimator": "first-order",
         "basis": "published",
         "bases": "0" * 64,
+        "features": "",
         "learning_rate": 0.5,
         "scalar_bits": 8,
         "scalar_limit": 127,
         "scalar_delta": 2.0**-6,
         "norm_limit": 1000,
     } | training
-    plain = manifest(family).model_copy(update={"task": task} if task else {})
-    fields = plain.model_dump() | {
+    plain = manifest(family) if isinstance(family, str) else family
+    fields = plain.model_copy(update={"task": task} if task else {}).model_dump() | {
         "protocol": 4,
         "admission": "organised",
         "organised": {"organiser": ORGANISER.hex(), "quota": 100},

@@ -255,7 +255,9 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
     """The live core of its matrices does not concern them."""
     run = trainer(manifest("opt", selection=EVERYTHING, learning_rate=1e-3), dtype="int8")
     space = run.space
-    plain = Subspace(space.basis, space.targets, space.columns_of, space.device, run.loaded.dtype, live_core=False)
+    plain = Subspace(
+        space.basis, space.targets, space.columns_of, space.device, run.loaded.dtype, live_core=False
+    )
     for seed in SEEDS:
         (live,) = estimates(run.loaded, space.directions([seed], 0), batches(run)[:1], 1e-2)
         (alone,) = estimates(run.loaded, plain.directions([seed], 0), batches(run)[:1], 1e-2)

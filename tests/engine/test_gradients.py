@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from sfnode.engine import forward
-from sfnode.engine.core import UpdateBatch
-from sfnode.engine.gradients import quantised
+from sfnode.engine import forward, gradients, merging
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.gradients import numbers_for, quantised, usual_norm
+from sfnode.engine.head import HeadLosses
+from sfnode.engine.line import Line
+from sfnode.engine.losses import line_batches, line_rows, losses_at
+from sfnode.engine.objective import Held
 from sfnode.engine.trainer import Trainer
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import loader
+from sfnode.models.targets import Selection
 from sfprotocol.decisions import RATE_ONE, RateFrom
 from sfprotocol.seeds import update_seeds
-from tests.engine.helpers import data_file, held_weights, trainer
+from tests.engine.helpers import (
+    HEADED_TASK,
+    ROWS,
+    data_file,
+    held_weights,
+    manifest,
+    model_folder,
+    trainer,
+)
 from tests.engine.published import first_order
 
 SEEDS = update_seeds(1, 0, 3).tolist()
@@ -48,3 +65,208 @@ def test_a_gradient_is_that_of_explicit_cores(family: str, tmp_path: Path) -> No
         for seed, found in zip(SEEDS, node.gradients(SEEDS, 0), strict=True):
             assert found.cells == pytest.approx(explicit(node, seed), rel=1e-3, abs=1e-6)
             assert np.abs(found.cells).max() > 1e-3
+
+
+def moved(run: Trainer, values: tuple[int, ...], rate: RateFrom) -> None:
+    """Count an update as an organised run does."""
+    weighed = np.array([values], np.int64) * (rate.rate * rate.unit >> 16)
+    run.apply(UpdateBatch(np.zeros(1, np.int64), np.zeros(1, np.uint64), weighed))
+
+
+def test_steps_lower_the_loss(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        rate = RateFrom(0, RATE_ONE // 4, limit=1000)
+        before = node.gradients(SEEDS[:1], 0)[0].loss
+        for _ in range(5):
+            moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
+            node.rebuild()
+        assert node.gradients(SEEDS[:1], 0)[0].loss < before - 0.01
+
+
+def test_a_step_moves_the_weights_by_its_rate_times_its_gradient(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path, scalar_bits=16, scalar_limit=32_767)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        base = held_weights(node)
+        rate = RateFrom(0, RATE_ONE // 8, unit=1 << 12, limit=10_000)
+        (values,) = node.step(SEEDS[:1], 0, rate).scalars
+        (found,) = node.gradients(SEEDS[:1], 0)
+        assert np.array(values) * (2.0**-6 / 16) == pytest.approx(found.cells, abs=2.0**-11)
+        moved(node, values, rate)
+        node.rebuild()
+        change = np.split(-np.array(values) * 2.0**-6 / 16 / 8, len(base))
+        for number, (now, before) in enumerate(zip(held_weights(node), base, strict=True)):
+            u, v = (side.double() for side in node.space.matrices(0, number))
+            core = torch.from_numpy(change[number].reshape(4, 4))
+            assert now.numpy() == pytest.approx(
+                (before + u @ core @ v.t() * node.space.unit(number)).numpy(), abs=1e-6
+            )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_formats_agree_on_the_gradient(dtype: str, tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path)
+    data = data_file(tmp_path)
+    with (
+        trainer(run, data, bases=tmp_path) as exact,
+        trainer(run, data, bases=tmp_path, dtype=dtype) as other,
+    ):
+        for site, weight in zip(exact.loaded.sites, held_weights(other), strict=True):
+            loader.matrix(site).copy_(weight)
+        for one, found in zip(exact.gradients(SEEDS, 0), other.gradients(SEEDS, 0), strict=True):
+            cosine = one.cells @ found.cells / np.linalg.norm(one.cells) / np.linalg.norm(found.cells)
+            assert cosine >= 0.98
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_gradient_is_taken_where_the_live_core_has_moved_the_weights(dtype: str, tmp_path: Path) -> None:
+    """What is not merged yet acts on activations; the gradient is that at the merged weights."""
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path, dtype=dtype) as node:
+        start = node.gradients(SEEDS[:1], 0)[0]
+        rate = RateFrom(0, RATE_ONE // 2, limit=1000)
+        moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
+        node.weights.follow(0)
+        live = node.gradients(SEEDS[:1], 0)[0]
+        node.rebuild()
+        merged = node.gradients(SEEDS[:1], 0)[0]
+        assert live.loss < start.loss - 0.005
+        assert live.loss == pytest.approx(merged.loss, abs=0.1 * (start.loss - merged.loss))
+
+
+@pytest.mark.parametrize("limit", [40, 400])
+def test_an_update_is_no_longer_than_its_limit(limit: int) -> None:
+    cells = np.random.default_rng(0).normal(size=1344)
+    rate = RateFrom(0, RATE_ONE, unit=1 << 15, limit=limit)
+    values = quantised(cells, 1e-4, rate, 127)
+    assert sum(one * one for one in values) <= limit**2
+    assert rate.moves(values)
+    assert np.corrcoef(cells, values)[0, 1] > (0.99 if limit == 400 else 0.0)
+
+
+def test_what_is_no_number_moves_nothing() -> None:
+    rate = RateFrom(0, RATE_ONE, limit=100)
+    assert quantised(np.array([1.0, np.nan]), 1e-2, rate, 127) == (0, 0)
+    assert not rate.moves((0, 0))
+
+
+def test_rows_go_one_by_one_and_blocks_are_computed_again_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        whole = node.gradients(SEEDS, 0)
+        room = gradients._ROOMS[node.loaded.model]
+        parts = len(room.parts(node.mini_batch(SEEDS[0])))
+        while room.narrow():
+            pass
+        assert (parts, len(room.parts(node.mini_batch(SEEDS[0])))) == (1, 3)
+        for one, other in zip(whole, node.gradients(SEEDS, 0), strict=True):
+            assert other.cells == pytest.approx(one.cells, rel=1e-3, abs=1e-6)
+            assert other.loss == pytest.approx(one.loss, rel=1e-5)
+
+
+def test_a_calibrated_loss_is_less_the_manifests_prior_in_training_and_where_it_is_measured(
+    tmp_path: Path,
+) -> None:
+    """A prior of two nats against an answer is as if all had these two nats more for it."""
+    told = [0, -2 * PRIOR_ONE]
+    plain = first_order("opt", tmp_path / "plain")
+    task = plain.task.model_copy(update={"loss": "calibrated", "prior": tuple(told)})
+    run = first_order("opt", tmp_path / "bases", task)
+    data = data_file(tmp_path)
+    with (
+        trainer(plain, data, bases=tmp_path / "plain") as other,
+        trainer(run, data, bases=tmp_path / "bases") as node,
+    ):
+        for one in (other, node):
+            one.run_rows._held_out["test", 0] = Held("test", 0, ROWS)
+        encoded = other.mini_batch(SEEDS[0])
+        scores = encoded.scores(forward.score(other.loaded, encoded).log_probs) + torch.tensor([0.0, 2.0])
+        wanted = torch.nn.functional.cross_entropy(scores, encoded.right.int().argmax(1))
+        assert node.gradients(SEEDS[:1], 0)[0].loss == pytest.approx(float(wanted), abs=1e-5)
+        raw, less = other.evaluate(), node.evaluate()
+        assert (raw.calibrated, less.calibrated) == (False, True)
+        assert node.prior().tolist() == [0.0, -2.0]
+        lines = line_batches(run, node.loaded.tokenizer, ROWS)
+        found = losses_at(node.loaded, lines, lambda this: None).mean()
+        assert less.loss == pytest.approx(found, abs=1e-5)
+
+
+def head(tmp_path: Path, **training: Any) -> Manifest:
+    described = loader.describe(str(model_folder("llama")), "", Selection(modules=("score",)), 2)
+    model = described.model_copy(update={"source": "tiny/llama"})
+    plain = manifest("llama").model_copy(update={"model": model, "task": HEADED_TASK})
+    return first_order(plain, tmp_path, rank=64, **training)
+
+
+def test_the_gradient_of_a_head_is_products_of_states_and_the_same(tmp_path: Path) -> None:
+    run = head(tmp_path, batch_size=64)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        assert isinstance(node.objective, HeadLosses)
+        (found,) = node.gradients(SEEDS[:1], 0)
+        encoded = next(node.objective.shard.encoded(64))
+        assert encoded.examples == len(ROWS), "all rows, each once"
+        whole = gradients.gradient(node.loaded, node.space, 0, encoded)
+        assert found.loss == pytest.approx(whole.loss, rel=1e-5)
+        assert found.cells == pytest.approx(whole.cells, rel=1e-3, abs=1e-6)
+        assert node.manifest.core_shape[1] == 2
+        assert node.manifest.core_shape[2] > 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_learns_and_its_state_is_that_of_its_core(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "MERGE_REST", 0)
+    run = head(tmp_path, batch_size=64)
+    with trainer(run, data_file(tmp_path), bases=tmp_path, dtype=dtype) as node:
+        rate = RateFrom(0, RATE_ONE // 2, limit=1000)
+        before = node.gradients(SEEDS[:1], 0)[0].loss
+        for _ in range(4):
+            moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
+            node.weights.follow(0)
+        live = node.gradients(SEEDS[:1], 0)[0].loss
+        node.rebuild()
+        assert node.gradients(SEEDS[:1], 0)[0].loss == pytest.approx(live, abs=0.02)
+        assert live < before - 0.05
+
+
+def test_worths_of_gradients_add_up_and_scores_are_cosines(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path, learning_rate=0.05)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        node.run_rows._held_out["validation", 0] = Held("validation", 0, ROWS)
+        rate = RateFrom(0, RATE_ONE // 64, limit=1000)
+        values = np.array(node.step(SEEDS, 0, rate).scalars)
+        every = [
+            UpdateBatch(np.zeros(1, np.int64), np.zeros(1, np.uint64), one[None])
+            for one in (*values, -values[0])
+        ]
+        after = Core(*run.core_shape)
+        weights = np.array([rate.rate * rate.unit >> 16])
+        for one in every[:3]:
+            after.add(one._replace(scalars=one.scalars * weights))
+        found, _ = node.shares(after.cores(), [(one, weights) for one in every], 4, 0)
+        line = Line(node.loaded, node.space, node.scale, after.cores())
+        batches = node.objective.batches(line_rows(run.task, ROWS), 4, 0)
+        losses = line.losses(batches, [0.0, 1.0]).mean(0)
+        assert sum(one.worth for one in found[:3]) == pytest.approx(losses[0] - losses[1], rel=0.05)
+        assert found[3].worth == pytest.approx(-found[0].worth)
+        assert found[3].sum == pytest.approx(-found[0].sum)
+        cells = math.sqrt(run.dimensions)
+        assert all(abs(one.sum) <= cells and one.squares == 1 for one in found)
+        assert max(one.sum for one in found) > 0.2 * cells
+
+
+def test_the_numbers_of_a_run_follow_from_its_usual_gradient(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        numbers = numbers_for(usual_norm(node), run.dimensions, 8)
+        limit = numbers["norm_limit"]
+        assert limit == round(16 * math.sqrt(run.dimensions))
+        rate = RateFrom(0, RATE_ONE, limit=limit)
+        norms = [
+            np.linalg.norm(quantised(one.cells, numbers["scalar_delta"], rate, 127))
+            for one in node.gradients(update_seeds(7, 0, 9).tolist(), 0)
+        ]
+        assert np.median(norms) == pytest.approx(limit / 2, rel=0.3)

@@ -156,7 +156,7 @@ def encoded(texts: list[list[int]]) -> Encoded:
         )
         for ids in texts
     ]
-    return collate(examples, 0, contrastive=True, centred=False, references=0)
+    return collate(examples, 0, contrastive=True, centred=False, prior=None, references=0)
 
 
 @pytest.mark.parametrize("family", ["opt", "llama"])

@@ -13,7 +13,7 @@ from sfnode.cli.bases import words
 from sfnode.engine import making_bases
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest.training import PUBLISHED_UNIT
+from sfnode.manifest.training import PUBLISHED_UNIT, Training, units_of
 from sfnode.models.cuts import hidden
 from sfnode.models.targets import Form, Selection, blocks_of, view
 from sfnode.tasks.encoding import Encoded, encode
@@ -21,6 +21,7 @@ from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, trainer
 from tests.engine.test_estimator import loss
 
 RANK = 2
+NUMBERS = Training(rank=RANK)
 
 
 def batches(run: Trainer) -> list[Encoded]:
@@ -50,7 +51,7 @@ def orthonormal(columns: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
 def test_gradient_bases_hold_nearly_what_the_best_directions_of_the_mean_gradient_hold(family: str) -> None:
     run = trainer(manifest(family))
-    made = making_bases.gradients(run.loaded, batches(run), RANK)
+    made = making_bases.gradients(run.loaded, batches(run), NUMBERS)
     held = best = 0.0
     for gradient, (u, v) in zip(mean_gradients(run), made.pairs, strict=True):
         held += float((orthonormal(u).t() @ gradient @ orthonormal(v)).square().sum())
@@ -110,7 +111,7 @@ def products_with_errors(run: Trainer) -> list[torch.Tensor]:
 @pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
 def test_bases_from_errors_hold_what_inputs_and_errors_say_together(family: str) -> None:
     run = trainer(manifest(family))
-    made = making_bases.errors(run.loaded, batches(run), RANK)
+    made = making_bases.errors(run.loaded, batches(run), NUMBERS)
     held = best = 0.0
     for product, (_, v) in zip(products_with_errors(run), made.pairs, strict=True):
         held += float((product @ orthonormal(v)).square().sum()) / float(product.square().sum())
@@ -127,7 +128,7 @@ def test_nothing_flows_back_through_the_blocks() -> None:
         block.register_forward_hook(lambda module, given, output: asked.append(hidden(output).requires_grad))
         for block in blocks_of(run.loaded.model)
     ]
-    making_bases.errors(run.loaded, batches(run), RANK)
+    making_bases.errors(run.loaded, batches(run), NUMBERS)
     for handle in handles:
         handle.remove()
     assert asked
@@ -160,21 +161,21 @@ def test_what_the_directions_hold_is_said_in_words() -> None:
 
 def test_what_the_directions_hold_of_the_mean_gradient_and_how_far_mini_batches_agree_is_estimated() -> None:
     run = trainer(manifest("opt"))
-    made = making_bases.gradients(run.loaded, batches(run), RANK)
+    made = making_bases.gradients(run.loaded, batches(run), NUMBERS)
     shares = [share(one) for one in mean_gradients(run)]
     assert made.held == pytest.approx(shares, abs=0.3)
     assert np.mean(made.held) == pytest.approx(np.mean(shares), abs=0.05)
-    same = making_bases.gradients(run.loaded, batches(run)[:1] * 2, RANK)
+    same = making_bases.gradients(run.loaded, batches(run)[:1] * 2, NUMBERS)
     assert same.agreement == pytest.approx(1.0, abs=1e-3)
     assert made.agreement < same.agreement
 
 
 @pytest.mark.parametrize("rank", [1, 4])
 def test_columns_have_root_mean_square_one_in_units_of_what_is_published(rank: int) -> None:
-    run = trainer(manifest("llama"))
+    run, numbers = trainer(manifest("llama")), Training(rank=rank)
     for pairs in (
-        making_bases.gradients(run.loaded, batches(run), rank).pairs,
-        making_bases.errors(run.loaded, batches(run), rank).pairs,
+        making_bases.gradients(run.loaded, batches(run), numbers).pairs,
+        making_bases.errors(run.loaded, batches(run), numbers).pairs,
     ):
         for target, pair in zip(run.manifest.model.parsed_targets(), pairs, strict=True):
             for side, rows in zip(pair, (target.out_features, target.in_features), strict=True):
@@ -184,27 +185,47 @@ def test_columns_have_root_mean_square_one_in_units_of_what_is_published(rank: i
                 assert np.all((np.abs(sizes - 1) < 0.1) | (np.abs(side).max(0) == making_bases.LARGEST_ENTRY))
 
 
+def test_those_of_a_first_order_run_are_orthonormal_in_its_units() -> None:
+    run = trainer(manifest("llama"))
+    numbers = Training(
+        rank=4,
+        estimator="first-order",
+        basis="published",
+        bases="0" * 64,
+        norm_limit=1,
+    )
+    for target, pair in zip(
+        run.manifest.model.parsed_targets(),
+        making_bases.gradients(run.loaded, batches(run), numbers).pairs,
+        strict=True,
+    ):
+        for side, unit in zip(pair, units_of(numbers, target), strict=True):
+            columns = side * unit
+            assert columns.T @ columns == pytest.approx(np.eye(4), abs=0.08)
+            assert 5 < np.sqrt(np.mean(side.astype(float) ** 2)) < 12
+
+
 def test_a_column_with_an_outlier_keeps_its_direction_and_is_scaled_down() -> None:
     column = torch.zeros(1024, 2)
     column[3, 0], column[:, 1] = 5.0, 1e-9
-    found = making_bases.quantised(column)
+    found = making_bases.quantised(column, PUBLISHED_UNIT)
     assert found[3, 0] == making_bases.LARGEST_ENTRY
     assert np.count_nonzero(found[:, 0]) == 1
     assert (found[:, 1] == 1 / PUBLISHED_UNIT).all()
-    assert not making_bases.quantised(torch.zeros(8, 1)).any()
+    assert not making_bases.quantised(torch.zeros(8, 1), PUBLISHED_UNIT).any()
 
 
 def test_with_two_directions_every_pair_of_columns_has_a_share_in_the_gradient() -> None:
     run = trainer(manifest("opt"))
     gradient = mean_gradients(run)[0]
-    u, v = making_bases.gradients(run.loaded, batches(run), RANK).pairs[0]
+    u, v = making_bases.gradients(run.loaded, batches(run), NUMBERS).pairs[0]
     shares = (torch.from_numpy(u).float().t() @ gradient @ torch.from_numpy(v).float()).abs()
     assert float(shares.min()) > 0.05 * float(shares.max())
 
 
 def test_targets_that_are_no_linear_layers_get_signs() -> None:
     run = trainer(manifest("opt", selection=Selection(embeddings=True, norms=True)))
-    made = making_bases.gradients(run.loaded, batches(run), RANK)
+    made = making_bases.gradients(run.loaded, batches(run), NUMBERS)
     others = [
         pair
         for site, pair in zip(run.loaded.sites, made.pairs, strict=True)
@@ -218,7 +239,7 @@ def test_a_model_is_as_it_was_afterwards() -> None:
     run = trainer(manifest("opt"))
     before = run.loaded.model.state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
-    making_bases.gradients(run.loaded, batches(run), RANK)
+    making_bases.gradients(run.loaded, batches(run), NUMBERS)
     after = run.loaded.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not any(parameter.requires_grad for parameter in run.loaded.model.parameters())
@@ -228,14 +249,14 @@ def test_a_model_is_as_it_was_afterwards() -> None:
 def test_gradients_of_quantised_weights_are_refused() -> None:
     run = trainer(manifest("opt"), dtype="int8")
     with pytest.raises(UserError) as raised:
-        making_bases.gradients(run.loaded, batches(run), RANK)
+        making_bases.gradients(run.loaded, batches(run), NUMBERS)
     assert raised.value.code == Code.BAD_OPTION
-    assert making_bases.errors(run.loaded, batches(run), RANK).pairs
+    assert making_bases.errors(run.loaded, batches(run), NUMBERS).pairs
 
 
 def test_what_is_not_finite_is_refused() -> None:
     run = trainer(manifest("opt"))
     getattr(run.loaded.sites[0].module, run.loaded.sites[0].parameter).data[0, 0] = torch.nan
     with pytest.raises(UserError) as raised:
-        making_bases.gradients(run.loaded, batches(run), RANK)
+        making_bases.gradients(run.loaded, batches(run), NUMBERS)
     assert raised.value.code == Code.BAD_OPTION

@@ -45,7 +45,9 @@ class Made(NamedTuple):
 
 def subspace(dtype: torch.dtype = torch.float32, *, live_core: bool = False) -> Made:
     basis = Counted()
-    return Made(Subspace(basis, TARGETS, (RANK, RANK), torch.device(DEVICE), dtype, live_core=live_core), basis)
+    return Made(
+        Subspace(basis, TARGETS, (RANK, RANK), torch.device(DEVICE), dtype, live_core=live_core), basis
+    )
 
 
 def copied(directions: Directions) -> Directions:

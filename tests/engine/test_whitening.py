@@ -23,7 +23,7 @@ def data(rows: int, noise: float, seed: int) -> Known:
     fixed = np.random.default_rng(0)
     centres, mixing = fixed.normal(size=(CLASSES, FEATURES)), fixed.normal(size=(FEATURES, FEATURES))
     labels = draws.integers(CLASSES, size=rows)
-    states = (centres[labels] + noise * draws.normal(size=(rows, FEATURES))) @ mixing + 50
+    states = (centres[labels] + noise * draws.normal(size=(rows, FEATURES))) @ mixing + 200
     scaled = (states * np.logspace(-0.5, 0.5, FEATURES)).astype(np.float32)
     return known(torch.from_numpy(scaled), torch.from_numpy(labels))
 
@@ -70,7 +70,7 @@ def test_what_it_expects_of_a_run_is_what_a_run_reaches_and_that_is_the_probe() 
 
 
 def test_no_direction_of_the_rounded_coordinates_is_too_steep_for_the_rate() -> None:
-    """Rounded without feeding errors forward, the mean state is 50 times as long as it should be."""
+    """Rounded without feeding errors forward, the mean state is longer than it should be."""
     public, validating = data(400, 2.5, 0), data(200, 2.5, 1)
     found = whitening.whitening(public, validating, FEATURES)
     assert largest_moment(public, real(found)) < 1.25

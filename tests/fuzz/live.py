@@ -129,7 +129,7 @@ class Plan:
 class LiveEngine(SmallEngine):
     """A small engine that takes its time, and to which an update may come again with another weight."""
 
-    def step(self, seeds: Sequence[int], epoch: int) -> Result:
+    def step(self, seeds: Sequence[int], epoch: int, rate: object = None) -> Result:
         time.sleep(STEP)
         return super().step(seeds, epoch)
 

@@ -56,7 +56,7 @@ class Ones:
     def use_threads(self, count: int | None, most: int | None) -> None:
         """Do nothing: it has no threads."""
 
-    def step(self, seeds: Sequence[int], epoch: int) -> Outcome:
+    def step(self, seeds: Sequence[int], epoch: int, rate: object = None) -> Outcome:
         return Outcome((1,) * len(seeds))
 
     def evaluate(self, limit: int, wanted: Callable[[], bool]) -> Evaluation:

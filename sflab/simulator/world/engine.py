@@ -15,6 +15,7 @@ import numpy as np
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.schema.evaluation import Evaluation
+from sfprotocol.decisions import RateFrom
 from sfprotocol.seeds import I64, mix64
 
 RESULT = Evaluation(metric="accuracy", value=0.5, low=0.48, high=0.52, loss=1.0, count=100)
@@ -71,7 +72,7 @@ class IntegerEngine:
         marks = mix64(batch.seeds ^ mix64(batch.epochs.astype(np.uint64)))
         self._marks += (marks.astype(np.int64) * batch.scalars).sum()
 
-    def step(self, seeds: Sequence[int], epoch: int) -> Result:
+    def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> Result:
         self.made += len(seeds)
         return Result(measured(seeds, self._limit, self._salt))
 

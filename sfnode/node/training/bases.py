@@ -226,7 +226,7 @@ class PublishedBases:
                 what=f"directions of training {one.subspace}",
                 named=hash_bases,
                 checked=self._checked,
-                check=partial(files.read, targets=self._targets, rank=self._columns, digest=digest),
+                check=partial(files.read, targets=self._targets, columns=self._columns, digest=digest),
             )
             await self._look_here(one)
         except UserError as error:

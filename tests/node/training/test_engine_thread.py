@@ -101,7 +101,7 @@ class Exact:
     def prepare(self, seeds: Sequence[int]) -> None:
         pass
 
-    def step(self, seeds: Sequence[int], epoch: int) -> Result:
+    def step(self, seeds: Sequence[int], epoch: int, rate: object = None) -> Result:
         self.stepping.set()
         self.gate.wait()
         return Result((0,) * len(seeds))
