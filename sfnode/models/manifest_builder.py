@@ -210,13 +210,13 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
             open=OpenSection(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
             organised=organised,
             model=described,
-            task=task,
+            task=task.model_copy(update={"loss": "plain"}) if task.loss == "calibrated" else task,
             data=data,
-            training=training.model_copy(update=WITHOUT_GRADIENTS),
+            training=training.model_copy(update=WITHOUT_GRADIENTS) if first else training,
         )
-        manifest = manifest.model_copy(update={"training": training})
+        manifest = manifest.model_copy(update={"training": training, "task": task})
     except ValidationError as error:
-        raise _bad_option(error) from error
+        raise bad_option(error) from error
     _try_data(manifest, examine or RowExamination(Fitting(manifest.task, loader.tokenizer_of(home))))
     return manifest
 
@@ -335,7 +335,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         )
         return _gradients_anew(forked, given) if measured else forked
     except ValidationError as error:
-        raise _bad_option(error) from error
+        raise bad_option(error) from error
 
 
 def _gradients_anew(manifest: Manifest, given: dict[str, Any]) -> Manifest:
@@ -369,7 +369,7 @@ def beginning(given: dict[str, Any]) -> Beginning:
     try:
         return _beginning(given)
     except ValidationError as error:
-        raise _bad_option(error) from error
+        raise bad_option(error) from error
 
 
 def _beginning(given: dict[str, Any]) -> Beginning:
@@ -599,7 +599,8 @@ SECTIONS = {
 """Sections of the manifest, which are the beginnings of keys, by their class."""
 
 
-def _bad_option(error: ValidationError) -> UserError:
+def bad_option(error: ValidationError) -> UserError:
+    """Return the error for options with which there can be no manifest."""
     first = error.errors(include_url=False)[0]
     place = [SECTIONS[error.title]] if error.title in SECTIONS else []
     key = ".".join([*place, *map(str, first["loc"][:1])])

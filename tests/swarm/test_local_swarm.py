@@ -19,7 +19,16 @@ from sfnode.schema.status import CoreStatus
 from sfnode.swarm import local_swarm
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
-from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, PROBE, Script, evaluation, organised_run, status
+from tests.swarm.helpers import (
+    COMMONEST,
+    FIRST_ADDRESS,
+    MANIFEST,
+    PROBE,
+    Script,
+    evaluation,
+    organised_run,
+    status,
+)
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 """State digests and core digests of two nodes that do not agree."""
