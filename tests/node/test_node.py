@@ -174,7 +174,7 @@ async def test_an_engine_that_fails_ends_the_node_with_its_error(swarm: Swarm) -
 async def test_an_engine_that_measures_nothing_ends_the_node_with_a_number(swarm: Swarm) -> None:
     def overflowing(run: Manifest) -> SmallEngine:
         engine = SmallEngine(run).go()
-        engine.step = lambda seeds, epoch: Result((0,) * len(seeds), math.nan, len(seeds))  # type: ignore[method-assign]
+        engine.step = lambda seeds, epoch, rate: Result((0,) * len(seeds), math.nan, len(seeds))  # type: ignore[method-assign]
         return engine
 
     a = swarm.node("a", make_engine=overflowing)

@@ -196,7 +196,7 @@ async def test_an_engine_that_cannot_be_loaded_is_reported() -> None:
 
 async def test_an_engine_that_fails_in_a_step_is_reported_and_does_nothing_more(log: UpdateLog) -> None:
     engine = SmallEngine(RUN)
-    engine.step = lambda seeds, epoch: Result((1 // 0,))  # type: ignore[method-assign]
+    engine.step = lambda seeds, epoch, rate: Result((1 // 0,))  # type: ignore[method-assign]
     log.append([record(RUN, "a", [5])])
     owner = Owner(lambda: engine, partial(changes, log)).start()
     owner.thread.order(Order(FEED, 0, 0, (1,)))
