@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode import preparing
+from sfnode import first_order, preparing
+from sfnode.cli.fork import going_on
+from sfnode.cli.join import told_first
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.scalar_limit import Advance
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.sections import Parent
 from sfnode.manifest.task import PRIOR_ONE
-from sfnode.models import bases
-from sfnode.models.manifest_builder import build
+from sfnode.models import bases, files
+from sfnode.models.manifest_builder import build, forked, unsuited
 from sfnode.preparing import Means, Prepared
 from sfnode.store.run_keys import RunKeys
 from sfnode.tasks import dataset
@@ -184,3 +188,55 @@ def test_without_public_rows_it_says_what_to_do(table: Path) -> None:
     with pytest.raises(UserError, match="no gradient can be taken before the run starts") as caught:
         preparing.prepare(run, {}, Means(bases=table.parent, places=typed(run.data)), asked, waiting)
     assert "training.estimator=zeroth-order" in caught.value.fix
+
+
+@pytest.mark.parametrize(("size", "drawn"), [(160, 32), (20, 20)], ids=["many", "few"])
+def test_own_rows_are_told_of_by_32_at_least_or_all(size: int, drawn: int, table: Path) -> None:
+    run = prepared(table, **WORDS).manifest
+    own = table.parent / "own.jsonl"
+    own.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows_of("builtin:reviews:train", size)))
+    given: dict[str, Any] = {"bases": table.parent, "places": typed(run.data)}
+    with (
+        Trainer.load(run, data_override=own, secret=b"mine", **given) as learner,
+        Trainer.load(run, **given) as other,
+    ):
+        assert (learner.mini_batch(1).examples, other.mini_batch(1).examples) == (drawn, 8)
+
+
+def test_who_joins_with_rows_of_their_own_is_told_what_others_could_learn(table: Path) -> None:
+    run = begun(table, **WORDS)
+    said = told_first(run, own_rows=True)
+    assert "at least 32" in said
+    assert "could find out whether a text that they know is among your rows" in said
+    assert told_first(run, own_rows=False) == told_first(first_order.begun(run), own_rows=True) == ""
+
+
+PARENT = Parent(run_id="12" * 32, epoch=0, digest="34" * 32)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(files.located("builtin:tiny", ""), tmp_path / "model"))
+
+
+def test_a_fork_goes_on_at_the_unit_and_the_limit_of_the_seal(table: Path, exported: Path) -> None:
+    old = prepared(table, **WORDS).manifest
+    own = RunKeys.generate().options() | {"basis": "published", "bases": old.training.bases}
+    own |= going_on(old, RateFrom(3, RATE_ONE // 64, unit=1 << 15, limit=700))
+    run = forked(old, PARENT, exported, own)
+    assert (run.training.learning_rate, run.training.norm_limit) == (1 / 64, 700)
+    assert run.training.scalar_delta == old.training.scalar_delta / 2
+    assert (run.training.bases, run.task.prior) == (old.training.bases, old.task.prior)
+
+
+def test_a_fork_that_trains_the_body_behind_a_head_is_measured_anew(table: Path, exported: Path) -> None:
+    old = prepared(table, **HEAD).manifest
+    own = RunKeys.generate().options() | unsuited(old.training) | {"target_modules": ("all-linear",)}
+    run = forked(old, PARENT, exported, own)
+    assert (run.training.is_first_order, run.training.norm_limit, run.training.bases) == (True, 0, "")
+    assert (run.training.rank, run.training.update_budget, run.organised.subspace_epochs) == (4, 256, 1)
+    asked = preparing.wanted(run, own, None, None, measure=True)
+    means = Means(bases=table.parent, model=exported, places=typed(run.data))
+    found = preparing.prepare(run, {}, means, asked, waiting).manifest
+    assert found.training.norm_limit > 0
+    assert Manifest.model_validate(found.model_dump()) == found

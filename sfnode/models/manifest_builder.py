@@ -311,7 +311,8 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
         task = Task(**old.task.model_dump() | loss)
         measured = given.get("norm_limit") == 0
-        training = _section(old.training.model_copy(update=WITHOUT_GRADIENTS if measured else {}), given)
+        begun = WITHOUT_GRADIENTS | {"rank": FIRST_ORDER.rank} if measured else {}
+        training = _section(old.training.model_copy(update=begun), given)
         model = Model(
             **old.model.model_dump()
             | {"source": folder.name, "outputs": (), "revision": "", "digest": files.digest(folder)}

@@ -39,10 +39,9 @@ PROBE = ProbeEvaluation(
 """A linear probe that is better than what a run has found."""
 
 COMMONEST = BaselineEvaluation(
-    **{"metric": "accuracy", "value": 0.5, "low": 0.4, "high": 0.6, "loss": 0.69, "count": 64},
+    metric="accuracy", value=0.5, low=0.4, high=0.6, loss=0.69, count=64, rows=1024,
     name="the commonest label",
-    rows=1024,
-)
+)  # fmt: skip
 
 
 def organised_run() -> Manifest:
