@@ -12,9 +12,10 @@ module writes no matrix, and knows neither cores nor where the batches come from
 
 A node may add local noise to its scalars before anybody sees them (Gaussian mechanism): a scalar is clipped
 to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever it says and
-however often it was drawn; and normal noise of `multiplier` times that is added. What this is worth as
-(epsilon, delta) is accounted for in `sfnode.node.privacy`. Rounding and the run's own limit come afterwards
-and take nothing of it away. The noise comes from the operating system's generator.
+however often it was drawn; and normal noise of `multiplier` times that is added. Of a gradient each row's own
+is cut to the length `clip`, and no row is drawn twice. What this is worth as (epsilon, delta) is accounted
+for in `sfnode.node.privacy`. Rounding and the run's own limit come afterwards and take nothing of it away.
+The noise comes from the operating system's generator.
 """
 
 from __future__ import annotations
@@ -336,3 +337,10 @@ class LocalNoise:
         made it fail may be the one to protect."""
         clipped = min(max(alpha, -self.clip), self.clip) if math.isfinite(alpha) else 0.0
         return clipped + self.draw(0.0, 2 * self.clip * self.multiplier)
+
+    def of_gradient(self, cells: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+        """Return what may be told of the mean gradient of so many rows, each drawn once and no longer than
+        the clip: another row in the place of one changes it by 2 clip / rows at most."""
+        deviation = 2 * self.clip * self.multiplier / rows
+        told: NDArray[np.float64] = cells + [self.draw(0.0, deviation) for _ in cells]
+        return told

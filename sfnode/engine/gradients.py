@@ -82,15 +82,18 @@ class Measurer(Protocol):
         ...
 
 
-def gradient(loaded: LoadedModel, space: Subspace, subspace: int, batch: Encoded) -> Gradient:
-    """Return the gradient of a mini-batch's mean loss at the weights as they are, with their live core.
+def gradient(
+    loaded: LoadedModel, space: Subspace, subspace: int, batch: Encoded, longest: float = math.inf
+) -> Gradient:
+    """Return the gradient of a mini-batch's mean loss at the weights as they are, with their live core; a
+    row's own that is longer than `longest` is cut to this length.
 
     Raises UserError OUT_OF_MEMORY if there is not even room for one row.
     """
     rows, columns = space.columns_of
     leaves = [torch.zeros(1, columns, rows, device=loaded.device, requires_grad=True) for _ in space.targets]
     with differentiable(loaded) as vectors:
-        loss, found = by_leaves(loaded, space.whole(subspace), leaves, vectors, batch)
+        loss, found = by_leaves(loaded, space.whole(subspace), leaves, vectors, batch, longest)
     return Gradient(found[:, 0].swapaxes(1, 2).ravel(), loss)
 
 
@@ -166,17 +169,18 @@ def by_leaves(
     leaves: Sequence[Tensor],
     vectors: Mapping[int, Tensor],
     batch: Encoded,
+    longest: float = math.inf,
 ) -> tuple[float, F64]:
     """Return a batch's mean loss and its gradient by every leaf, (layers, blocks, columns, rows): by how much
-    the model moves along v by u in some blocks of `directions`, behind the live core's. Raises UserError
-    OUT_OF_MEMORY."""
+    the model moves along v by u in some blocks of `directions`, behind the live core's. `longest` as for
+    `gradient`, of a model without vectors. Raises UserError OUT_OF_MEMORY."""
     room = _ROOMS.setdefault(loaded.model, _Room.of(loaded))
     while True:
         try:
             loss, sums = 0.0, None
             for part in room.parts(batch):
                 share = part.examples / batch.examples
-                one, found = _by_leaves(loaded, directions, leaves, vectors, part, room)
+                one, found = _by_leaves(loaded, directions, leaves, vectors, part, room, longest)
                 loss, sums = loss + share * one, share * found + (0.0 if sums is None else sums)
             assert sums is not None
             return loss, sums
@@ -196,13 +200,18 @@ def _by_leaves(
     vectors: Mapping[int, Tensor],
     batch: Encoded,
     room: _Room,
+    longest: float,
 ) -> tuple[float, F64]:
     used: list[Perturbation] = []
+    row_by_row = longest < math.inf
+    if row_by_row:  # each sequence has cores of its own
+        count = len(batch.input_ids)
+        leaves = [leaf.detach().repeat(count, 1, 1, 1).requires_grad_() for leaf in leaves]
 
     def riding(this: forward.Pass) -> Perturbation:
         rows, width = this.input_ids.shape
         none = leaves[0].new_empty(rows * width, 0)
-        cores = tuple(leaf.to(loaded.dtype).expand(rows, -1, -1, -1) for leaf in leaves)
+        cores = tuple(leaf.to(loaded.dtype).expand(rows, *([-1] * leaf.dim())[-3:]) for leaf in leaves)
         used.append(Perturbation(directions, none, none[:rows], none[: len(this.rows)], cores, this.rows))
         return used[-1]
 
@@ -210,15 +219,29 @@ def _by_leaves(
     asked = [vectors.get(number, leaf) for number, leaf in enumerate(leaves)]
     again = room.recomputes
     with room.watched(batch), _recomputing(loaded) if again else ExitStack():
-        loss = forward.mean_loss(loaded, batch, riding, at_once=again)
+        loss = forward.mean_loss(loaded, batch, riding, at_once=again or row_by_row)
         with loaded.perturber.applying(used[-1]):  # for what is computed again
             found = torch.autograd.grad(loss * scale, asked, materialize_grads=True)
-    blocks = leaves[0].shape[0]
+    blocks = 1 if row_by_row else leaves[0].shape[0]
     parts = [
         _of_vector(directions, n, part, blocks) if n in vectors else part for n, part in enumerate(found)
     ]
     stacked: F64 = torch.stack([part.double().cpu() for part in parts]).numpy() / scale
-    return float(loss.detach()), stacked
+    return float(loss.detach()), _cut(stacked, batch, longest) if row_by_row else stacked
+
+
+def _cut(found: F64, batch: Encoded, longest: float) -> F64:
+    """Return the mean of the rows' gradients, (layers, blocks, columns, rows), from those of their sequences
+    as they are in it, (layers, sequences, blocks, columns, rows); none is longer than `longest`, and one that
+    is no number is 0, as it may be the one to protect."""
+    layers, sequences = found.shape[:2]
+    of_sequence = batch.examples * found.reshape(layers, sequences, -1).swapaxes(0, 1).reshape(sequences, -1)
+    of_row = np.zeros((batch.examples, of_sequence.shape[1]))
+    np.add.at(of_row, batch.owners(), of_sequence)
+    of_row[~np.isfinite(of_row).all(1)] = 0
+    norms = np.linalg.norm(of_row, axis=1).clip(np.finfo(float).tiny)
+    mean: F64 = np.minimum(1, longest / norms) @ of_row / batch.examples
+    return mean.reshape(layers, *found.shape[2:])
 
 
 def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: int) -> Tensor:
@@ -252,8 +275,10 @@ class _Room:
 
     limit: float
     """Bytes."""
+    weights: frozenset[int]
+    """Places of the model's own numbers."""
     of_token: float = 0.0
-    """Bytes that are kept for a token: the most that was seen."""
+    """Bytes that are kept for a token of the first mini-batch."""
     recomputes: bool = False
     """Whether blocks are computed again, as one row was too much."""
 
@@ -261,7 +286,8 @@ class _Room:
     def of(cls, loaded: LoadedModel) -> _Room:
         """Return that of a model."""
         tensors = (*loaded.model.parameters(), *loaded.model.buffers())
-        return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)))
+        places = frozenset(one.untyped_storage().data_ptr() for one in tensors)
+        return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)), places)
 
     def narrow(self) -> bool:
         """Have less room from now on, as it was not there; return whether that can help."""
@@ -299,7 +325,8 @@ class _Room:
             return
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             yield
-        self.of_token = sum(kept.values()) / max(1, int(batch.lengths().sum()))
+        of_graph = sum(size for place, size in kept.items() if place not in self.weights)
+        self.of_token = of_graph / max(1, int(batch.lengths().sum()))
 
 
 _ROOMS: WeakKeyDictionary[Any, _Room] = WeakKeyDictionary()

@@ -7,6 +7,7 @@ rule is that of `estimator`, which it replaces where a head alone is trained and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -57,11 +58,13 @@ class HeadLosses(Losses):
         """Estimate slopes as `estimates` of this module does. Raises UserError as `encode`."""
         return estimates(self._loaded, directions, self._every_row(), batches, distance)
 
-    def gradient(self, space: Subspace, subspace: int, seed: int, batch: Any) -> Gradient:
+    def gradient(
+        self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
+    ) -> Gradient:
         """Return the gradient of the rows with these numbers, as products of their states."""
         every, chosen = self._every_row(), torch.from_numpy(batch)
         rows = HeadRows(*(part[chosen.to(part.device)] for part in every))
-        return gradient(self._loaded, space.whole(subspace), rows)
+        return gradient(self._loaded, space.whole(subspace), rows, longest)
 
     def _every_row(self) -> HeadRows:
         """Return all rows' states, and tell while they are computed how far it is: it may take minutes."""
@@ -124,12 +127,15 @@ def estimates(
         return of_pairs([*plus, *minus], epsilon)
 
 
-def gradient(loaded: LoadedModel, directions: Directions, rows: HeadRows) -> Gradient:
-    """Return the gradient of these rows' mean loss by all cells of the core between these directions."""
+def gradient(
+    loaded: LoadedModel, directions: Directions, rows: HeadRows, longest: float = math.inf
+) -> Gradient:
+    """Return the gradient of these rows' mean loss by all cells of the core between these directions;
+    `longest` as for `gradients.gradient`."""
     (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
     with torch.inference_mode():
         outputs = _outputs(loaded, rows, rows.states @ v[:, :live], u[:live])
-        cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:])
+        cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:], longest)
     return Gradient(cells.ravel(), loss)
 
 

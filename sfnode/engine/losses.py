@@ -5,6 +5,7 @@ It knows a model and rows; it knows neither updates nor who asks.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -138,9 +139,11 @@ class Losses:
         """Estimate slopes by the losses of the rows' own answers (`engine.estimator`)."""
         return estimates(self._loaded, directions, batches, distance, self._group)
 
-    def gradient(self, space: Subspace, subspace: int, seed: int, batch: Any) -> Gradient:
+    def gradient(
+        self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
+    ) -> Gradient:
         """Return a mini-batch's gradient (`engine.gradients`)."""
-        return gradient(self._loaded, space, subspace, batch)
+        return gradient(self._loaded, space, subspace, batch, longest)
 
     def evaluate(
         self,

@@ -3,12 +3,13 @@
 There are two ways. A rebuild starts from the base weights and rounds each weight once, so that the weights
 depend on the core alone, to the bit and on any machine, and not on the order in which updates came. In
 between, what is new since the last rebuild is merged cheaply: into the weights where their precision allows
-it. In half precision one update is less than the rounding of a weight, and so the new part of the core, the
-live core, is applied in activation space (`Subspace.set_live_core`). It has room for one epoch, the one that
-this node's own steps are in; when they go on to another, the live core is merged into the weights with
-stochastic rounding, by which changes far below the rounding are kept on average. The label of somebody else's
-update decides in which core that update is, and nothing else. None of this ever feeds back into the shared
-state. Duty cycles bound the time that all of it takes.
+it. In half precision one update is less than the rounding of a weight, and gradients, which are few and
+large, must not wait: there the new part of the core, the live core, is applied in activation space
+(`Subspace.set_live_core`). It has room for one epoch, the one that this node's own steps are in; when they
+go on to another, it is merged into the weights with stochastic rounding, by which changes far below the
+rounding are kept on average, or all are rebuilt. The label of somebody else's update decides in which core
+that update is, and nothing else. None of this ever feeds back into the shared state. Duty cycles bound the
+time that all of it takes.
 
 In a run with a weight decay the weights also depend on which subspace is the newest in the core (SPEC O17):
 when that changes, every target waits for its rebuild, as when another epoch begins.
@@ -137,7 +138,11 @@ class MergedWeights:
         scale: Callable[[int], float],
         clock: Callable[[], float],
         decay: Decay = NO_DECAY,
+        *,
+        prompt: bool = False,
     ) -> None:
+        """`prompt` where updates are few and large, as gradients are, and steps that lack some go too far:
+        the live core follows at every step, and all targets do when another epoch begins."""
         self._loaded = loaded
         self._space = space
         self._core = core
@@ -146,7 +151,8 @@ class MergedWeights:
         self._newest = 0
         """The subspace from which ages are counted; always 0 without a decay."""
         self._clock = clock
-        self._merges = DutyCycle(clock, MERGE_REST)
+        self._prompt = prompt
+        self._merges = DutyCycle(clock, 0 if prompt else MERGE_REST)
         self._rebuilds = DutyCycle(clock, QUANTISED_REBUILD_REST if loaded.quantised else REBUILD_REST)
         self._pending = Core(*core.shape)
         """The part of the core that is not in the weights."""
@@ -285,11 +291,14 @@ class MergedWeights:
             self._live_epochs = [epoch for _ in every]
             return
         self._wait()
-        if not (self._loaded.exact or self._loaded.quantised):
+        if self._space.live and not (self._prompt or self._loaded.quantised):
             self._behind.extend(sorted(set(every) - set(self._behind)))
 
     def _wait(self) -> None:
-        """Have every target rebuilt in its turn."""
+        """Have every target rebuilt in its turn, or at once."""
+        if self._prompt:
+            self._rebuild_all()
+            return
         self._exact = False
         self._waiting.extend(sorted(set(range(len(self._live_epochs))) - set(self._waiting)))
 
@@ -297,11 +306,11 @@ class MergedWeights:
         """Merge what is pending, each update with the basis and rate of its own epoch; return whether it is
         all.
 
-        Into a target of half precision nothing is merged: what is pending of its epoch is its live core.
+        Into a target with a live core nothing is merged: what is pending of its epoch is that.
         """
         sites = enumerate(self._loaded.sites)
         # a vector sees no activations, and is in float32 in any trained model
-        merged = [n for n, site in sites if self._loaded.exact or site.form is Form.VECTOR]
+        merged = [n for n, site in sites if not self._space.live or site.form is Form.VECTOR]
         start = self._clock()
         epochs = self._nearest() if merged else []
         while epochs and self._clock() - start <= MERGE_SECONDS:
@@ -401,7 +410,7 @@ class MergedWeights:
             store_rows(site, rows.start, block)
         self._pending.forget([number])
         self._live_epochs[number] = self._epoch
-        if not self._loaded.exact:
+        if self._space.live:
             self._set_live_core(number)
 
     def _term(self, number: int, epoch: int, unit: int, a: I64) -> tuple[float, float, Tensor, Tensor]:

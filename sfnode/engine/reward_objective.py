@@ -12,6 +12,7 @@ says nothing, and costs no more passes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -183,11 +184,21 @@ class Rewards:
         drawn = [self.draw(batches[first], seeds[first], here) for first in each]
         return self.slopes(directions, drawn, distance)
 
-    def gradient(self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question]) -> Gradient:
-        """Return the gradient of 1 less the mean reward, by answers drawn at the weights as they are."""
+    def gradient(
+        self,
+        space: Subspace,
+        subspace: int,
+        seed: int,
+        batch: Sequence[Question],
+        longest: float = math.inf,
+    ) -> Gradient:
+        """Return the gradient of 1 less the mean reward, by answers drawn at the weights as they are; cut as
+        a whole to a length at which another question moves it no farther than if each had `longest`."""
         here = standing(space.whole(subspace)) if space.live else None
         drawn = self.draw(batch, seed, here)
-        return gradient(self._loaded, space, subspace, drawn.encoded)._replace(loss=drawn.loss)
+        found = gradient(self._loaded, space, subspace, drawn.encoded)
+        share = min(1.0, longest / len(batch) / max(float(np.linalg.norm(found.cells)), 1e-30))
+        return Gradient(found.cells * share, drawn.loss)
 
     def draw(self, questions: Sequence[Question], seed: int, perturb: Perturb | None = None) -> Drawn:
         """Draw answers to a mini-batch's prompts, which follow from the seed and the weights, as they are or

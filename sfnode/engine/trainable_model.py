@@ -84,12 +84,16 @@ class TrainableModel:
         self.run = manifest.parameters()
         self.loaded = loaded
         self.core = Core(*manifest.core_shape) if core is None else core
+        prompt = numbers.is_first_order
+        live = prompt or not loaded.exact
         self.space = Subspace(
-            self._basis, targets, manifest.basis_columns, device, loaded.dtype, live_core=not loaded.exact
+            self._basis, targets, manifest.basis_columns, device, loaded.dtype, live_core=live
         )
         self.scale = scale_of(manifest)
         self.decay = Decay(numbers.decay)
-        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic, self.decay)
+        self.weights = MergedWeights(
+            loaded, self.space, self.core, self.scale, time.monotonic, self.decay, prompt=prompt
+        )
         self._offloading = Offloading(loaded, self.space)
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         self._noise = noise
@@ -225,12 +229,17 @@ class TrainableModel:
 
     def gradients(self, seeds: Sequence[int], epoch: int) -> list[Gradient]:
         """Return the gradient of each seed's mini-batch by all cells of the subspace of `epoch`, one after
-        another. Raises UserError OUT_OF_MEMORY, DATA_MALFORMED as `estimate`."""
-        subspace, batches = self._follow(epoch), self.mini_batches.take(seeds)
-        return [
-            self.objective.gradient(self.space, subspace, seed, batch)
-            for seed, batch in zip(seeds, batches, strict=True)
-        ]
+        another, as much as may be told of it.
+
+        Raises UserError OUT_OF_MEMORY, DATA_MALFORMED as `estimate`.
+        """
+        subspace, noise, found = self._follow(epoch), self._noise, list[Gradient]()
+        for seed, batch in zip(seeds, self.mini_batches.take(seeds), strict=True):
+            longest = noise.clip if noise else math.inf
+            one = self.objective.gradient(self.space, subspace, seed, batch, longest)
+            rows, _ = self.odds
+            found.append(one._replace(cells=noise.of_gradient(one.cells, rows)) if noise else one)
+        return found
 
     def recompute(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
         """Measure updates as `step` does, with exactly the updates applied that there are (SPEC U10).

@@ -156,6 +156,8 @@ class Manifest(Section):
             return self
         if not self.organised.organiser:
             raise ValueError("a first-order run is organised: its rates, units and limits are signed")
+        if self.task.loss == "centred":
+            raise ValueError("rows of a first-order run are separate: its loss is plain or calibrated")
         if len({one.core_shape(self.training.rank) for one in self.model.parsed_targets()}) > 1:
             raise ValueError("all targets of a first-order run have cores of one shape: take a smaller rank")
         width = self.parameters().form.width

@@ -3,10 +3,11 @@
 Google's dp-accounting works it out. Assumed is what `engine.estimator` and `tasks.mini_batches` do:
 neighbours are shards in which one row is another one (of the same class, where mini-batches are balanced);
 each update draws `drawn` of `rows` rows with replacement, in a way that nobody else knows, and one row
-changes its clipped scalar by 2 clip at most, however often it was drawn. The library knows no sampling with
-replacement. Its bound for sampling without it (Wang, Balle and Kasiviswanathan 2019) holds here as well: its
-proof asks for the chance that a row is drawn, at most drawn / rows, and for the sensitivity, which does not
-grow with the number of copies. Updates compose.
+changes its clipped scalar by 2 clip at most, however often it was drawn. (In a first-order run, where each
+row's own gradient is clipped, none is drawn twice.) The library knows no sampling with replacement. Its bound
+for sampling without it (Wang, Balle and Kasiviswanathan 2019) holds here as well: its proof asks for the
+chance that a row is drawn, at most drawn / rows, and for the sensitivity, which does not grow with the number
+of copies. Updates compose.
 
 The `together` updates of a group share the rows that are drawn, so that one row changes all of them: as a
 vector by 2 clip times the root of their number. They count as one draw with noise that is smaller by as much.

@@ -78,10 +78,14 @@ class Encoded:
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the tokens of each example, of all its sequences together, (B,)."""
-        of_sequence = np.zeros(len(self.input_ids), np.int64)
-        of_sequence[self.sequences.numpy()] = self.slots.numpy() // self.tokens.shape[1]
         tokens = self.attention_mask.sum(1).numpy()
-        return np.bincount(of_sequence, tokens, minlength=self.examples).astype(np.int64)
+        return np.bincount(self.owners(), tokens, minlength=self.examples).astype(np.int64)
+
+    def owners(self) -> NDArray[np.int64]:
+        """Return the example of each sequence, (S,)."""
+        found = np.zeros(len(self.input_ids), np.int64)
+        found[self.sequences.numpy()] = self.slots.numpy() // self.tokens.shape[1]
+        return found
 
     def part(self, rows: Sequence[int]) -> Encoded:
         """Return these of the examples, by their numbers, no wider than they need be; of a batch that has

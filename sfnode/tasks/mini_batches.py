@@ -17,7 +17,7 @@ from sfnode.tasks import prompts
 from sfnode.tasks.encoding import Encoded, encode
 from sfnode.tasks.fitting import Fitting
 from sfnode.tasks.prompts import Row, unanswered
-from sfprotocol.seeds import balanced_rows, batch_rows, derive_key
+from sfprotocol.seeds import balanced_rows, batch_rows, derive_key, stream
 
 CENTRED = "centred"
 """The loss whose mini-batches are balanced (SPEC T5)."""
@@ -44,10 +44,13 @@ class Shard:
         """`public` returns rows of all classes, as the run's training data have them, whose labels are not
         looked at; asked for a shard of one class, and only where the loss is centred. With a `secret` nobody
         else can tell which rows a seed draws. With `each_once` a mini-batch of as many rows as there are, or
-        of more, is all of them. Raises UserError DATA_NEEDED if there are no public rows then."""
+        of more, is all of them, and with a `secret`, too, none has a row twice. Raises UserError DATA_NEEDED
+        if there are no public rows then."""
         self._task, self._tokenizer = task, tokenizer
-        self._rows, self._batch_size, self._secret = rows, batch_size, secret
+        self._rows, self._secret = rows, secret
+        self._batch_size = min(batch_size, len(rows)) if each_once else batch_size
         self._whole = each_once and len(rows) <= batch_size
+        self._apart = each_once and bool(secret)
         self._fitting = Fitting(task, tokenizer)
         self._fits: dict[int, bool] = {}
         """Whether rows fit, by their numbers: those that were drawn."""
@@ -119,6 +122,8 @@ class Shard:
     def _drawn(self, seed: int) -> NDArray[np.int64]:
         if self._whole:
             return np.arange(len(self._rows))
+        if self._apart:
+            return np.argsort(stream(seed, 0, len(self._rows)))[: self._batch_size]
         if not self._classes:
             return batch_rows(seed, self._batch_size, len(self._rows))
         classes, places = balanced_rows(seed, self._batch_size, [len(one) for one in self._classes])

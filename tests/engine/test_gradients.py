@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine import forward, gradients, merging
+from sfnode.engine import drift, export, forward, gradients
 from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.gradients import numbers_for, quantised, usual_norm
 from sfnode.engine.head import HeadLosses
 from sfnode.engine.line import Line
 from sfnode.engine.losses import line_batches, line_rows, losses_at
 from sfnode.engine.objective import Held
+from sfnode.engine.replicas import ReplicatedTrainer
+from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import loader
 from sfnode.models.targets import Selection
+from sfnode.tasks.encoding import Encoded
+from sfnode.tasks.public_files import Places
 from sfprotocol.decisions import RATE_ONE, RateFrom
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import (
@@ -34,13 +39,19 @@ from tests.engine.helpers import (
     trainer,
 )
 from tests.engine.published import first_order
+from tests.engine.test_reward_objective import run_of as reward_run
 
 SEEDS = update_seeds(1, 0, 3).tolist()
 
 
 def explicit(run: Trainer, seed: int) -> np.ndarray:
+    """That of a seed's mini-batch, as `of_whole`."""
+    return of_whole(run, run.mini_batch(seed))
+
+
+def of_whole(run: Trainer, batch: Encoded) -> np.ndarray:
     """The gradient by every entry of X where weights are W + U X V^T, by autograd through whole matrices."""
-    batch, total = run.mini_batch(seed), []
+    total = []
     wholes = []
     for site in run.loaded.sites:
         weight = getattr(site.module, site.parameter)
@@ -118,7 +129,7 @@ def test_formats_agree_on_the_gradient(dtype: str, tmp_path: Path) -> None:
             assert cosine >= 0.98
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_gradient_is_taken_where_the_live_core_has_moved_the_weights(dtype: str, tmp_path: Path) -> None:
     """What is not merged yet acts on activations; the gradient is that at the merged weights."""
     run = first_order("llama", tmp_path)
@@ -215,10 +226,7 @@ def test_the_gradient_of_a_head_is_products_of_states_and_the_same(tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_head_learns_and_its_state_is_that_of_its_core(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(merging, "MERGE_REST", 0)
+def test_a_head_learns_and_its_state_is_that_of_its_core(dtype: str, tmp_path: Path) -> None:
     run = head(tmp_path, batch_size=64)
     with trainer(run, data_file(tmp_path), bases=tmp_path, dtype=dtype) as node:
         rate = RateFrom(0, RATE_ONE // 2, limit=1000)
@@ -270,3 +278,73 @@ def test_the_numbers_of_a_run_follow_from_its_usual_gradient(tmp_path: Path) -> 
             for one in node.gradients(update_seeds(7, 0, 9).tolist(), 0)
         ]
         assert np.median(norms) == pytest.approx(limit / 2, rel=0.3)
+
+
+def test_with_noise_each_row_is_cut_to_the_clip_and_no_row_is_drawn_twice(tmp_path: Path) -> None:
+    run = first_order("llama", tmp_path)
+    draws: list[tuple[float, float]] = []
+
+    def draw(mean: float, deviation: float) -> float:
+        draws.append((mean, deviation))
+        return 0.0
+
+    data = data_file(tmp_path)
+    noise = LocalNoise(1.5, 0.25, draw)
+    with (
+        trainer(run, data, bases=tmp_path, secret=b"s") as plain,
+        trainer(run, data, bases=tmp_path, secret=b"s", noise=noise) as node,
+    ):
+        seed = SEEDS[0]
+        numbers = node.objective.shard.numbers(seed).tolist()
+        assert len(set(numbers)) == 3
+        (found,) = node.gradients([seed], 0)
+        batch, rows = plain.mini_batch(seed), list[np.ndarray]()
+        for row in range(3):
+            cells = gradients.gradient(plain.loaded, plain.space, 0, batch.part([row])).cells
+            rows.append(cells * min(1, 0.25 / np.linalg.norm(cells)))
+        assert any(np.linalg.norm(row) == pytest.approx(0.25) for row in rows)
+        assert found.cells == pytest.approx(sum(rows) / 3, rel=1e-3, abs=1e-6)
+        assert draws == [(0.0, pytest.approx(2 * 0.25 * 1.5 / 3))] * run.dimensions
+
+
+def test_several_devices_measure_what_one_does(tmp_path: Path) -> None:
+    run, data = first_order("opt", tmp_path), data_file(tmp_path)
+    made = ReplicatedTrainer.load_on(
+        ["cpu"] * 2, run, batch=1, model_override=model_folder("opt"), data_override=data, bases=tmp_path
+    )
+    rate = RateFrom(0, RATE_ONE // 8, unit=1 << 15, limit=300)
+    with made, trainer(run, data, bases=tmp_path) as alone:
+        for one in (made, alone):
+            moved(one, alone.step(SEEDS[2:], 0, rate).scalars[0], rate)
+            one.rebuild()
+        assert made.step(SEEDS[:2], 0, rate).scalars == alone.step(SEEDS[:2], 0, rate).scalars
+
+
+def test_answers_that_are_drawn_have_one_gradient(tmp_path: Path) -> None:
+    run = first_order(reward_run(tmp_path, batch_size=4), tmp_path / "bases")
+    with trainer(run, tmp_path / "rows.jsonl", bases=tmp_path / "bases", places=Places((tmp_path,))) as node:
+        assert isinstance(node.objective, Rewards)
+        for seed, found in zip(SEEDS, node.gradients(SEEDS, 0), strict=True):
+            drawn = node.objective.draw(node.mini_batch(seed), seed)
+            assert found.loss == drawn.loss
+            assert found.cells == pytest.approx(of_whole(node, drawn.encoded), rel=1e-3, abs=1e-6)
+
+
+def test_what_is_said_of_a_core_with_more_columns_than_rows_is_so(tmp_path: Path) -> None:
+    run = head(tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        base = held_weights(node)[0]
+        rate = RateFrom(0, RATE_ONE // 2, limit=1000)
+        moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
+        node.rebuild()
+        change = held_weights(node)[0] - base
+        (norm,) = drift.norms(node.space, node.scale, node.core.cores())
+        assert norm == pytest.approx(float(change.norm()), rel=1e-4)
+        (found,), fit = export.factors(node)
+        assert (found.b @ found.a).numpy() == pytest.approx(change.float().numpy(), abs=1e-6)
+        assert fit.full <= 2
+        line = Line(node.loaded, node.space, node.scale, node.core.cores())
+        batches = node.objective.batches(line_rows(run.task, ROWS), 4, 0)
+        along = line.losses(batches, [-1.0, 0.0])
+        with node.weights.at_base():
+            assert along[:, 0] == pytest.approx(losses_at(node.loaded, batches, lambda this: None), abs=1e-4)

@@ -147,7 +147,7 @@ def test_a_loss_is_the_mean_of_what_did_not_fail(tmp_path: Path, monkeypatch: py
         102: StepResult((0, 4), 6.0, 1),
         104: StepResult((0, 0), 0.0, 2),
     }
-    monkeypatch.setattr(Trainer, "step", lambda self, seeds, epoch: results[seeds[0]])
+    monkeypatch.setattr(Trainer, "step", lambda self, seeds, epoch, rate: results[seeds[0]])
     assert made.step(SEEDS[:6], 0) == StepResult((1, 2, 0, 4, 0, 0), 4.0, 3)
 
 

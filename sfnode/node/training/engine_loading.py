@@ -23,9 +23,10 @@ _loading = Lock()
 
 
 def clip_of(settings: Settings, manifest: Manifest) -> float:
-    """Return the largest slope that a node with noise tells of: unless it says so the run's largest."""
+    """Return the largest slope that a node with noise tells of, or the length of a row's gradient: unless it
+    says so the run's largest."""
     numbers = manifest.training
-    return settings.noise_clip or numbers.scalar_limit * numbers.scalar_delta
+    return settings.noise_clip or (numbers.norm_limit or numbers.scalar_limit) * numbers.scalar_delta
 
 
 def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
