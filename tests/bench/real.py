@@ -5,9 +5,10 @@
 The model is that of scripts/real_model.py. One table for each task: accuracy and loss on 800 held-out
 rows, and the example-forwards that it took to get there (a backward pass counts as two), of the model as it
 is and calibrated, LoRA with AdamW at as many forwards as there are training rows, with --lora-passes LoRA at
-its best, and swarms of four nodes with a quarter of the rows each, after 0, 16, 64 and 128 updates and at their end:
-of a head, as `sfnode init` proposes it, beside the linear probe, and of the body with answers in words. Beside
-both stands what needs no model. `init` is given no number. States are kept in the bench's own cache.
+its best, and swarms of four nodes with a quarter of the rows each after 0, 16, 64 and 128 updates and at
+their end: of a head, as `sfnode init` proposes it, beside the linear probe, and of the body with answers in
+words. Beside both stands what needs no model. `init` is given no number. States are kept in the bench's own
+cache.
 The tasks are AG News and SST-2 of ../shared, or where that is missing the topics that tests/bench/topics.py
 writes. Results: docs/benchmarks.md.
 """
