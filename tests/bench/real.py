@@ -41,6 +41,7 @@ from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset, encoding, presets
 from sfnode.tasks.prompts import Row
+from sfnode.tasks.public_files import typed
 from tests.bench import lora, topics
 from tests.bench.texts import Texts, mean_loss
 
@@ -89,9 +90,9 @@ def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
         test_limit=held_out,
     )
     texts = presets.task_of(found._replace(task=words), headed=True)
-    return Subject(
-        words, texts, dataset.training_rows(data, words), dataset.held_out_rows(data, words, "test")
-    )
+    places = typed(data)
+    train = dataset.training_rows(data, words, places)
+    return Subject(words, texts, train, dataset.held_out_rows(data, words, "test", places=places))
 
 
 def untrained(model: Path, of: Subject) -> Iterator[Figure]:

@@ -129,6 +129,38 @@ def test_the_same_table_is_the_same_rows_whoever_reads_it(sfnode: Run) -> None:
     assert len(set(names)) == 1
 
 
+def test_forward_passes_alone_may_be_asked_for(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SFNODE_MEASURE")
+    flags = ("--yes", "--skip-bad-rows", "--force", *TINY)
+    ended = sfnode("init", "tickets.csv", "--set", "training.estimator=zeroth-order", *flags)
+    assert ended.status == 0, ended.err
+    assert lines(ended.out)["How is it learnt?"] == "by forward passes alone: it learns far less"
+    assert (run().protocol, run().training.estimator, run().training.basis) == (3, "zeroth-order", "features")
+
+
+def test_a_run_by_gradients_says_how_long_it_takes_and_if_asked_its_numbers(
+    sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_MEASURE")
+    flags = ("--yes", "--skip-bad-rows", "--set", "init.details=yes", *TINY)
+    ended = sfnode("init", "tickets.csv", *flags)
+    assert ended.status == 0, ended.err
+    assert "trains it here alone in a minute or two, to see how well it goes" in ended.out
+    assert "Took gradients of 237 example-forwards: an update has 256 numbers of 16 bits." in ended.out
+    assert f"scalar_delta {run().training.scalar_delta:g}" in ended.out
+    assert "Its bases are in " in ended.out
+    assert Path(f"{run().training.bases}.bases").is_file()
+
+
+def test_an_open_run_has_no_gradients_and_says_so(sfnode: Run) -> None:
+    flags = ("--open", "--yes", "--skip-bad-rows", *TINY)
+    refused = sfnode("init", "tickets.csv", "--set", "training.estimator=first-order", *flags)
+    assert "SF010: training.estimator: an open run has no gradients" in refused.err
+    assert not Path("run.toml").exists()
+    assert sfnode("init", "tickets.csv", *flags).status == 0
+    assert run().training.estimator == "zeroth-order"
+
+
 # -- answers -------------------------------------------------------------------------------------------
 
 
