@@ -5,8 +5,9 @@
 The model is that of scripts/real_model.py. One table for each task: accuracy and loss on 800 held-out
 rows, and the example-forwards that it took to get there (a backward pass counts as two), of the model as it
 is and calibrated, LoRA with AdamW at as many forwards as there are training rows, with --lora-passes LoRA at
-its best, and a swarm of four nodes with a quarter of the rows each after 0, 1,000, 4,000 and 16,000 updates
-and at its end, beside the linear probe. `sfnode init` is given no number. States are kept in the bench's own
+its best, and swarms of four nodes with a quarter of the rows each after 0, 16, 64 and 128 updates and at
+their end: of a head, as `sfnode init` proposes it, beside the linear probe, and of the body with answers in
+words. Beside both stands what needs no model. `init` is given no number. States are kept in the bench's own
 cache.
 The tasks are AG News and SST-2 of ../shared, or where that is missing the topics that benchmarks/topics.py
 writes. Results: docs/benchmarks.md.
@@ -42,9 +43,10 @@ from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset, encoding, presets
 from sfnode.tasks.prompts import Row
+from sfnode.tasks.public_files import typed
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-MOMENTS = (1_000, 4_000, 16_000)
+MOMENTS = (16, 64, 128)
 """Updates after which a run is measured, besides its beginning and its end."""
 
 
@@ -88,9 +90,9 @@ def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
         test_limit=held_out,
     )
     texts = presets.task_of(found._replace(task=words), headed=True)
-    return Subject(
-        words, texts, dataset.training_rows(data, words), dataset.held_out_rows(data, words, "test")
-    )
+    places = typed(data)
+    train = dataset.training_rows(data, words, places)
+    return Subject(words, texts, train, dataset.held_out_rows(data, words, "test", places=places))
 
 
 def untrained(model: Path, of: Subject) -> Iterator[Figure]:
@@ -126,9 +128,18 @@ def low_rank(model: Path, train: Texts, test: Texts, passes: int, given: argpars
     return of_probabilities(name, found.probabilities, test.labels, found.forwards)
 
 
-def of_run(name: str, of: Subject, model: Path, folder: Path) -> Iterator[Figure]:
+def in_words(task: Task) -> tuple[str, ...]:
+    """Return the options with which a run learns answers in words, in place of a head."""
+    words = ",".join(f"{label}={word}" for label, word in task.verbalizer.items())
+    pairs = ("kind=classification", f"template={task.template}", f"verbalizer={words}")
+    return tuple(part for pair in pairs for part in ("--set", f"task.{pair}"))
+
+
+def of_run(
+    name: str, of: Subject, model: Path, folder: Path, options: tuple[str, ...] = ()
+) -> Iterator[Figure]:
     """Have a run made with no number given, let four nodes train, each on its own quarter of the rows, and
-    measure the first one's model; then the linear probe on the rows of all."""
+    measure the first one's model; then what else there is of the rows of all."""
     folder.mkdir()
     for file, rows in (("train.tsv", of.train), ("test.tsv", of.test)):
         lines = (f"{row['sentence']}\t{row['label']}\n" for row in rows)
@@ -136,7 +147,7 @@ def of_run(name: str, of: Subject, model: Path, folder: Path) -> Iterator[Figure
     run, began = folder / "run.toml", time.monotonic()
     files = (folder / "train.tsv", "--label", "label", "--test", folder / "test.tsv", "--out", run)
     keys = ("--set", f"name={name}", "--set", f"keys.dir={folder / 'keys'}")
-    sfnode("init", *files, "--yes", "--model", model, *keys)
+    sfnode("init", *files, "--yes", "--model", model, *options, *keys)
     made = time.monotonic()
     ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--out", folder / "swarm", "--json"))
     assert ended["equal"], "digests differ"
@@ -154,8 +165,11 @@ def of_run(name: str, of: Subject, model: Path, folder: Path) -> Iterator[Figure
         if number == 0:
             yield of_evaluation(f"{name}, 0 updates", trainer.evaluate_base(), 0)
         yield of_evaluation(f"{name}, {updates:,} updates", trainer.evaluate(), None)
-    probe = ended["probe"]
-    yield Figure(f"linear probe on its {probe['rows']:,} rows", probe["value"], probe["loss"], probe["rows"])
+    if probe := ended["probe"]:
+        title = f"linear probe on its {probe['rows']:,} rows"
+        yield Figure(title, probe["value"], probe["loss"], probe["rows"])
+    for other in ended["baselines"]:
+        yield Figure(f"{other['name']} of {other['rows']:,} rows", other["value"], other["loss"], 0)
 
 
 def sfnode(*arguments: Any) -> str:
@@ -175,7 +189,9 @@ def figures(name: str, given: argparse.Namespace, scratch: Path) -> Iterator[Fig
     for passes in sorted({0, given.lora_passes}):
         yield low_rank(given.model, train, test, passes, given)
     for number in range(given.runs):
-        yield from of_run(f"{name}-{number + 1}", of, given.model, scratch / f"run-{number}")
+        yield from of_run(f"{name}-head-{number + 1}", of, given.model, scratch / f"head-{number}")
+        words = in_words(of.words)
+        yield from of_run(f"{name}-body-{number + 1}", of, given.model, scratch / f"body-{number}", words)
 
 
 def timed(found: Iterator[Figure]) -> Iterator[tuple[Figure, float]]:

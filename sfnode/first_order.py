@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from sfnode.engine import gradients, making_bases, scalar_limit
 from sfnode.engine.head import rows_of
@@ -22,10 +23,10 @@ from sfnode.engine.trainer import Trainer
 from sfnode.engine.whitening import Known, head_gradient, whitening
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.manifest.training import units_of
+from sfnode.manifest.training import Training, units_of
 from sfnode.models import bases
 from sfnode.models.cuts import HEADS
-from sfnode.models.manifest_builder import WITHOUT_GRADIENTS
+from sfnode.models.manifest_builder import WITHOUT_GRADIENTS, bad_option
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import dataset, encoding
 from sfnode.tasks.prompts import Row
@@ -83,11 +84,13 @@ def complete(
     BAD_OPTION for numbers that no manifest can have.
     """
     found = (_head if is_head(manifest) else _body)(manifest, trainer, folder, tell)
-    own = {name: getattr(manifest.training, name) for name in manifest.training.model_fields if name in given}
+    own = {name: getattr(manifest.training, name) for name in Training.model_fields if name in given}
     numbers = found.manifest.training.model_dump() | own
-    return found._replace(
-        manifest=Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
-    )
+    try:
+        whole = Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
+    except ValidationError as error:
+        raise bad_option(error) from error
+    return found._replace(manifest=whole)
 
 
 def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Completed:

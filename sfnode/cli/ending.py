@@ -52,7 +52,7 @@ class Learnt(NamedTuple):
     classes: Evaluation | None = None
     """A result that is also by class, where `now` is not, as what an organiser publishes."""
     beside: Sequence[str] = ()
-    """What others have on the same rows, in words."""
+    """Results of others on the same rows, in words."""
 
 
 def complete(name: str) -> str:

@@ -128,7 +128,7 @@ def fork(
         own |= unsuited(old.training)
     else:
         bases = _bases_file(data_dir, counting, old.parameters().subspace_of(counting.open_epoch))
-        own |= _going_on(old, counting.rate_from(counting.open_epoch))
+        own |= going_on(old, counting.rate_from(counting.open_epoch))
     given |= published(bases) if bases else {}
     manifest, said = forked(old, parent, (out / MODEL).absolute(), own | given), []
     if bases:
@@ -169,7 +169,7 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, Counting]
     return old, counting
 
 
-def _going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
+def going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
     """Return the numbers of a run that goes on at the rate, unit and limit of another's label."""
     found: dict[str, Any] = {"learning_rate": rate.rate / RATE_ONE}
     if old.training.is_first_order:

@@ -205,9 +205,8 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         from sfnode import preparing
         from sfnode.cli import init_output as output
         from sfnode.models.files import named_folder
-        from sfnode.models.manifest_builder import beginning, row_examination
+        from sfnode.models.manifest_builder import row_examination, usual_estimator
         from sfnode.store.run_keys import RunKeys
-        from sfnode.tasks.proposals import estimator
         from sfnode.tasks.public_files import inside, typed
         from sfnode.verifiers.plugins import is_plugin
 
@@ -219,8 +218,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         if not plan:
             _check_kinds(given)
         with waiting("reading the model and the data") as advance:
-            begun = beginning(given)
-            given.setdefault("estimator", estimator(begun.task, begun.data.train, organised, given))
+            given.setdefault("estimator", usual_estimator(given, organised))
             examine = row_examination(given, advance)
             said = _take_rows(given, out.parent, note, plan, examine)
             manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch), examine)

@@ -299,7 +299,7 @@ def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[st
             "The base model tells other classes apart than these, by their names in its config.json: its "
             "body is used, and the head begins anew."
         )
-    if not epsilon_given and routes_tokens(folder):
+    if not (epsilon_given or manifest.training.is_first_order) and routes_tokens(folder):
         notes.append(
             "The base model is a mixture of experts: its loss jumps where a token goes to another expert, so "
             f"that slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all "

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sfnode.daemon import Node
+    from sfnode.manifest import Manifest
     from sfnode.store.data_folder import DataDir
     from sfnode.transport.base import Transport
 
@@ -422,12 +423,17 @@ OWN_ROWS = (
 """Words for what others could learn from the updates of a node with rows of its own."""
 
 
+def told_first(manifest: Manifest, *, own_rows: bool) -> str:
+    """Return what a node with rows of its own tells of them, where that is more than a number at a time."""
+    return OWN_ROWS if own_rows and manifest.training.is_first_order else ""
+
+
 def _announce(node: Node, narration: Narration) -> None:
     """Print that the node works and how others join; show how far it has caught up."""
     manifest = node.manifest
     narration.rest()
-    if node.settings.data and manifest.training.is_first_order:
-        echo(OWN_ROWS)
+    if told := told_first(manifest, own_rows=bool(node.settings.data)):
+        echo(told)
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if node.addresses():
         link = node.running.views.invitation().link

@@ -150,13 +150,11 @@ def _made(
     with waiting("loading libraries"):
         from sfnode import preparing
         from sfnode.models.files import named_folder
-        from sfnode.models.manifest_builder import beginning, build
+        from sfnode.models.manifest_builder import build, usual_estimator
         from sfnode.store.run_keys import RunKeys
-        from sfnode.tasks.proposals import estimator
 
     given: dict[str, Any] = {name: one for name, one in (("preset", preset), ("model", model)) if one}
-    begun = beginning(given)
-    given["estimator"] = estimator(begun.task, begun.data.train, organised, {"dtype": dtype})
+    given["estimator"] = usual_estimator(given | {"dtype": dtype}, organised)
     manifest = build(given | (RunKeys.generate().options() if organised else {}))
     if not model:
         return manifest

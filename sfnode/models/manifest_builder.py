@@ -37,6 +37,7 @@ from sfnode.tasks import (
     dataset,
     presets,
     prompts,
+    proposals,
     public_files,
     row_files,
     templates,
@@ -209,15 +210,31 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
             open=OpenSection(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
             organised=organised,
             model=described,
-            task=task,
+            task=task.model_copy(update={"loss": "plain"}) if task.loss == "calibrated" else task,
             data=data,
-            training=training.model_copy(update=WITHOUT_GRADIENTS),
+            training=training.model_copy(update=WITHOUT_GRADIENTS) if first else training,
         )
-        manifest = manifest.model_copy(update={"training": training})
+        manifest = manifest.model_copy(update={"training": training, "task": task})
     except ValidationError as error:
-        raise _bad_option(error) from error
+        raise bad_option(error) from error
     _try_data(manifest, examine or RowExamination(Fitting(manifest.task, loader.tokenizer_of(home))))
     return manifest
+
+
+def usual_estimator(given: dict[str, Any], organised: bool) -> str:
+    """Return the estimator with which the run of these options learns most for the time
+    (`proposals.estimator`); rows of the hub that are not within reach here can show no gradient. Raises
+    UserError as `build`."""
+    begun = beginning(given)
+    found = proposals.estimator(begun.task, begun.data.train, organised, given)
+    try:
+        if found == "first-order" and begun.data.train.startswith(HUB):
+            dataset.rows_of(begun.data.train, 1)
+    except UserError as error:
+        if error.code not in public_files.ELSEWHERE:
+            raise
+        return "zeroth-order"
+    return found
 
 
 def by_gradients(given: Mapping[str, Any]) -> bool:
@@ -294,7 +311,8 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
         task = Task(**old.task.model_dump() | loss)
         measured = given.get("norm_limit") == 0
-        training = _section(old.training.model_copy(update=WITHOUT_GRADIENTS if measured else {}), given)
+        begun = WITHOUT_GRADIENTS | {"rank": FIRST_ORDER.rank} if measured else {}
+        training = _section(old.training.model_copy(update=begun), given)
         model = Model(
             **old.model.model_dump()
             | {"source": folder.name, "outputs": (), "revision": "", "digest": files.digest(folder)}
@@ -318,7 +336,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
         )
         return _gradients_anew(forked, given) if measured else forked
     except ValidationError as error:
-        raise _bad_option(error) from error
+        raise bad_option(error) from error
 
 
 def _gradients_anew(manifest: Manifest, given: dict[str, Any]) -> Manifest:
@@ -352,7 +370,7 @@ def beginning(given: dict[str, Any]) -> Beginning:
     try:
         return _beginning(given)
     except ValidationError as error:
-        raise _bad_option(error) from error
+        raise bad_option(error) from error
 
 
 def _beginning(given: dict[str, Any]) -> Beginning:
@@ -582,7 +600,8 @@ SECTIONS = {
 """Sections of the manifest, which are the beginnings of keys, by their class."""
 
 
-def _bad_option(error: ValidationError) -> UserError:
+def bad_option(error: ValidationError) -> UserError:
+    """Return the error for options with which there can be no manifest."""
     first = error.errors(include_url=False)[0]
     place = [SECTIONS[error.title]] if error.title in SECTIONS else []
     key = ".".join([*place, *map(str, first["loc"][:1])])

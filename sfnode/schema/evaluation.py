@@ -111,7 +111,7 @@ class BaselineEvaluation(Evaluation):
     """Scores on the same rows of what needs no model (`tasks.baselines`)."""
 
     name: str
-    """What it is: the commonest label, or TF-IDF with logistic regression."""
+    """The commonest label, or TF-IDF with logistic regression."""
     rows: int
     """Training rows that it was fitted to: those of this node, and the run's public ones."""
 
@@ -174,4 +174,4 @@ class NodeEvaluation(Evaluation):
     """The linear probe, if it was asked for; None where no linear head alone is trained, and where too few
     states of training rows are kept."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """What needs no model, if it was asked for; empty for a task without labels."""
+    """Results without a model, if they were asked for; empty for a task without labels."""

@@ -41,7 +41,7 @@ class EvalResult(Answer):
     """A linear probe on the run's training rows; None where no linear head alone is trained, and where too
     few states of them are kept here."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """What the same rows give without a model; empty for a task without labels."""
+    """Results of the same rows without a model; empty for a task without labels."""
     loss: Literal["plain", "centred", "calibrated"]
     """The run's loss."""
     prior: dict[str, float] | None
@@ -195,7 +195,7 @@ class SwarmResult(Answer):
     probe: ProbeEvaluation | None = None
     """A linear probe on the training rows of all nodes; None where no linear head alone is trained."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """What the rows of the first node and the public ones give without a model; empty for a task without
+    """Results of the first node's rows and the public ones without a model; empty for a task without
     labels."""
     nodes: list[NodeResult]
     bytes_per_update: float

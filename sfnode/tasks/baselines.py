@@ -1,4 +1,4 @@
-"""What a table gives without any model: the commonest label, and TF-IDF with logistic regression.
+"""Baselines of a table without any model: the commonest label, and TF-IDF with logistic regression.
 
 Whoever has all rows in one place would begin with these, so they stand beside what a run has learnt. This
 module knows rows and classes; it knows no model.

@@ -13,6 +13,7 @@ import pytest
 from sfnode.cli.ending import Learnt, _work, card, changed, commands
 from sfnode.cli.folders import profile_folder
 from sfnode.cli.main import cli
+from sfnode.dashboard.formatting import baselines_in_words
 from sfnode.defaults import DATA_DIR
 from sfnode.manifest.sections import OrganisedSection
 from sfnode.manifest.task import Task
@@ -22,7 +23,7 @@ from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.run_keys import RunKeys
 from tests.publish.test_words import check
 from tests.schema.helpers import organised, status
-from tests.swarm.helpers import MANIFEST, NONE
+from tests.swarm.helpers import COMMONEST, MANIFEST, NONE
 
 
 def found(value: float, around: float = 0.02, **others: Any) -> Evaluation:
@@ -163,3 +164,9 @@ def test_a_card_is_plain_whatever_it_tells() -> None:
     metrics = (found(0.9996), found(0.9, metric="f1"), found(3.0, metric="perplexity"))
     for now in metrics:
         check(card("The run films is complete.", Learnt(now, now), NONE, ["Your work: 3 updates."], []))
+
+
+def test_beside_what_was_learnt_stands_what_the_same_rows_give_without_a_model() -> None:
+    said = card("A title", Learnt(None, found(0.8), None, baselines_in_words([COMMONEST])), NONE, [], [])
+    assert said.count("the commonest label of 1,024 training rows: accuracy 50.0 %") == 1
+    assert "pip install 'sfnode[compare]'" in said

@@ -59,6 +59,7 @@ ASKED = {
     "64. It might be agent, channel instead",
     "Which columns are read?": "subject, body",
     "What is learnt?": "a class for each text, by a head: the model stays as it is (fast)",
+    "How is it learnt?": "by gradients: it learns most for the time",
     "Which rows measure it?": "59 of the 296 rows, on which nobody trains",
     "4 rows do not fit": "left out: line 10: 'subject', 'body' are empty; line 52: 'category' is "
     "empty; line 166: not UTF-8, in which the file has to be saved: as Windows-1252 or Latin-1 it reads "
@@ -71,7 +72,10 @@ ASKED = {
 }
 
 
-def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(sfnode: Run, answers: Answers) -> None:
+def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(
+    sfnode: Run, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_MEASURE")
     answers("")
     ended = sfnode("init", "tickets.csv", *TINY)
     assert ended.status == 0, ended.err
@@ -93,6 +97,9 @@ def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(sfnode: Run, answ
     judged = data.validation_limit
     assert f"Trains on {237 - judged} rows of {data.train}; {judged} others there say" in ended.out
     assert f"Is measured on 59 more, {data.test}." in ended.out
+    assert "Beside it: the commonest label of " in ended.out
+    assert "Learns by gradients: 64 updates of 512 B, in rounds of 4." in ended.out
+    assert run().training.is_first_order
     assert "  sfnode swarm --run run.toml " in ended.out
     assert "  sfnode join --run run.toml --organise " in ended.out
     assert "  sfnode invite " in ended.out
@@ -122,6 +129,38 @@ def test_the_same_table_is_the_same_rows_whoever_reads_it(sfnode: Run) -> None:
     assert len(set(names)) == 1
 
 
+def test_forward_passes_alone_may_be_asked_for(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SFNODE_MEASURE")
+    flags = ("--yes", "--skip-bad-rows", "--force", *TINY)
+    ended = sfnode("init", "tickets.csv", "--set", "training.estimator=zeroth-order", *flags)
+    assert ended.status == 0, ended.err
+    assert lines(ended.out)["How is it learnt?"] == "by forward passes alone: it learns far less"
+    assert (run().protocol, run().training.estimator, run().training.basis) == (3, "zeroth-order", "features")
+
+
+def test_a_run_by_gradients_says_how_long_it_takes_and_if_asked_its_numbers(
+    sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_MEASURE")
+    flags = ("--yes", "--skip-bad-rows", "--set", "init.details=yes", *TINY)
+    ended = sfnode("init", "tickets.csv", *flags)
+    assert ended.status == 0, ended.err
+    assert "trains it here alone in a minute or two, to see how well it goes" in ended.out
+    assert "Took gradients of 237 example-forwards: an update has 256 numbers of 16 bits." in ended.out
+    assert f"scalar_delta {run().training.scalar_delta:g}" in ended.out
+    assert "Its bases are in " in ended.out
+    assert Path(f"{run().training.bases}.bases").is_file()
+
+
+def test_an_open_run_has_no_gradients_and_says_so(sfnode: Run) -> None:
+    flags = ("--open", "--yes", "--skip-bad-rows", *TINY)
+    refused = sfnode("init", "tickets.csv", "--set", "training.estimator=first-order", *flags)
+    assert "SF010: training.estimator: an open run has no gradients" in refused.err
+    assert not Path("run.toml").exists()
+    assert sfnode("init", "tickets.csv", *flags).status == 0
+    assert run().training.estimator == "zeroth-order"
+
+
 # -- answers -------------------------------------------------------------------------------------------
 
 
@@ -130,12 +169,13 @@ def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run
         *("1", "id", "colour", "channel"),  # numbers that are a score, then a column that is not there
         *("2", "body,agent"),
         *("3", "by magic", "words"),
-        *("4", "200", "50"),
-        *("5", "perhaps", "yes"),
-        *("6", "./nowhere", "builtin:tiny"),
-        *("7", "nobody"),
-        *("8", "mine"),
-        *("9", "tickets.csv", "own.toml"),
+        *("4", "sideways", "forward"),
+        *("5", "200", "50"),
+        *("6", "perhaps", "yes"),
+        *("7", "./nowhere", "builtin:tiny"),
+        *("8", "nobody"),
+        *("9", "mine"),
+        *("10", "tickets.csv", "own.toml"),
         *("17", "abc", "fly=1", "training.rank=x", "training.rank=64", ""),
     )
     ended = sfnode("init", "tickets.csv", "--model", "facebook/opt-125m")
@@ -144,11 +184,12 @@ def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run
         "'id' of tickets.csv cannot say what is right: it holds 299 different numbers",
         "tickets.csv has no column 'colour'",
         "'by magic' is not an answer",
+        "'sideways' is not an answer",
         "200 of 299 rows are too many to hold out",
         "'perhaps' is not an answer",
         "there is no folder ./nowhere",
         "tickets.csv exists already",
-        "'17' is neither the number of a line nor KEY=VALUE\n  Type 1 to 10 to change that line",
+        "'17' is neither the number of a line nor KEY=VALUE\n  Type 1 to 11 to change that line",
         "'abc' is neither the number of a line nor KEY=VALUE",
         "there is no key 'fly'",
         "'--set training.rank'",
@@ -162,7 +203,7 @@ def test_every_line_can_be_changed_and_what_cannot_be_is_asked_again(sfnode: Run
 
 
 def test_answers_outlive_an_error(sfnode: Run, answers: Answers) -> None:
-    answers("8", "kept", "training.rank=12", "", "training.rank=16", "description=Sorts tickets.", "")
+    answers("9", "kept", "training.rank=12", "", "training.rank=16", "description=Sorts tickets.", "")
     ended = sfnode("init", "tickets.csv", *TINY)
     assert ended.status == 0, ended.err
     assert "SF010: training.rank: rank must be a power of two" in ended.err
@@ -184,7 +225,7 @@ def test_a_file_that_cannot_be_read_is_asked_for_again(sfnode: Run, answers: Ans
 
 def test_other_data_may_measure_the_model(sfnode: Run, answers: Answers) -> None:
     Path("good.csv").write_text("subject,body,category\nHelp,It is lost,Delivery\n")
-    answers("4", "nowhere.csv", "good.csv", "")
+    answers("5", "nowhere.csv", "good.csv", "")
     assert sfnode("init", "tickets.csv", *TINY).status == 0
     assert run().data.test == "good.csv"
     assert len(rows(run().data.train)) == 296
@@ -318,7 +359,7 @@ def test_labels_that_look_alike_are_one_class_unless_somebody_says_no(sfnode: Ru
     assert "BILLING is Billing, biling is Billing" in ended.out
     assert [*run().task.verbalizer] == ["Billing", "Delivery"]
     assert {row["label"] for row in rows(run().data.train)} == {"Billing", "Delivery"}
-    answers("10", "no", "")
+    answers("11", "no", "")
     assert sfnode("init", "typed.csv", "--force", *TINY).status == 0
     assert len(run().task.verbalizer) == 4
 
@@ -328,13 +369,13 @@ def test_a_run_is_called_what_comes_nearest_to_its_name(sfnode: Run, answers: An
     assert sfnode("init", "tickets.csv", *named, *TINY).status == 0
     assert run().name == "Support-Tickets-Grosse"
     assert "is no name of a run" in sfnode("init", "tickets.csv", "--set", "name=?!", *TINY).err
-    answers("8", "Mein Lauf", "name=Noch einer", "q")
+    answers("9", "Mein Lauf", "name=Noch einer", "q")
     shown = lines(sfnode("init", "tickets.csv", "--force", *TINY).out)
     assert shown["Name of the run"] == "Noch-einer"
 
 
 def test_whether_others_can_read_the_rows_is_asked_before(sfnode: Run, answers: Answers) -> None:
-    answers("10", "nobody", "")
+    answers("11", "nobody", "")
     ended = sfnode("init", "tickets.csv", *TINY)
     assert ended.status == 0, ended.err
     assert lines(ended.out)["Who can read all rows?"] == "nobody else: others train on rows of their own"

@@ -23,7 +23,7 @@ from sfnode.verifiers import plugins
 from tests.cli.helpers import Ended
 from tests.node.training.test_engine_loading import make_model
 from tests.swarm.conftest import script as script
-from tests.swarm.helpers import MANIFEST, NONE, PROBE, Script, evaluation, organised_status, status
+from tests.swarm.helpers import COMMONEST, MANIFEST, NONE, PROBE, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL
 
 Run = Callable[..., Ended]
@@ -141,8 +141,10 @@ def test_nodes_that_had_not_loaded_before_it_was_over_have_no_part_of_the_work()
 
 
 def test_a_linear_probe_stands_beside_a_head_and_says_so_where_it_is_better() -> None:
-    said = result("d", "d").model_copy(update={"probe": PROBE})
+    said = result("d", "d").model_copy(update={"probe": PROBE, "baselines": (COMMONEST,)})
     lines = said_at_the_end(said)
+    assert "the commonest label of 1,024 training rows: accuracy 50.0 % (40.0-60.0 %), loss 0.690" in lines
+    assert any("pip install 'sfnode[compare]'" in line for line in lines)
     (place,) = (
         n for n, line in enumerate(lines) if line.startswith("a linear probe on 1,024 training rows:")
     )

@@ -20,7 +20,7 @@ from sfnode.control.client import Client
 from sfnode.errors import Code, UserError
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from tests.node.helpers import Node, SmallEngine, Swarm
-from tests.swarm.helpers import PROBE
+from tests.swarm.helpers import COMMONEST, PROBE
 
 
 async def ask(path: Path, method: str, route: str, body: bytes | None = None) -> tuple[int, Any]:
@@ -74,7 +74,9 @@ async def test_a_linear_probe_stands_beside_the_model_if_it_is_asked_for(swarm: 
     a = await swarm.first()
     await a.until(lambda: a.node.model.loaded)
     a.engine.probe = lambda limit: PROBE
-    assert (await a.client.evaluate(probe=True)).probe == PROBE
+    a.engine.baselines = lambda limit: (COMMONEST,)
+    found = await a.client.evaluate(probe=True)
+    assert (found.probe, found.baselines) == (PROBE, (COMMONEST,))
     assert (await a.client.evaluate(base=True, probe=True)).probe is None
 
 

@@ -29,7 +29,7 @@ from sfnode.manifest.training import Training
 from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
 from sfnode.node.running import RunningNode
-from sfnode.schema.evaluation import Evaluation, LayeredDrift, StepShare
+from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, LayeredDrift, StepShare
 from sfnode.schema.history import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
@@ -195,6 +195,9 @@ class SmallEngine:
 
     def use_threads(self, count: int | None, most: int | None) -> None:
         self.threads, self.most_threads = count, most
+
+    def baselines(self, limit: int) -> tuple[BaselineEvaluation, ...]:
+        return ()
 
     def step(self, seeds: Sequence[int], epoch: int, rate: object = None) -> Result:
         assert not self.aside

@@ -11,7 +11,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
-from sfnode.schema.evaluation import NodeEvaluation, ProbeEvaluation
+from sfnode.schema.evaluation import BaselineEvaluation, NodeEvaluation, ProbeEvaluation
 from sfnode.schema.organising import DecisionResult, OrganiserStatus
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Samples
@@ -37,6 +37,11 @@ PROBE = ProbeEvaluation(
     error=0.012,
 )  # fmt: skip
 """A linear probe that is better than what a run has found."""
+
+COMMONEST = BaselineEvaluation(
+    metric="accuracy", value=0.5, low=0.4, high=0.6, loss=0.69, count=64, rows=1024,
+    name="the commonest label",
+)  # fmt: skip
 
 
 def organised_run() -> Manifest:
@@ -146,7 +151,8 @@ class ScriptedProcess:
 
     async def evaluate(self, *, base: bool, calibrated: bool, probe: bool) -> NodeEvaluation:
         found = evaluation(0.6 if calibrated else 0.5 if base else 0.75)
-        return found.model_copy(update={"probe": PROBE if probe else None})
+        beside = {"probe": PROBE, "baselines": (COMMONEST,)} if probe else {}
+        return found.model_copy(update=beside)
 
     async def samples(self) -> Samples:
         return NONE

@@ -19,7 +19,16 @@ from sfnode.schema.status import CoreStatus
 from sfnode.swarm import local_swarm
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
-from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, PROBE, Script, evaluation, organised_run, status
+from tests.swarm.helpers import (
+    COMMONEST,
+    FIRST_ADDRESS,
+    MANIFEST,
+    PROBE,
+    Script,
+    evaluation,
+    organised_run,
+    status,
+)
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 """State digests and core digests of two nodes that do not agree."""
@@ -176,8 +185,8 @@ async def test_where_there_are_classes_the_base_model_is_measured_calibrated_too
     run = MANIFEST.model_copy(update={"task": task, "data": Data(train="nowhere", test="nowhere")})
     result = await ended(LocalSwarm(run, nodes=2, folder=tmp_path))
     assert (result.before, result.calibrated) == (evaluation(0.5), evaluation(0.6))
-    assert result.after == evaluation(0.75).model_copy(update={"probe": PROBE})
-    assert result.probe == PROBE
+    assert result.after == evaluation(0.75).model_copy(update={"probe": PROBE, "baselines": (COMMONEST,)})
+    assert (result.probe, result.baselines) == (PROBE, (COMMONEST,))
 
 
 async def test_a_run_without_test_data_is_not_evaluated(script: Script, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
+from sfnode.manifest.task import Task
 from sfnode.tasks import dataset
 from sfnode.tasks.columns import DataTable, read
-from sfnode.tasks.proposals import FITTING, NOTHING, joins, propose
+from sfnode.tasks.proposals import FITTING, NOTHING, estimator, joins, propose
 
 Rows = list[dict[str, Any]]
 
@@ -293,3 +294,55 @@ def test_whatever_a_table_holds_there_is_a_task_that_rows_fit_or_a_numbered_erro
     fitting, bad = dataset.sift(found.source, found.placed, task)
     assert len(fitting) + bad.count == len(given)
     assert task.kind != "choice" or len(fitting) >= FITTING * len(given)
+
+
+LABELS = Task(kind="sequence-classification", template="{text}", verbalizer={"a": "A", "b": "B"})
+REWARDS = Task(
+    kind="reward",
+    template="{text}",
+    verifier={"kind": "exact", "column": "answer"},
+    answer_tokens=8,
+    max_tokens=64,
+    temperature=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        LABELS,
+        Task(kind="text", template="{text}"),
+        Task(kind="completion", template="{text}", completion="{answer}"),
+        Task(kind="chat"),
+    ],
+    ids=["labels", "text", "completion", "chat"],
+)
+def test_what_has_rows_is_learnt_by_gradients(task: Task) -> None:
+    assert estimator(task, "rows.csv", True, {"measure": True, "dtype": "float32"}) == "first-order"
+    assert estimator(task, "hf:owner/name:train", True, {}) == "first-order"
+
+
+@pytest.mark.parametrize(
+    ("train", "organised", "said"),
+    [
+        ("rows.csv", False, {}),
+        ("", True, {}),
+        ("builtin:reviews:train", True, {}),
+        ("rows.csv", True, {"measure": False}),
+        ("rows.csv", True, {"dtype": "int8"}),
+        ("rows.csv", True, {"dtype": "nf4"}),
+        ("rows.csv", True, {"epsilon": 1e-3}),
+        ("rows.csv", True, {"group": 8}),
+        ("rows.csv", True, {"made_of": "errors"}),
+        ("rows.csv", True, {"loss": "centred"}),
+    ],
+    ids=["open", "no rows", "demo", "unmeasured", "int8", "nf4", "epsilon", "groups", "errors", "centred"],
+)
+def test_what_cannot_be_or_asks_for_forward_passes_is_learnt_by_these(
+    train: str, organised: bool, said: dict[str, Any]
+) -> None:
+    assert estimator(LABELS, train, organised, said) == "zeroth-order"
+
+
+def test_rewards_are_learnt_as_they_were() -> None:
+    assert estimator(REWARDS, "rows.csv", True, {}) == "zeroth-order"
