@@ -174,7 +174,9 @@ def by_leaves(
     """Return a batch's mean loss and its gradient by every leaf, (layers, blocks, columns, rows): by how much
     the model moves along v by u in some blocks of `directions`, behind the live core's. `longest` as for
     `gradient`, of a model without vectors. Raises UserError OUT_OF_MEMORY."""
-    room = _ROOMS.setdefault(loaded.model, _Room.of(loaded))
+    if loaded.model not in _ROOMS:
+        _ROOMS[loaded.model] = _Room.of(loaded)
+    room = _ROOMS[loaded.model]
     while True:
         try:
             loss, sums = 0.0, None
@@ -185,7 +187,7 @@ def by_leaves(
             assert sums is not None
             return loss, sums
         except torch.OutOfMemoryError as error:
-            if not room.narrow():
+            if not room.narrow(batch):
                 raise UserError(
                     Code.OUT_OF_MEMORY,
                     f"there is no room for a backward pass on {str(loaded.device)!r}",
@@ -217,7 +219,7 @@ def _by_leaves(
 
     scale = LOSS_SCALE if loaded.dtype == torch.float16 else 1.0
     asked = [vectors.get(number, leaf) for number, leaf in enumerate(leaves)]
-    again = room.recomputes
+    again = room.recomputes(batch)
     with room.watched(batch), _recomputing(loaded) if again else ExitStack():
         loss = forward.mean_loss(loaded, batch, riding, at_once=again or row_by_row)
         with loaded.perturber.applying(used[-1]):  # for what is computed again
@@ -279,8 +281,6 @@ class _Room:
     """Places of the model's own numbers."""
     of_token: float = 0.0
     """Bytes that are kept for a token of the first mini-batch."""
-    recomputes: bool = False
-    """Whether blocks are computed again, as one row was too much."""
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> _Room:
@@ -289,12 +289,18 @@ class _Room:
         places = frozenset(one.untyped_storage().data_ptr() for one in tensors)
         return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)), places)
 
-    def narrow(self) -> bool:
-        """Have less room from now on, as it was not there; return whether that can help."""
-        if self.recomputes and self.limit < 1:
+    def narrow(self, batch: Encoded) -> bool:
+        """Have less room from now on, as for this mini-batch it was not there; return whether that can
+        help."""
+        self.of_token = self.of_token or self.limit / int(batch.lengths().sum())
+        if self.limit < self.of_token:
             return False
-        self.recomputes, self.limit = self.recomputes or self.limit < self.of_token, self.limit / 4
+        self.limit /= 4
         return True
+
+    def recomputes(self, part: Encoded) -> bool:
+        """Return whether blocks of a part are computed again, as one row alone is too much."""
+        return self.of_token * int(part.lengths().sum()) > self.limit
 
     def parts(self, batch: Encoded) -> list[Encoded]:
         """Return a mini-batch in parts for each of which there is room, rows of similar lengths together."""

@@ -169,9 +169,11 @@ def test_rows_go_one_by_one_and_blocks_are_computed_again_where_there_is_no_room
         whole = node.gradients(SEEDS, 0)
         room = gradients._ROOMS[node.loaded.model]
         parts = len(room.parts(node.mini_batch(SEEDS[0])))
-        while room.narrow():
+        while room.narrow(node.mini_batch(SEEDS[0])):
             pass
-        assert (parts, len(room.parts(node.mini_batch(SEEDS[0])))) == (1, 3)
+        narrow = room.parts(node.mini_batch(SEEDS[0]))
+        assert (parts, len(narrow)) == (1, 3)
+        assert room.recomputes(narrow[0])
         for one, other in zip(whole, node.gradients(SEEDS, 0), strict=True):
             assert other.cells == pytest.approx(one.cells, rel=1e-3, abs=1e-6)
             assert other.loss == pytest.approx(one.loss, rel=1e-5)
