@@ -43,8 +43,8 @@ FALL = 8
 does not nobody says that it is one gradient's and not an accident's."""
 
 IDLE_ROUNDS = 4
-"""Rounds in a row of updates that move nothing after which there is nothing left to learn: units have come
-down to a 4,096th."""
+"""Rounds in a row of updates that move nothing after which there is nothing left to learn: a label has its
+unit before the round before it is sealed, so that units have come down by FALL twice."""
 
 
 @dataclass(frozen=True, slots=True)
