@@ -24,7 +24,6 @@ measures.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -136,8 +135,3 @@ def may_be_idle(counting: Counting, members: set[int]) -> bool:
     telling = tellers(counting)
     there = sum(weight for member, weight in telling.items() if member in members)
     return 2 * there >= sum(telling.values()) and idle_rounds(counting) < IDLE_ROUNDS
-
-
-def norm(squares: float, updates: int) -> float:
-    """Return the norm of one of so many updates, root mean square."""
-    return math.sqrt(squares / updates) if updates else 0.0
