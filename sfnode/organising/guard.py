@@ -6,7 +6,8 @@
     (or rewards fall)
     a gain, and no better than the best one for long         the end, where the run is
     worse than the best one at the end                       back to the best seal: the end
-    none better than the best one for `patience`             back to the best seal: the end
+    none better than the best one for `patience`             back to the best seal: the end; if none is better
+                                                             than the base model, there, at a lower rate
     rounds of updates that are too short to move anything    the end, where the run is
 
 One figure says what is better, and by how much: that which people are shown (`figure`). Losses of rows only
@@ -285,9 +286,8 @@ class Guard:
         latest, best = self.results[-1], self._best()
         if latest.losses is None:
             return []
-        least = min([self._start(), *self.results], key=lambda one: one.loss)
-        if self._patience and (counting.complete or not least.said.base):
-            return self._stopped(counting, least)
+        if self._patience:
+            return self._stopped(counting)
         gained = self._has_gained(best)
         over = counting.complete or (gained and self._is_flat(counting, END))
         if self._harmed(latest, best, once=over):
@@ -303,13 +303,16 @@ class Guard:
             return self._back(counting, what, None) if self._has_moved(latest) else []
         return self._end(f"at the model of round {self._sealed - 1}", what) if over else []
 
-    def _stopped(self, counting: Counting, best: SealResult) -> list[Decision]:
-        """Return the end at the best model, once none has been better for long, or at that of the budget."""
+    def _stopped(self, counting: Counting) -> list[Decision]:
+        """Return the end at the model with the least loss, once none has been better for long, or at that of
+        the budget. Where it is the base model, the rate is too large, and the run goes on at a lower one."""
+        best = min([self._start(), *self.results], key=lambda one: one.loss)
         since = [one for one in self.results if one.epoch > best.epoch]
         if not since or not (counting.complete or len(since) >= self._patience):
             return []
         what = f"of {len(since)} evaluations since then none was better than {_of(best)}"
-        return self._back(counting, what, None if best.said.base else best, ends=True)
+        ends = counting.complete or not best.said.base
+        return self._back(counting, what, None if best.said.base else best, ends=ends)
 
     def _back(
         self, counting: Counting, what: str, best: SealResult | None, *, ends: bool = False

@@ -541,7 +541,8 @@ class Organiser:
         kept = sum(one.moving for one in chosen if trusted(one.number // INCARNATIONS))
         there = self._closing(chosen, target)
         idle = bool(self.policy.steps and chosen) and may_be_idle(counting, _members(chosen))
-        enough = there >= target or kept >= rest or late
+        short = idle and not total and sum(one.steps for one in chosen) >= target
+        enough = there >= target or kept >= rest or late or short
         filled = (total or idle) and (enough or self._is_used_up(chosen, now))
         if not (filled or cut or self._renewal.cuts(counting)):
             self._lacking = max(0, target - there)

@@ -24,7 +24,6 @@ measures.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,8 +42,8 @@ FALL = 8
 does not nobody says that it is one gradient's and not an accident's."""
 
 IDLE_ROUNDS = 4
-"""Rounds in a row of updates that move nothing after which there is nothing left to learn: units have come
-down to a 4,096th."""
+"""Rounds in a row of updates that move nothing after which there is nothing left to learn: a label has its
+unit before the round before it is sealed, so that units have come down by FALL twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,3 @@ def may_be_idle(counting: Counting, members: set[int]) -> bool:
     telling = tellers(counting)
     there = sum(weight for member, weight in telling.items() if member in members)
     return 2 * there >= sum(telling.values()) and idle_rounds(counting) < IDLE_ROUNDS
-
-
-def norm(squares: float, updates: int) -> float:
-    """Return the norm of one of so many updates, root mean square."""
-    return math.sqrt(squares / updates) if updates else 0.0

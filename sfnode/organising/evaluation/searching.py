@@ -293,7 +293,7 @@ class Search:
         saved = once * min(1.0, counting.promised / counting.budget)
         least = min(LEAST_ORIGIN_ROWS, rows) * policy.origins
         scored = last or (due and self._credit >= once + rows + least * ORIGIN_FORWARDS)
-        spare = self._credit - (once * scored if not last else 0) - saved * (not scored)
+        spare = self._credit - (once if scored else saved)
         origins = min(ORIGIN_ROWS, rows, int(max(0.0, spare) // ORIGIN_FORWARDS)) if least else 0
         origins = origins if origins >= least else 0
         return EpochPlan(0, scored, origins) if origins or scored else None

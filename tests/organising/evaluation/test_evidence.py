@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sfnode.manifest.training import Training
 from sfnode.organising.evaluation.evidence import (
+    DISPERSED,
     EXTREME,
     LEAST_MEMBERS,
     MOST_EVIDENCE,
@@ -657,3 +658,63 @@ def test_the_figures_are_all_that_the_evidence_follows_from() -> None:
     for worth in swarm.said:
         again.take(worth)
     assert again.members == swarm.origins.members
+
+
+# -- first-order runs --------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """Rounds of a first-order run, whose members' scores are Gaussian around what their work is worth."""
+
+    def __init__(self, honest: int, hostile: int = 0, *, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.known = MembersEvidence(alike=DISPERSED, summed=True)
+        self.honest, self.members = honest, honest + hostile
+        self.decisions: list[Recorded] = []
+        for member in range(self.members):
+            self.known._take(member, None, Recorded(Admit(bytes([member]) * 32, 100, 0)))  # type: ignore[arg-type]
+
+    def round(self, epoch: int, mean: float, hostile: float = 0.0) -> set[int]:
+        """Measure a round with such scores, in terms of their standard deviation; return who is skipped."""
+        means = [mean] * self.honest + [hostile] * (self.members - self.honest)
+        drawn = np.array(means) + self.random.standard_normal(self.members)
+        scores = (SCORE_ONE * math.sqrt(DISPERSED) * drawn).round().astype(int).tolist()
+        parts = tuple(Part(64 * n, 3, 0, score) for n, score in enumerate(scores))
+        self.known._take(0, None, Recorded(Worth(epoch, 8, parts)))  # type: ignore[arg-type]
+        return {member for member in range(self.members) if not self.known.trusts(member)}
+
+
+@pytest.mark.parametrize("hostile", [-3.0, 0.0])
+def test_in_a_first_order_run_work_that_goes_another_way_than_that_of_others_is_skipped(
+    hostile: float,
+) -> None:
+    skipped = [Rounds(7, 3, seed=seed).round(0, 3.0, hostile) for seed in range(200)]
+    right = sum(len(one & {7, 8, 9}) for one in skipped) / 600
+    wrong = sum(len(one - {7, 8, 9}) for one in skipped) / 1400
+    assert right > (0.99 if hostile else 0.6)
+    assert wrong < 0.12
+
+
+def test_in_a_first_order_run_nobody_is_revoked_and_who_comes_round_counts_again() -> None:
+    run = Rounds(7, 3)
+    for epoch in range(40):
+        run.round(epoch, 3.0, -3.0)
+    assert not run.known.harmful
+    assert 9 not in run.round(40, 3.0, 3.0) or 9 not in run.round(41, 3.0, 3.0)
+
+
+def test_in_a_first_order_run_little_is_skipped_where_scores_say_nothing() -> None:
+    skipped = [Rounds(7, seed=seed).round(0, 0.0) for seed in range(200)]
+    assert sum(map(len, skipped)) / 1400 < 0.3
+
+
+def test_a_newcomer_to_a_first_order_run_is_not_asked_for_as_much_as_those_who_have_made_more() -> None:
+    known = MembersEvidence(alike=DISPERSED, summed=True)
+    scale = SCORE_ONE * math.sqrt(DISPERSED)
+    for epoch in range(8):
+        newcomer = (Part(64 * 4, 3, 0, round(1.2 * scale)),) if epoch == 7 else ()
+        parts = tuple(Part(64 * n, 3, 0, round(4 * scale)) for n in range(4))
+        known._take(epoch, None, Recorded(Worth(epoch, 8, parts + newcomer)))  # type: ignore[arg-type]
+    assert known.trusts(4)
+    known._take(8, None, Recorded(Worth(8, 8, (Part(0, 3, 0, round(1.2 * scale)), *parts[1:]))))  # type: ignore[arg-type]
+    assert not known.trusts(0), "of whom as much is known as of the others"

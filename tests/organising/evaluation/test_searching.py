@@ -18,6 +18,8 @@ from sfnode.organising.evaluation.searching import (
     Search,
 )
 from sfnode.organising.events import BasesMade, EvaluationEnded
+from sfnode.organising.policy import MEASURING
+from sfnode.organising.steps import Steps
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, Bases, Close, Evaluated, RateFrom, Recorded, Seal
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
@@ -372,3 +374,69 @@ def test_that_goes_for_bases_which_are_not_the_latest_that_are_published() -> No
     search = Search(replace(SEARCHED, search_rows=256), counting)
     search.remember(search.memory | {"_credit": 0.0, "_credited": 3})
     assert search.plan(counting) == (FIRST_ROWS, False, 0)
+
+
+# -- first-order runs --------------------------------------------------------------------------------------
+
+
+class Measured:
+    """A first-order run of 16 rounds, of which everything is measured that its organiser asks for."""
+
+    def __init__(self, budget: int, rows: int, *, kept: bool = False) -> None:
+        policy = replace(
+            SEARCHED,
+            target_updates=budget // 16,
+            search_rows=rows,
+            update_forwards=24,
+            steps=Steps(1 << 27, budget // 16, kept),
+            share=MEASURING,
+            young_share=MEASURING,
+            origins=True,
+            kept=kept,
+            guard=True,
+        )
+        names = ("anne", "bob", "carl")
+        self.bench = Bench(policy=policy, budget=budget, rate=1 << 27, norm_limit=320).begin(*names)
+        answered = self.spent = 0
+        while not self.bench.counting.complete:
+            for name in names:
+                self.bench.vector(feed_of(name), 160**2)
+            self.bench.advance(2.0)
+            for plan in self.bench.plans[answered:]:
+                forwards = plan.origins * ORIGIN_FORWARDS + plan.scored * rows
+                base = scores(0.5) if plan.scored and not self.bench.of(Evaluated) else None
+                forwards += rows if base else 0
+                self.spent, answered = self.spent + forwards, answered + 1
+                result = scores(0.6) if plan.scored else None
+                self.bench.do(EvaluationEnded(plan.epoch, result, base, None, None, forwards))
+            self.bench.advance(2.0)
+
+    @property
+    def share(self) -> float:
+        made = self.bench.counting.counted * 24
+        return self.spent / (self.spent + made)
+
+
+@pytest.mark.parametrize(("budget", "rows"), [(64, 64), (234, 93), (480, 192), (1000, 256)])
+def test_a_first_order_run_measures_for_a_tenth_of_its_forwards(budget: int, rows: int) -> None:
+    run = Measured(budget, rows)
+    assert run.share <= (0.17 if budget == 64 else 0.11), "the least that says anything may cost more"
+    assert not any(plan.rows for plan in run.bench.plans), "no line is searched"
+    measured = {plan.epoch for plan in run.bench.plans if plan.origins}
+    assert len(measured) >= {64: 1, 234: 5}.get(budget, 8)
+    assert 0 in measured, "early, when rates are largest"
+    assert run.bench.plans[-1].scored, "where it ends"
+
+
+def test_every_round_of_a_first_order_head_is_measured_on_all_rows() -> None:
+    plans = Measured(128, 190, kept=True).bench.plans
+    assert len({plan.epoch for plan in plans if plan.scored}) >= 8, "as often as its organiser has time"
+    assert {plan.origins for plan in plans if plan.origins} == {190}
+
+
+def test_a_first_order_run_has_rounds_of_one_length_and_rates_that_no_search_has_set() -> None:
+    run = Measured(480, 192)
+    counting = run.bench.counting
+    lengths = [counting.closed_updates(epoch) for epoch in range(counting.open_epoch - 1)]
+    assert max(lengths) - min(lengths) <= 3
+    assert all(seal.factor == FACTOR_ONE for seal in run.bench.of(Seal))

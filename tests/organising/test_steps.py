@@ -1,0 +1,253 @@
+"""Seals of a first-order run sign rate and unit of the labels to come, by its budget and by what is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from sfnode.organising.guard import LOWER, Guard
+from sfnode.organising.policy import HEAD_EPOCH, HEAD_PATIENCE
+from sfnode.organising.steps import FALL, IDLE_ROUNDS, LEAST_RATE, Steps
+from sfprotocol.counting import multiplier
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    INCARNATIONS,
+    RATE_ONE,
+    UNIT_ONE,
+    Admit,
+    Announce,
+    Close,
+    Finish,
+    RateFrom,
+    Seal,
+    Void,
+)
+from sfprotocol.quotas import UNPROVEN_PART
+from tests.organising.bench import UNEVALUATED, Bench, feed_of
+from tests.organising.test_guard import RATE as BASE_RATE
+from tests.organising.test_guard import Run
+
+LIMIT, UPDATES, ROUNDS = 320, 8, 16
+RATE = RATE_ONE // 20
+USUAL = (LIMIT // 2) ** 2
+"""The square of a norm with which a unit stays as it is."""
+
+ANNE, BOB, EVE = map(feed_of, ("anne", "bob", "eve"))
+
+
+def bench(*names: str, whole: bool = False, budget: int = UPDATES * ROUNDS) -> Bench:
+    policy = replace(UNEVALUATED, target_updates=UPDATES, steps=Steps(RATE, UPDATES, whole))
+    return Bench(policy=policy, budget=budget, rate=RATE, norm_limit=LIMIT).begin(*names, quota=1000)
+
+
+def make(run: Bench, squares: dict[str, int], count: int = UPDATES // 2) -> Seal:
+    """Have members make so many updates each, with these squares of their norms; return the seal."""
+    sealed = len(run.of(Seal))
+    for name, square in squares.items():
+        for _ in range(count):
+            run.vector(feed_of(name), square, moves=64 * square >= LIMIT**2)
+    run.advance(15.0)
+    assert len(run.of(Seal)) == sealed + 1
+    return run.of(Seal)[-1]
+
+
+def rounds(run: Bench) -> Iterator[RateFrom]:
+    """Yield the rates of labels, until the run is over."""
+    yield run.counting.rate_from(0)
+    while not run.counting.complete:
+        make(run, {"anne": USUAL, "bob": USUAL})
+        yield run.counting.rate_from(run.counting.open_epoch)
+
+
+# -- rates -------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_of_a_body_falls_linearly_to_0_with_the_budget_and_no_further_than_a_part() -> None:
+    rates = [one.rate / RATE for one in rounds(bench("anne", "bob"))]
+    assert rates[:2] == [1.0, 1.0], "the label that is open as the first seal is made is under way"
+    falling = [1 - epoch / ROUNDS for epoch in range(2, ROUNDS)]
+    assert rates[2:ROUNDS] == pytest.approx(falling, abs=1e-6)
+    assert rates[-1] == pytest.approx(LEAST_RATE)
+
+
+def test_the_rate_of_a_head_is_one_of_a_round_and_does_not_fall() -> None:
+    assert {one.rate for one in rounds(bench("anne", "bob", whole=True))} == {RATE}
+
+
+def test_a_heads_rate_is_shared_by_as_many_updates_as_its_rounds_have() -> None:
+    run = bench("anne", "bob", "carl", "dora", whole=True, budget=1000)
+    names = ("anne", "bob", "carl", "dora")
+    seal = make(run, dict.fromkeys(names, USUAL), count=UPDATES)
+    assert seal.factor == FACTOR_ONE // 4, "four times as many as the rate was meant for are no larger step"
+    assert seal.rates[0].rate == RATE // 4
+    make(run, dict.fromkeys(names, USUAL), count=UPDATES)
+    seal = make(run, dict.fromkeys(names, USUAL), count=UPDATES)
+    assert seal.factor == FACTOR_ONE, "by now their rate is made for so many"
+    for _ in range(4):
+        make(run, {"anne": USUAL, "bob": USUAL})
+    assert run.counting.rate(run.counting.open_epoch + 1) == RATE, "it rises as others leave"
+
+
+def test_a_body_goes_as_far_in_a_round_as_room_was_meant_for_and_no_further() -> None:
+    run = bench("anne", "bob", budget=1000)
+    assert make(run, {"anne": USUAL, "bob": USUAL}, count=UPDATES).factor == FACTOR_ONE
+    assert make(run, {"anne": USUAL, "bob": USUAL}, count=4 * UPDATES).factor == FACTOR_ONE // 4
+
+
+# -- units -------------------------------------------------------------------------------------------------
+
+
+def unit_after(run: Bench, squares: dict[str, int]) -> float:
+    make(run, squares)
+    return run.counting.rate_from(run.counting.open_epoch + 1).unit / UNIT_ONE
+
+
+def test_half_of_the_limit_is_the_usual_norm() -> None:
+    assert unit_after(bench("anne", "bob"), {"anne": USUAL, "bob": USUAL}) == 1.0
+    assert unit_after(bench("anne", "bob"), {"anne": USUAL // 4, "bob": USUAL // 4}) == 0.5
+    assert unit_after(bench("anne", "bob"), {"anne": LIMIT**2, "bob": LIMIT**2}) == 2.0
+    assert bench("anne").counting.rate_from(0).limit == LIMIT
+
+
+def test_norms_are_compared_in_the_units_of_their_labels() -> None:
+    run = bench("anne", "bob", budget=1000)
+    for square in (USUAL // 4, USUAL // 4, USUAL):  # the first two have labels from before
+        make(run, {"anne": square, "bob": square})
+    assert run.counting.rate_from(run.counting.open_epoch + 1).unit == UNIT_ONE // 2
+
+
+def test_the_median_is_by_what_has_counted_so_that_few_do_not_move_a_unit() -> None:
+    run = bench("anne", "bob", "eve", budget=1000)
+    make(run, {"anne": USUAL, "bob": USUAL, "eve": USUAL})
+    for _ in range(3):
+        for _ in range(50):
+            run.vector(EVE, 1, moves=False)
+        assert unit_after(run, {"anne": USUAL, "bob": USUAL, "eve": LIMIT**2}) == 1.0
+
+
+def test_where_all_work_is_too_short_to_move_anything_the_unit_comes_down_to_it() -> None:
+    run = bench("anne", "bob", budget=1000)
+    make(run, {"anne": USUAL, "bob": USUAL})
+    counted = run.counting.counted
+    short = LIMIT**2 // 100
+    assert unit_after(run, {"anne": short, "bob": short}) == pytest.approx(0.2, abs=0.001)
+    assert run.counting.counted == counted, "that takes no budget"
+    nothing = {"anne": 0, "bob": 0}
+    assert unit_after(bench("anne", "bob"), nothing) == 1 / FALL, "by no more than that"
+
+
+def test_who_alone_makes_short_updates_neither_closes_rounds_nor_moves_the_unit() -> None:
+    run = bench("anne", "bob", "eve", budget=1000)
+    make(run, {"anne": USUAL, "bob": USUAL, "eve": USUAL}, count=4)
+    closed = len(run.of(Close))
+    for _ in range(200):
+        run.vector(EVE, 1, moves=False)
+        run.advance(10.0)
+    assert len(run.of(Close)) == closed
+
+
+def test_rounds_in_which_nothing_moves_come_to_an_end() -> None:
+    run = bench("anne", "bob", budget=1000)
+    make(run, {"anne": USUAL, "bob": USUAL})
+    for _ in range(3 * IDLE_ROUNDS):
+        for feed in (ANNE, BOB):
+            for _ in range(UPDATES):
+                run.vector(feed, 0, moves=False)
+        run.advance(15.0)
+    assert len(run.of(Seal)) == 1 + IDLE_ROUNDS
+    assert run.counting.rates()[-1].unit == UNIT_ONE // FALL**2
+    guard = Guard()
+    for decision in run.signed:
+        guard.take(decision)
+    assert isinstance(guard.due(run.counting), Announce)
+    assert guard.due(run.counting) == Finish(), "nothing is left to learn"
+
+
+def test_no_unit_is_so_large_that_sums_of_the_whole_budget_overflow() -> None:
+    run = bench("anne", "bob", budget=1 << 20)
+    for _ in range(40):
+        make(run, {"anne": LIMIT**2, "bob": LIMIT**2})
+    last = run.counting.rates()[-1]
+    assert last.unit >= UNIT_ONE << 6, "it has grown as far as it may"
+    assert multiplier(RATE, FACTOR_ONE, last.unit) * LIMIT * run.counting.budget < 1 << 63
+
+
+# -- the end of a head -------------------------------------------------------------------------------------
+
+
+class Head(Run):
+    """A head's run, whose guard has a patience."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guard.__init__(HEAD_PATIENCE)  # type: ignore[misc]
+        for decision in self.decided:
+            self.guard.take(decision)
+
+
+def test_a_head_ends_at_the_seal_with_the_least_loss_once_none_has_been_better_for_long() -> None:
+    run = Head()
+    for loss in (0.6, 0.5, 0.45, 0.46, 0.47):
+        assert run.epoch(loss) == []
+    void, announced, finish = run.epoch(0.46)
+    assert void == Void(3, 5, ()), "however little worse: it would go on to lose its confidence"
+    assert isinstance(announced, Announce)
+    assert finish == Finish()
+
+
+def test_a_head_whose_first_rounds_make_it_worse_goes_on_at_a_lower_rate() -> None:
+    run = Head()
+    for loss in (1.2, 2.0):
+        assert run.epoch(loss) == []
+    decided = run.epoch(3.0)
+    assert decided[0] == Void(0, 2, ()), "back to the base model"
+    assert Finish() not in decided
+    assert run.seal().factor == 0
+    assert run.counting.rate(run.counting.open_epoch + 1) == BASE_RATE // LOWER
+
+
+# -- who begins a head alone -------------------------------------------------------------------------------
+
+
+def test_rounds_of_a_head_take_their_time_and_twice_as_long_while_nobody_has_joined() -> None:
+    run = bench("anne", whole=True, budget=10_000)
+    run.organiser.policy = replace(run.policy, least_epoch=HEAD_EPOCH, patience=HEAD_PATIENCE)
+
+    def closes(names: tuple[str, ...]) -> int:
+        before = len(run.of(Close))
+        for _ in range(60):
+            for name in names:
+                for _ in range(UPDATES):
+                    run.vector(feed_of(name), USUAL)
+            run.advance(1.0)
+        return len(run.of(Close)) - before
+
+    assert closes(("anne",)) <= 60 / HEAD_EPOCH / 2 + 1
+    run.decide(Admit(BOB.origin, 1000, 0))
+    assert 60 / HEAD_EPOCH / 2 + 1 < closes(("anne", "bob")) <= 60 / HEAD_EPOCH + 1
+
+
+# -- strangers ---------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_strangers_take_no_more_than_their_share_of_small_rounds() -> None:
+    run = bench("anne", "bob", budget=1000)
+    make(run, {"anne": USUAL, "bob": USUAL})
+    strangers = [f"stranger {n}" for n in range(1000)]
+    for name in strangers:
+        run.node.decide(Admit(feed_of(name).origin, 0, 0))
+    for _ in range(10):
+        label = run.counting.open_epoch
+        for name in strangers:
+            member = run.counting.member_number(feed_of(name).origin)
+            assert member is not None
+            if run.counting.quotas.quota(member, label) and not run.counting.credit(member):
+                run.vector(feed_of(name), LIMIT**2)
+        make(run, {"anne": USUAL, "bob": USUAL})
+    closes = run.of(Close)[1:]
+    for close in closes:
+        strange = sum(move.steps for move in close.moves if move.feed // INCARNATIONS >= 2)
+        assert strange <= max(1, run.counting.room // UNPROVEN_PART)
+    assert run.counting.rates()[-1].unit == UNIT_ONE, "and say nothing of the unit"
