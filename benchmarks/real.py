@@ -149,7 +149,8 @@ def of_run(
     keys = ("--set", f"name={name}", "--set", f"keys.dir={folder / 'keys'}")
     sfnode("init", *files, "--yes", "--model", model, *options, *keys)
     made = time.monotonic()
-    ended = json.loads(sfnode("swarm", "--nodes", 4, "--run", run, "--out", folder / "swarm", "--json"))
+    swarm = ("--nodes", 4, "--run", run, "--model", model, "--out", folder / "swarm")
+    ended = json.loads(sfnode("swarm", *swarm, "--json"))
     assert ended["equal"], "digests differ"
     seconds = f"init {made - began:.0f} s, swarm {time.monotonic() - made:.0f} s"
     said = f"{ended['counted']:,} of {ended['updates']:,} count, {ended['bytes_per_update']:.1f} bytes each"
@@ -161,7 +162,7 @@ def of_run(
     moments = [next((there for there in counted if there >= moment), counted[-1]) for moment in MOMENTS]
     for number, updates in enumerate(sorted({*moments, counted[-1]})):
         seal = epochs[counted.index(updates)]["epoch"]
-        trainer = trained_model.load(node, None, "cpu", "auto", epoch=seal).trainer
+        trainer = trained_model.load(node, model, "cpu", "auto", epoch=seal).trainer
         if number == 0:
             yield of_evaluation(f"{name}, 0 updates", trainer.evaluate_base(), 0)
         yield of_evaluation(f"{name}, {updates:,} updates", trainer.evaluate(), None)
