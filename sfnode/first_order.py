@@ -28,7 +28,7 @@ from sfnode.models import bases
 from sfnode.models.cuts import HEADS
 from sfnode.models.manifest_builder import WITHOUT_GRADIENTS, bad_option
 from sfnode.store.disk_errors import disk_faults
-from sfnode.tasks import dataset, encoding
+from sfnode.tasks import calibration, dataset, encoding
 from sfnode.tasks.prompts import Row
 from sfprotocol.decisions import RATE_ONE
 
@@ -97,7 +97,7 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Com
     """Return with the prior, bases from the mean gradient, and the usual length of a gradient in them."""
     taken = 0
     if manifest.task.loss == "calibrated":
-        prior, taken = scalar_limit.prior_of(trainer)
+        prior, taken = scalar_limit.prior_of(trainer, calibration.mean_probability)
         manifest = _changed(manifest, "task", prior=prior)
     made = None
     if not manifest.training.bases:

@@ -46,8 +46,8 @@ class HeadLosses(Losses):
     """The objective of a trainer that trains a linear head alone, with the plain loss; its mini-batches are
     numbers of rows, (batch_size,)."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **options: bool) -> None:
+        super().__init__(*args, **options)
         self.mini_batch = self.shard.numbers
         self._rows: HeadRows | None = None
         """All rows that mini-batches are drawn from, once they are needed."""

@@ -117,12 +117,15 @@ class Losses:
         run_rows: RunRows,
         priors: Priors,
         secret: bytes = b"",
+        *,
+        noisy: bool = False,
     ) -> None:
-        """`rows` are those that mini-batches are drawn from; `secret` as for `Shard`."""
+        """`rows` are those that mini-batches are drawn from; `secret` as for `Shard`. `noisy`: updates have
+        noise, which hides rows in place of each other."""
         self._manifest, self._task, self._loaded, self._priors = manifest, manifest.task, loaded, priors
         self._group = manifest.training.group
         size, once = manifest.training.batch_size, manifest.training.is_first_order
-        size = max(size, OWN_ROWS) if secret and once else size
+        size = max(size, OWN_ROWS) if secret and once and not noisy else size
         public = run_rows.some_if_any
         shard = Shard(manifest.task, loaded.tokenizer, rows, size, public, secret, each_once=once)
         self.odds = shard.odds

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sfnode.engine import step_size
 from sfnode.engine.estimator import quantise
@@ -310,14 +311,16 @@ def for_measuring(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"training": numbers, "data": data})
 
 
-def prior_of(trainer: Trainer) -> tuple[tuple[int, ...], int]:
+def prior_of(
+    trainer: Trainer, average: Callable[[Tensor], Tensor] = calibration.mean_score
+) -> tuple[tuple[int, ...], int]:
     """Return the base model's prior as a manifest has it, and the example-forwards that it took.
 
     Of PRIOR_ROWS of a trainer's public rows, of `any_trainer`, without their labels.
     """
     rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), PRIOR_ROWS))
     task, loaded = trainer.manifest.task, trainer.loaded
-    found = calibration.prior(task, loaded.tokenizer, rows, scorer(loaded), EVALUATION_BATCH)
+    found = calibration.prior(task, loaded.tokenizer, rows, scorer(loaded), EVALUATION_BATCH, average)
     return calibration.for_manifest(found), len(rows)
 
 

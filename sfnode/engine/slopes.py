@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,10 @@ from sfprotocol.seeds import I64, coordinates
 
 F64 = NDArray[np.float64]
 
+MEMORY = 0.95
+"""Share of what was measured before that a score in a first-order run still goes by afterwards: a gradient of
+8 to 32 rows says little, and it changes little from one round to the next (benchmarks/first_order.py)."""
+
 START, MIDDLE = 0.0, 0.5
 """Shares of the step after which slopes are taken."""
 
@@ -56,6 +61,8 @@ class Slopes(NamedTuple):
     """The mean of those losses."""
     cores: Mapping[int, F64]
     """Entries by subspace (batches, layers, rows, columns), [.., i, j] for a move along u_i v_j by 1."""
+    lately: Mapping[int, F64] = MappingProxyType({})
+    """In a first-order run those of measurements until now, added up, by subspace (cells,)."""
 
     @property
     def finite(self) -> bool:
@@ -92,19 +99,26 @@ class Slopes(NamedTuple):
         return _share(len(scalars), float(roots.sum()), float((roots**2).sum()), slopes @ steps)
 
     def _share_of_gradients(self, batch: UpdateBatch, weights: I64, unit: Mapping[int, float]) -> StepShare:
-        """Return the share of first-order updates: their cosine with the gradient here, over its standard
+        """Return the share of first-order updates: their cosine with the gradients of late, over its standard
         deviation by chance (SPEC O16)."""
-        steps, slopes = list[F64](), list[F64]()
+        steps, slopes, lately = list[F64](), list[F64](), list[F64]()
         for subspace in np.unique(batch.epochs).tolist():
             chosen = batch.epochs == subspace
             cells = (batch.scalars[chosen] * weights[chosen, None]).sum(0)
             steps.append(cells * unit[subspace])
             slopes.append(self.cores[subspace].reshape(-1, len(cells)))  # (batches, cells)
-        step, slope = np.concatenate(steps), np.concatenate(slopes, 1)
-        worths = slope @ step
-        norms = float(np.linalg.norm(step) * np.linalg.norm(slope.mean(0)))
-        score = float(worths.mean()) / norms * math.sqrt(len(step)) if norms else 0.0
-        return _share(len(batch.scalars), score, 1.0, worths)
+            lately.append(self.lately[subspace])
+        step, late = np.concatenate(steps), np.concatenate(lately)
+        norms = float(np.linalg.norm(step) * np.linalg.norm(late))
+        score = float(late @ step) / norms * math.sqrt(len(step)) if norms else 0.0
+        return _share(len(batch.scalars), score, 1.0, np.concatenate(slopes, 1) @ step)
+
+    def added_to(self, past: dict[int, F64], rows: int) -> Slopes:
+        """Return these with what they and those of the `past` say together, which is brought up to date."""
+        for subspace, core in self.cores.items():
+            mean = core.mean(0).reshape(-1)
+            past[subspace] = MEMORY * past.get(subspace, np.zeros_like(mean)) + rows * mean
+        return self._replace(lately=past)
 
 
 def _share(updates: int, sum_: float, squares: float, worths: F64) -> StepShare:
@@ -121,11 +135,13 @@ def shares(
     updates: Sequence[Updates],
     batches: Sequence[Encoded],
     delta: float,
+    past: dict[int, F64],
     keep_going: Callable[[], bool],
 ) -> tuple[list[StepShare], int] | None:
     """Return the share that each of these `updates` has in the step that the cores `step` make from the
     model's weights as they are, on these batches, of which there are two at least; and the example-forwards
-    that it took. `delta` is the unit of a scalar, and `scale` as for `merging.MergedWeights`.
+    that it took. `delta` is the unit of a scalar, `scale` as for `merging.MergedWeights`, and `past` what was
+    measured before (`Slopes.added_to`).
 
     Slopes are those in the middle of the step, unless the loss is higher there than at its start: then those
     at its start, as who ruins the model has not to choose where all are judged. None once `keep_going`, asked
@@ -153,7 +169,8 @@ def shares(
             "organiser compute with --dtype float32 or bfloat16.",
         )
     unit = {subspace: scale(subspace) for subspace in touched}
-    taken = passes * sum(batch.examples for batch in batches)
+    rows = sum(batch.examples for batch in batches)
+    taken, found = passes * rows, found.added_to(past, rows)
     shared = [found.share(one, delta, unit) for one in updates]
     return [_of_rows(one) for one in shared] if isinstance(space.basis, FeaturesBasis) else shared, taken
 
@@ -176,7 +193,7 @@ def shares_towards(
     batches = model.objective.batches(held_out, rows, turn)
     step, delta = difference(after, model.core.cores()), model.manifest.training.scalar_delta
     scale = model.weights.scale
-    found = shares(model.loaded, model.space, scale, step, updates, batches, delta, keep_going)
+    found = shares(model.loaded, model.space, scale, step, updates, batches, delta, model.judged, keep_going)
     if found is None:
         raise paused()
     return found

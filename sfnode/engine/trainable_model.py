@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
@@ -105,11 +106,13 @@ class TrainableModel:
         self.objective: Losses | Rewards = (
             Rewards(manifest, loaded, rows, secret)
             if manifest.task.is_rewarded
-            else losses(manifest, loaded, rows, self.run_rows, self.priors, secret)
+            else losses(manifest, loaded, rows, self.run_rows, self.priors, secret, noisy=noise is not None)
         )
         """Says what updates measure, and evaluates models."""
         self.of_base: dict[Hashable, Any] = {}
         """Things that measurements keep of the base model, which does not change."""
+        self.judged: dict[int, NDArray[np.float64]] = {}
+        """Gradients on validation rows by which updates were judged (`slopes.Slopes.added_to`)."""
         self.odds = self.objective.odds if rows else (0, 0)
         """Rows that a mini-batch draws, and of how many."""
         self.mini_batch: Callable[[int], Any] = self.objective.mini_batch

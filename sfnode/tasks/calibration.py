@@ -7,10 +7,12 @@ without content). This module knows scores; it knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import PRIOR_ONE, Task
@@ -29,12 +31,35 @@ def for_manifest(prior: Prior) -> tuple[int, ...]:
     return tuple(round(float(part)) for part in PRIOR_ONE * (prior - prior.max()))
 
 
-def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, batch_size: int) -> Prior:
-    """Return the mean score of each answer over `rows`, (K,) float64; their labels are not looked at.
+def mean_score(scores: Tensor) -> Tensor:
+    """Return the mean score of each answer, (K,), from those of all rows, (n, K).
 
     The mean of the log-probabilities as they are and the mean of those that are normalised over the K answers
-    differ by the same number for every answer, which changes neither a probability nor a choice. Raises
-    UserError BAD_OPTION for a task whose answers are not the same in every row, or without rows.
+    differ by the same number for every answer, which changes neither a probability nor a choice.
+    """
+    return scores.mean(0)
+
+
+def mean_probability(scores: Tensor) -> Tensor:
+    """Return the logarithm of each answer's mean probability among the K answers, (K,), likewise (SPEC T7).
+
+    What is trained with such a prior begins where the answers are as likely as each other on average. Less
+    the mean score, few rows of which the model is sure would have steep gradients (docs/research-log.md).
+    """
+    return scores.log_softmax(1).logsumexp(0) - math.log(len(scores))
+
+
+def prior(
+    task: Task,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    forward: Forward,
+    batch_size: int,
+    average: Callable[[Tensor], Tensor] = mean_score,
+) -> Prior:
+    """Return the prior over `rows`, (K,) float64; their labels are not looked at.
+
+    Raises UserError BAD_OPTION for a task whose answers are not the same in every row, or without rows.
     """
     if not task.labelled or not rows:
         raise UserError(
@@ -48,8 +73,8 @@ def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, bat
         encoded.scores(forward(encoded).log_probs).double().cpu()
         for encoded in batches(task, tokenizer, [unanswered(task, row) for row in rows], batch_size)
     ]
-    mean: Prior = torch.cat(scores).mean(0).numpy()
-    return mean
+    found: Prior = average(torch.cat(scores)).numpy()
+    return found
 
 
 def measure(

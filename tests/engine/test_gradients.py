@@ -293,7 +293,7 @@ def test_with_noise_each_row_is_cut_to_the_clip_and_no_row_is_drawn_twice(tmp_pa
     data = data_file(tmp_path)
     noise = LocalNoise(1.5, 0.25, draw)
     with (
-        trainer(run, data, bases=tmp_path, secret=b"s") as plain,
+        trainer(run, data, bases=tmp_path, secret=b"s", noise=noise) as plain,
         trainer(run, data, bases=tmp_path, secret=b"s", noise=noise) as node,
     ):
         seed = SEEDS[0]
