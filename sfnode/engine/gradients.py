@@ -273,7 +273,7 @@ def _recomputing(loaded: LoadedModel) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Room:
-    """What a model keeps for a backward pass, and how much of it there may be."""
+    """Bytes that a model keeps for a backward pass, and how many there may be."""
 
     limit: float
     """Bytes."""

@@ -46,7 +46,7 @@ class HeadLosses(Losses):
     """The objective of a trainer that trains a linear head alone, with the plain loss; its mini-batches are
     numbers of rows, (batch_size,)."""
 
-    def __init__(self, *args: Any, **options: bool) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.mini_batch = self.shard.numbers
         self._rows: HeadRows | None = None

@@ -62,7 +62,7 @@ class Slopes(NamedTuple):
     cores: Mapping[int, F64]
     """Entries by subspace (batches, layers, rows, columns), [.., i, j] for a move along u_i v_j by 1."""
     lately: Mapping[int, F64] = MappingProxyType({})
-    """In a first-order run those of measurements until now, added up, by subspace (cells,)."""
+    """Those of measurements until now, added up, by subspace (cells,), in a first-order run."""
 
     @property
     def finite(self) -> bool:
