@@ -89,8 +89,8 @@ def test_a_head_gets_whitened_coordinates_in_which_a_few_rounds_learn(table: Pat
     numbers = run.training
     assert Manifest.model_validate(run.model_dump()) == run
     assert (run.protocol, numbers.estimator, run.core_shape) == (4, "first-order", (1, 2, 64))
-    assert (numbers.update_budget, numbers.epoch_updates, numbers.batch_size) == (64, 4, 4096)
-    assert (run.organised.subspace_epochs, run.organised.quota, run.task.loss) == (16, 16, "plain")
+    assert (numbers.update_budget, numbers.epoch_updates, numbers.batch_size) == (256, 4, 4096)
+    assert (run.organised.subspace_epochs, run.organised.quota, run.task.loss) == (64, 16, "plain")
     (pair,) = bases.read(
         *(bases.path_in(table.parent, numbers.bases), run.model.parsed_targets(), (2, 64), numbers.bases)
     )

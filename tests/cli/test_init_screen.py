@@ -98,7 +98,7 @@ def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(
     assert f"Trains on {237 - judged} rows of {data.train}; {judged} others there say" in ended.out
     assert f"Is measured on 59 more, {data.test}." in ended.out
     assert "Beside it: the commonest label of " in ended.out
-    assert "Learns by gradients: 64 updates of 512 B, in rounds of 4." in ended.out
+    assert "Learns by gradients: 256 updates of 512 B, in rounds of 4." in ended.out
     assert run().training.is_first_order
     assert "  sfnode swarm --run run.toml " in ended.out
     assert "  sfnode join --run run.toml --organise " in ended.out
