@@ -312,7 +312,7 @@ class SeedFlood:
             layout = world.add(str(number)).layout
             if problem.bases:
                 targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
-                layout.bases.mkdir()
+                layout.bases.mkdir(exist_ok=True)
                 bases.keep(Path(self._cell.problem.bases), layout.bases, targets, columns)
         first = self.clients[0]
         world.engine = SharedEngine(problem, first.layout.bases if problem.bases else None)

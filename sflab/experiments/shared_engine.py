@@ -33,7 +33,7 @@ from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.public_files import typed
-from sfprotocol.decisions import Bases
+from sfprotocol.decisions import Bases, RateFrom
 from sfprotocol.seeds import I64, coordinates
 
 MOST_QUERIES = 64
@@ -95,7 +95,7 @@ class ClientEngine:
     def cores(self) -> dict[int, I64]:
         return {subspace: core.copy() for subspace, core in self.core.cores().items()}
 
-    def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
+    def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
         """Return what was measured for these seeds, with all updates that clients are about to make."""
         found = self._shared.measured(seeds)
         self.made += len(seeds)
@@ -264,11 +264,11 @@ class SharedEngine:
     def _cores(self, own: Mapping[int, I64], clients: NDArray[np.int64], blocks: tuple[int, ...]) -> Tensor:
         """Return by how much clients' models differ from the weights in each of these subspaces: (clients,
         layers, blocks, rank, rank), columns of V by columns of U."""
-        layers, rank, _ = self._trainer.core.shape
+        (layers, rank, _), unit = self._trainer.core.shape, self._trainer.space.unit(0)
         found = torch.zeros(len(clients), layers, len(blocks), rank, rank)
         for number, subspace in enumerate(blocks):
             if subspace in own:
-                change = own[subspace][clients] * -self._trainer.scale(subspace)  # float64
+                change = own[subspace][clients] * -self._trainer.scale(subspace) * unit  # float64
                 found[:, :, number] = torch.from_numpy(change).transpose(2, 3).float()
         return found.to(self._trainer.loaded.device)
 

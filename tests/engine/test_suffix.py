@@ -17,6 +17,7 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.models import kept_states, loader
 from sfnode.models.kept_states import KeptStates
 from sfnode.models.targets import Selection
@@ -226,7 +227,7 @@ def test_bases_are_those_of_the_whole_model(tmp_path: Path) -> None:
     batches = [run.mini_batch(seed) for seed in SEEDS[:2]]
     kept_not = replace(run.loaded, kept=None)
     for make in (making_bases.errors, making_bases.gradients):
-        found, wanted = (make(loaded, batches, 2) for loaded in (run.loaded, kept_not))
+        found, wanted = (make(loaded, batches, Training(rank=2)) for loaded in (run.loaded, kept_not))
         for one, other in zip(found.pairs, wanted.pairs, strict=True):
             for side, its in zip(one, other, strict=True):
                 np.testing.assert_allclose(side.astype(int), its.astype(int), atol=1)

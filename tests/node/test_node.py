@@ -155,7 +155,7 @@ async def test_an_engine_that_fails_ends_the_node_with_its_error(swarm: Swarm) -
         engine = SmallEngine(run).go()
         step, calls = engine.step, count()
 
-        def step_or_fail(seeds: Sequence[int], epoch: int) -> Result:
+        def step_or_fail(seeds: Sequence[int], epoch: int, *_: object) -> Result:
             if next(calls) == 10:
                 raise FloatingPointError("the device is gone")
             return step(seeds, epoch)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sfnode.cli.exit import TERMINATED
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models.files import EMBEDDED, SINGLE, digest
@@ -197,7 +196,7 @@ def test_sigterm_ends_a_command_as_it_ends_any_program(world: World) -> None:
     command = [*SFNODE, "join", "-"]  # waits for a link
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment(world.home)) as process:
         process.terminate()
-        assert process.wait(PATIENCE) == -SIGTERM == 128 - TERMINATED
+        assert process.wait(PATIENCE) == -SIGTERM
 
 
 def test_a_node_stopped_while_it_starts_leaves_nothing_behind(world: World) -> None:
