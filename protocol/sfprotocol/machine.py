@@ -105,10 +105,8 @@ class Machine:
         names: Names = NAMELESS,
         verify: Verify = verifies,
         control: Kept = NOTHING_KEPT,
-        sign_control: Sign | None = None,
     ) -> None:
-        """`own` is None for a relay. `control` is what was kept of an organised run's decisions, and
-        `sign_control` signs with its organiser's key.
+        """`own` is None for a relay. `control` is what was kept of an organised run's decisions.
         `proven`: nobody can know more of `own` than `frontier` (SPEC I2).
         `cards` are those kept so far; `names` are those that our own feed is to have."""
         self.run = run
@@ -140,15 +138,7 @@ class Machine:
             frontier, self.links, self._pulls, self._own, self._origins, self.counters, verify=verify
         )
         self.organised = (
-            Organised(
-                frontier,
-                self.links,
-                self._pulls,
-                self._own,
-                self.counters,
-                kept=control,
-                sign=sign_control,
-            )
+            Organised(frontier, self.links, self._pulls, self._own, self.counters, kept=control)
             if run.organised
             else None
         )

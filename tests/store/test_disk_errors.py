@@ -148,7 +148,7 @@ def author(path: Path) -> Author:
 
 def assert_corrupt(path: Path) -> None:
     with pytest.raises(UserError) as caught, UpdateLog.open(path, RUN_ID) as log:
-        for _ in log.replay():
+        for _ in log.records():
             pass
     assert caught.value.code is Code.LOG_CORRUPT
 
