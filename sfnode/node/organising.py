@@ -100,15 +100,7 @@ class Organising:
         """Whether it has begun the run because nobody else was to be found."""
         self._organiser = Organiser(
             View(node.machine, node.log),
-            node.outside.policy
-            or policy_of(
-                node.manifest,
-                node.settings.admission,
-                node.settings.search,
-                node.settings.renew_bases,
-                node.settings.guard,
-                node.settings.quantised,
-            ),
+            node.outside.policy or policy_of(node.manifest, node.settings),
             node.outside.judge or at_rate(run.rate),
             key=feed.key,
             draw=node.outside.random.randbytes,
