@@ -64,7 +64,6 @@ from sfprotocol.messages import (
     Feed,
     Form,
     Message,
-    Petition,
     Proof,
     RunParameters,
     Segment,
@@ -171,16 +170,8 @@ class Advanced:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Show this petition to the organiser, if it is here."""
-
-    petition: Petition
-    via: str
-    """The peer that brought it; empty if it is our own."""
-
-
-Effect = Send | Close | Advanced | Asked
+Effect = Send | Close | Advanced | Petitioned
+"""A Petitioned of the machine is handed on as it is."""
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -338,8 +329,8 @@ class Host:
                 return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
             case Recounted(feed=feed, before=before) | Evict(feed=feed, stop=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
-            case Petitioned(petition=petition, via=via):
-                return Asked(petition, via)
+            case Petitioned():
+                return action
             case Examine():
                 self._examine(action)
             case Trace(feed=feed, stop=stop) if self._keeps(feed, stop):

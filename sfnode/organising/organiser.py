@@ -99,7 +99,7 @@ from sfprotocol.decisions import (
     Seal,
     read,
 )
-from sfprotocol.host import Asked
+from sfprotocol.events import Petitioned
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.quotas import UNPROVEN_PART
 
@@ -253,7 +253,7 @@ class Organiser:
                 self._on_moved(moved, now)
             case NobodyElse():
                 self._alone, self._wake_at = True, now
-            case Asked(petition=petition, via=via):
+            case Petitioned(petition=petition, via=via):
                 self._petitions.hear(petition, via, self._counting, now)
             case EvaluationEnded():
                 self._on_evaluated(event, now)

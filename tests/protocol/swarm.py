@@ -16,9 +16,9 @@ from random import Random
 
 from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Run
-from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
+from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Petitioned, Received, Writable
 from sfprotocol.frontier import Frontier
-from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
+from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Card,
@@ -185,7 +185,7 @@ class Node:
                 self.faults.append(fault or "")
                 if link in self.wires:
                     self.swarm.hang_up(self.wires[link])
-            case Asked(petition=petition):
+            case Petitioned(petition=petition):
                 self.petitions.append(petition)
             case Advanced(feed=feed):
                 self.counted[feed] = self.machine.runs(feed)
