@@ -118,13 +118,7 @@ class Machine:
         self.cards = Cards(frontier, self.links, self.counters, kept=cards, own=names, sign=sign)
         patience = ASK_TIMEOUT if own in frontier else 0.0  # an empty feed is not worth waiting for
         self._own = OwnFeed(
-            own,
-            frontier,
-            self.counters,
-            sign=sign,
-            draw=draw_incarnation,
-            proven=proven,
-            ask_until=now + patience,
+            own, frontier, sign=sign, draw=draw_incarnation, proven=proven, ask_until=now + patience
         )
         self._verify = verify
         self._next_tick = now + SYNC_INTERVAL
@@ -431,7 +425,6 @@ class Machine:
 
         Feeds may share a key: only a signature decides.
         """
-        self.counters.segments += 1
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
         counting = self.frontier.counting
@@ -498,9 +491,7 @@ class Machine:
     def _on_duplicate(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
         if not segment.hops:  # from its origin, or asked for
             return []
-        actions = self._tree.prune(self.links, link, state, now)
-        self.counters.pruned += len(actions)
-        return actions
+        return self._tree.prune(self.links, link, state, now)
 
     def _admit(
         self, feed: Feed, verified: Verified, link: Link | None, hops: int, now: float
@@ -528,7 +519,6 @@ class Machine:
         evicted = self.frontier.evict()
         if evicted is None:
             return []
-        self.counters.evicted += 1
         self._pulls.finish(evicted.feed)
         self._tree.forget(evicted.feed)
         self.cards.forget(evicted.feed)
