@@ -5,7 +5,7 @@ gradients of mini-batches agree with that of validation rows by as much as was m
 of 0.16 +- 0.12 for 8 rows); curvatures fall by a power law, so that their noise is largest where gradients
 are. Updates are vectors of integers by the rules of the protocol, and the organiser's policy is what ships.
 
-    python -m tests.bench.first_order --attack flip --seeds 3
+    python -m benchmarks.first_order --attack flip --seeds 3
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ nothing is added up, and nobody revoked; a score is that of the worth over the r
 SCORED_ROUNDS = 16
 """Rounds of which a score is in a first-order run: about all that it has. Of one round's updates it says
 little: added up they say by their direction what their noise hides in each. With 8, three who flip signs cost
-seven nodes 5 % of their gain, and with 16 it was 3 (tests/bench/first_order.py)."""
+seven nodes 5 % of their gain, and with 16 it was 3 (benchmarks/first_order.py)."""
 
 LEAST_SCORE = 0.7
 """Score of the usual member that is assumed at least in a first-order run: where hostile members pull the
