@@ -134,7 +134,7 @@ _of_gpu = _each(
 _of_result = _each(_results, "name", "of")
 _of_run = _each(lambda status: [((), status.organised)] if status.organised else [])
 _of_link = _each(lambda status: {(one.peer, one.role): one for one in status.links}.items(), *LINK)
-"""Of two links with one peer, only the last counts."""
+"""Makes the metrics of links; of two with one peer, only the last counts."""
 
 
 # fmt: off
