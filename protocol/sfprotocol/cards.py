@@ -46,10 +46,6 @@ class Cards:
     def __iter__(self) -> Iterator[Card]:
         return iter(self._cards.values())
 
-    def get(self, feed: Feed) -> Card | None:
-        """Return the newest card of `feed`."""
-        return self._cards.get(feed)
-
     def forget(self, feed: Feed) -> None:
         """Forget the card of `feed`."""
         self._cards.pop(feed, None)

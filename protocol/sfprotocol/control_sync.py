@@ -65,10 +65,8 @@ class ControlSync:
         counters: Counters,
         *,
         kept: Kept,
-        sign: Sign | None,
     ) -> None:
-        """`sign` signs with the organiser's key, for whoever has it. Raises RemoteProtocolError if what was
-        kept is not what the organiser has signed."""
+        """Raises RemoteProtocolError if what was kept is not what the organiser has signed."""
         run = frontier.run
         assert run.organised is not None
         self.feed = ControlFeed(run.organised)
@@ -82,7 +80,7 @@ class ControlSync:
         self._frontier = frontier
         self._links = links
         self._counters = counters
-        self._sign = sign
+        self._sign: Sign | None = None
         for message in kept.authority:
             self._take_authority(message)
         if self.feed.add(0, kept.entries) != len(kept.entries):
@@ -108,7 +106,7 @@ class ControlSync:
         )
 
     def hold(self, sign: Sign) -> None:
-        """Sign decisions with this key from now on."""
+        """Sign decisions with this key, the organiser's, from now on."""
         self._sign = sign
 
     # -- telling -----------------------------------------------------------------------------------

@@ -334,22 +334,16 @@ class Counters:
     """Numbers of things that have happened so far; they only ever increase."""
 
     admitted: int = 0
-    segments: int = 0
     gaps: int = 0
     unnamed: int = 0
     """Segments whose key names no feed that we know, or several feeds."""
     put_off: int = 0
     """Segments and proofs beyond their origin's rate, left for later."""
     rejected: int = 0
-    pruned: int = 0
-    """Feeds that we have asked a link not to push any more."""
     cuts: int = 0
     """Proofs that have cut a feed, or cut it shorter."""
-    evicted: int = 0
-    """Feeds that have made room for others with less work."""
     cards: int = 0
     """Cards of others that were news."""
-    incarnations: int = 0
     decisions: int = 0
     """Decisions, successions and forks of the control feed that were news."""
 

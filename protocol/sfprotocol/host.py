@@ -44,7 +44,6 @@ from sfprotocol.events import (
     LinkId,
     LinkUp,
     OwnDecision,
-    OwnUpdates,
     Petitioned,
     Rebase,
     Received,
@@ -62,18 +61,15 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Card,
     ControlFork,
-    EpochScalars,
     Feed,
     Form,
     Message,
-    Petition,
     Proof,
     RunParameters,
     Segment,
     Succession,
 )
 from sfprotocol.signing import genesis
-from sfprotocol.values import Values
 
 MAX_ROUND = 512
 """Events taken into one commit: bounds how long a frame waits for the disk."""
@@ -174,16 +170,8 @@ class Advanced:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Show this petition to the organiser, if it is here."""
-
-    petition: Petition
-    via: str
-    """The peer that brought it; empty if it is our own."""
-
-
-Effect = Send | Close | Advanced | Asked
+Effect = Send | Close | Advanced | Petitioned
+"""A Petitioned of the machine is handed on as it is."""
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -252,32 +240,6 @@ class Host:
     def has_room(self, link: LinkId) -> bool:
         """Whether another frame of this link may be posted; if not, the link is not to be read."""
         return len(self._frames.get(link, ())) < MAX_UNHANDLED
-
-    def own_updates(
-        self, most: int, scalar: Callable[[], Values], waiting: OwnUpdates | None = None
-    ) -> OwnUpdates | None:
-        """Return the next updates of our own feed, `most` at most, as an engine would finish them now.
-
-        Each value comes from `scalar`, within the limit of the run. What was posted counts as made, and so
-        does what is `waiting` to be posted. None when no update may be made. For engines that are simulated;
-        the event is not posted.
-        """
-        machine, own = self.machine, self.machine.own
-        if own is None or not machine.may_compute:
-            return None
-        state, run = machine.frontier.state(own), machine.run
-        made = [
-            event for event in (*self._events, waiting) if isinstance(event, OwnUpdates) and event.feed == own
-        ]
-        first = state.next + sum(event.count for event in made)
-        allowed = machine.room - (first - state.next) if run.organised else run.longest_feed - first
-        room = run.form.segment_updates - (waiting.count if waiting else 0)
-        count = min(most, allowed, room)
-        if count <= 0:
-            return None
-        epoch = max(state.epoch, machine.epoch)
-        epoch = max([epoch, *(event.parts[-1].epoch for event in made)])
-        return OwnUpdates(own, first, (EpochScalars(epoch, tuple(scalar() for _ in range(count))),))
 
     # -- a round -----------------------------------------------------------------------------------
 
@@ -367,8 +329,8 @@ class Host:
                 return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
             case Recounted(feed=feed, before=before) | Evict(feed=feed, stop=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
-            case Petitioned(petition=petition, via=via):
-                return Asked(petition, via)
+            case Petitioned():
+                return action
             case Examine():
                 self._examine(action)
             case Trace(feed=feed, stop=stop) if self._keeps(feed, stop):

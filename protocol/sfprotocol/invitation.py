@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+from sfprotocol.fields import require
 
 SCHEME = "sfnode:"
 
@@ -122,7 +123,7 @@ def write(invitation: Invitation) -> str:
         _build(fields)
     except RemoteProtocolError as error:
         raise LocalProtocolError(f"writing an invitation: {error}") from None
-    body = bytes([_version(fields)]) + msgpack.packb(fields, use_bin_type=True)
+    body = bytes([len(fields) - 2]) + msgpack.packb(fields, use_bin_type=True)
     link = SCHEME + urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
     if len(link) > MAX_LINK:
         raise LocalProtocolError(f"an invitation of {len(link)} characters exceeds MAX_LINK")
@@ -137,55 +138,50 @@ def read(link: str) -> Invitation:
     body = _body(link.strip())
     if body[0] > VERSION:
         raise NewerLinkError("N2", f"a link of version {body[0]}, this is version {VERSION}")
-    _require(body[0] > 0, "N2", "there is no such version of links")
+    require(body[0] > 0, "N2", "there is no such version of links")
     try:
         fields = msgpack.unpackb(body[1:], raw=False, strict_map_key=True, **_BOUNDS)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("N3", f"not MessagePack: {error}") from None
     invitation = _build(fields)
-    _require(write(invitation) == link.strip(), "N3", "not in canonical form")
+    require(write(invitation) == link.strip(), "N3", "not in canonical form")
     return invitation
 
 
 def _body(link: str) -> bytes:
     """Return the bytes of a link without the checksum, which was right."""
-    _require(link.startswith(SCHEME), "N1", f"it does not begin with {SCHEME}")
-    _require(len(link) <= MAX_LINK, "N1", "it is too long")
+    require(link.startswith(SCHEME), "N1", f"it does not begin with {SCHEME}")
+    require(len(link) <= MAX_LINK, "N1", "it is too long")
     text = link.removeprefix(SCHEME)
-    _require(_BASE64URL.fullmatch(text) is not None, "N1", "it has characters that no link has")
+    require(_BASE64URL.fullmatch(text) is not None, "N1", "it has characters that no link has")
     try:
         data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except binascii.Error:
         raise RemoteProtocolError("N1", "a character is missing, or one too many") from None
     body, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
-    _require(bool(body) and _checksum(body) == checksum, "N1", "its checksum is wrong: a character differs")
+    require(bool(body) and _checksum(body) == checksum, "N1", "its checksum is wrong: a character differs")
     return body
 
 
-def _version(fields: list[Any]) -> int:
-    """Return the first version of links that has so many fields."""
-    return len(fields) - 2
-
-
 def _build(fields: Any) -> Invitation:
-    _require(isinstance(fields, list) and 3 <= len(fields) <= 5, "N3", "not three fields, or two more")
+    require(isinstance(fields, list) and 3 <= len(fields) <= 5, "N3", "not three fields, or two more")
     protocol, run_id, contacts, *more = fields
-    _require(type(protocol) is int and 0 < protocol <= _U32, "N3", "the protocol is not a version")
-    _require(isinstance(run_id, bytes) and len(run_id) == 32, "N3", "the run id is not 32 bytes")
-    _require(isinstance(contacts, list) and 0 < len(contacts) <= MAX_PEERS, "N3", "no peers, or too many")
+    require(type(protocol) is int and 0 < protocol <= _U32, "N3", "the protocol is not a version")
+    require(isinstance(run_id, bytes) and len(run_id) == 32, "N3", "the run id is not 32 bytes")
+    require(isinstance(contacts, list) and 0 < len(contacts) <= MAX_PEERS, "N3", "no peers, or too many")
     found = tuple(_contact(item) for item in contacts)
-    _require(len({contact.peer for contact in found}) == len(found), "N3", "one peer twice")
-    _require(len(more) != 1 or more[0] is not None, "N5", "an empty ticket")
+    require(len({contact.peer for contact in found}) == len(found), "N3", "one peer twice")
+    require(len(more) != 1 or more[0] is not None, "N5", "an empty ticket")
     ticket = _ticket(more[0]) if more and more[0] is not None else None
     return Invitation(protocol, run_id, found, ticket, _url(more[1]) if len(more) == 2 else "")
 
 
 def _ticket(value: Any) -> Ticket:
-    _require(isinstance(value, list) and len(value) == 2, "N5", "a ticket has not two fields")
+    require(isinstance(value, list) and len(value) == 2, "N5", "a ticket has not two fields")
     number, secret = value
-    _require(type(number) is int and 0 < number < 1 << 31, "N5", "not the number of an invitation")
+    require(type(number) is int and 0 < number < 1 << 31, "N5", "not the number of an invitation")
     least, most = SECRET_BYTES
-    _require(isinstance(secret, bytes) and least <= len(secret) <= most, "N5", "not a secret")
+    require(isinstance(secret, bytes) and least <= len(secret) <= most, "N5", "not a secret")
     return Ticket(number, secret)
 
 
@@ -201,22 +197,17 @@ def _url(value: Any) -> str:
 
 
 def _contact(value: Any) -> Contact:
-    _require(isinstance(value, list) and len(value) == 2, "N3", "a peer has not two fields")
+    require(isinstance(value, list) and len(value) == 2, "N3", "a peer has not two fields")
     peer, addresses = value
-    _require(isinstance(peer, str) and _PEER.fullmatch(peer) is not None, "N3", "not the id of a peer")
+    require(isinstance(peer, str) and _PEER.fullmatch(peer) is not None, "N3", "not the id of a peer")
     fitting = isinstance(addresses, list) and 0 < len(addresses) <= MAX_ADDRESSES
-    _require(fitting, "N3", "no address of a peer, or too many")
+    require(fitting, "N3", "no address of a peer, or too many")
     for address in addresses:
         valid = isinstance(address, str) and _ADDRESS.fullmatch(address) is not None
-        _require(valid, "N3", "not an address of a peer")
-    _require(len(set(addresses)) == len(addresses), "N3", "one address twice")
+        require(valid, "N3", "not an address of a peer")
+    require(len(set(addresses)) == len(addresses), "N3", "one address twice")
     return Contact(peer, tuple(addresses))
 
 
 def _checksum(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=CHECKSUM_BYTES, person=b"sfnode-link").digest()
-
-
-def _require(condition: bool, rule: str, reason: str) -> None:
-    if not condition:
-        raise RemoteProtocolError(rule, reason)

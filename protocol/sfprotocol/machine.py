@@ -105,10 +105,8 @@ class Machine:
         names: Names = NAMELESS,
         verify: Verify = verifies,
         control: Kept = NOTHING_KEPT,
-        sign_control: Sign | None = None,
     ) -> None:
-        """`own` is None for a relay. `control` is what was kept of an organised run's decisions, and
-        `sign_control` signs with its organiser's key.
+        """`own` is None for a relay. `control` is what was kept of an organised run's decisions.
         `proven`: nobody can know more of `own` than `frontier` (SPEC I2).
         `cards` are those kept so far; `names` are those that our own feed is to have."""
         self.run = run
@@ -120,13 +118,7 @@ class Machine:
         self.cards = Cards(frontier, self.links, self.counters, kept=cards, own=names, sign=sign)
         patience = ASK_TIMEOUT if own in frontier else 0.0  # an empty feed is not worth waiting for
         self._own = OwnFeed(
-            own,
-            frontier,
-            self.counters,
-            sign=sign,
-            draw=draw_incarnation,
-            proven=proven,
-            ask_until=now + patience,
+            own, frontier, sign=sign, draw=draw_incarnation, proven=proven, ask_until=now + patience
         )
         self._verify = verify
         self._next_tick = now + SYNC_INTERVAL
@@ -140,15 +132,7 @@ class Machine:
             frontier, self.links, self._pulls, self._own, self._origins, self.counters, verify=verify
         )
         self.organised = (
-            Organised(
-                frontier,
-                self.links,
-                self._pulls,
-                self._own,
-                self.counters,
-                kept=control,
-                sign=sign_control,
-            )
+            Organised(frontier, self.links, self._pulls, self._own, self.counters, kept=control)
             if run.organised
             else None
         )
@@ -441,7 +425,6 @@ class Machine:
 
         Feeds may share a key: only a signature decides.
         """
-        self.counters.segments += 1
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
         counting = self.frontier.counting
@@ -508,9 +491,7 @@ class Machine:
     def _on_duplicate(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
         if not segment.hops:  # from its origin, or asked for
             return []
-        actions = self._tree.prune(self.links, link, state, now)
-        self.counters.pruned += len(actions)
-        return actions
+        return self._tree.prune(self.links, link, state, now)
 
     def _admit(
         self, feed: Feed, verified: Verified, link: Link | None, hops: int, now: float
@@ -538,7 +519,6 @@ class Machine:
         evicted = self.frontier.evict()
         if evicted is None:
             return []
-        self.counters.evicted += 1
         self._pulls.finish(evicted.feed)
         self._tree.forget(evicted.feed)
         self.cards.forget(evicted.feed)

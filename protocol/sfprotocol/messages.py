@@ -123,16 +123,6 @@ class Feed(NamedTuple):
     incarnation: int
 
 
-class Update(NamedTuple):
-    """One update as all code above the wire sees it."""
-
-    feed: Feed
-    step: int
-    seed: int
-    scalar: Values
-    epoch: int
-
-
 class EpochScalars(NamedTuple):
     """Values of consecutive updates that belong to one epoch."""
 

@@ -53,7 +53,6 @@ from sfprotocol.messages import (
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
-from sfprotocol.signing import Sign
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
@@ -85,14 +84,13 @@ class Organised:
         counters: Counters,
         *,
         kept: Kept,
-        sign: Sign | None,
     ) -> None:
-        """`kept` is what was kept of the control feed; `sign` signs with the organiser's key."""
+        """`kept` is what was kept of the control feed."""
         self._frontier = frontier
         self._links = links
         self._pulls = pulls
         self._own = own
-        self.control = ControlSync(frontier, links, counters, kept=kept, sign=sign)
+        self.control = ControlSync(frontier, links, counters, kept=kept)
         self._petitions = Petitions(frontier.run.run_id, links)
         self._rates: tuple[Counting, int, Rates] | None = None
         """Rates, and the decisions that they follow from."""

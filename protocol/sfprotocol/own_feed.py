@@ -19,7 +19,7 @@ from dataclasses import replace
 from sfprotocol import holding, proof_of_work, validation
 from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.events import Action, ContinueAs, Counters, OwnUpdates
+from sfprotocol.events import Action, ContinueAs, OwnUpdates
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.signing import Sign, extend, head_message
@@ -61,7 +61,6 @@ class OwnFeed:
         self,
         feed: Feed | None,
         frontier: Frontier,
-        counters: Counters,
         *,
         sign: Sign,
         draw: Callable[[], int],
@@ -77,7 +76,6 @@ class OwnFeed:
         self.feed = feed
         self.proven = proven
         self._frontier = frontier
-        self._counters = counters
         self._sign = sign
         self._draw = draw
         self._ask_until = ask_until
@@ -147,7 +145,6 @@ class OwnFeed:
         self.feed = fresh(self._frontier, self.feed.origin, self._draw())
         self._no_room = self._frontier.excludes(self.feed)
         self.proven = True
-        self._counters.incarnations += 1
         return [ContinueAs(self.feed)]
 
     def overruled(self, updates: OwnUpdates) -> bool:

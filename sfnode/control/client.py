@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import urlencode
 
 from sfnode import schema
@@ -29,13 +29,6 @@ CHUNK = 65_536
 """Bytes read at a time."""
 
 
-class Response(NamedTuple):
-    """The answer to a question."""
-
-    status: int
-    body: bytes
-
-
 def http_request(method: str, path: str, body: Any = None) -> bytes:
     """Return the bytes of a question, whose body is `body` as JSON; the server closes after its answer."""
     content = b"" if body is None else json.dumps(body).encode()
@@ -49,21 +42,18 @@ def http_request(method: str, path: str, body: Any = None) -> bytes:
     return "\r\n".join((*head, "", "")).encode() + content
 
 
-def http_response(received: bytes) -> Response:
-    """Parse everything that a server sent before it closed. Raises ValueError."""
+def http_response(received: bytes) -> tuple[int, bytes]:
+    """Return status and body of everything that a server sent before it closed. Raises ValueError."""
     head, _, body = received.partition(b"\r\n\r\n")
     line, *fields = head.decode("latin-1").split("\r\n")
     version, _, status = line.partition(" ")
-    lengths = [value for name, _, value in map(_parts, fields) if name.lower() == "content-length"]
+    told = (field.partition(":") for field in fields)
+    lengths = [value for name, _, value in told if name.lower() == "content-length"]
     if not version.startswith("HTTP/1.") or not lengths:
         raise ValueError("the answer is not HTTP" if received else "no answer came")
     if len(body) != int(lengths[0]):
         raise ValueError("the answer is incomplete")
-    return Response(int(status[:3]), body)
-
-
-def _parts(field: str) -> tuple[str, str, str]:
-    return field.partition(":")
+    return int(status[:3]), body
 
 
 async def exchange(path: Path, message: bytes, deadline: float) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, exposition
@@ -22,7 +22,7 @@ from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import LOSS, REWARD, Trained, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.organising import EpochEvaluation
-from sfnode.schema.status import DeviceStatus, MachineStatus, Status
+from sfnode.schema.status import Status
 
 PATH = "/metrics"
 
@@ -74,26 +74,6 @@ def _paused(status: Status) -> list[MetricSample]:
     return [MetricSample((reason,), float(reason in status.paused_by)) for reason in PAUSES]
 
 
-def _of_result(name: str, value: Callable[[EpochEvaluation], float | None], text: str) -> Described:
-    """Return the metric of what the organiser has published: of the base model, as it is compared and
-    calibrated, of the last seal, and of the best one."""
-
-    def samples(status: Status) -> list[MetricSample]:
-        if status.organised is None:
-            return []
-        health = status.organised.health
-        told = (
-            ("base", health.base),
-            ("calibrated", health.calibrated),
-            ("best", health.best),
-            ("last", health.latest),
-        )
-        values = [((found.metric, of), value(found)) for of, found in told if found]
-        return [MetricSample(labels, one) for labels, one in values if one is not None]
-
-    return Described(name, text, samples, ("name", "of"))
-
-
 def _trained(status: Status, trained: Trained) -> float | None:
     """Return what this node trains by its mini-batches, if it is this."""
     there = status.loss is not None and trained_by(status.task) is trained
@@ -105,36 +85,6 @@ def _beside(found: EpochEvaluation, trained: Trained) -> float | None:
     return trained.of(found.loss) if metric_of(found.metric).trained is trained else None
 
 
-def _of_machine(name: str, value: Callable[[MachineStatus], float], text: str) -> Described:
-    """Return the metric of what the node takes of its machine; it is absent until that was looked at."""
-
-    def samples(status: Status) -> list[MetricSample]:
-        return [MetricSample((), float(value(status.machine)))] if status.machine else []
-
-    return Described(name, text, samples)
-
-
-def _of_gpu(name: str, field: str, text: str) -> Described:
-    """Return the metric of a field about GPUs; it is absent without one, and where nothing tells it."""
-
-    def samples(status: Status) -> list[MetricSample]:
-        gpus = status.machine.gpus if status.machine else []
-        found = [((gpu.name, gpu.device), getattr(gpu, field)) for gpu in gpus]
-        return [MetricSample(labels, float(value)) for labels, value in found if value is not None]
-
-    return Described(name, text, samples, ("gpu", "device"))
-
-
-def _of_device(name: str, value: Callable[[DeviceStatus], float | None], text: str) -> Described:
-    """Return the metric of the devices that compute; it is absent before the model is loaded."""
-
-    def samples(status: Status) -> list[MetricSample]:
-        found = [(device.name, value(device)) for device in status.devices]
-        return [MetricSample((device,), float(one)) for device, one in found if one is not None]
-
-    return Described(name, text, samples, ("device",))
-
-
 def _alarms(status: Status) -> list[MetricSample]:
     """Return all alarms, so that one that is over is seen to be over; none in an open run."""
     if status.organised is None:
@@ -143,36 +93,48 @@ def _alarms(status: Status) -> list[MetricSample]:
     return [MetricSample((code,), float(code in rung)) for code in ALARMS]
 
 
-def _of_run(name: str, field: str, text: str) -> Described:
-    """Return the metric of a field about an organised run; it is absent in an open one, and while it is
-    None."""
-
-    def samples(status: Status) -> list[MetricSample]:
-        found = getattr(status.organised, field, None)
-        return [] if found is None else [MetricSample((), float(found))]
-
-    return Described(name, text, samples)
+Labelled = Iterable[tuple[tuple[str, ...], Any]]
+"""Parts of a status, each with the values of its labels."""
 
 
-def _of_node(name: str, value: str | Callable[[Status], float | None], text: str) -> Described:
-    """Return the metric of a field or a function of the status; it is absent while that is None."""
-    read = attrgetter(value) if isinstance(value, str) else value
+def _each(
+    parts: Callable[[Status], Labelled], *labels: str
+) -> Callable[[str, str | Callable[[Any], float | None], str], Described]:
+    """Return what makes the metrics of these parts of a status: each is of a field or a function of a part,
+    and absent where there is none, and while it is None."""
 
-    def samples(status: Status) -> list[MetricSample]:
-        found = read(status)
-        return [] if found is None else [MetricSample((), float(found))]
+    def metric(name: str, value: str | Callable[[Any], float | None], text: str) -> Described:
+        read = attrgetter(value) if isinstance(value, str) else value
 
-    return Described(name, text, samples)
+        def samples(status: Status) -> list[MetricSample]:
+            found = [(named, read(part)) for named, part in parts(status)]
+            return [MetricSample(named, float(one)) for named, one in found if one is not None]
+
+        return Described(name, text, samples, labels)
+
+    return metric
 
 
-def _of_link(name: str, field: str, text: str) -> Described:
-    """Return the metric of a field of every link; of two links with one peer, only the last counts."""
+def _results(status: Status) -> Labelled:
+    """Return what the organiser has published: of the base model, as it is compared and calibrated, of the
+    last seal, and of the best one."""
+    health = status.organised.health if status.organised else None
+    names = {"base": "base", "calibrated": "calibrated", "best": "best", "last": "latest"}
+    told = ((of, getattr(health, name, None)) for of, name in names.items())
+    return [((found.metric, of), found) for of, found in told if found]
 
-    def samples(status: Status) -> list[MetricSample]:
-        links = {(link.peer, link.role): float(getattr(link, field)) for link in status.links}
-        return [MetricSample(labels, value) for labels, value in links.items()]
 
-    return Described(name, text, samples, LINK)
+_of_node = _each(lambda status: [((), status)])
+_of_machine = _each(lambda status: [((), status.machine)] if status.machine else [])
+_of_device = _each(lambda status: [((one.name,), one) for one in status.devices], "device")
+_of_gpu = _each(
+    lambda status: [((one.name, one.device), one) for one in (status.machine.gpus if status.machine else ())],
+    *("gpu", "device"),
+)
+_of_result = _each(_results, "name", "of")
+_of_run = _each(lambda status: [((), status.organised)] if status.organised else [])
+_of_link = _each(lambda status: {(one.peer, one.role): one for one in status.links}.items(), *LINK)
+"""Makes the metrics of links; of two with one peer, only the last counts."""
 
 
 # fmt: off
@@ -211,14 +173,14 @@ METRICS: Sequence[Described] = (
     _of_node("sfnode_updates_sent_total", "updates_sent", "Updates sent, counted once for each link."),
     _of_node("sfnode_log_bytes", "log_bytes", "Size of the update log on disk."),
     Described("sfnode_paused", "1 while the node pauses for this reason, else 0.", _paused, ("reason",)),
-    _of_machine("sfnode_cpu_cores", lambda machine: machine.cpu,
+    _of_machine("sfnode_cpu_cores", "cpu",
                 "Cores that the node and its network daemon keep busy, over the last ten seconds."),
-    _of_machine("sfnode_cpu_cores_allowed", lambda machine: machine.cores, "Cores that the node may use."),
-    _of_machine("sfnode_memory_bytes", lambda machine: machine.memory,
+    _of_machine("sfnode_cpu_cores_allowed", "cores", "Cores that the node may use."),
+    _of_machine("sfnode_memory_bytes", "memory",
                 "Resident memory of the node and its network daemon."),
-    _of_device("sfnode_device_updates_total", lambda device: device.updates,
+    _of_device("sfnode_device_updates_total", "updates",
                "Updates that a device has measured since the start."),
-    _of_device("sfnode_device_update_seconds", lambda device: device.seconds,
+    _of_device("sfnode_device_update_seconds", "seconds",
                "Time in which a device measures an update, averaged; absent before the first one."),
     _of_device("sfnode_device_failed", lambda device: device.problem is not None,
                "1 while a device has failed and the others go on without it, else 0."),
@@ -226,10 +188,10 @@ METRICS: Sequence[Described] = (
     _of_gpu("sfnode_gpu_busy", "busy", "Share of the time in which the GPU was busy, with whatever."),
     _of_gpu("sfnode_gpu_celsius", "celsius", "Temperature of the GPU."),
     _of_gpu("sfnode_gpu_watts", "watts", "Power that the GPU draws."),
-    _of_result("sfnode_metric", lambda found: found.value, "Published result on the validation rows: of the "
+    _of_result("sfnode_metric", "value", "Published result on the validation rows: of the "
                "base model, as it is compared and calibrated, the best seal, the last one."),
-    _of_result("sfnode_metric_low", lambda found: found.low, "Lower end of its 95 % confidence interval."),
-    _of_result("sfnode_metric_high", lambda found: found.high, "Upper end of it."),
+    _of_result("sfnode_metric_low", "low", "Lower end of its 95 % confidence interval."),
+    _of_result("sfnode_metric_high", "high", "Upper end of it."),
     _of_result("sfnode_metric_loss", lambda found: _beside(found, LOSS), "Loss on the same rows, in nats."),
     _of_result("sfnode_metric_reward", lambda found: _beside(found, REWARD),
                "Mean reward of the answers to the same rows; of reward runs, in place of the loss."),

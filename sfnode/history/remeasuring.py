@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.core import Core
 from sfnode.manifest import Manifest
 from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
-from sfnode.schema.evaluation import StepShare
 from sfnode.schema.history import Remeasured
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew
@@ -20,22 +19,14 @@ from sfprotocol import decisions
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Part, Recount, Seal, Worth
 from sfprotocol.messages import Entry, Feed
-from sfprotocol.seeds import I64
 from sfprotocol.weighing import NOTHING, Counted, named
+
+if TYPE_CHECKING:
+    from sfnode.engine.trainer import Trainer
 
 TOLERANCE = 0.05
 """Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in
 a real run; number formats differ, but bfloat16 and float32 were not compared in one."""
-
-
-class Measures(Protocol):
-    """The part of `engine.trainer.Trainer` that is used here."""
-
-    def apply(self, batch: UpdateBatch) -> None: ...
-    def cores(self) -> dict[int, I64]: ...
-    def shares(
-        self, after: Mapping[int, I64], updates: Sequence[tuple[UpdateBatch, I64]], rows: int, turn: int
-    ) -> tuple[Sequence[StepShare], int]: ...
 
 
 class _AskedFigure(NamedTuple):
@@ -55,7 +46,7 @@ def remeasure(
     update_log: UpdateLog,
     entries: Sequence[Entry],
     epochs: int,
-    engine: Measures,
+    engine: Trainer,
     tell: Callable[[Remeasured], None],
 ) -> list[Remeasured]:
     """Measure the last so many epochs anew of which there are figures, and compare; `engine` has applied

@@ -22,6 +22,7 @@ from sfnode.logging import log
 from sfnode.models.files import missing, require_safe, write_piece
 from sfnode.printable import size_text
 from sfnode.resources.bandwidth_limits import RateLimit
+from sfnode.schema.status import FetchStatus
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
 from sfnode.transport.base import TransportError, peer_of
 from sfprotocol import wire_codec
@@ -72,16 +73,6 @@ class Givers(NamedTuple):
     rate_limit: RateLimit
     """Limit on what this node receives."""
     clock: Callable[[], float]
-
-
-class DownloadProgress(NamedTuple):
-    """Progress of a download."""
-
-    done: int
-    """Bytes that are here, including those of earlier attempts."""
-    total: int
-    peers: int
-    """Number of peers that have sent something."""
 
 
 class _NothingNow(Exception):  # noqa: N818 (an answer, not an error)
@@ -155,11 +146,10 @@ class ModelDownload:
         self._listed, self._complete = asyncio.Event(), asyncio.Event()
         self._reported_at = self._clock()
 
-    @property
-    def progress(self) -> DownloadProgress:
-        """Progress of this download."""
+    def progress(self, what: str) -> FetchStatus:
+        """Return the progress of this download, which is of this kind of files."""
         givers = sum(source.gave for source in self._sources.values())
-        return DownloadProgress(self._done, self._total, givers)
+        return FetchStatus(what=what, done=self._done, total=self._total, peers=givers)
 
     async def run(self, listing: bytes | None = None) -> bytes:
         """Fill the folder and return the encoded listing. `listing` is that of an earlier attempt, if any.
@@ -253,7 +243,7 @@ class ModelDownload:
 
     def _report(self) -> None:
         if self._clock() - self._reported_at > REPORT_INTERVAL:
-            self._reported_at, now = self._clock(), self.progress
+            self._reported_at, now = self._clock(), self.progress(self._what)
             done, total = size_text(now.done), size_text(now.total)
             log.info("%s: %s of %s, from %d peers", self._what, done, total, now.peers)
 

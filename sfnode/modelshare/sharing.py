@@ -181,7 +181,7 @@ class Sharing:
     def progress(self) -> FetchStatus | None:
         """Progress of the download from peers that others wait for; None while there is none."""
         kind = next((kind for kind in KINDS if kind in self._downloads), None)
-        return FetchStatus(what=kind, **self._downloads[kind].progress._asdict()) if kind else None
+        return self._downloads[kind].progress(kind) if kind else None
 
     def close(self) -> None:
         """Stop: nobody waits for the model any longer."""

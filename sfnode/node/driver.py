@@ -20,8 +20,8 @@ from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.replay import remember_checkpoint
 from sfnode.transport.base import Link
 from sfprotocol import wire_codec
-from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp, Rebase
-from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
+from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp, Petitioned, Rebase
+from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Proof, RunParameters, Segment
 from sfprotocol.signing import genesis
@@ -124,7 +124,7 @@ class Driver:
         """Lock under which all that the machine has admitted is on disk, and `advanced` was called for it."""
         self.on_fault: Callable[[str], None] = lambda peer: None
         """Called with a peer that broke a rule, before its link is dropped."""
-        self.on_petition: Callable[[Asked], None] = lambda asked: None
+        self.on_petition: Callable[[Petitioned], None] = lambda asked: None
         self.on_round: Callable[[tuple[Feed, ...]], None] = lambda moved: None
         """Called when a round was carried out, with the feeds of which something else counts now."""
         self.look_at: Callable[[], float] = lambda: float("inf")
@@ -255,7 +255,7 @@ class Driver:
                     self._close(effect)
                 case Advanced(feed=feed):
                     moved[feed] = None
-                case Asked():
+                case Petitioned():
                     self.on_petition(effect)
         if moved:
             self._advanced(moved)

@@ -100,15 +100,7 @@ class Organising:
         """Whether it has begun the run because nobody else was to be found."""
         self._organiser = Organiser(
             View(node.machine, node.log),
-            node.outside.policy
-            or policy_of(
-                node.manifest,
-                node.settings.admission,
-                node.settings.search,
-                node.settings.renew_bases,
-                node.settings.guard,
-                node.settings.quantised,
-            ),
+            node.outside.policy or policy_of(node.manifest, node.settings),
             node.outside.judge or at_rate(run.rate),
             key=feed.key,
             draw=node.outside.random.randbytes,
@@ -280,25 +272,20 @@ class Organising:
             forwards += result.count if result else 0
         except UserError as error:
             log.warning("round %d counts without an evaluation: %s", epoch, error.what)
-        if asked.origins:
-            shares, taken = await self._shares(asked, wanted)
-            forwards += taken
-        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, shares))
-
-    async def _shares(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[dict[Feed, StepShare], int]:
-        """Return what each feed has brought in an epoch, and the example-forwards of measuring it; nothing
-        where that cannot be measured."""
         try:
-            return await self._measured(asked, wanted)
+            if asked.origins:
+                shares, taken = await self._measured(asked, wanted)
+                forwards += taken
         except UserError as error:
-            log.warning("what nodes brought in round %d is not known: %s", asked.epoch, error.what)
-            return {}, 0
+            log.warning("what nodes brought in round %d is not known: %s", epoch, error.what)
+        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, shares))
 
     async def _measured(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[dict[Feed, StepShare], int]:
-        """Measure that at the weights by the seals before, in the middle of the step without what is skipped;
-        find nothing if something else counts of these epochs meanwhile.
+        """Return what each feed has brought in an epoch, and the example-forwards of measuring it: at the
+        weights by the seals before, in the middle of the step without what is skipped. Nothing if something
+        else counts of these epochs meanwhile.
 
         Raises UserError PAUSED once `wanted`, asked on the engine's thread, says no, and as `Engine.shares`.
         """

@@ -253,29 +253,18 @@ class RunningNode:
 
     def _jobs(self) -> tuple[Job, ...]:
         """Return what goes on beside the driver, until the node stops."""
+        notified, reports = self.settings.notify, self.reports if self.settings.follow else None
         return (
             *(self.peering.run, self.views.run, self.limiter.run),
             *(self._stock, partial(log_progress, self.status), self.clock_check.run),
             partial(be_admitted, self.context, self.organising, self._note_asked, self.stopping),
             *((self.peering.ask_contacts,) if self.peering.contacts_url else ()),
             *((self.recorder.run,) if self.settings.log_to else ()),
-            *(
-                (partial(notify, self.status, self.clock, self.settings.notify),)
-                if self.settings.notify
-                else ()
-            ),
+            *((partial(notify, self.status, self.clock, notified),) if notified else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
-            *((self.bases.run,) if self.bases else ()),
-            *((self.privacy.run,) if self.privacy else ()),
-            *((self.exports.run,) if self.exports else ()),
-            *((self.sampling.run,) if self.sampling else ()),
-            *self._following(),
+            *(part.run for part in (self.bases, self.privacy, self.exports, self.sampling) if part),
+            *((partial(follow, self.context, reports, self.continue_in),) if reports else ()),
         )
-
-    def _following(self) -> tuple[Job, ...]:
-        if self.reports is None or not self.settings.follow:
-            return ()
-        return (partial(follow, self.context, self.reports, self.continue_in),)
 
     def _note_asked(self) -> None:
         self.asked_at = self.clock()

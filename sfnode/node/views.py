@@ -175,15 +175,8 @@ class Views:
         return Curves(
             now=self._uptime(),
             interval=self._series.interval,
-            seconds=[round(sample.seconds, 2) for sample in samples],
-            known=[sample.known for sample in samples],
-            own_rate=[sample.own_rate for sample in samples],
-            swarm_rate=[sample.swarm_rate for sample in samples],
-            loss=[sample.loss for sample in samples],
-            cpu=[sample.cpu for sample in samples],
-            memory=[sample.memory for sample in samples],
-            gpu=[sample.gpu for sample in samples],
             measurements=self._measurements,
+            **{name: [getattr(sample, name) for sample in samples] for name in SeriesSample._fields},
         )
 
     def feeds(self, query: FeedsQuery) -> Feeds:
@@ -259,7 +252,7 @@ class Views:
         scheduler, machine = node.model.scheduler, self.machine
         self._series.add(
             SeriesSample(
-                seconds=self._uptime(),
+                seconds=round(self._uptime(), 2),
                 known=node.machine.frontier.known,
                 own_rate=scheduler.rate() if scheduler else 0.0,
                 swarm_rate=self._swarm_rate,

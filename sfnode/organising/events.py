@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sfnode.organising.evaluation.line_search import LATE_SCALE, SearchResult
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfprotocol.decisions import Checkpoint, Decision, Recount
-from sfprotocol.host import Asked
+from sfprotocol.events import Petitioned
 from sfprotocol.messages import Feed
 
 # -- events --------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-Event = Round | NobodyElse | Asked | EvaluationEnded | Summarised | BasesMade | OwnerDecision
+Event = Round | NobodyElse | Petitioned | EvaluationEnded | Summarised | BasesMade | OwnerDecision
 
 
 # -- actions -------------------------------------------------------------------------------------------

@@ -374,11 +374,13 @@ class HeldFeeds:
         """Return whether the close of `epoch` has named updates with one of these labels."""
         return any(one.label in labels for one in self._named(number, epoch, counting))
 
-    def lost(self, view: View, after: float, now: float) -> Amend | None:
+    def lost(self, view: View, after: float | None, now: float) -> Amend | None:
         """Return the end of a feed of which named steps have been missing for `after` seconds, at the last
-        close that is all here; longer if a peer says that it has them."""
+        close that is all here; longer if a peer says that it has them. None ends none."""
         counting = view.counting
         for feed, held in self.missing().items():
+            if after is None:
+                break
             patience = after * CLAIMED if view.claimed(feed) else after
             number = counting.number(feed)
             if number is None or now - held.missing_since < patience:

@@ -91,7 +91,6 @@ from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
     RATE_ONE,
-    Amend,
     Close,
     Decision,
     Oversized,
@@ -99,7 +98,7 @@ from sfprotocol.decisions import (
     Seal,
     read,
 )
-from sfprotocol.host import Asked
+from sfprotocol.events import Petitioned
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.quotas import UNPROVEN_PART
 
@@ -253,7 +252,7 @@ class Organiser:
                 self._on_moved(moved, now)
             case NobodyElse():
                 self._alone, self._wake_at = True, now
-            case Asked(petition=petition, via=via):
+            case Petitioned(petition=petition, via=via):
                 self._petitions.hear(petition, via, self._counting, now)
             case EvaluationEnded():
                 self._on_evaluated(event, now)
@@ -291,7 +290,8 @@ class Organiser:
             self.state, self.stopped, self._signing = OrganiserState.STOPPED, reason, None
             self._actions.append(StopSigning(reason))
         elif feed.stop < before:  # a succession to the same key keeps less than was here
-            self._restart(now)
+            self.state, self._signing, self._alone = OrganiserState.RESTARTED, None, False
+            self._checkpoints.forget()
         elif self._signing and feed.stop > self._signing.position:
             self._signing, self._wake_at = None, now
 
@@ -311,10 +311,6 @@ class Organiser:
         self._sanctions.take(decision)
         if self.guard:
             self.guard.take(decision)
-
-    def _restart(self, now: float) -> None:
-        self.state, self._signing, self._alone = OrganiserState.RESTARTED, None, False
-        self._checkpoints.forget()
 
     def _on_moved(self, moved: tuple[Feed, ...], now: float) -> None:
         changed, self._unseen = dict.fromkeys([*self._unseen, *moved]), []
@@ -396,7 +392,7 @@ class Organiser:
             self._seal(now)
             or self._once_made(self._renewal.due(self._counting, now))
             or self._close(now)
-            or self._amend(now)
+            or self._feeds.lost(self._view, self.policy.amend_after, now)
             or self._once_made(self._checkpoints.due(self._counting, now))
         )
 
@@ -540,7 +536,9 @@ class Organiser:
         total = sum(one.moving for one in chosen)
         kept = sum(one.moving for one in chosen if trusted(one.number // INCARNATIONS))
         there = self._closing(chosen, target)
-        idle = bool(self.policy.steps and chosen) and may_be_idle(counting, _members(chosen))
+        idle = bool(self.policy.steps and chosen) and may_be_idle(
+            counting, {one.number // INCARNATIONS for one in chosen}
+        )
         short = idle and not total and sum(one.steps for one in chosen) >= target
         enough = there >= target or kept >= rest or late or short
         filled = (total or idle) and (enough or self._is_used_up(chosen, now))
@@ -608,15 +606,3 @@ class Organiser:
             and not self._is_for_waiting(self._counting.open_epoch - 1)
             and bool(self._waiting())
         )
-
-    # -- amendments --------------------------------------------------------------------------------
-
-    def _amend(self, now: float) -> Amend | None:
-        """End a feed of which named steps are not to be had from anybody."""
-        after = self.policy.amend_after
-        return self._feeds.lost(self._view, after, now) if after is not None else None
-
-
-def _members(chosen: list[Nameable]) -> set[int]:
-    """Return the members whose work a close may name."""
-    return {one.number // INCARNATIONS for one in chosen}

@@ -8,6 +8,7 @@ from enum import Enum
 from sfnode.manifest import Manifest
 from sfnode.organising.evaluation.evidence import alike
 from sfnode.organising.steps import Steps
+from sfnode.settings import Settings
 
 
 class Admission(Enum):
@@ -157,21 +158,15 @@ def is_wary(manifest: Manifest) -> bool:
     return manifest.dimensions > FEW_DIMENSIONS and not manifest.task.is_rewarded
 
 
-def policy_of(
-    manifest: Manifest,
-    admission: str | None = None,
-    search: bool = False,
-    renew_bases: int | None = None,
-    guard: bool = True,
-    quantised: bool = False,
-) -> OrganiserPolicy:
+def policy_of(manifest: Manifest, settings: Settings) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
-    are found by line searches if `search`, and the run has validation rows; published bases are made anew
+    are found by line searches if it says so, and the run has validation rows; published bases are made anew
     every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run, but never by a
-    `quantised` organiser, which cannot make any; with validation rows a `guard` may watch over it."""
+    quantised organiser, which cannot make any; with validation rows a guard may watch over it."""
+    search, renew_bases = settings.search, settings.renew_bases
     data, numbers = manifest.data, manifest.training
     if renew_bases is None:
-        renewing = manifest.task.is_rewarded and not (quantised or numbers.is_first_order)
+        renewing = manifest.task.is_rewarded and not (settings.quantised or numbers.is_first_order)
         renew_bases = max(REWARDED_BASES, numbers.epoch_updates) if renewing else 0
     validates = bool(data.validation or data.validation_limit)
     rows, steps = data.validation_limit or USUAL_ROWS, steps_of(manifest, manifest.parameters().rate)
@@ -181,7 +176,7 @@ def policy_of(
         rows = min(rows, max(LEAST_EVALUATED, int(MEASURING * forwards / EVALUATIONS)))
     policy = OrganiserPolicy(
         target_updates=numbers.epoch_updates,
-        admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
+        admission=Admission(settings.admission or ("approve" if manifest.organised.private else "anyone")),
         quota=manifest.organised.quota,
         seal_wait=0.0 if not validates else SEARCH_WAIT if search or manifest.task.is_rewarded else SEAL_WAIT,
         search_rows=rows if search and validates else 0,
@@ -189,7 +184,7 @@ def policy_of(
         kept=kept,
         alike=alike(numbers),
         renew_updates=renew_bases if numbers.bases else 0,
-        guard=guard and validates,
+        guard=settings.guard and validates,
         update_forwards=manifest.update_forwards,
     )
     if steps is None:

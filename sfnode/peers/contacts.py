@@ -74,16 +74,6 @@ def naming(link: str, url: str) -> str:
     return invitation.write(replace(invitation.read(link), url=url))
 
 
-def check_same_run(said: Invitation, wanted: str, url: str) -> None:
-    """Raise UserError WRONG_RUN unless the run id in `said` begins with `wanted` (hex, may be empty)."""
-    if not said.run_id.hex().startswith(wanted.lower()):
-        raise UserError(
-            Code.WRONG_RUN,
-            f"{url} leads to run {said.run_id.hex()[:16]}, not to {wanted[:16]}",
-            ASK_FOR_A_LINK,
-        )
-
-
 async def fetch(url: str) -> Invitation:
     """Return the run and its contacts that are published at `url`. Raises UserError CONTACTS_UNUSABLE.
 

@@ -62,13 +62,3 @@ def doubled(first: float, times: int, most: float) -> float:
 def about(seconds: float, random: Random) -> float:
     """Return a wait with jitter."""
     return seconds * random.uniform(*JITTER)
-
-
-def first_probe(random: Random) -> float:
-    """Return the seconds until a node's first probe: nodes that start together do not probe together."""
-    return random.uniform(0, PROBE_INTERVAL)
-
-
-def next_probe(random: Random) -> float:
-    """Return the seconds from one probe to the next."""
-    return about(PROBE_INTERVAL, random)

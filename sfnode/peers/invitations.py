@@ -106,14 +106,17 @@ def read_link(link: str) -> Invitation:
     return said
 
 
-def check_same_run(said: Invitation, wanted: str) -> None:
-    """Raise UserError WRONG_RUN unless the link's run id starts with `wanted` (hex, may be empty)."""
-    if not said.run_id.hex().startswith(wanted.lower()):
-        raise UserError(
-            Code.WRONG_RUN,
-            f"the link leads to run {said.run_id.hex()[:16]}, not to {wanted[:16]}",
-            "Leave out --set run.id, or ask for a link to the run you want.",
-        )
+def check_same_run(
+    said: Invitation,
+    wanted: str,
+    where: str = "the link",
+    fix: str = "Leave out --set run.id, or ask for a link to the run you want.",
+) -> None:
+    """Raise UserError WRONG_RUN unless the run id of an invitation, which was found there, starts with
+    `wanted` (hex, may be empty)."""
+    led = said.run_id.hex()
+    if not led.startswith(wanted.lower()):
+        raise UserError(Code.WRONG_RUN, f"{where} leads to run {led[:16]}, not to {wanted[:16]}", fix)
 
 
 def _newer(what: str) -> UserError:

@@ -28,7 +28,7 @@ from typing import Any
 
 from sfnode.peers import events, intervals, selection
 from sfnode.peers.address_book import AddressBook
-from sfnode.peers.intervals import RecurringJob, first_probe, next_probe
+from sfnode.peers.intervals import PROBE_INTERVAL, RecurringJob
 from sfnode.peers.selection import LinkFacts, address_range
 from sfnode.transport.base import CONNECT_DEADLINE, peer_of
 
@@ -96,7 +96,7 @@ class PeerManager:
         """Whether the present round ends with the first answer."""
         self._announcing, self._finding, self._round = RecurringJob(), RecurringJob(), RecurringJob()
         self._checked_at = _ALWAYS
-        self._probe_at = now + first_probe(random)
+        self._probe_at = now + random.uniform(0, PROBE_INTERVAL)  # not all that start together at once
         self._in_vain = 0
         """Searches in a row that named nobody but neighbours."""
         self._addresses: tuple[str, ...] = ()
@@ -403,7 +403,7 @@ class PeerManager:
     def _probe(self, now: float) -> None:
         """Look beyond the neighbours: each half of a split swarm may have enough links, and no other reason
         to look further."""
-        self._probe_at = now + next_probe(self._random)
+        self._probe_at = now + intervals.about(PROBE_INTERVAL, self._random)
         self._bootstrap_from(self.book.strangers(self.linked, BOOTSTRAPS_BESIDE))
         self._give_up(selection.whom_to_give_up(self.standings(), now), events.Reason.GAVE_WAY, now)
         self._dial(selection.whom_to_probe(self.standings(), self._dialling, self.book, now))

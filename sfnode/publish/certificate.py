@@ -143,7 +143,7 @@ def control_of(run: RunParameters, update_log: UpdateLog) -> ControlFeed:
     """Return the control feed in a log, of which every signature is checked. Raises UserError LOG_CORRUPT."""
     with sound_control(update_log):
         kept = kept_control(update_log)
-        return ControlSync(Frontier(run), {}, Counters(), kept=kept, sign=None).feed
+        return ControlSync(Frontier(run), {}, Counters(), kept=kept).feed
 
 
 def contribution(

@@ -31,7 +31,7 @@ from sfnode.store.disk_errors import disk_faults, sync_folder, write_whole
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfprotocol.checkpoints import Base, feeds_digest, listing
-from sfprotocol.counting import Counting
+from sfprotocol.counting import Counting, NamedStop
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.holding import tag
 from sfprotocol.messages import Feed
@@ -70,21 +70,12 @@ class CheckpointState:
         )
 
 
-class FeedStop(NamedTuple):
-    """The end of what closes have named of a feed."""
-
-    feed: Feed
-    step: int
-    salt: bytes
-    tag: bytes
-
-
 class CheckpointPlan(NamedTuple):
     """Basis of a state, as decisions say it."""
 
     epoch: int
-    stops: Mapping[int, FeedStop]
-    """Ends by the ascending numbers of feeds."""
+    stops: Mapping[int, tuple[Feed, NamedStop]]
+    """Feeds, and the ends of what closes have named of them, by their ascending numbers."""
     before: Mapping[Feed, Counted]
     """Weights in the state from which the computation begins."""
     counted: Mapping[Feed, Counted]
@@ -97,7 +88,7 @@ def plan(counting: Counting, epoch: int, previous: CheckpointState | None = None
     for number, step in counting.positions(epoch).items():
         mark = counting.named_stop(number, step)
         assert mark is not None
-        stops[number] = FeedStop(counting.feed(number), *mark)
+        stops[number] = counting.feed(number), mark
     return CheckpointPlan(
         epoch, stops, named(counting, previous.epoch) if previous else {}, named(counting, epoch)
     )
@@ -115,9 +106,9 @@ def compute(
     None if some of what was named is not in the log, or is of another history. Raises UserError LOG_CORRUPT.
     """
     bases = {}
-    for number, stop in planned.stops.items():
+    for number, (feed, end) in planned.stops.items():
         known = previous.bases.get(number) if previous else None
-        base = known if known and known.step == stop.step else _base(update_log, stop)
+        base = known if known and known.step == end.stop else _base(update_log, feed, end)
         if base is None:
             return None
         bases[number] = base
@@ -129,14 +120,14 @@ def compute(
     return CheckpointState(planned.epoch, bases, core.cores())
 
 
-def _base(update_log: UpdateLog, stop: FeedStop) -> Base | None:
-    """Return where a feed goes on after a stop; None if the log does not have it up to there."""
-    if update_log.stop(stop.feed) < stop.step:
+def _base(update_log: UpdateLog, feed: Feed, end: NamedStop) -> Base | None:
+    """Return where a feed goes on after an end; None if the log does not have it up to there."""
+    if update_log.stop(feed) < end.stop:
         return None
-    chain, _ = update_log.past(stop.feed, stop.step)
-    if tag(stop.salt, chain) != stop.tag:
+    chain, _ = update_log.past(feed, end.stop)
+    if tag(end.salt, chain) != end.tag:
         return None
-    return Base(stop.feed, stop.step, chain, *update_log.label(stop.feed, stop.step))
+    return Base(feed, end.stop, chain, *update_log.label(feed, end.stop))
 
 
 # -- files ---------------------------------------------------------------------------------------------

@@ -139,9 +139,7 @@ def holder(path: Path) -> int | None:
     """
     try:
         with Layout(path).lock.open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _lock(lock.fileno(), fcntl.LOCK_SH):
                 written = lock.read().strip()
                 return int(written) if written.isdecimal() else 0
     except OSError:  # there is no folder, or it is not ours to look into

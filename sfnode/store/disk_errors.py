@@ -66,8 +66,9 @@ def write_whole(path: Path, data: bytes, opener: Opener | None = None) -> None:
 
 def _write_whole(path: Path, data: bytes, opener: Opener | None) -> None:
     partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)  # else whoever may read what is left of an earlier attempt reads this
     try:
-        with open(partial, "wb", opener=opener) as file:
+        with open(partial, "xb", opener=opener) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

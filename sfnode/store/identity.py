@@ -10,9 +10,7 @@ else may be able to sign as this node.
 
 from __future__ import annotations
 
-import os
 import stat
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
@@ -22,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.errors import Code, UserError
-from sfnode.store.disk_errors import disk_faults, sync_folder
+from sfnode.store.disk_errors import disk_faults, private, write_whole
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
@@ -52,26 +50,14 @@ class Identity:
         return self._key.sign(data)
 
     def write(self, path: Path, passphrase: bytes | None = None) -> None:
-        """Write the key file, all or nothing even in a power cut: half a key would be worse than none.
-
-        Raises OSError.
-        """
+        """Write the key file, all or nothing even in a power cut: half a key would be worse than none. Raises
+        UserError DISK_FULL, DATA_DIR_UNUSABLE."""
         encoded = self._key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption(),
         )
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(encoded)
-                file.flush()
-                os.fsync(descriptor)
-            os.rename(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        sync_folder(path.parent)
+        write_whole(path, encoded, private)
 
     @classmethod
     def read(cls, path: Path, passphrase: bytes | None = None, *, exposed: bool = False) -> Identity:

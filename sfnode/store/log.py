@@ -23,7 +23,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
@@ -46,8 +46,7 @@ from sfprotocol import seeds
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import KeepControl
-from sfprotocol.messages import Entry, EpochScalars, Feed, Segment
-from sfprotocol.segments import merge, size_of
+from sfprotocol.messages import Entry, Feed, Segment
 
 if TYPE_CHECKING:
     from sfnode.store.columns import Columns
@@ -452,24 +451,6 @@ class UpdateLog:
         from sfnode.store.columns import columns_of
 
         return columns_of(self._run_id, self.tails(), self.bases(), self.records())
-
-    def replay(self, batch: int = 65_536) -> Iterator[tuple[Feed, int, list[EpochScalars]]]:
-        """Yield all updates as (feed, first step, scalars by epoch), in the order of `records`.
-
-        Every item of a feed except its last has at least `batch` scalars, so that applying them is
-        vectorised.
-        """
-        for feed, records in groupby(self.records(), key=attrgetter("feed")):
-            first, size, parts = 0, 0, list[EpochScalars]()
-            for record in records:
-                first = first if parts else record.segment.first
-                parts.extend(record.segment.parts)
-                size += size_of(record.segment.parts)
-                if size >= batch:
-                    yield feed, first, list(merge(parts))
-                    size, parts = 0, []
-            if parts:
-                yield feed, first, list(merge(parts))
 
     @contextmanager
     def _snapshot(self) -> Iterator[sqlite3.Connection]:

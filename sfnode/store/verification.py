@@ -117,7 +117,7 @@ class _Verification:
         """Verify all decisions; return them."""
         with sound_control(self._log):
             kept = kept_control(self._log)
-            sync = ControlSync(self._frontier, {}, Counters(), kept=kept, sign=None)
+            sync = ControlSync(self._frontier, {}, Counters(), kept=kept)
             if sync.feed.stop < len(kept.entries):
                 raise RemoteProtocolError("O3", f"decision {sync.feed.stop} does not follow")
         return list(kept.entries)

@@ -1,6 +1,6 @@
 """Links inside one process, behind the same interface as real ones: for tests, examples and local swarms.
 
-The network is perfect unless told otherwise: `Conditions` lose, repeat, delay and reorder frames, `partition`
+The network is perfect unless told otherwise: `Conditions` lose, repeat, delay and reorder frames, `hears`
 separates peers, and links can be stalled or end without a word. All chance comes from the generator that is
 passed in and all time from the running loop, so a run in virtual time repeats from one seed.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from heapq import heappop, heappush
 from itertools import count
@@ -47,7 +47,7 @@ TRIPS = 3
 
 
 class Network:
-    """The medium of memory transports: its members, partitions between them, and the shared roster."""
+    """The medium of memory transports: its members, who hears whom, and the shared roster."""
 
     def __init__(self, generator: Random, conditions: Conditions = PERFECT) -> None:
         self.conditions = conditions
@@ -58,25 +58,12 @@ class Network:
         self.on_frame: Callable[[str, str, bytes], None] = lambda sender, receiver, frame: None
         """Told of every frame that leaves."""
         self._members: dict[str, MemoryTransport] = {}
-        self._deaf: set[tuple[str, str]] = set()
-        """Senders with the receivers that do not hear them."""
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
 
-    def partition(self, one: Iterable[str], other: Iterable[str], *, one_way: bool = False) -> None:
-        """Separate the peers of `one` from those of `other`: links stay open but swallow frames. With
-        `one_way`, `one` still hears the others."""
-        others = tuple(other)
-        for a in one:
-            self._deaf.update((a, b) for b in others)
-            self._deaf.update((b, a) for b in others if not one_way)
-
-    def heal(self) -> None:
-        """End all partitions; what was swallowed stays lost."""
-        self._deaf.clear()
-
     def hears(self, one: str, other: str) -> bool:
-        """Tell whether `one` is heard by `other`."""
-        return (one, other) not in self._deaf
+        """Tell whether `one` is heard by `other`: links between those who are not stay open, but swallow
+        frames. A network with partitions says so here."""
+        return True
 
     def may_reach(self, caller: str, peer: str) -> bool:
         """Tell whether two different peers hear each other, and there is a way between them."""

@@ -23,7 +23,7 @@ from sfprotocol.control_feed import decision_message, extend
 from sfprotocol.decisions import Announce, Decision
 from sfprotocol.events import Event, OwnDecision
 from sfprotocol.messages import ControlFork, Entry, Petition
-from tests.protocol.feeds import origin_of, signing_key
+from tests.protocol.feeds import origin_of, own_updates, signing_key
 from tests.protocol.swarm import Swarm
 
 DEPUTIES = ("d1", "d2", "d3")
@@ -93,7 +93,7 @@ class OrganisedNode:
 
     def compute(self, updates: int) -> None:
         """Make own updates, whose scalars keep to the run's limit."""
-        made = self.swarm["a"].host.own_updates(updates, lambda: 1)
+        made = own_updates(self.swarm["a"].host, updates, lambda: 1)
         assert made
         self.post(made)
 

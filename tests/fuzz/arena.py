@@ -27,7 +27,7 @@ from sfprotocol.names import Names
 from sfprotocol.plumtree import MAX_BURST, TTL
 from sfprotocol.pulls import MAX_PULLS_PER_LINK
 from tests.fuzz.stories import RUN, SAGAS, Stories, key_of, origin_of, saying
-from tests.protocol.feeds import Log
+from tests.protocol.feeds import Log, own_updates
 
 MAX_RECORDED = 64
 """Frames of honest hosts that the hostile peer keeps, to send them again elsewhere."""
@@ -210,7 +210,7 @@ class Host:
 
     def compute(self, updates: int) -> None:
         """The engine has finished so many updates, if the machine lets it make any."""
-        made = self.host.own_updates(updates, lambda: saying(next(self.arena.scalars))) if self.up else None
+        made = own_updates(self.host, updates, lambda: saying(next(self.arena.scalars))) if self.up else None
         if made:
             self.making[made.feed, made.first] = made.parts
             self.post(made)

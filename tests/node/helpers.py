@@ -37,13 +37,14 @@ from sfnode.store.identity import Identity
 from sfnode.store.log import Record, Tail, UpdateLog
 from sfnode.store.run_keys import organiser_key, write_key
 from sfnode.transport.conditions import PERFECT, Conditions
-from sfnode.transport.memory import MemoryTransport, Network
+from sfnode.transport.memory import MemoryTransport
 from sfprotocol import seeds, signing
 from sfprotocol.decisions import Bases
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Segment
 from sfprotocol.seeds import I64
+from tests.transport.split import SplitNetwork
 
 PATIENCE = 15.0
 """Seconds after which a test gives up waiting; on an idle machine nothing takes two."""
@@ -297,7 +298,7 @@ class Node:
 
     def __init__(
         self,
-        network: Network,
+        network: SplitNetwork,
         name: str,
         folder: Path,
         make_engine: Callable[[Manifest], Any] = lambda run: SmallEngine(run).go(),
@@ -404,7 +405,7 @@ class Swarm:
     def __init__(self, folder: Path, run: Manifest | None = None, conditions: Conditions = PERFECT) -> None:
         self.run = run or manifest()
         self.folder = folder
-        self.network = Network(Random(7), conditions)
+        self.network = SplitNetwork(Random(7), conditions)
         self.run_file = folder / "run.toml"
         self.run_file.write_text(self.run.to_toml())
         self.nodes: dict[str, Node] = {}

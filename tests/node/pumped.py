@@ -19,6 +19,7 @@ from sfprotocol import wire_codec
 from sfprotocol.messages import EpochScalars, Feed, Hello, Message, Summary
 from sfprotocol.weighing import Counted, once
 from tests.node.helpers import machine, manifest
+from tests.protocol.feeds import own_updates
 
 RUN = manifest()
 
@@ -94,7 +95,7 @@ class Pumped:
     def say(self, *scalars: int) -> None:
         """Make own updates."""
         values = iter(scalars)
-        made = self.driver._host.own_updates(len(scalars), lambda: next(values))
+        made = own_updates(self.driver._host, len(scalars), lambda: next(values))
         assert made, "no updates may be made"
         self.driver.post(replace(made, parts=(EpochScalars(0, scalars),)))
 

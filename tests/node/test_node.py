@@ -7,6 +7,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -155,10 +156,10 @@ async def test_an_engine_that_fails_ends_the_node_with_its_error(swarm: Swarm) -
         engine = SmallEngine(run).go()
         step, calls = engine.step, count()
 
-        def step_or_fail(seeds: Sequence[int], epoch: int, *_: object) -> Result:
+        def step_or_fail(seeds: Sequence[int], epoch: int, *rate: Any) -> Result:
             if next(calls) == 10:
                 raise FloatingPointError("the device is gone")
-            return step(seeds, epoch)
+            return step(seeds, epoch, *rate)
 
         engine.step = step_or_fail  # type: ignore[method-assign]
         return engine

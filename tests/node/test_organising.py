@@ -27,6 +27,7 @@ from sfnode.organising.events import (
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.policy import Admission
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
+from sfnode.settings import Settings
 from sfnode.store.identity import Identity
 from sfnode.store.replay import weighed
 from sfnode.store.run_keys import organiser_key, write_key
@@ -45,8 +46,7 @@ from sfprotocol.decisions import (
     encode,
     read,
 )
-from sfprotocol.events import OwnSuccession
-from sfprotocol.host import Asked
+from sfprotocol.events import OwnSuccession, Petitioned
 from sfprotocol.messages import Petition, Succession, Vote
 from sfprotocol.weighing import named as named_by
 from tests.node import helpers
@@ -235,7 +235,7 @@ def test_a_private_run_admits_nobody_whom_its_owner_does_not_know(
 ) -> None:
     said = OrganisedSection(organiser=Identity.generate().public.hex(), quota=1, private=private)
     run = manifest().model_copy(update={"admission": "organised", "organised": said})
-    assert organising.policy_of(run, chosen).admission is expected
+    assert organising.policy_of(run, Settings(admission=chosen)).admission is expected
 
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)
@@ -445,12 +445,12 @@ async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_w
     organiser.handle = lambda event, now: told.append(event) or handle(event, now)
     async with a.node.driver.between_rounds:
         told.clear()
-        a.node.driver.on_petition(Asked(Petition(bytes(32), 0, 0, b"", bytes(64)), "peer"))
+        a.node.driver.on_petition(Petitioned(Petition(bytes(32), 0, 0, b"", bytes(64)), "peer"))
         asked = asyncio.create_task(a.node.organising.decide(Budget(500)))
         await asyncio.sleep(0)
         assert told == []
     assert await asked is None
-    assert [type(event) for event in told[:3]] == [Round, Asked, OwnerDecision]
+    assert [type(event) for event in told[:3]] == [Round, Petitioned, OwnerDecision]
 
 
 async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(

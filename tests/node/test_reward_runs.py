@@ -126,13 +126,14 @@ async def test_an_organised_run_is_judged_by_answers_and_searched(
 def test_an_organiser_of_rewards_has_the_settings_of_any_other_and_more_time(run: Manifest) -> None:
     run = run.model_copy(update={"organised": OrganisedSection(organiser=ORGANISER, quota=60)})
     plain = run.model_copy(update={"task": Task(kind="text", template="{word}")})
-    policy = policy_of(run, search=True, renew_bases=100)
-    usual = policy_of(plain, search=True, renew_bases=100)
+    policy = policy_of(run, Settings(search=True, renew_bases=100))
+    usual = policy_of(plain, Settings(search=True, renew_bases=100))
     assert policy == replace(usual, update_forwards=run.update_forwards)
     assert policy.search_rows
     assert policy.origins
     assert policy.guard
-    assert policy_of(run).seal_wait == SEARCH_WAIT > policy_of(plain).seal_wait
+    unsearched = Settings(search=False)
+    assert policy_of(run, unsearched).seal_wait == SEARCH_WAIT > policy_of(plain, unsearched).seal_wait
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_bases_serve_for_some_groups_of_a_reward_run_and_elsewhere_for_ever(
     task = run.task if kind == "reward" else Task(kind="text", template="{word}")
     numbers = run.training.model_copy(update=published)
     run = run.model_copy(update={"training": numbers, "task": task})
-    policy = policy_of(run, renew_bases=given, quantised=Settings(dtype=dtype).quantised)
+    policy = policy_of(run, Settings(renew_bases=given, dtype=dtype))
     assert policy.renew_updates == every
     assert policy.longest == epoch, "which does not make epochs shorter"
 

@@ -13,8 +13,9 @@ from sfnode.node.network.peering import Peering
 from sfnode.peers.address_book import AddressBook
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import Link, PeerRecord, Transport, TransportError
-from sfnode.transport.memory import MemoryTransport, Network
+from sfnode.transport.memory import MemoryTransport
 from tests.node.helpers import machine, manifest
+from tests.transport.split import SplitNetwork
 
 RUN = manifest()
 TOPIC = RUN.run_id
@@ -27,7 +28,7 @@ def address(name: str) -> str:
 class FragileTransport(MemoryTransport):
     """One whose daemon can be shot."""
 
-    def __init__(self, network: Network, peer: str) -> None:
+    def __init__(self, network: SplitNetwork, peer: str) -> None:
         super().__init__(network, peer)
         self.bootstraps: list[str] = []
         """Addresses that were bootstrapped from."""
@@ -126,7 +127,7 @@ class Town:
     """Relays in one network."""
 
     def __init__(self, folder: Path) -> None:
-        self.network = Network(Random(3))
+        self.network = SplitNetwork(Random(3))
         self.folder = folder
         self.relays: dict[str, Relay[FragileTransport]] = {}
 

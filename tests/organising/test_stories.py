@@ -26,7 +26,7 @@ from sfprotocol.decisions import (
     RevokeInvitation,
     Void,
 )
-from sfprotocol.host import Asked
+from sfprotocol.events import Petitioned
 from sfprotocol.messages import Petition
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of
 
@@ -72,7 +72,7 @@ class Story:
                     bench.do(Round((feed,)))
             case 6:
                 origin = feed_of(random.choice(self.names)).origin
-                bench.do(Asked(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
+                bench.do(Petitioned(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
             case 7:
                 bench.decide(self.decide())
             case 8 if bench.asked and random.random() < 0.5:

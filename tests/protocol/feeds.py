@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -10,11 +10,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol.checkpoints import Base
 from sfprotocol.decisions import Checkpoint
-from sfprotocol.events import Admit, Rebase
+from sfprotocol.events import Admit, OwnUpdates, Rebase
 from sfprotocol.frontier import UNCUT, Frontier
+from sfprotocol.host import Host
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, join, merge, without_front
 from sfprotocol.signing import extend, head_message
+from sfprotocol.values import Values
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
 
@@ -41,6 +43,23 @@ def signed(name: str, incarnation: int, first: int, parts: Parts, before: Parts 
     segment = Segment(state.key, first, tuple(parts), b"")
     head = head_message(RUN.run_id, feed, segment.stop, chain)
     return replace(segment, signature=signing_key(name).sign(head))
+
+
+def own_updates(host: Host, most: int, scalar: Callable[[], Values]) -> OwnUpdates | None:
+    """Return the next updates of a host's own feed, `most` at most, as an engine would finish them now; None
+    when none may be made. What was posted counts as made; the event is not posted."""
+    machine, own = host.machine, host.machine.own
+    if own is None or not machine.may_compute:
+        return None
+    state, run = machine.frontier.state(own), machine.run
+    made = [event for event in host._events if isinstance(event, OwnUpdates) and event.feed == own]
+    first = state.next + sum(event.count for event in made)
+    allowed = machine.room - (first - state.next) if run.organised else run.longest_feed - first
+    count = min(most, allowed, run.form.segment_updates)
+    if count <= 0:
+        return None
+    epoch = max([state.epoch, machine.epoch, *(event.parts[-1].epoch for event in made)])
+    return OwnUpdates(own, first, (EpochScalars(epoch, tuple(scalar() for _ in range(count))),))
 
 
 @dataclass

@@ -16,9 +16,9 @@ from random import Random
 
 from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Run
-from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
+from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Petitioned, Received, Writable
 from sfprotocol.frontier import Frontier
-from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
+from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Card,
@@ -38,7 +38,7 @@ from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend
 from sfprotocol.values import Values
 from sfprotocol.wire_codec import LENGTH_BYTES
-from tests.protocol.feeds import RUN, Log, Told, origin_of, signing_key
+from tests.protocol.feeds import RUN, Log, Told, origin_of, own_updates, signing_key
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,9 @@ class Node:
             cards=self.cards.values(),
             names=self.called,
             control=Kept(tuple(self.decided), tuple(self.authority)),
-            sign_control=signing_key("organiser").sign if self.name == self.swarm.organiser else None,
         )
+        if machine.organised and self.name == self.swarm.organiser:
+            machine.organised.control.hold(signing_key("organiser").sign)
         return Host(machine, self)
 
     def restart(self) -> None:
@@ -144,7 +145,7 @@ class Node:
 
     def compute(self, updates: int = 1) -> bool:
         """Make own updates, if the machine allows it, of the epoch that it says."""
-        made = self.host.own_updates(updates, self._measured)
+        made = own_updates(self.host, updates, self._measured)
         if made:
             self.handle(made)
         return made is not None
@@ -184,7 +185,7 @@ class Node:
                 self.faults.append(fault or "")
                 if link in self.wires:
                     self.swarm.hang_up(self.wires[link])
-            case Asked(petition=petition):
+            case Petitioned(petition=petition):
                 self.petitions.append(petition)
             case Advanced(feed=feed):
                 self.counted[feed] = self.machine.runs(feed)

@@ -48,7 +48,7 @@ from sfprotocol.messages import (
 )
 from sfprotocol.names import Names
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
-from tests.protocol.feeds import RUN, Log, origin_of, signing_key
+from tests.protocol.feeds import RUN, Log, origin_of, own_updates, signing_key
 
 ANN, EVE = Feed(origin_of("ann"), 1), Feed(origin_of("eve"), 1)
 NEW_INCARNATION = 77
@@ -500,14 +500,14 @@ def test_a_round_that_takes_long_takes_no_more_events() -> None:
 def test_own_updates_continue_what_is_posted_already_and_stay_within_the_budget() -> None:
     ann = Ann()
     for stop in (40, 80):
-        made = ann.host.own_updates(40, lambda: 7)
+        made = own_updates(ann.host, 40, lambda: 7)
         assert made == OwnUpdates(ANN, stop - 40, (EpochScalars(0, (7,) * 40),))
         ann.host.post(made)
     ann.round()
-    made = ann.host.own_updates(10**6, lambda: 7)
+    made = own_updates(ann.host, 10**6, lambda: 7)
     assert made == OwnUpdates(ANN, 80, (EpochScalars(1, (7,) * MAX_SEGMENT_UPDATES),))
     ann.host.post(made)
-    last = ann.host.own_updates(10**6, lambda: 7)
+    last = own_updates(ann.host, 10**6, lambda: 7)
     assert last
     assert last.first == 80 + MAX_SEGMENT_UPDATES
     assert last.first + len(last.parts[0].scalars) == RUN.update_budget
@@ -516,4 +516,4 @@ def test_own_updates_continue_what_is_posted_already_and_stay_within_the_budget(
 def test_own_updates_are_made_only_when_the_machine_allows_it() -> None:
     host = Host(Machine(RUN, Frontier(RUN), own=None, sign=lambda _: b"", draw_incarnation=lambda: 0,
                         proven=True, now=0.0), CountingStore())  # fmt: skip
-    assert host.own_updates(1, lambda: 1) is None
+    assert own_updates(host, 1, lambda: 1) is None

@@ -30,7 +30,7 @@ from sfprotocol.messages import (
 from sfprotocol.petitions import SEND_AGAIN, petition_message
 from sfprotocol.quotas import LEAST_USUAL, USUAL_OF
 from sfprotocol.signing import extend, genesis
-from tests.protocol.feeds import RUN, origin_of, signed, signing_key
+from tests.protocol.feeds import RUN, origin_of, own_updates, signed, signing_key
 from tests.protocol.organised import closing
 from tests.protocol.swarm import Node, Swarm, Wire
 
@@ -635,7 +635,7 @@ def test_a_node_whose_feed_is_ended_goes_on_with_another() -> None:
         made.run(2)
         close(made["a"])
         made.run(1)
-    begun = made["c"].host.own_updates(3, lambda: 1)
+    begun = own_updates(made["c"].host, 3, lambda: 1)
     decide(made["a"], Amend(number(made, "c"), 1))
     made.run(2)
     made["c"].handle(begun)  # an engine had begun them before the feed was ended
@@ -659,7 +659,7 @@ def test_updates_that_were_begun_before_a_revocation_are_not_signed_after_it() -
     made = swarm()
     made["b"].compute(9)
     made.run(2)
-    begun = made["b"].host.own_updates(3, lambda: 1)
+    begun = own_updates(made["b"].host, 3, lambda: 1)
     decide(made["a"], Revoke(1, 1))
     close(made["a"])
     late = replace(begun, parts=(EpochScalars(1, begun.parts[0].scalars),))
@@ -676,7 +676,7 @@ def test_after_a_succession_what_is_labelled_beyond_the_open_epoch_goes_and_a_ne
     made.run(1)
     made["b"].compute(3)
     made.run(1)
-    begun, former = made["b"].host.own_updates(3, lambda: 1), made["b"].own
+    begun, former = own_updates(made["b"].host, 3, lambda: 1), made["b"].own
     made["b"].handle(succeeded(made["b"], made["b"].machine.organised.control.feed.stop - 1))
     assert made["b"].machine.organised.counting.open_epoch == 0
     made["b"].handle(begun)

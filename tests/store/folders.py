@@ -23,7 +23,7 @@ from sfprotocol.messages import Card, EpochScalars, Feed, Segment
 from sfprotocol.own_feed import fresh
 from sfprotocol.signing import card_message, extend, head_message
 from sfprotocol.values import Values
-from tests.protocol.feeds import origin_of, signing_key
+from tests.protocol.feeds import origin_of, own_updates, signing_key
 from tests.protocol.organised import closing, digest_named
 
 ORGANISER = {"organiser": origin_of("organiser").hex(), "deputies": (origin_of("deputy").hex(),)}
@@ -79,8 +79,9 @@ class Folder:
             proven=True,
             now=0.0,
             control=kept_control(self.log),
-            sign_control=signing_key("organiser").sign if self._organises else None,
         )
+        if self.machine.organised and self._organises:
+            self.machine.organised.control.hold(signing_key("organiser").sign)
         self.store = LogStore(self.log, self.run, lambda feed: None)
         self.host = Host(self.machine, self.store)
         self.settle()
@@ -111,7 +112,7 @@ class Folder:
 
     def make(self, count: int, scalar: Callable[[], Values] = lambda: 7) -> None:
         """Make updates of this node's own, as one segment."""
-        made = self.host.own_updates(count, scalar)
+        made = own_updates(self.host, count, scalar)
         assert made, "no updates may be made"
         assert made.count == count
         self.host.post(made)

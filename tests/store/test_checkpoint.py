@@ -111,8 +111,8 @@ def test_what_is_not_all_here_makes_no_state(made: Logged) -> None:
 
 def test_another_history_than_the_named_one_makes_no_state(made: Logged) -> None:
     decided = plan(counting(made), 3)
-    number, stop = next(iter(decided.stops.items()))
-    other = decided._replace(stops={**decided.stops, number: stop._replace(tag=bytes(8))})
+    number, (feed, end) = next(iter(decided.stops.items()))
+    other = decided._replace(stops={**decided.stops, number: (feed, end._replace(tag=bytes(8)))})
     assert compute(MEANT, made.logs["a"], other) is None
 
 

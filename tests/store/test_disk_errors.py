@@ -16,7 +16,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.store import records
-from sfnode.store.disk_errors import BrokenRowError
+from sfnode.store.disk_errors import BrokenRowError, private, write_whole
 from sfnode.store.log import Record, UpdateLog
 from tests.store.helpers import RUN_ID, Author, scalar_of
 
@@ -148,7 +148,7 @@ def author(path: Path) -> Author:
 
 def assert_corrupt(path: Path) -> None:
     with pytest.raises(UserError) as caught, UpdateLog.open(path, RUN_ID) as log:
-        for _ in log.replay():
+        for _ in log.records():
             pass
     assert caught.value.code is Code.LOG_CORRUPT
 
@@ -220,3 +220,12 @@ def test_a_row_with_a_sound_checksum_and_impossible_lengths_is_broken(offset: in
     body[:4] = zlib.crc32(body[4:]).to_bytes(4, "little")
     with pytest.raises(BrokenRowError):
         records.decode(author.feed, author.key, 0, bytes(body))
+
+
+def test_a_private_file_is_not_written_into_what_an_earlier_attempt_has_left(tmp_path: Path) -> None:
+    left = tmp_path / "key.partial"
+    left.write_bytes(b"half of it")
+    left.chmod(0o644)
+    write_whole(tmp_path / "key.pem", b"a secret", private)
+    assert (tmp_path / "key.pem").stat().st_mode & 0o077 == 0
+    assert not left.exists()

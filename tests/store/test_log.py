@@ -50,7 +50,6 @@ def stops(log: UpdateLog, author: Author) -> list[int]:
 def test_a_new_log_is_empty(log: UpdateLog) -> None:
     assert log.tails() == []
     assert list(log.records()) == []
-    assert list(log.replay()) == []
     assert log.updates() == 0
     assert log.read(Author().feed, 0, 100) is None
 
@@ -177,16 +176,15 @@ def test_a_stored_segment_longer_than_asked_for_is_returned_whole(log: UpdateLog
     author.assert_genuine(segment)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 10_000])
-def test_a_replay_yields_every_update_once_in_order(log: UpdateLog, batch: int) -> None:
+def test_records_are_of_every_update_once_in_order(log: UpdateLog) -> None:
     authors = [Author(number) for number in (1, 2, 3)]
     dice = random.Random(5)
     for author in authors:
         log.append(random_feed(author, [dice.randint(1, 9) for _ in range(LOOSE_ROWS + 9)], dice))
     seen: dict[bytes, list[tuple[int, int]]] = {author.feed.origin: [] for author in authors}
-    for feed, first, parts in log.replay(batch):
-        assert first == len(seen[feed.origin])
-        seen[feed.origin] += unpacked(parts)
+    for feed, segment, _ in log.records():
+        assert segment.first == len(seen[feed.origin])
+        seen[feed.origin] += unpacked(segment.parts)
     assert list(seen.values()) == [author.updates for author in authors]
 
 

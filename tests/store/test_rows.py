@@ -92,7 +92,7 @@ def read_from(log: UpdateLog, author: Author, base: Base) -> None:
     for step in range(base.step):
         assert log.read(feed, step, 50) is None
         assert log.past(feed, step)[0] == b""
-    steps = [first for of, first, _ in log.replay(batch=10) if of == feed]
+    steps = [segment.first for of, segment, _ in log.records() if of == feed]
     assert steps[:1] == ([base.step] if base.step < end else [])
 
 

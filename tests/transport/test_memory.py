@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sfnode import virtual_time
 from sfnode.transport.base import LinkClosed, PeerRecord, TransportError
 from sfnode.transport.conditions import CALM, PERFECT, Conditions, Latency
-from sfnode.transport.memory import MemoryTransport, Network
+from sfnode.transport.memory import MemoryTransport
+from tests.transport.split import SplitNetwork
 
 FRAMES = [bytes([number]) for number in range(60)]
 
@@ -39,7 +40,7 @@ async def linked(network):
 
 async def arrivals(seed, conditions, frames=FRAMES):
     """What becomes of frames, with the time at which it comes."""
-    *_, there, here = await linked(Network(Random(seed), conditions))
+    *_, there, here = await linked(SplitNetwork(Random(seed), conditions))
     began, got = asyncio.get_running_loop().time(), []
 
     async def read():
@@ -116,7 +117,7 @@ def test_a_narrow_line_takes_as_long_as_its_bytes():
 
 
 async def stalled():
-    *_, there, here = await linked(Network(Random(0)))
+    *_, there, here = await linked(SplitNetwork(Random(0)))
     there.out.stall(True)
     sending = asyncio.create_task(there.send(b"x"))
     await asyncio.sleep(5)
@@ -130,7 +131,7 @@ def test_a_stalled_link_takes_a_frame_when_it_goes_on():
 
 
 async def deaf():
-    network = Network(Random(0))
+    network = SplitNetwork(Random(0))
     host, guest, there, here = await linked(network)
     network.partition([host.peer], [guest.peer], one_way=True)
     await here.send(b"lost")
@@ -146,7 +147,7 @@ def test_a_partition_can_be_deaf_on_one_side_only():
 
 
 async def after_a_power_cut():
-    host, _, there, here = await linked(network := Network(Random(0)))
+    host, _, there, here = await linked(network := SplitNetwork(Random(0)))
     host.die(silently=True)
     await there.send(b"nobody answers")
     assert not there.out.closed
@@ -163,7 +164,7 @@ def test_a_link_that_ended_in_a_power_cut_ends_here_when_the_other_side_is_back(
 
 
 async def test_a_partition_swallows_frames_until_it_heals():
-    network = Network(Random(0))
+    network = SplitNetwork(Random(0))
     host, guest, there, here = await linked(network)
     network.partition([host.peer], [guest.peer])
     await there.send(b"lost")
@@ -173,7 +174,7 @@ async def test_a_partition_swallows_frames_until_it_heals():
 
 
 async def test_a_partition_separates_two_groups_and_nobody_else():
-    network = Network(Random(0))
+    network = SplitNetwork(Random(0))
     a, b, c = await members(network, 3)
     network.partition([a.peer], [b.peer])
     for one, other in ((a, b), (b, a)):
@@ -184,7 +185,7 @@ async def test_a_partition_separates_two_groups_and_nobody_else():
 
 
 async def test_a_partition_splits_the_roster():
-    network = Network(Random(0))
+    network = SplitNetwork(Random(0))
     a, b = await members(network)
     for member in (a, b):
         await member.announce(b"run", PeerRecord(member.peer, tuple(member.addresses()), 0, 0), ttl=60)
@@ -195,13 +196,13 @@ async def test_a_partition_splits_the_roster():
 
 
 async def test_a_record_is_gone_when_its_time_is_over():
-    (member,) = await members(Network(Random(0)), 1)
+    (member,) = await members(SplitNetwork(Random(0)), 1)
     await member.announce(b"run", PeerRecord(member.peer, (), 0, 0), ttl=0)
     assert await member.find(b"run") == []
 
 
 async def test_what_strangers_write_into_the_roster_is_passed_over():
-    network = Network(Random(0))
+    network = SplitNetwork(Random(0))
     (member,) = await members(network, 1)
     for peer, value in (("one", None), ("two", ["three", [], 0, 0]), ("four", ["four", ["nowhere"], 0, 0])):
         network.write(b"run", peer, float("inf"), value)
@@ -210,7 +211,7 @@ async def test_what_strangers_write_into_the_roster_is_passed_over():
 
 
 async def test_two_members_cannot_have_one_name():
-    network = Network(Random(0))
+    network = SplitNetwork(Random(0))
     await members(network, 1)
     with pytest.raises(ValueError, match="peer0"):
         await members(network, 1)

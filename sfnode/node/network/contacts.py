@@ -15,7 +15,7 @@ from sfnode.logging import begins, log
 from sfnode.manifest import Manifest
 from sfnode.peers import contacts
 from sfnode.peers.intervals import about, doubled
-from sfnode.peers.invitations import compose, invite
+from sfnode.peers.invitations import check_same_run, compose, invite
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
@@ -64,7 +64,7 @@ async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contact
     begins("asking %s for peers", url)
     try:
         said = await fetch(url)
-        contacts.check_same_run(said, settings.run_id, url)
+        check_same_run(said, settings.run_id, url, contacts.ASK_FOR_A_LINK)
     except UserError as error:
         if not settings.peers:
             raise
@@ -93,7 +93,7 @@ async def keep_company(
         asked += 1
         try:
             said = await contacts.fetch(url)
-            contacts.check_same_run(said, run_id.hex(), url)
+            check_same_run(said, run_id.hex(), url, contacts.ASK_FOR_A_LINK)
         except UserError as error:
             log.debug("%s", error)
         else:

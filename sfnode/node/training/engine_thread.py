@@ -120,7 +120,8 @@ class EngineThread:
         """Load the engine and begin with what has been asked for."""
         self._put(lambda engine: self._post(self._on_ready))
         waiting, self._before = self._before or [], None
-        for job in (self._begin_with_engine, *waiting):
+        self._submit(partial(self._try, self._load_engine))
+        for job in waiting:
             self._submit(job)
 
     def advance(self, counted: Mapping[Feed, Counted]) -> None:
@@ -263,9 +264,6 @@ class EngineThread:
     def _submit(self, job: Callable[[], None]) -> None:
         if not self._ended and not self._stopping.is_set():
             self._last = self._loop.run_in_executor(self._executor, job)
-
-    def _begin_with_engine(self) -> None:
-        self._try(self._load_engine)
 
     def _load_engine(self) -> None:
         engine = self._load()

@@ -34,9 +34,8 @@ phase and length follow from the last close. This module knows no time, and nobo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult, next_rate
@@ -113,13 +112,6 @@ class EpochPlan(NamedTuple):
     """Rows on which it is measured what each feed has brought; 0 if it is not."""
 
 
-REMEMBERED = (
-    *("_credit", "_credited", "_target", "settled", "_has_base", "_scored", "_steady", "_cut", "_lead"),
-    "_most",
-)
-"""Fields of a Search that a restart forgets but for what was found."""
-
-
 class Search:
     """The searches of one organiser, from one start to the next."""
 
@@ -167,15 +159,6 @@ class Search:
         self._lead = 0.0
         """Example-forwards by which measurements of origins have cost more than all else, since the rate has
         settled."""
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        """The values of REMEMBERED."""
-        return {name: getattr(self, name) for name in REMEMBERED}
-
-    def remember(self, memory: Mapping[str, Any]) -> None:
-        """Go on as the search that had this memory when nothing was under way."""
-        vars(self).update(memory)
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0

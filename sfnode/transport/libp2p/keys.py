@@ -6,10 +6,7 @@ the network.
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 import base58
@@ -27,8 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sfnode.errors import Code, UserError
+from sfnode.store.disk_errors import disk_faults, private, write_whole
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BITS, _MAX_BITS, _EXPONENT = 2048, 4096, 65_537
 _HEAD = b"\x08\x00\x12"
 """Protocol buffer of libp2p's PrivateKey and PublicKey: field 1 (type) is 0 (RSA), field 2 (data) follows."""
@@ -38,22 +35,19 @@ _SHA256 = b"\x12\x20"
 
 def ensure_key(path: Path) -> None:
     """Make the key if it is missing, otherwise check it. Raises UserError DATA_DIR_UNUSABLE or DISK_FULL."""
+    with disk_faults(path):
+        if not path.exists():
+            key = generate_private_key(public_exponent=_EXPONENT, key_size=_BITS)
+            write_whole(path, _encode(key), private)
+            return
+        encoded = path.read_bytes()
     try:
-        if path.exists():
-            _check(path.read_bytes())
-        else:
-            _write(path, _encode(generate_private_key(public_exponent=_EXPONENT, key_size=_BITS)))
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            raise UserError(
-                Code.DISK_FULL,
-                f"no space left for {path}",
-                "Free some space, or choose a folder on another disk with --data-dir.",
-            ) from error
+        _check(encoded)
+    except ValueError as error:
         raise UserError(
             Code.DATA_DIR_UNUSABLE,
             f"the network key {path} cannot be used: {error}",
-            "Make its folder writable; a damaged key may be deleted, the node then gets a new peer id.",
+            "A damaged key may be deleted, the node then gets a new peer id.",
         ) from error
 
 
@@ -117,17 +111,3 @@ def _check(encoded: bytes) -> RSAPrivateKey:
 def _varint(number: int) -> bytes:
     low, rest = number & 0x7F, number >> 7
     return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write the file completely or not at all, readable by its owner only from the first byte."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).rename(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -262,7 +262,7 @@ def test_what_has_waited_is_always_searched_also_once_the_rate_has_settled() -> 
     counting = Counting(budget=BUDGET, rate=RATE)
     search = Search(replace(SEARCHED, search_rows=256, origins=True), counting)
     for lead, settled in ((0.0, False), (0.0, True), (-1.0, True)):
-        search.remember(search.memory | {"_credit": 0.0, "_credited": 1, "settled": settled, "_lead": lead})
+        vars(search).update({"_credit": 0.0, "_credited": 1, "settled": settled, "_lead": lead})
         assert search.plan(counting, waiting=True) == (FIRST_ROWS, False, 0)
 
 
@@ -282,7 +282,7 @@ def test_until_the_rate_has_settled_nothing_takes_the_place_of_a_search_that_can
     search = Search(replace(SEARCHED, search_rows=256, origins=True), counting)
     cheapest = FIRST_ROWS * len(AMOUNTS) + ORIGIN_ROWS * ORIGIN_FORWARDS
     for credit in range(cheapest, 9 * 256):
-        search.remember(search.memory | {"_credit": credit, "_credited": 1})
+        vars(search).update({"_credit": credit, "_credited": 1})
         plan = search.plan(counting)
         assert plan is not None
         assert min(plan.rows, plan.origins) >= FIRST_ROWS
@@ -372,7 +372,7 @@ def test_that_goes_for_bases_which_are_not_the_latest_that_are_published() -> No
     for decision in (closes[0], seals[0], *published, closes[1], seals[1], closes[2]):
         counting.apply(Recorded(decision))
     search = Search(replace(SEARCHED, search_rows=256), counting)
-    search.remember(search.memory | {"_credit": 0.0, "_credited": 3})
+    vars(search).update({"_credit": 0.0, "_credited": 3})
     assert search.plan(counting) == (FIRST_ROWS, False, 0)
 
 
