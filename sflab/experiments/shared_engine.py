@@ -33,7 +33,7 @@ from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.public_files import typed
-from sfprotocol.decisions import Bases
+from sfprotocol.decisions import Bases, RateFrom
 from sfprotocol.seeds import I64, coordinates
 
 MOST_QUERIES = 64
@@ -95,7 +95,7 @@ class ClientEngine:
     def cores(self) -> dict[int, I64]:
         return {subspace: core.copy() for subspace, core in self.core.cores().items()}
 
-    def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
+    def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
         """Return what was measured for these seeds, with all updates that clients are about to make."""
         found = self._shared.measured(seeds)
         self.made += len(seeds)
@@ -266,9 +266,10 @@ class SharedEngine:
         layers, blocks, rank, rank), columns of V by columns of U."""
         layers, rank, _ = self._trainer.core.shape
         found = torch.zeros(len(clients), layers, len(blocks), rank, rank)
+        units = np.array([self._trainer.space.unit(layer) for layer in range(layers)])[:, None, None]
         for number, subspace in enumerate(blocks):
             if subspace in own:
-                change = own[subspace][clients] * -self._trainer.scale(subspace)  # float64
+                change = own[subspace][clients] * (units * -self._trainer.scale(subspace))  # float64
                 found[:, :, number] = torch.from_numpy(change).transpose(2, 3).float()
         return found.to(self._trainer.loaded.device)
 
