@@ -45,7 +45,9 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 @peers_option("Address of a node of the run, to be tried. Repeat for more.  [default: those met before]")
 @run_option("Run manifest.  [default: the data folder's, or the peers']")
 @data_dir_option
-@option("--model", default="", metavar="SOURCE", help="Would this model fit? A folder, or shape:NAME.")
+@option(
+    "--model", "source", default="", metavar="SOURCE", help="Would this model fit? A folder, or shape:NAME."
+)
 @devices_option
 @dtype_option
 @host_maddrs_option("Address on which the node would listen. Repeat for more.")
