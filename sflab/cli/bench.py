@@ -45,39 +45,22 @@ MOST_TOKENS = 65_535
     type=click.IntRange(1, 4096),
     multiple=True,
     default=BATCHES,
-    show_default=True,
-    metavar="COUNT",
     help="Rows of a mini-batch; may be repeated.",
 )
-@option(
-    "--tokens",
-    type=click.IntRange(1, MOST_TOKENS),
-    default=32,
-    show_default=True,
-    metavar="COUNT",
-    help="Length of a random sentence.",
-)
+@option("--tokens", type=click.IntRange(1, MOST_TOKENS), default=32, help="Length of a random sentence.")
 @setting("--queries", metavar="COUNT", help="Mini-batches of a step, each for one update or for a group.")
 @devices_option
 @dtype_option
 @threads_option("CPU threads.  [default: as many as find a core that is free]")
-@option(
-    "--rank", type=click.IntRange(0), default=0, metavar="COUNT", help="Rank.  [default: the run's, or 32]"
-)
+@option("--rank", type=click.IntRange(0), default=0, help="Rank.  [default: the run's, or 32]")
 @option(
     "--group",
     type=click.IntRange(0),
-    metavar="COUNT",
     help="Updates that share a mini-batch; 0: each is measured at two points.  [default: the run's, or 0]",
 )
 @option("--compare", type=click.Choice(["mezo"]), help="Time this method's step too.")
 @option(
-    "--repetitions",
-    type=click.IntRange(1),
-    default=15,
-    show_default=True,
-    metavar="COUNT",
-    help="Turns of each contestant; medians are shown.",
+    "--repetitions", type=click.IntRange(1), default=15, help="Turns of each contestant; medians are shown."
 )
 @json_option
 def bench(

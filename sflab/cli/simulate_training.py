@@ -73,8 +73,6 @@ def results_option(default: str, what: str) -> Callable[[F], F]:
         "results",
         type=click.Path(path_type=Path, file_okay=False),
         default=default,
-        show_default=True,
-        metavar="FOLDER",
         help=f"Where results are written, and where a {what} that was ended goes on.",
     )
 
@@ -99,7 +97,6 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 @option(
     "--write-log",
     type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
     help="Leave the data folder of client 0's node in this empty folder, as `sfnode verify` reads it.",
 )
 @setting(

@@ -45,7 +45,6 @@ def study_options(default: str) -> Callable[[F], F]:
         function = option(
             "--workers",
             type=click.IntRange(1),
-            metavar="COUNT",
             help="Worker processes with one CPU thread each; 1: none but this one.  "
             "[default: as many as cores]",
         )(function)
@@ -141,14 +140,7 @@ def duration(seconds: float) -> str:
 @option("--smoke", is_flag=True, help="Everything, tiny: less than a minute, and figures that mean nothing.")
 @option("--long", is_flag=True, help="The whole table, all methods: a day of two cores with opt-mini-sst.")
 @option("--full", is_flag=True, help="The paper's own size, for machines with large GPUs.")
-@option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    metavar="COUNT",
-    help="Seeds of every cell.",
-)
+@option("--seeds", type=click.IntRange(1), default=3, help="Seeds of every cell.")
 @option(
     "--learning-rate",
     type=click.FloatRange(0, min_open=True),
@@ -279,14 +271,7 @@ SHOWN = ("validation_score", "validation_loss", "score", "loss")
 
 @click.command
 @cell_options(several=SWEPT)
-@option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="COUNT",
-    help="Seeds of each, from --seed on.",
-)
+@option("--seeds", type=click.IntRange(1), default=1, help="Seeds of each, from --seed on.")
 @study_options("sweep")
 @json_option
 def sweep(

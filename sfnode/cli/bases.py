@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     "kind",
     type=click.Choice(["gradients", "errors"]),
     default="gradients",
-    show_default=True,
     help="gradients: the strongest directions of the mean gradient, by backward passes on this machine; "
     "errors: those of the layers' inputs that go with the errors of its output, by forward passes alone.",
 )

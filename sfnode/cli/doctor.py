@@ -54,7 +54,6 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 @option(
     "--ntp",
     default=NTP_SERVER,
-    show_default=True,
     callback=parse_ntp,
     metavar="HOST",
     help="Time server to compare the clock with; none asks the peers only.",

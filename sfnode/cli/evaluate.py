@@ -41,13 +41,11 @@ MOST_SAMPLES = 1000
     "limit",
     type=click.IntRange(0),
     default=0,
-    metavar="COUNT",
     help="Use only so many test rows.  [default: as many as the manifest says]",
 )
 @option(
     "--neutral",
     type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
     help="Text on which both models are compared, with what the base model writes after each line: how far "
     "training has drifted.  [default: a few sentences of sfnode's own]",
 )
@@ -61,7 +59,6 @@ MOST_SAMPLES = 1000
 @option(
     "--samples",
     type=click.IntRange(1, MOST_SAMPLES),
-    metavar="COUNT",
     help="Answers to each row for --pass-at: more than K make the estimate better.  [default: K]",
 )
 @verifier_option

@@ -34,14 +34,12 @@ def format_options(function: F) -> F:
         "form",
         type=click.Choice(["hf", "lora"]),
         default="hf",
-        show_default=True,
         help="hf: a whole Hugging Face model; lora: a PEFT adapter for the base model.",
     )
     dtype = option(
         "--dtype",
         type=click.Choice(["stored", "float32", "bfloat16", "float16"]),
         default="stored",
-        show_default=True,
         help="Number format of the weights; stored: as in the base model's files.",
     )
     rank = option(
@@ -85,7 +83,6 @@ def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
 @option(
     "--seal",
     default="last",
-    show_default=True,
     metavar="best|last|EPOCH",
     callback=parse_seal,
     help="Organised run: the last seal; the best of those that were evaluated and not "

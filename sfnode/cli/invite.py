@@ -59,7 +59,6 @@ def parse_url(_context: Any, _parameter: Any, value: str) -> str:
     "--run-json",
     "run_json",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
     help="Also write the current contacts to FILE, for a web server (docs/organising.md).",
 )
 @json_option

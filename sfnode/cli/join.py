@@ -148,7 +148,6 @@ GROUPS = {
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
     default="info",
-    show_default=True,
     metavar="LEVEL",
     help="debug, info or warning.",
 )
@@ -157,7 +156,6 @@ GROUPS = {
     key="log.format",
     type=click.Choice(FORMATS),
     default=FORMATS[0],
-    show_default=True,
     help="json: one object a line, for programs (docs/metrics.md).",
 )
 def join(

@@ -35,10 +35,18 @@ MAX_LINE = 4_096
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """Return `click.option` with its environment variable; with `key="section.key"` it is said as
-    `--set section.key=value` instead of as a flag, which then only names its variable and its key in the
-    file."""
+    """Return `click.option` with its environment variable, which shows a default that says something; a whole
+    number is a COUNT, and a path a FILE or FOLDER, unless `metavar` says otherwise. With `key="section.key"`
+    it is said as `--set section.key=value` instead of as a flag, which then only names its variable and its
+    key in the file."""
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
+    match settings.get("type"):
+        case click.IntRange():
+            settings.setdefault("metavar", "COUNT")
+        case click.Path(dir_okay=folder):
+            settings.setdefault("metavar", "FOLDER" if folder else "FILE")
+    said = settings.get("default")
+    settings.setdefault("show_default", bool(said) and said is not True)
     return click.option(*names, cls=Option, envvar=variable(flag), show_envvar=True, **settings)
 
 
@@ -147,9 +155,7 @@ def data_dir_option(function: F) -> F:
     return option(
         "--data-dir",
         type=click.Path(path_type=Path),
-        metavar="FOLDER",
         default=DATA_DIR,
-        show_default=True,
         callback=_folder,
         help="The node's folder; one node each.",
     )(function)

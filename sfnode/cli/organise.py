@@ -177,14 +177,7 @@ def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
 
 
 @click.command
-@option(
-    "--uses",
-    type=click.IntRange(1, MAX_U32),
-    default=1,
-    show_default=True,
-    metavar="COUNT",
-    help="How many may come by the link.",
-)
+@option("--uses", type=click.IntRange(1, MAX_U32), default=1, help="How many may come by the link.")
 @dry_run_option
 @data_dir_option
 @json_option
@@ -222,7 +215,6 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
 @option(
     "--quota",
     type=click.IntRange(1, MAX_U32),
-    metavar="COUNT",
     help="Updates of it with one epoch label.  [default: the manifest's]",
 )
 @deciding

@@ -43,14 +43,7 @@ from sfnode.tasks.verifying import permit
 
 
 @click.command
-@option(
-    "--nodes",
-    type=click.IntRange(1, MOST_NODES),
-    default=4,
-    show_default=True,
-    metavar="COUNT",
-    help="How many node processes.",
-)
+@option("--nodes", type=click.IntRange(1, MOST_NODES), default=4, help="How many node processes.")
 @run_option("Run manifest.  [default: the built-in model and task]")
 @option(
     "--task",

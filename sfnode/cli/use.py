@@ -55,7 +55,6 @@ BETWEEN = "|"
     "--from",
     "exported",
     type=click.Path(path_type=Path),
-    metavar="FOLDER",
     help="Use the model in a folder that `sfnode export --out FOLDER` has written.",
 )
 @option(
@@ -66,7 +65,6 @@ BETWEEN = "|"
 @option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
     help="With --file: the new table (.csv or .jsonl), with the answers beside the columns that there were.",
 )
 @setting("--skip-bad-rows", help="With --file: leave rows without an answer that cannot have one.")
@@ -74,8 +72,6 @@ BETWEEN = "|"
     "--tokens",
     type=click.IntRange(1, MOST_TOKENS),
     default=64,
-    show_default=True,
-    metavar="COUNT",
     help="Most tokens of an answer that the model writes.",
 )
 @device_option
