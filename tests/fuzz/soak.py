@@ -1,4 +1,4 @@
-"""Runs random scenarios with random seeds for some time: `python scripts/soak.py --seconds 600`.
+"""Runs random scenarios with random seeds for some time: `python -m tests.fuzz.soak --seconds 600`.
 
 Prints the number of runs a minute, and for every failure the command that repeats it. All seeds follow from
 the first one, which it prints.
