@@ -157,7 +157,7 @@ class ClientComputer(Computer):
             link.into.stall(stalled)
 
     def make_engine(self, manifest: Manifest) -> IntegerEngine:
-        return cast(IntegerEngine, self.world.engine.clients[self.number])
+        return self.world.engine.clients[self.number]
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
         lacks = self.scheduler.hindered
