@@ -30,7 +30,7 @@ from sfnode.node.training.step_scheduler import batches_of
 from sfnode.resources import memory
 from sfnode.resources.policy import spare_cores
 from sfnode.resources.sensors import Sensors
-from sfnode.schema.results import BatchResult, BenchResult, FitResult, IncomingResult, TogetherResult
+from sfnode.schema.results import BatchResult, BenchResult, IncomingResult, TogetherResult
 from sfprotocol.seeds import update_seeds
 
 # Measures what several devices do together, beside each of them alone, by the clock and by turns.
@@ -237,7 +237,7 @@ def _result(
         weight_bytes=weights,
         overhead_bytes=overhead,
         free_bytes=before.free,
-        fits=[FitResult(**fit._asdict()) for fit in fits],
+        fits=fits,
         together=[],
     )
 

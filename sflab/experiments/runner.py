@@ -127,27 +127,13 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
     if cell.method == SEEDFLOOD:
         return SeedFlood(cell, found, log)
     baseline = registry.METHODS[cell.method]
+    data = found.task, found.shards, found.held_out
     on_vectors = ModelProblem(
-        found.loaded,
-        found.task,
-        found.shards,
-        found.held_out,
-        cell.batch_size,
-        cell.seed,
-        baseline.problem,
-        cell.rank,
-        found.public,
+        found.loaded, *data, cell.batch_size, cell.seed, baseline.problem, cell.rank, found.public
     )
+    edges, numbers = Conditions(cell.network, cell.seed).edges, (cell.learning_rate, cell.epsilon, cell.rank)
     setup = Setup(
-        on_vectors,
-        cell.network.clients,
-        Conditions(cell.network, cell.seed).edges,
-        cell.seed,
-        cell.learning_rate,
-        cell.epsilon,
-        cell.rank,
-        cell.local_steps,
-        cell.options,
+        on_vectors, cell.network.clients, edges, cell.seed, *numbers, cell.local_steps, cell.options
     )
     return registry.make(cell.method, setup)
 
