@@ -15,28 +15,12 @@ import click
 from pydantic import ValidationError
 
 import sfnode
-from sfnode.cli import progress
+from sfnode.cli import options, progress
 from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
 from sfnode.cli.ending import Ending
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
 from sfnode.cli.keys import Command
-from sfnode.cli.options import (
-    asked_link,
-    data_dir_option,
-    devices_option,
-    dtype_option,
-    host_maddrs_option,
-    link_argument,
-    model_option,
-    option,
-    parse_listen_address,
-    peers_option,
-    run_option,
-    setting,
-    threads_option,
-    verifier_option,
-)
 from sfnode.cli.output import echo
 from sfnode.cli.owner import limit_option, reason
 from sfnode.cli.passphrases import asked
@@ -92,66 +76,71 @@ GROUPS = {
 
 
 @click.command(cls=Command, groups=GROUPS)
-@link_argument
-@peers_option("A node of the run, or any peer of Hivemind's DHT; may be repeated.")
-@run_option("Start the run of this manifest; with --peers, join no other.")
-@setting("--run-id", key="run.id", metavar="HEX")
-@setting("--contacts-url", key="run.contacts", metavar="URL", callback=parse_text)
-@setting("--role", metavar="ROLE")
-@data_dir_option
-@model_option
-@setting("--share-model/--no-share-model", key="data.share_model")
-@setting("--data")
-@setting("--test", key="data.test")
-@setting("--validation", key="data.validation")
-@setting("--skip-bad-rows")
-@verifier_option
-@setting("--noise", key="noise.multiplier", metavar="MULTIPLIER")
-@setting("--noise-clip", key="noise.clip", metavar="SLOPE")
-@setting("--shard", key="data.shard", callback=parse_shard, metavar="K/N")
-@devices_option
-@dtype_option
-@threads_option("CPU threads.  [default: as many as find a core that is free]")
-@setting("--queries", key="node.queries")
-@setting("--steps")
-@setting("--display-name", callback=parse_text, metavar="TEXT")
-@setting("--team", callback=parse_text, metavar="TEXT")
-@setting("--until-complete")
-@setting("--follow")
-@setting("--invitation", key="run.invitation", callback=parse_text, metavar="NUMBER:HEX")
-@setting("--organise")
-@setting("--alone", key="organise.alone")
-@setting("--search/--no-search", key="organise.search")
-@setting("--guard/--no-guard", key="organise.guard")
-@setting("--renew-bases", key="organise.renew_bases")
-@setting("--from-checkpoint")
-@setting("--history", key="history.keep")
-@setting("--keys-dir", metavar="FOLDER")
-@setting("--admission", key="organise.admission")
-@setting("--passphrase-file", key="organise.passphrase_file")
-@host_maddrs_option("Where to listen; port 0 is any free one.")
-@setting("--announce-maddrs", metavar="MULTIADDR")
-@setting("--auto-relay")
-@setting("--trusted-relays", key="network.relays", metavar="MULTIADDR")
-@setting("--circuit-relay/--no-circuit-relay", key="network.circuit_relay")
+@options.link_argument
+@options.peers_option("A node of the run, or any peer of Hivemind's DHT; may be repeated.")
+@options.run_option("Start the run of this manifest; with --peers, join no other.")
+@options.setting("--run-id", key="run.id", metavar="HEX")
+@options.setting("--contacts-url", key="run.contacts", metavar="URL", callback=parse_text)
+@options.setting("--role", metavar="ROLE")
+@options.data_dir_option
+@options.model_option
+@options.setting("--share-model/--no-share-model", key="data.share_model")
+@options.setting("--data")
+@options.setting("--test", key="data.test")
+@options.setting("--validation", key="data.validation")
+@options.setting("--skip-bad-rows")
+@options.verifier_option
+@options.setting("--noise", key="noise.multiplier", metavar="MULTIPLIER")
+@options.setting("--noise-clip", key="noise.clip", metavar="SLOPE")
+@options.setting("--shard", key="data.shard", callback=parse_shard, metavar="K/N")
+@options.devices_option
+@options.dtype_option
+@options.threads_option("CPU threads.  [default: as many as find a core that is free]")
+@options.setting("--queries", key="node.queries")
+@options.setting("--steps")
+@options.setting("--display-name", callback=parse_text, metavar="TEXT")
+@options.setting("--team", callback=parse_text, metavar="TEXT")
+@options.setting("--until-complete")
+@options.setting("--follow")
+@options.setting("--invitation", key="run.invitation", callback=parse_text, metavar="NUMBER:HEX")
+@options.setting("--organise")
+@options.setting("--alone", key="organise.alone")
+@options.setting("--search/--no-search", key="organise.search")
+@options.setting("--guard/--no-guard", key="organise.guard")
+@options.setting("--renew-bases", key="organise.renew_bases")
+@options.setting("--from-checkpoint")
+@options.setting("--history", key="history.keep")
+@options.setting("--keys-dir", metavar="FOLDER")
+@options.setting("--admission", key="organise.admission")
+@options.setting("--passphrase-file", key="organise.passphrase_file")
+@options.host_maddrs_option("Where to listen; port 0 is any free one.")
+@options.setting("--announce-maddrs", metavar="MULTIADDR")
+@options.setting("--auto-relay")
+@options.setting("--trusted-relays", key="network.relays", metavar="MULTIADDR")
+@options.setting("--circuit-relay/--no-circuit-relay", key="network.circuit_relay")
 @limit_option
-@setting("--client-mode", key="network.client_mode")
-@setting("--metrics", callback=parse_listen_address, metavar="[HOST:]PORT")
-@setting("--export-every", metavar="ROUNDS")
-@setting("--samples", key="node.samples", metavar="ROWS")
-@setting("--log-to", metavar="KIND:PLACE")
-@setting("--notify", callback=parse_text, metavar="CMD")
-@option("--dashboard", callback=parse_listen_address, metavar="[HOST:]PORT", help="Serve the dashboard here.")
+@options.setting("--client-mode", key="network.client_mode")
+@options.setting("--metrics", callback=options.parse_listen_address, metavar="[HOST:]PORT")
+@options.setting("--export-every", metavar="ROUNDS")
+@options.setting("--samples", key="node.samples", metavar="ROWS")
+@options.setting("--log-to", metavar="KIND:PLACE")
+@options.setting("--notify", callback=parse_text, metavar="CMD")
+@options.option(
+    "--dashboard",
+    callback=options.parse_listen_address,
+    metavar="[HOST:]PORT",
+    help="Serve the dashboard here.",
+)
 @dashboard_token_option(key="dashboard.token")
 @dashboard_control_option(key="dashboard.control")
-@option(
+@options.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
     default="info",
     metavar="LEVEL",
     help="debug, info or warning.",
 )
-@option(
+@options.option(
     "--log-format",
     key="log.format",
     type=click.Choice(FORMATS),
@@ -232,7 +221,7 @@ def _link_unless_run(folder: Path) -> str | None:
     if not sys.stdin.isatty():
         raise nothing
     echo(f"{nothing.what}.\n{nothing.fix}", err=True)
-    return asked_link()
+    return options.asked_link()
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
