@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.options import (
-    model_options,
-    option,
-    out_option,
-)
+from sfnode.cli.options import model_options, option, out_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.printable import command

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.data_folder import running_node, used_folder
-from sfnode.cli.options import (
-    data_dir_option,
-    json_option,
-    option,
-)
+from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import REACHES
 from sfnode.errors import Code, UserError

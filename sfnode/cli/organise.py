@@ -18,7 +18,7 @@ import click
 
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.groups import Lazy, LazyGroup
-from sfnode.cli.options import F, data_dir_option, dry_run_option, json_option, option
+from sfnode.cli.options import data_dir_option, dry_run_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats
 from sfnode.errors import Code, UserError
@@ -107,16 +107,6 @@ def organise() -> None:
 
     Epochs are labels, counted from 0.
     """
-
-
-def epoch_option(function: F) -> F:
-    """Add --from-epoch."""
-    return option(
-        "--from-epoch",
-        type=click.IntRange(0, MAX_U32),
-        metavar="EPOCH",
-        help="The first epoch label with which nothing counts any more.  [default: the open epoch]",
-    )(function)
 
 
 # -- looking -----------------------------------------------------------------------------------------
@@ -235,7 +225,12 @@ def admit(node: SyncClient, origin: str, quota: int | None) -> Decision:
     metavar="NUMBER",
     help="Revoke this invitation, and everybody who came by it.",
 )
-@epoch_option
+@option(
+    "--from-epoch",
+    type=click.IntRange(0, MAX_U32),
+    metavar="EPOCH",
+    help="The first epoch label with which nothing counts any more.  [default: the open epoch]",
+)
 @deciding
 def revoke(node: SyncClient, member: str | None, number: int | None, from_epoch: int | None) -> Decision:
     """Let nothing of MEMBER count from an epoch on. What is sealed stays: `void` takes that back.
