@@ -123,7 +123,7 @@ class Settings(Section):
     limits: Limits = Limits()
     """`--limit` and `--threads` on the command line."""
     display_name: Name = ""
-    """What others call you: public, of your choice."""
+    """Name that others see: public, of your choice."""
     team: Name = ""
     """The team that your work counts for, too."""
     organise: bool = False
@@ -138,21 +138,21 @@ class Settings(Section):
     """Make new bases from gradients after so many updates; 0: never.  [default: 96 or more in a reward run,
     unless --dtype quantises; else 0]"""
     history: Literal["all", "checkpoint"] = "all"
-    """What to keep: all updates, or those after the last checkpoint but one."""
+    """The updates to keep: all of them, or those after the last checkpoint but one."""
     from_checkpoint: bool = False
     """Begin with the newest checkpoint, instead of all updates before it."""
     keys_dir: Annotated[Path, AfterValidator(located), Field(validate_default=True)] = KEYS_DIR
-    """Where the organiser's keys are."""
+    """Folder of the organiser's keys."""
     admission: Literal["anyone", "approve", "links"] | None = None
-    """Whom to admit uninvited.  [default: anyone; in a private run approve]"""
+    """Newcomers to admit uninvited.  [default: anyone; in a private run approve]"""
     noise: float = Field(default=0.0, ge=0, le=1000)
-    """With --data: noise on what is told, in units of one row (docs/security.md)."""
+    """Noise on what is told with --data, in units of one row (docs/security.md)."""
     noise_clip: float = Field(default=0.0, ge=0, le=1e9)
-    """With noise: the largest slope that is told.  [default: the run's]"""
+    """The largest slope that is told with noise.  [default: the run's]"""
     passphrase_file: Path | None = None
     """Open the organiser's key with its first line.  [default: ask]"""
     invitation: Annotated[str, Field(pattern=INVITATION, max_length=MAX_INVITATION)] = ""
-    """What admits this node, if no link does: a secret, so rather set the variable."""
+    """Ticket that admits this node, if no link does: a secret, so rather set the variable."""
     metrics: tuple[str, int] | None = None
     """Serve metrics for Prometheus here."""
     export_every: int = Field(default=0, ge=0, le=65_536)
