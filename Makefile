@@ -90,7 +90,7 @@ device: $(READY)
 	printf "failed:$${failed:- nothing}\n"; test -z "$$failed"
 
 soak: $(READY)
-	$(BIN)/python -m sflab.simulator.soak --seconds $(SECONDS)
+	$(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS)
 
 # guided by coverage if atheris is installed: .venv/bin/pip install -e '.[fuzz]'
 fuzz: $(READY)

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
 from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH, located
 from sfnode.limits import Limits
@@ -60,99 +60,109 @@ segment of so many takes 2.5 bytes an update (SPEC S4)."""
 
 
 class Settings(Section):
-    """Settings of one node on its machine; `sfnode join --help` explains each field.
+    """Settings of one node on its machine. What stands below a field is also the help of its option.
 
     Raises pydantic's ValidationError (a ValueError) for a field that is unknown or out of bounds.
     """
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     data_dir: Annotated[Path, AfterValidator(located), Field(validate_default=True)] = DATA_DIR
     run: Path | None = None
     run_id: str = ""
-    """Hex; a run whose id does not begin so is refused."""
+    """Refuse to join a run whose id does not begin so; where no peer is a node, all of it."""
     peers: tuple[str, ...] = ()
     contacts_url: Annotated[str, AfterValidator(_url)] = ""
-    """The web page with the run's current contacts, for this node and for its links (SPEC N6); empty: the one
-    that it was told of before."""
+    """Web page with the run's contacts, asked when no peer is there.  [default: the link's]"""
     role: Literal["trainer", "relay"] = "trainer"
+    """trainer; or relay: no model, forwards only."""
     model: Path | None = None
+    """Base model, if not where the run says."""
     share_model: bool | None = None
-    """None: trainers do, relays do not."""
+    """Give model and data to nodes that lack them.  [default: trainers do]"""
     data: Path | None = None
+    """Train on this private file; its rows never leave this machine."""
     test: Path | None = None
+    """The run's test data, where it names them without a digest."""
     validation: Path | None = None
-    """Files with test and validation rows, where the run names them without a digest."""
+    """The run's validation data, where it names them without a digest."""
     skip_bad_rows: bool = False
-    """Leave out rows of `data` that do not fit the task."""
+    """Leave out rows of --data that do not fit, and say which."""
     verifier: tuple[str, ...] = ()
-    """Plug-ins MODULE:FUNCTION of this machine that may score answers, if they are the run's verifiers."""
-    shard: tuple[int, int] | None = None
-    """(k, n): every n-th row of the training data, from row k on; k counts from 0."""
+    """A function of yours that may score answers."""
+    shard: tuple[int, int] | None = None  # (k, n), where k counts from 0
+    """Train on part K of N of the rows: every N-th row, from row K on."""
     device: str = "cpu"
     """One or more, separated by commas: the node's steps are measured on all of them (`engine.replicas`)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
+    """Numbers of the model: auto, float32, bfloat16, float16, int8 or nf4."""
     queries: int = Field(default=0, ge=0, le=64)
-    """Mini-batches evaluated in one batched forward pass; 0: as many as the run suggests."""
+    """Mini-batches in one forward pass.  [default: 1, or 64 of a head alone]"""
 
     def queries_of(self, training: Training) -> int:
         """Return the mini-batches of a step of a run with these numbers."""
         return self.queries or (HEAD_QUERIES if training.features else 1)
 
     steps: int = Field(default=0, ge=0)
-    """Updates to make before the node leaves; 0: no limit."""
+    """Leave after so many updates.  [default: no limit]"""
     until_complete: bool = False
+    """Leave when the run is complete and the neighbours agree."""
     follow: bool = False
-    """Go on in the run as which this one goes on, as its organiser announces, in a folder beside."""
+    """Go on in the next run that its organiser announces."""
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce_maddrs: tuple[str, ...] = ()
+    """Tell others this address, of a forwarded port."""
     auto_relay: bool = False
+    """Let others come through a relay: behind a router or firewall."""
     trusted_relays: tuple[str, ...] = ()
-    """Relays that `auto_relay` may use; if empty, the peers."""
+    """Relays for --auto-relay.  [default: the peers]"""
     circuit_relay: bool | None = None
-    """None: relays do, trainers do not."""
+    """Relay connections of others.  [default: relays do]"""
     client_mode: bool = False
+    """Listen nowhere; only connect to others."""
     limits: Limits = Limits()
     """`--limit` and `--threads` on the command line."""
     display_name: Name = ""
+    """Name that others see: public, of your choice."""
     team: Name = ""
+    """The team that your work counts for, too."""
     organise: bool = False
-    """Decide what counts, with the organiser's key in `keys_dir`."""
+    """Decide what counts, with the organiser's key."""
     alone: bool = False
-    """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
+    """Do not wait for peers: nobody has decisions that are not here."""
     search: bool = SEARCH
-    """Find factors and rates by line searches on validation rows, as the organiser."""
+    """Look along every epoch how far to go, and at which rate to go on."""
     guard: bool = True
-    """Go back to the best seal when the run gets worse, and end it when it no longer improves, as the
-    organiser, where the run has validation rows."""
+    """Go back to the best seal when the model gets worse; end when it gets no better."""
     renew_bases: int | None = Field(default=None, ge=0, lt=1 << 32)
-    """Updates for which published bases serve until the organiser makes others at sealed weights; 0: for
-    ever; None: what suits the task and this node (`organising.policy`)."""
+    """Make new bases from gradients after so many updates; 0: never.  [default: 96 or more in a reward run,
+    unless --dtype quantises; else 0]"""
     history: Literal["all", "checkpoint"] = "all"
-    """The updates of an organised run that are kept: all, or those that a checkpoint does not stand for."""
+    """The updates to keep: all of them, or those after the last checkpoint but one."""
     from_checkpoint: bool = False
-    """Begin with the newest checkpoint of an organised run, instead of all updates; or go on with it after a
-    long absence."""
+    """Begin with the newest checkpoint, instead of all updates before it."""
     keys_dir: Annotated[Path, AfterValidator(located), Field(validate_default=True)] = KEYS_DIR
+    """Folder of the organiser's keys."""
     admission: Literal["anyone", "approve", "links"] | None = None
-    """Whoever is admitted without an invitation; None: anyone with a proof of work, or
-    in a private run those whom the owner approves."""
+    """Newcomers to admit uninvited.  [default: anyone; in a private run approve]"""
     noise: float = Field(default=0.0, ge=0, le=1000)
-    """Standard deviation of the noise on this node's scalars, in units of what one row can change."""
+    """Noise on what is told with --data, in units of one row (docs/security.md)."""
     noise_clip: float = Field(default=0.0, ge=0, le=1e9)
-    """The largest slope that is told where there is noise; 0: the largest that the run can tell."""
+    """The largest slope that is told with noise.  [default: the run's]"""
     passphrase_file: Path | None = None
-    """The file whose first line opens the organiser's key, if that is encrypted."""
+    """Open the organiser's key with its first line.  [default: ask]"""
     invitation: Annotated[str, Field(pattern=INVITATION, max_length=MAX_INVITATION)] = ""
-    """`NUMBER:HEX`, the ticket of a link (SPEC N5): what the node shows to be admitted."""
+    """Ticket that admits this node, if no link does: a secret, so rather set the variable."""
     metrics: tuple[str, int] | None = None
-    """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""
+    """Serve metrics for Prometheus here."""
     export_every: int = Field(default=0, ge=0, le=65_536)
-    """Seals of an organised run after which the model is exported to the node's folder; 0: never."""
+    """Export the model every so many rounds.  [default: never]"""
     samples: int = Field(default=4, ge=0, le=16)
-    """Test rows whose answers by the base model and later ones are recorded as the run goes; 0: none."""
+    """Test rows whose answers are recorded for the dashboard; 0: none."""
     notify: Annotated[str, AfterValidator(_command)] = ""
-    """A command that is run when the run completes, the model gets worse, or the node is offline."""
+    """Run CMD EVENT TEXT when complete, worse or offline."""
     log_to: tuple[str, ...] = ()
-    """Loggers that are fed while the node runs, as `sfnode.loggers.open` reads them: `jsonl:FILE`."""
+    """Record figures: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT."""
 
     @field_validator("device")
     @classmethod

@@ -56,10 +56,7 @@ class Setup:
         return sorted({client for link in self.links(number) for client in link})
 
 
-# The interface of a decentralised training method: N clients that step and communicate in lock step.
-#
-# Whoever drives a method calls `step` for every local step, and `communicate` after every few of them; this
-# module knows neither models nor networks.
+# What the clients of a method have sent.
 
 
 Edge = tuple[int, int]
@@ -98,52 +95,6 @@ class EdgeTraffic:
         """Mean over the links that were used, of the bytes in both directions together."""
         links = {frozenset(edge) for edge in self.sent}
         return self.total / len(links) if links else 0.0
-
-
-class Method(Protocol):
-    """Interface of a method in the midst of its run."""
-
-    traffic: EdgeTraffic
-
-    @property
-    def example_forwards(self) -> int:
-        """Example-forwards so far: a forward of one example counts 1 and its backward 2, evaluations
-        nothing."""
-        ...
-
-    def step(self, number: int) -> float:
-        """Take local step `number`, counted from 0, of every client; return their mini-batches' mean loss.
-
-        What the step draws follows from the seed and its number alone.
-        """
-        ...
-
-    def communicate(self, number: int) -> None:
-        """Exchange what the method exchanges after local step `number`."""
-        ...
-
-    def consensus(self) -> float:
-        """Return the consensus error: the mean of ||x_i - mean x||^2 over clients."""
-        ...
-
-    def evaluate(self, which: str) -> Evaluation:
-        """Measure the average of all clients' models on the `validation` or the `test` rows."""
-        ...
-
-    def state(self) -> Mapping[str, Any]:
-        """Return all that a restart needs to go on with the same numbers (tensors, integers, strings).
-
-        The tensors are those in use: store or copy them before the next step.
-        """
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
-        ...
-
-    def close(self) -> None:
-        """End what it has begun."""
-        ...
 
 
 # The problem that a baseline minimises: a function of one vector, with mini-batches that clients draw.
@@ -194,7 +145,11 @@ FORWARDS_PER_GRADIENT = 3
 
 
 class Clients:
-    """Base of all methods (`Method`)."""
+    """Base of all methods: N clients that step and communicate in lock step.
+
+    Whoever drives a method calls `step` for every local step, counted from 0, and `communicate` after every
+    few of them. What a step draws follows from the seed and its number alone.
+    """
 
     def __init__(self, setup: Setup, models: int | None = None) -> None:
         """Give every client, or `models` of them, a copy of the start."""
@@ -202,6 +157,7 @@ class Clients:
         self.problem = setup.problem
         self.traffic = EdgeTraffic()
         self.example_forwards = 0
+        """A forward of one example counts 1 and its backward 2, evaluations nothing."""
         start = self.problem.start()
         self.x = start.repeat(setup.clients if models is None else models, 1)
         """(N, P) float32."""
@@ -230,6 +186,10 @@ class Clients:
     def evaluate(self, which: str) -> Evaluation:
         """Measure the average of all clients' vectors."""
         return self.problem.evaluate(vectors.mean(self.x), which)
+
+    def updates(self) -> Mapping[str, int]:
+        """Return numbers of updates by name, where some may not count: of none of these."""
+        return {}
 
     def state(self) -> Mapping[str, Any]:
         """Return all that a restart needs: the tensors in use, to be stored before the next step."""

@@ -1,4 +1,5 @@
-"""The methods to compare with, by name: how each is made, its paper, its usual numbers.
+"""The methods to compare with, by name: how each is made, and its usual numbers. Their papers, and what each
+sends, are in docs/experiments.md.
 
 ZO-COSMO (arXiv 2609.27199) is not among them: no description of its algorithm was found.
 """
@@ -11,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from sflab.baselines.centralised import CentralAdamW, CentralSgd, Mezo
-from sflab.baselines.clients import Method, Setup, two_point_step
+from sflab.baselines.clients import Clients, Setup, two_point_step
 from sflab.baselines.diloco import DiLoCo, HalfDiLoCo, PowerSgdDiLoCo
 from sflab.baselines.gossip import ChocoSgd, Dsgd, Gaia
 from sflab.baselines.seed_servers import DeComFl, FedKSeed
@@ -28,11 +29,8 @@ Rates = tuple[float, ...]
 class Baseline:
     """A method of others."""
 
-    make: Callable[[Setup], Method]
+    make: Callable[[Setup], Clients]
     """Makes the method; give it a setup with all `options` (`registry.make` fills in the usual ones)."""
-    paper: str
-    sends: str
-    """Content of a round's messages."""
     rates: Rates
     """Small grid around the usual learning rate for a model of 4 million parameters, ascending."""
     rate: str = LOCAL
@@ -52,14 +50,6 @@ ZEROTH_ORDER_LORA: Rates = (3e-4, 1e-3, 3e-3)
 """Grids by short runs of 4 clients on SST-2 with opt-mini-sst (docs/experiments.md): ten times the middle
 rate does harm in each."""
 
-_MEZO = "Malladi et al. 2023, arXiv 2305.17333"
-_DSGD = "Lian et al. 2017, arXiv 1705.09056"
-_CHOCO = "Koloskova, Stich, Jaggi 2019, arXiv 1902.00340"
-_LORA = "LoRA: Hu et al. 2021, arXiv 2106.09685"
-_DZSGD = "the SeedFlood paper's, arXiv 2602.18181: DSGD with the estimate of " + _MEZO
-_DILOCO = "Douillard et al. 2023, arXiv 2311.08105"
-_OPEN_DILOCO = "Jaghouar et al. 2024, arXiv 2407.07852"
-
 _CHOCO_OPTIONS = {"keep": 0.01, "gamma": 0.03}
 """The SeedFlood paper's 1 %, and a consensus step by measurement. On a ring of 16 clients with 1 % of 2,000
 entries, 0.03 brought the consensus error to 0.6 % in 1,000 rounds; with 0.01 it was 5 %, with 0.1 it began to
@@ -67,85 +57,33 @@ grow after 300, and with 0.3 it diverged."""
 _DILOCO_OPTIONS = {"outer_rate": 0.7, "momentum": 0.9, "weight_decay": 0.1}
 
 METHODS: Mapping[str, Baseline] = {
-    "mezo": Baseline(Mezo, _MEZO, "nothing", ZEROTH_ORDER, STEP, first_order=False, centralised=True),
+    "mezo": Baseline(Mezo, ZEROTH_ORDER, STEP, first_order=False, centralised=True),
     "adamw": Baseline(
         CentralAdamW,
-        "Loshchilov, Hutter 2019, arXiv 1711.05101",
-        "nothing",
         tuple(3 * rate for rate in ADAPTIVE),  # without DiLoCo's outer momentum
         STEP,
         centralised=True,
         options={"weight_decay": 0.01},
     ),
-    "sgd": Baseline(CentralSgd, "Robbins, Monro 1951", "nothing", FIRST_ORDER, STEP, centralised=True),
-    "dsgd": Baseline(Dsgd, _DSGD, "the vector, float32", FIRST_ORDER),
-    "chocosgd": Baseline(
-        ChocoSgd,
-        _CHOCO,
-        "the largest 1 % of entries, float32 with int64 indices",
-        FIRST_ORDER,
-        options=_CHOCO_OPTIONS,
-    ),
-    "dzsgd": Baseline(
-        partial(Dsgd, local=two_point_step), _DZSGD, "the vector, float32", ZEROTH_ORDER, first_order=False
-    ),
-    "dsgd-lora": Baseline(Dsgd, f"{_DSGD}; {_LORA}", "the adapters, float32", LORA, problem="lora"),
-    "chocosgd-lora": Baseline(
-        ChocoSgd,
-        f"{_CHOCO}; {_LORA}",
-        "the largest 1 % of the adapters' entries, float32 with int64 indices",
-        LORA,
-        problem="lora",
-        options=_CHOCO_OPTIONS,
-    ),
+    "sgd": Baseline(CentralSgd, FIRST_ORDER, STEP, centralised=True),
+    "dsgd": Baseline(Dsgd, FIRST_ORDER),
+    "chocosgd": Baseline(ChocoSgd, FIRST_ORDER, options=_CHOCO_OPTIONS),
+    "dzsgd": Baseline(partial(Dsgd, local=two_point_step), ZEROTH_ORDER, first_order=False),
+    "dsgd-lora": Baseline(Dsgd, LORA, problem="lora"),
+    "chocosgd-lora": Baseline(ChocoSgd, LORA, problem="lora", options=_CHOCO_OPTIONS),
     "dzsgd-lora": Baseline(
-        partial(Dsgd, local=two_point_step),
-        f"{_DZSGD}; {_LORA}",
-        "the adapters, float32",
-        ZEROTH_ORDER_LORA,
-        problem="lora",
-        first_order=False,
+        partial(Dsgd, local=two_point_step), ZEROTH_ORDER_LORA, problem="lora", first_order=False
     ),
-    "diloco": Baseline(
-        DiLoCo, _DILOCO, "an all-reduce of the vector, float32", ADAPTIVE, options=_DILOCO_OPTIONS
-    ),
-    "diloco-fp16": Baseline(
-        HalfDiLoCo, _OPEN_DILOCO, "an all-reduce of the vector, float16", ADAPTIVE, options=_DILOCO_OPTIONS
-    ),
-    "diloco-powersgd": Baseline(
-        PowerSgdDiLoCo,
-        f"{_OPEN_DILOCO}; PowerSGD: Vogels et al. 2019, arXiv 1905.13727",
-        "all-reduces of two factors of every large matrix and of the rest, float32",
-        ADAPTIVE,
-        options=_DILOCO_OPTIONS,
-    ),
-    "gaia": Baseline(
-        Gaia,
-        "Hsieh et al., NSDI 2017; Hsieh et al. 2020, arXiv 1910.00189",
-        "significant updates to everybody, float32 with int64 indices (or all, where that is smaller)",
-        tuple(rate / 10 for rate in FIRST_ORDER),
-        UPDATE,
-        options={"threshold": 0.01},
-    ),
-    "fedkseed": Baseline(
-        FedKSeed,
-        "Qin et al., ICML 2024, arXiv 2312.06353",
-        "K sums from the server, a seed and a scalar for each local step to it, 4 bytes each",
-        ZEROTH_ORDER,
-        first_order=False,
-        options={"candidates": 4096},
-    ),
-    "decomfl": Baseline(
-        DeComFl,
-        "Li et al., ICLR 2025, arXiv 2405.15861",
-        "a seed and a mean from the server, a scalar to it for each local step, 4 bytes each",
-        ZEROTH_ORDER,
-        first_order=False,
-    ),
+    "diloco": Baseline(DiLoCo, ADAPTIVE, options=_DILOCO_OPTIONS),
+    "diloco-fp16": Baseline(HalfDiLoCo, ADAPTIVE, options=_DILOCO_OPTIONS),
+    "diloco-powersgd": Baseline(PowerSgdDiLoCo, ADAPTIVE, options=_DILOCO_OPTIONS),
+    "gaia": Baseline(Gaia, tuple(rate / 10 for rate in FIRST_ORDER), UPDATE, options={"threshold": 0.01}),
+    "fedkseed": Baseline(FedKSeed, ZEROTH_ORDER, first_order=False, options={"candidates": 4096}),
+    "decomfl": Baseline(DeComFl, ZEROTH_ORDER, first_order=False),
 }
 
 
-def make(name: str, setup: Setup) -> Method:
+def make(name: str, setup: Setup) -> Clients:
     """Make a method with its usual options, and those of the setup in their place.
 
     Raises UserError BAD_OPTION for a method or an option that there is not.

@@ -33,6 +33,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import LoadedModel, matrix
 from sfnode.models.quantized import QuantisedLinear
 from sfnode.resources import memory
+from sfnode.schema.results import IncomingResult
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import update_seeds
 
@@ -78,24 +79,13 @@ class BenchCase(NamedTuple):
         return sum(int(batch.attention_mask.sum()) for batch in self.batches[::together])
 
 
-class Incoming(NamedTuple):
-    """Costs of applying others' updates."""
+def share(add_seconds: float, fold_seconds: float, step_seconds: float) -> float:
+    """Return the share of the time that others' updates take, with steps of so many seconds, in the long run.
 
-    updates: int
-    """Number of updates that arrive during each step."""
-    add_seconds: float
-    """Seconds to add them to the exact core."""
-    merge_seconds: float
-    """Seconds to merge into the weights, once, what has come since the last merge."""
-
-    def share(self, step_seconds: float) -> float:
-        """Return the share of the time, with steps of so many seconds, in the long run.
-
-        The weights follow with every step, or once in MERGE_REST times as long as that takes, if that is
-        less.
-        """
-        cost = self.add_seconds + min(self.merge_seconds, step_seconds / MERGE_REST)
-        return cost / (step_seconds + cost)
+    The weights follow with every step, or once in MERGE_REST times as long as that takes, if that is less.
+    """
+    cost = add_seconds + min(fold_seconds, step_seconds / MERGE_REST)
+    return cost / (step_seconds + cost)
 
 
 def case(subject: BenchSubject, trainer: Trainer, size: int, queries: int) -> BenchCase:
@@ -139,9 +129,14 @@ def ratio(taken: Mapping[str, list[float]], name: str, by: str) -> float:
 
 
 def incoming(
-    subject: BenchSubject, found: BenchCase, counts: Sequence[int], repetitions: int
-) -> list[Incoming]:
-    """Measure the cost of applying these numbers of others' updates with every step.
+    subject: BenchSubject,
+    found: BenchCase,
+    counts: Sequence[int],
+    repetitions: int,
+    steps: Mapping[int, float],
+) -> list[IncomingResult]:
+    """Measure the cost of applying these numbers of others' updates with every step; `steps` has the seconds
+    of a step by the size of its mini-batches.
 
     They are added to the core at once, between two steps. They are merged into the weights at long intervals,
     so that this is timed once, with all that has come.
@@ -157,7 +152,16 @@ def incoming(
                 adding[count].append(seconds(partial(trainer.apply, updates(count, turn)), device))
                 step(found, turn)
         merge = seconds(partial(trainer.weights.follow, 0), device)
-    return [Incoming(count, statistics.median(taken[1:]), merge) for count, taken in adding.items()]
+    adds = {count: statistics.median(taken[1:]) for count, taken in adding.items()}
+    return [
+        IncomingResult(
+            updates=count,
+            add_seconds=add,
+            fold_seconds=merge,
+            shares={size: share(add, merge, step_seconds) for size, step_seconds in steps.items()},
+        )
+        for count, add in adds.items()
+    ]
 
 
 def inference_peak(subject: BenchSubject, size: int, queries: int) -> int | None:

@@ -30,7 +30,7 @@ from sfnode.node.training.step_scheduler import batches_of
 from sfnode.resources import memory
 from sfnode.resources.policy import spare_cores
 from sfnode.resources.sensors import Sensors
-from sfnode.schema.results import BatchResult, BenchResult, FitResult, IncomingResult, TogetherResult
+from sfnode.schema.results import BatchResult, BenchResult, IncomingResult, TogetherResult
 from sfprotocol.seeds import update_seeds
 
 # Measures what several devices do together, beside each of them alone, by the clock and by turns.
@@ -137,13 +137,6 @@ class BenchPlan(NamedTuple):
     """CPU threads; 0: as many as find a core."""
 
 
-class Peaks(NamedTuple):
-    """Peaks of memory in bytes; None where they are unknown."""
-
-    inference: int | None
-    training: int | None
-
-
 def run_benchmark(spec: SubjectSpec, plan: BenchPlan, say: Callable[[str], None]) -> BenchResult:
     """Take all measurements; `say` is called with what is being done. Raises UserError."""
     say("loading the model")
@@ -171,24 +164,23 @@ def _measured(subject: BenchSubject, plan: BenchPlan, busy: float, say: Callable
     cases = [measure.case(subject, trainer, size, plan.queries) for size in sizes]
     training = [_larger(keeping, measure.step_peak(found)) for found in cases]
     batches = []
-    for found, size, *peaks in zip(cases, sizes, inference, training, strict=True):
+    for found, size, peak, training_peak in zip(cases, sizes, inference, training, strict=True):
         say(f"time, batch {size}")
-        batches.append(_batch(found, size, Peaks(*peaks), subject, plan))
+        batches.append(_batch(found, size, peak, training_peak, subject, plan))
     say("others' updates")
-    costs = measure.incoming(subject, cases[0], INCOMING, plan.repetitions)
-    incoming = [
-        IncomingResult(
-            updates=cost.updates,
-            add_seconds=cost.add_seconds,
-            fold_seconds=cost.merge_seconds,
-            shares={batch.batch: cost.share(batch.step_seconds) for batch in batches},
-        )
-        for cost in costs
-    ]
+    steps = {batch.batch: batch.step_seconds for batch in batches}
+    incoming = measure.incoming(subject, cases[0], INCOMING, plan.repetitions, steps)
     return _result(subject, plan, batches, incoming, busy)
 
 
-def _batch(found: BenchCase, size: int, peaks: Peaks, subject: BenchSubject, plan: BenchPlan) -> BatchResult:
+def _batch(
+    found: BenchCase,
+    size: int,
+    inference: int | None,
+    training: int | None,
+    subject: BenchSubject,
+    plan: BenchPlan,
+) -> BatchResult:
     actions = measure.candidates(found, mezo=plan.mezo)
     taken = measure.times(actions, plan.repetitions, subject.device)
     median = {name: statistics.median(turns) for name, turns in taken.items()}
@@ -202,9 +194,9 @@ def _batch(found: BenchCase, size: int, peaks: Peaks, subject: BenchSubject, pla
         step_ratio=measure.ratio(taken, measure.STEP, measure.FORWARDS),
         tokens_per_second=found.forwards * found.tokens / step,
         updates_per_hour=3600 * len(found.seeds) / step,
-        inference_peak_bytes=peaks.inference,
-        training_peak_bytes=peaks.training,
-        memory_ratio=_ratio(peaks.training, peaks.inference),
+        inference_peak_bytes=inference,
+        training_peak_bytes=training,
+        memory_ratio=_ratio(training, inference),
         mezo_matrices_seconds=median.get(measure.MEZO_MATRICES),
         mezo_matrices_ratio=by_step.get(measure.MEZO_MATRICES),
         mezo_all_seconds=median.get(measure.MEZO_ALL),
@@ -245,7 +237,7 @@ def _result(
         weight_bytes=weights,
         overhead_bytes=overhead,
         free_bytes=before.free,
-        fits=[FitResult(**fit._asdict()) for fit in fits],
+        fits=fits,
         together=[],
     )
 

@@ -10,15 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from sfnode.cli.options import (
-    devices_option,
-    dtype_option,
-    json_option,
-    option,
-    run_option,
-    setting,
-    threads_option,
-)
+from sfnode.cli import options
 from sfnode.cli.output import echo
 from sfnode.manifest import Manifest
 from sfnode.schema.results import BatchResult, BenchResult, TogetherResult
@@ -32,54 +24,41 @@ MOST_TOKENS = 65_535
 
 
 @click.command
-@option(
+@options.option(
     "--model",
     metavar="SOURCE",
     help="A folder, a Hugging Face id, shape:NAME or a folder with config.json alone (random weights).  "
     f"[default: the run's, or {DEFAULT_MODEL}]",
 )
-@run_option("Measure with the task and the data of this run manifest.  [default: random tokens]")
-@option(
+@options.run_option("Measure with the task and the data of this run manifest.  [default: random tokens]")
+@options.option(
     "--batch",
     "batches",
     type=click.IntRange(1, 4096),
     multiple=True,
     default=BATCHES,
-    show_default=True,
-    metavar="COUNT",
     help="Rows of a mini-batch; may be repeated.",
 )
-@option(
-    "--tokens",
-    type=click.IntRange(1, MOST_TOKENS),
-    default=32,
-    show_default=True,
-    metavar="COUNT",
-    help="Length of a random sentence.",
+@options.option(
+    "--tokens", type=click.IntRange(1, MOST_TOKENS), default=32, help="Length of a random sentence."
 )
-@setting("--queries", metavar="COUNT", help="Mini-batches of a step, each for one update or for a group.")
-@devices_option
-@dtype_option
-@threads_option("CPU threads.  [default: as many as find a core that is free]")
-@option(
-    "--rank", type=click.IntRange(0), default=0, metavar="COUNT", help="Rank.  [default: the run's, or 32]"
+@options.setting(
+    "--queries", metavar="COUNT", help="Mini-batches of a step, each for one update or for a group."
 )
-@option(
+@options.devices_option
+@options.dtype_option
+@options.threads_option("CPU threads.  [default: as many as find a core that is free]")
+@options.option("--rank", type=click.IntRange(0), default=0, help="Rank.  [default: the run's, or 32]")
+@options.option(
     "--group",
     type=click.IntRange(0),
-    metavar="COUNT",
     help="Updates that share a mini-batch; 0: each is measured at two points.  [default: the run's, or 0]",
 )
-@option("--compare", type=click.Choice(["mezo"]), help="Time this method's step too.")
-@option(
-    "--repetitions",
-    type=click.IntRange(1),
-    default=15,
-    show_default=True,
-    metavar="COUNT",
-    help="Turns of each contestant; medians are shown.",
+@options.option("--compare", type=click.Choice(["mezo"]), help="Time this method's step too.")
+@options.option(
+    "--repetitions", type=click.IntRange(1), default=15, help="Turns of each contestant; medians are shown."
 )
-@json_option
+@options.json_option
 def bench(
     model: str | None,
     run: Path | None,

@@ -64,15 +64,21 @@ ALL = "all"
 
 
 @click.command
-@option("--scenario", default="calm", show_default=True, metavar="NAME", help="Which, or `all`; see --list.")
-@option("--seed", type=click.IntRange(0), default=0, show_default=True, help="All chance follows from it.")
-@option("--nodes", type=click.IntRange(2), metavar="COUNT", help="Honest nodes.  [default: the scenario's]")
+@option("--scenario", default="calm", metavar="NAME", help="Which, or `all`; see --list.")
+@option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="INTEGER RANGE",
+    help="All chance follows from it.",
+)
+@option("--nodes", type=click.IntRange(2), help="Honest nodes.  [default: the scenario's]")
 @option("--topology", metavar="NAME", help="Who is whose neighbour.  [default: the scenario's]")
 @option("--seconds", type=click.FloatRange(0), help="How long faults last.  [default: the scenario's]")
 @option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
     help="Write everything that happens, one line each.",
 )
 @option("--json", "as_json", is_flag=True, help="Print JSON for programs: a list of runs.")

@@ -21,63 +21,32 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PROBLEM = {
-    "model": "Base model, as `sfnode init --model` takes it.",
-    "task": "Ready-made task (docs/tasks.md).",
-    "train": "Source of the rows to train on, in place of the task's own.",
-    "test": "Source of the rows to test on, in place of the task's own.",
-    "objective": "The loss: `centred` has balanced mini-batches, and compares scores less their means.",
-    "rows": "Rows to train on, those of all clients together.",
-    "min_words": "Shorter rows are not trained on.",
-    "validation_rows": "Rows of the training data that validate; nobody trains on them.",
-    "test_rows": "Rows to test on; 0: all that there are.",
-    "dirichlet": "Concentration of the classes in the clients' shards; 0: rows are dealt out evenly.",
-    "bases": "File with SeedFlood's published bases, DIGEST.bases; empty: they are random.",
-}
-NETWORK = {
-    "topology": "Who is whose neighbour; `changing`: others in every round (baselines).",
-    "clients": "Virtual clients.",
-    "hops": "Links that an update travels in a round; 0: as many as it takes to reach all.",
-    "loss": "Share of frames that are lost; nodes repair that. Baselines lose nothing.",
-    "churn": "Share of clients that are away in a round.",
-    "speeds": "How many times as many steps as the slowest client the fastest one makes.",
-    "hostile": "Share of SeedFlood's clients, the last ones, that are admitted and harm.",
-    "attack": "What they do (docs/experiments.md); `absent`: nothing at all, to compare with.",
-}
-CELL = {
-    "method": "How they train: seedflood, or a baseline (docs/experiments.md).",
-    "seed": "All chance follows from it.",
-    "steps": "Local steps of a client.",
-    "local_steps": "Local steps between two rounds of communication.",
-    "batch_size": "Rows of a mini-batch.",
-    "group": "SeedFlood's updates that share a mini-batch (docs/how-it-works.md): a local step then makes so "
-    "many. 0: one.",
-    "learning_rate": "Learning rate per update; of methods that average, per local step.",
-    "epsilon": "Distance of the points of a zeroth-order estimate from the weights.",
-    "rank": "Rank of SeedFlood's subspaces, or of the adapters of a method with LoRA.",
-    "refresh": "Local steps after which the subspace is a new one.",
-    "evaluate_every": "Local steps between two evaluations on validation rows; 0: only at the end.",
-}
-
 
 def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
-    """Return an option for every field of a cell but `options`; those in `several` may be repeated."""
+    """Return an option for every field of a cell, with the field's words; those in `several` may be repeated.
+    Of `options` each is given by name, as --option."""
     from sflab.experiments.cell import Cell, CellNetwork, Problem
 
-    fields = [
-        (model.model_fields[name], name, text)
-        for model, texts in ((Problem, PROBLEM), (CellNetwork, NETWORK), (Cell, CELL))
-        for name, text in texts.items()
-    ]
+    fields = Problem.model_fields | CellNetwork.model_fields | Cell.model_fields
 
     def add(function: F) -> F:
-        for field, name, text in reversed(fields):
+        function = option(
+            "--option",
+            "options",
+            multiple=True,
+            metavar="NAME=NUMBER",
+            callback=parse_options,
+            help="A number that only this method has (docs/experiments.md); may be given several times.",
+        )(function)
+        for name in reversed([name for name in fields if name not in ("problem", "network", "options")]):
+            field = fields[name]
             kind = _kind(field)
             shown = {"default": field.default, "show_default": field.default != ""}
             if name in several:
                 shown |= {"default": (field.default,), "multiple": True}
             flag = f"--{name.replace('_', '-')}"
             metavar = {} if isinstance(kind, click.Choice) else {"metavar": _metavar(field.annotation)}
+            text = " ".join((field.description or "").split("\n"))
             function = option(flag, type=kind, help=text, **shown, **metavar)(function)
         return function
 
@@ -97,6 +66,17 @@ def _metavar(kind: Any) -> str:
     return {int: "COUNT", float: "NUMBER", str: "NAME"}[kind]
 
 
+def results_option(default: str, what: str) -> Callable[[F], F]:
+    """Return --out, with this default, for a study or a run."""
+    return option(
+        "--out",
+        "results",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=default,
+        help=f"Where results are written, and where a {what} that was ended goes on.",
+    )
+
+
 def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> dict[str, float]:
     """Return `NAME=NUMBER` pairs as a dictionary."""
     found = {}
@@ -113,27 +93,10 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 
 @click.command
 @cell_options()
-@option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=NUMBER",
-    callback=parse_options,
-    help="A number that only this method has (docs/experiments.md); may be given several times.",
-)
-@option(
-    "--out",
-    "results",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="results",
-    show_default=True,
-    metavar="FOLDER",
-    help="Where results are written, and where a run that was ended goes on.",
-)
+@results_option("results", "run")
 @option(
     "--write-log",
     type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
     help="Leave the data folder of client 0's node in this empty folder, as `sfnode verify` reads it.",
 )
 @setting(
@@ -186,11 +149,11 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
     from sflab.experiments.cell import Cell, CellNetwork, Problem
 
     try:
-        return Cell(
-            problem=Problem(**{name: fields[name] for name in PROBLEM}),
-            network=CellNetwork(**{name: fields[name] for name in NETWORK}),
-            options=options,
-            **{name: fields[name] for name in CELL},
+        return Cell.model_validate(
+            {name: fields[name] for name in Cell.model_fields.keys() & fields.keys()}
+            | {"problem": {name: fields[name] for name in Problem.model_fields}}
+            | {"network": {name: fields[name] for name in CellNetwork.model_fields}}
+            | {"options": options}
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sflab.cli.simulate_training import cell_of, cell_options, parse_options
+from sflab.cli.simulate_training import cell_of, cell_options, results_option
 from sfnode.cli.exit import DONE, FAILED, INTERRUPTED
 from sfnode.cli.options import device_option, json_option, option
 from sfnode.cli.output import echo, table
@@ -45,28 +45,12 @@ def study_options(default: str) -> Callable[[F], F]:
         function = option(
             "--workers",
             type=click.IntRange(1),
-            metavar="COUNT",
-            help=(
-                "Worker processes with one CPU thread each; 1: none but this one.  [default: as many as "
-                "cores]"
-            ),
+            help="Worker processes with one CPU thread each; 1: none but this one.  "
+            "[default: as many as cores]",
         )(function)
-        return results_option(default)(function)
+        return results_option(default, "study")(function)
 
     return add
-
-
-def results_option(default: str) -> Callable[[F], F]:
-    """Return --out."""
-    return option(
-        "--out",
-        "results",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=default,
-        show_default=True,
-        metavar="FOLDER",
-        help="Where results are written, and where a study that was ended goes on.",
-    )
 
 
 def cores() -> int:
@@ -156,14 +140,7 @@ def duration(seconds: float) -> str:
 @option("--smoke", is_flag=True, help="Everything, tiny: less than a minute, and figures that mean nothing.")
 @option("--long", is_flag=True, help="The whole table, all methods: a day of two cores with opt-mini-sst.")
 @option("--full", is_flag=True, help="The paper's own size, for machines with large GPUs.")
-@option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    metavar="COUNT",
-    help="Seeds of every cell.",
-)
+@option("--seeds", type=click.IntRange(1), default=3, help="Seeds of every cell.")
 @option(
     "--learning-rate",
     type=click.FloatRange(0, min_open=True),
@@ -294,22 +271,7 @@ SHOWN = ("validation_score", "validation_loss", "score", "loss")
 
 @click.command
 @cell_options(several=SWEPT)
-@option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=NUMBER",
-    callback=parse_options,
-    help="A number that only this method has (docs/experiments.md); may be given several times.",
-)
-@option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="COUNT",
-    help="Seeds of each, from --seed on.",
-)
+@option("--seeds", type=click.IntRange(1), default=1, help="Seeds of each, from --seed on.")
 @study_options("sweep")
 @json_option
 def sweep(

@@ -19,19 +19,10 @@ FAILED = ".failed"
 """Ending of the file that says why a cell failed."""
 
 
-END = frozenset(
-    [
-        "score",
-        "loss",
-        "base_score",
-        "base_loss",
-        "consensus",
-        "bytes_per_edge",
-        "bytes_total",
-        "example_forwards",
-        "seconds",
-    ]
-)
+END = {
+    *("score", "loss", "base_score", "base_loss", "consensus"),
+    *("bytes_per_edge", "bytes_total", "example_forwards", "seconds"),
+}
 """Values that every finished cell has."""
 
 

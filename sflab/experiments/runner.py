@@ -13,19 +13,19 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, runtime_checkable
+from typing import IO, Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
 from sflab.baselines import registry
-from sflab.baselines.clients import Method, Setup
+from sflab.baselines.clients import Clients, Setup
 from sflab.baselines.model_problem import ModelProblem
 from sflab.experiments import problem, results, seedflood
 from sflab.experiments.cell import Cell, Place
 from sflab.experiments.conditions import Conditions
 from sflab.experiments.problem import LoadedProblem
-from sflab.experiments.seedflood import OPTIONS, SeedFlood
+from sflab.experiments.seedflood import SeedFlood
 from sfnode import __version__
 from sfnode.errors import Code, UserError
 from sfnode.loggers.background import LoggedRecord, Logger
@@ -36,6 +36,8 @@ from sfnode.store.disk_errors import disk_faults
 
 
 SEEDFLOOD = "seedflood"
+
+Method = Clients | SeedFlood
 
 
 class Range(NamedTuple):
@@ -67,6 +69,9 @@ RANGES = {
     "candidates": Range(1, 1 << 24, whole=True),
 }
 """Ranges of all options. 2^32 is more than anybody means; 2^24 candidates take 128 MiB."""
+
+OPTIONS = RANGES.keys() - {option for one in registry.METHODS.values() for option in one.options}
+"""Names of SeedFlood's options (`Cell.options`); docs/experiments.md explains them."""
 
 
 def names() -> list[str]:
@@ -122,27 +127,13 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
     if cell.method == SEEDFLOOD:
         return SeedFlood(cell, found, log)
     baseline = registry.METHODS[cell.method]
+    data = found.task, found.shards, found.held_out
     on_vectors = ModelProblem(
-        found.loaded,
-        found.task,
-        found.shards,
-        found.held_out,
-        cell.batch_size,
-        cell.seed,
-        baseline.problem,
-        cell.rank,
-        found.public,
+        found.loaded, *data, cell.batch_size, cell.seed, baseline.problem, cell.rank, found.public
     )
+    edges, numbers = Conditions(cell.network, cell.seed).edges, (cell.learning_rate, cell.epsilon, cell.rank)
     setup = Setup(
-        on_vectors,
-        cell.network.clients,
-        Conditions(cell.network, cell.seed).edges,
-        cell.seed,
-        cell.learning_rate,
-        cell.epsilon,
-        cell.rank,
-        cell.local_steps,
-        cell.options,
+        on_vectors, cell.network.clients, edges, cell.seed, *numbers, cell.local_steps, cell.options
     )
     return registry.make(cell.method, setup)
 
@@ -214,15 +205,6 @@ def run_cell(
         run.close()
 
 
-@runtime_checkable
-class CountsUpdates(Protocol):
-    """A method of updates, some of which may not count."""
-
-    def updates(self) -> Mapping[str, int]:
-        """Return numbers of updates by name."""
-        ...
-
-
 class _Run:
     """A cell that is running in this process."""
 
@@ -273,9 +255,8 @@ class _Run:
             last = self._evaluation("validation")
             self._record("evaluation", last)
             values |= {"validation_score": last["score"], "validation_loss": last["loss"]}
-        if isinstance(self._method, CountsUpdates):
-            values |= self._method.updates()
-        values |= self._costs() | {"bytes_total": self._method.traffic.total, "seconds": self._seconds()}
+        values |= {**self._method.updates(), **self._costs()}
+        values |= {"bytes_total": self._method.traffic.total, "seconds": self._seconds()}
         self._write({"kind": "end", "step": self.done, "values": values})
         with disk_faults(self._results):
             self._flush()

@@ -50,23 +50,6 @@ from sfprotocol.host import Effect, Send
 from sfprotocol.messages import Control, ControlWant, Feed, Have, Prune, Segment, Want
 from sfprotocol.weighing import NOTHING, differences
 
-OPTIONS = frozenset(
-    {
-        "budget",
-        "guard",
-        "organised",
-        "origins",
-        "renew",
-        "scalar_bits",
-        "scalar_delta",
-        "scalar_limit",
-        "search",
-        "segment_updates",
-        "subspace_epochs",
-    }
-)
-"""Names of its options (`Cell.options`); docs/experiments.md explains them."""
-
 COUNTED = (Segment, Have, Want, Prune, Control, ControlWant)
 """Messages that bring updates and decisions, announce them or ask for them. Those of anti-entropy go with
 time, of which a cell has none."""
@@ -174,7 +157,7 @@ class ClientComputer(Computer):
             link.into.stall(stalled)
 
     def make_engine(self, manifest: Manifest) -> IntegerEngine:
-        return cast(IntegerEngine, self.world.engine.clients[self.number])
+        return self.world.engine.clients[self.number]
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
         lacks = self.scheduler.hindered

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sflab.experiments.problem import LoadedProblem
+from sflab.simulator.world.engine import IntegerEngine, Result
 from sfnode.engine import forward, making_bases
-from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates, quantise
 from sfnode.engine.line import difference
-from sfnode.engine.trainable_model import StepResult
 from sfnode.engine.trainer import Trainer
+from sfnode.manifest import Manifest
 from sfnode.models.loader import matrix
 from sfnode.models.perturbation import Directions, Perturbation, through
 from sfnode.models.targets import Form
@@ -62,27 +63,17 @@ class Measured(NamedTuple):
     """Rows of its mini-batch."""
 
 
-class ClientEngine:
+class ClientEngine(IntegerEngine):
     """The engine of one client's node, as its engine thread knows one."""
 
-    devices = ()
-
-    def __init__(self, shared: SharedEngine, client: int, shard: Shard, disclose: Disclose) -> None:
-        self.core = shared.empty()
-        """Exactly what was applied."""
-        self.made = 0
-        """Updates that were measured."""
+    def __init__(
+        self, manifest: Manifest, shared: SharedEngine, client: int, shard: Shard, disclose: Disclose
+    ) -> None:
+        super().__init__(manifest, client)
         self.shard, self.odds = shard, shard.odds
-        self.mini_batches = self
         self._shared, self._client, self._disclose = shared, client, disclose
         self.sent: list[int] = []
         """Scalars of these, as they were sent."""
-
-    def prepare(self, seeds: Sequence[int]) -> None:
-        """Do nothing: mini-batches are encoded for all clients together."""
-
-    def begin(self, cores: Mapping[int, I64]) -> None:
-        self.core.put(cores)
 
     def use_bases(self, published: Sequence[Bases]) -> None:
         """Use these bases, if the client is the one that makes them and so knows of them first."""
@@ -95,7 +86,7 @@ class ClientEngine:
     def cores(self) -> dict[int, I64]:
         return {subspace: core.copy() for subspace, core in self.core.cores().items()}
 
-    def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
+    def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> Result:
         """Return what was measured for these seeds, with all updates that clients are about to make."""
         found = self._shared.measured(seeds)
         self.made += len(seeds)
@@ -103,15 +94,15 @@ class ClientEngine:
             self.sent.append(self._disclose(self.sent, seed, one.scalar))
         losses = [one.loss for one in found if math.isfinite(one.loss)]
         loss = sum(losses) / len(losses) if losses else math.nan
-        return StepResult(tuple(self.sent[-len(seeds) :]), loss, 0)  # a model that diverges is a result, too
+        return Result(tuple(self.sent[-len(seeds) :]), loss)  # a model that diverges is a result, too
 
     # -- what an organiser asks, whose forwards count ----------------------------------------------
 
-    def evaluate(self, *asked: Any) -> Evaluation:
-        return self._counted(self._trainer().evaluate(*asked))
+    def evaluate(self, *asked: Any, **how: Any) -> Evaluation:
+        return self._counted(self._trainer().evaluate(*asked, **how))
 
-    def evaluate_base(self, *asked: Any, calibrated: bool = False) -> Evaluation:
-        return self._counted(self._trainer().evaluate_base(*asked, calibrated=calibrated))
+    def evaluate_base(self, *asked: Any, **how: Any) -> Evaluation:
+        return self._counted(self._trainer().evaluate_base(*asked, **how))
 
     def evaluate_towards(self, *asked: Any) -> Evaluation:
         return self._counted(self._trainer().evaluate_towards(*asked))
@@ -137,15 +128,6 @@ class ClientEngine:
     def _trainer(self) -> Trainer:
         return self._shared.at(self.core.cores())
 
-    def offload(self) -> None:
-        pass
-
-    def restore(self) -> None:
-        pass
-
-    def use_threads(self, count: int | None, most: int | None) -> None:
-        pass
-
 
 class SharedEngine:
     """The weights, and the clients whose models they stand for."""
@@ -170,14 +152,9 @@ class SharedEngine:
         """Clients with the seeds of their next updates and the epochs of these."""
         self._sides_of: dict[tuple[int, ...], Directions] = {}
 
-    def empty(self) -> Core:
-        """Return the core of a client that has nothing."""
-        training = self._problem.manifest.training
-        return Core(len(self._problem.manifest.model.targets), training.rank)
-
     def add(self, shard: Shard, disclose: Disclose) -> ClientEngine:
         """Return the engine of one more client."""
-        self.clients.append(ClientEngine(self, len(self.clients), shard, disclose))
+        self.clients.append(ClientEngine(self._problem.manifest, self, len(self.clients), shard, disclose))
         return self.clients[-1]
 
     def use_bases(self, published: Sequence[Bases]) -> None:
@@ -264,11 +241,12 @@ class SharedEngine:
     def _cores(self, own: Mapping[int, I64], clients: NDArray[np.int64], blocks: tuple[int, ...]) -> Tensor:
         """Return by how much clients' models differ from the weights in each of these subspaces: (clients,
         layers, blocks, rank, rank), columns of V by columns of U."""
-        (layers, rank, _), unit = self._trainer.core.shape, self._trainer.space.unit(0)
+        layers, rank, _ = self._trainer.core.shape
         found = torch.zeros(len(clients), layers, len(blocks), rank, rank)
+        units = np.array([self._trainer.space.unit(layer) for layer in range(layers)])[:, None, None]
         for number, subspace in enumerate(blocks):
             if subspace in own:
-                change = own[subspace][clients] * -self._trainer.scale(subspace) * unit  # float64
+                change = own[subspace][clients] * (units * -self._trainer.scale(subspace))  # float64
                 found[:, :, number] = torch.from_numpy(change).transpose(2, 3).float()
         return found.to(self._trainer.loaded.device)
 

@@ -38,34 +38,34 @@ SEGMENT = 32
 
 
 class StudySize(NamedTuple):
-    """Size of a study."""
+    """Size of a study; the default one unless it says otherwise."""
 
-    clients: int
-    zeroth_steps: int
+    clients: int = 16
+    zeroth_steps: int = 160
     """Local steps of a client, for methods with two-point estimates."""
-    first_steps: int
+    first_steps: int = 40
     """The same for methods with gradients."""
-    short_steps: int
+    short_steps: int = 80
     """Local steps of zeroth-order cells outside the table of methods; gradients: in proportion."""
-    refresh: int
-    batch_size: int
-    rows: int
-    validation_rows: int
-    test_rows: int
-    min_words: int
-    evaluations: int
+    refresh: int = 80
+    batch_size: int = 4
+    rows: int = 1024
+    validation_rows: int = 200
+    test_rows: int = 400
+    min_words: int = 4
+    evaluations: int = 3
     """Evaluations on validation rows in a run."""
-    methods: Sequence[str]
-    topologies: Sequence[Topology]
-    sizes: Sequence[int]
+    methods: Sequence[str] = PAPER_METHODS
+    topologies: Sequence[Topology] = ("ring",)
+    sizes: Sequence[int] = (16, 32, 64, 128)
     """Numbers of clients that are compared."""
-    sized_methods: Sequence[str]
-    hops: Sequence[int]
-    ranks: Sequence[int]
-    refreshes: Sequence[int]
-    dirichlets: Sequence[float]
-    sharded_methods: Sequence[str]
-    all_tasks: bool
+    sized_methods: Sequence[str] = (SEEDFLOOD,)
+    hops: Sequence[int] = (1, 2, 4, 0)
+    ranks: Sequence[int] = (8, 32)
+    refreshes: Sequence[int] = (20, 80)
+    dirichlets: Sequence[float] = (1.0, 0.1)
+    sharded_methods: Sequence[str] = (SEEDFLOOD, "dsgd")
+    all_tasks: bool = False
     """Whether the parts besides the table of methods are done for all tasks, not for the first alone."""
     rank: int = 32
     local_steps: int = 5
@@ -88,14 +88,11 @@ SMOKE = StudySize(
     test_rows=24,
     min_words=0,
     evaluations=2,
-    methods=PAPER_METHODS,
     topologies=("ring", "grid"),
     sizes=(4, 8),
-    sized_methods=(SEEDFLOOD,),
     hops=(1, 0),
     ranks=(4, 8),
     refreshes=(2, 4),
-    dirichlets=(1.0, 0.1),
     sharded_methods=(SEEDFLOOD,),
     all_tasks=True,
     rank=8,
@@ -105,29 +102,7 @@ SMOKE = StudySize(
     rate=1e-3,
 )
 
-DEFAULT = StudySize(
-    clients=16,
-    zeroth_steps=160,
-    first_steps=40,
-    short_steps=80,
-    refresh=80,
-    batch_size=4,
-    rows=1024,
-    validation_rows=200,
-    test_rows=400,
-    min_words=4,
-    evaluations=3,
-    methods=PAPER_METHODS,
-    topologies=("ring",),
-    sizes=(16, 32, 64, 128),
-    sized_methods=(SEEDFLOOD,),
-    hops=(1, 2, 4, 0),
-    ranks=(8, 32),
-    refreshes=(20, 80),
-    dirichlets=(1.0, 0.1),
-    sharded_methods=(SEEDFLOOD, "dsgd"),
-    all_tasks=False,
-)
+DEFAULT = StudySize()
 
 LONG = DEFAULT._replace(
     zeroth_steps=320,

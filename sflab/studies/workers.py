@@ -19,8 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessP
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from sflab.experiments import results
 from sflab.experiments.cell import Cell
@@ -51,23 +50,6 @@ class CellOutcome(NamedTuple):
     """Its results, if the worker could not write them to the folder."""
     failure: str
     """Reason of its failure; empty if it did not fail."""
-
-
-class Pool(Protocol):
-    """Interface of what runs cells. It is entered once, and left in whatever way ends everything."""
-
-    size: int
-    """Cells to give it at a time."""
-
-    def submit(self, cell: Cell) -> Future[CellOutcome]:
-        """Begin a cell."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, str, str], None]) -> None:
@@ -211,6 +193,10 @@ class Ray:
         import ray
 
         ray.shutdown()
+
+
+Pool = Here | Processes | Ray
+"""What runs cells, `size` of them at a time. It is entered once, and left in whatever way ends everything."""
 
 
 def _require_listener(address: str) -> None:

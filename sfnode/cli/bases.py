@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.options import (
-    model_options,
-    option,
-    out_option,
-)
+from sfnode.cli.options import model_options, option, out_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.printable import command
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
     "kind",
     type=click.Choice(["gradients", "errors"]),
     default="gradients",
-    show_default=True,
     help="gradients: the strongest directions of the mean gradient, by backward passes on this machine; "
     "errors: those of the layers' inputs that go with the errors of its output, by forward passes alone.",
 )

@@ -103,7 +103,6 @@ async def shown(
 @option(
     "--listen",
     default=DEFAULT_ADDRESS,
-    show_default=True,
     callback=parse_listen_address,
     metavar="[HOST:]PORT",
     help="Address of the page: port 0 is any free one, and without a host only this machine can connect.",

@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfnode.cli import options
 from sfnode.cli.exit import DONE, FAILED
-from sfnode.cli.options import (
-    data_dir_option,
-    devices_option,
-    dtype_option,
-    host_maddrs_option,
-    json_option,
-    link_option,
-    option,
-    peers_option,
-    run_option,
-)
 from sfnode.cli.output import echo
 
 if TYPE_CHECKING:
@@ -41,28 +31,31 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 
 
 @click.command
-@link_option
-@peers_option("Address of a node of the run, to be tried. Repeat for more.  [default: those met before]")
-@run_option("Run manifest.  [default: the data folder's, or the peers']")
-@data_dir_option
-@option("--model", default="", metavar="SOURCE", help="Would this model fit? A folder, or shape:NAME.")
-@devices_option
-@dtype_option
-@host_maddrs_option("Address on which the node would listen. Repeat for more.")
-@option(
+@options.link_option
+@options.peers_option(
+    "Address of a node of the run, to be tried. Repeat for more.  [default: those met before]"
+)
+@options.run_option("Run manifest.  [default: the data folder's, or the peers']")
+@options.data_dir_option
+@options.option(
+    "--model", "source", default="", metavar="SOURCE", help="Would this model fit? A folder, or shape:NAME."
+)
+@options.devices_option
+@options.dtype_option
+@options.host_maddrs_option("Address on which the node would listen. Repeat for more.")
+@options.option(
     "--ntp",
     default=NTP_SERVER,
-    show_default=True,
     callback=parse_ntp,
     metavar="HOST",
     help="Time server to compare the clock with; none asks the peers only.",
 )
-@option(
+@options.option(
     "--measure",
     is_flag=True,
     help="Load the model, whatever its size, and measure steps.  [default: if it is here and small]",
 )
-@json_option
+@options.json_option
 def doctor(link: str | None, as_json: bool, **fields: Any) -> int:
     """Examine this machine, its network and the peers, as a node would use them.
 

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sfnode.cli import options
 from sfnode.cli.ending import fork_command
 from sfnode.cli.exit import warn
-from sfnode.cli.options import (
-    as_of_now_option,
-    details_option,
-    json_option,
-    model_options,
-    option,
-    verifier_option,
-)
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import baselines_in_words, beside, probe_in_words
@@ -35,39 +28,36 @@ MOST_SAMPLES = 1000
 
 
 @click.command("eval")
-@model_options
-@option(
+@options.model_options
+@options.option(
     "--test-limit",
     "limit",
     type=click.IntRange(0),
     default=0,
-    metavar="COUNT",
     help="Use only so many test rows.  [default: as many as the manifest says]",
 )
-@option(
+@options.option(
     "--neutral",
     type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
     help="Text on which both models are compared, with what the base model writes after each line: how far "
     "training has drifted.  [default: a few sentences of sfnode's own]",
 )
-@option(
+@options.option(
     "--pass-at",
     type=click.IntRange(1, MOST_SAMPLES),
     metavar="K",
     help="Reward run: estimate, too, how often one of K answers to a row is right, from answers that are "
     "drawn at the run's temperature, or at 1.",
 )
-@option(
+@options.option(
     "--samples",
     type=click.IntRange(1, MOST_SAMPLES),
-    metavar="COUNT",
     help="Answers to each row for --pass-at: more than K make the estimate better.  [default: K]",
 )
-@verifier_option
-@as_of_now_option
-@details_option
-@json_option
+@options.verifier_option
+@options.as_of_now_option
+@options.details_option
+@options.json_option
 def evaluate(
     data_dir: Path,
     model: Path | None,

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import sfnode
+from sfnode.cli import options
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.options import (
-    F,
-    as_of_now_option,
-    data_dir_option,
-    device_option,
-    json_option,
-    model_option,
-    option,
-    out_option,
-)
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
@@ -27,24 +18,22 @@ if TYPE_CHECKING:
     from sfnode.manifest import Manifest
 
 
-def format_options(function: F) -> F:
+def format_options(function: options.F) -> options.F:
     """Add --format, --lora-rank and --dtype, for commands that write a model."""
-    form = option(
+    form = options.option(
         "--format",
         "form",
         type=click.Choice(["hf", "lora"]),
         default="hf",
-        show_default=True,
         help="hf: a whole Hugging Face model; lora: a PEFT adapter for the base model.",
     )
-    dtype = option(
+    dtype = options.option(
         "--dtype",
         type=click.Choice(["stored", "float32", "bfloat16", "float16"]),
         default="stored",
-        show_default=True,
         help="Number format of the weights; stored: as in the base model's files.",
     )
-    rank = option(
+    rank = options.option(
         "--lora-rank",
         type=click.IntRange(1),
         metavar="RANK",
@@ -76,29 +65,28 @@ def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
 
 
 @click.command
-@out_option("FOLDER", "New folder for the model.")
+@options.out_option("FOLDER", "New folder for the model.")
 @format_options
-@data_dir_option
-@model_option
-@device_option
-@as_of_now_option
-@option(
+@options.data_dir_option
+@options.model_option
+@options.device_option
+@options.as_of_now_option
+@options.option(
     "--seal",
     default="last",
-    show_default=True,
     metavar="best|last|EPOCH",
     callback=parse_seal,
     help="Organised run: the last seal; the best of those that were evaluated and not "
     "taken back; or that of an epoch.",
 )
-@option(
+@options.option(
     "--push-to-hub",
     "hub_name",
     metavar="OWNER/NAME",
     help="Upload the finished export to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN; "
     "as a private model, unless --public is said.",
 )
-@option("--public", is_flag=True, help="With --push-to-hub: let everybody see the model.")
+@options.option("--public", is_flag=True, help="With --push-to-hub: let everybody see the model.")
 def export(
     out: Path,
     form: str,
@@ -139,9 +127,9 @@ def export(
 
 
 @click.command
-@out_option("FILE", "The archive.")
-@data_dir_option
-@json_option
+@options.out_option("FILE", "The archive.")
+@options.data_dir_option
+@options.json_option
 def archive(out: Path, data_dir: Path, as_json: bool) -> None:
     """Verify the run in a node's folder and write it to a file: manifest, log, decisions, published bases.
 
@@ -162,8 +150,8 @@ def archive(out: Path, data_dir: Path, as_json: bool) -> None:
 
 @click.command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 def import_(file: Path, data_dir: Path, as_json: bool) -> None:
     """Verify the archive FILE and take it into a folder: a new one, or one of the same run, whose node is
     not running.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from sfnode.cli import options
 from sfnode.cli.data_folder import opened_run, runs_here
 from sfnode.cli.init import (
     check_bases,
@@ -25,14 +26,6 @@ from sfnode.cli.init import (
     write_manifest,
 )
 from sfnode.cli.keys import Command
-from sfnode.cli.options import (
-    data_dir_option,
-    device_option,
-    epoch_argument,
-    model_option,
-    option,
-    out_option,
-)
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
@@ -72,14 +65,16 @@ def _options_of_init() -> list[click.Parameter]:
 
 
 @click.command(cls=Command, params=_options_of_init())
-@epoch_argument("epoch")
-@out_option("FOLDER", "New folder for the run.")
-@option("--name", metavar="NAME", help="Name of the new run.  [default: the old one's, with the epoch]")
-@data_dir_option
-@model_option
-@device_option
+@options.epoch_argument("epoch")
+@options.out_option("FOLDER", "New folder for the run.")
+@options.option(
+    "--name", metavar="NAME", help="Name of the new run.  [default: the old one's, with the epoch]"
+)
+@options.data_dir_option
+@options.model_option
+@options.device_option
 @keys_dir_option
-@option("--encrypt", is_flag=True, help="Encrypt the new run's keys with a passphrase.")
+@options.option("--encrypt", is_flag=True, help="Encrypt the new run's keys with a passphrase.")
 @passphrase_file_option
 def fork(
     epoch: int,

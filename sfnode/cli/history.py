@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sfnode.cli import options
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.export import check_form, format_options
-from sfnode.cli.options import (
-    as_of_now_option,
-    data_dir_option,
-    details_option,
-    device_option,
-    epoch_argument,
-    json_option,
-    model_option,
-    option,
-    out_option,
-)
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, count
@@ -49,11 +39,13 @@ WHEN = 16
 
 
 @click.command("log")
-@option("--updates", is_flag=True, help="Print the updates that count instead, as JSON lines (docs/json.md).")
-@data_dir_option
-@as_of_now_option
-@details_option
-@json_option
+@options.option(
+    "--updates", is_flag=True, help="Print the updates that count instead, as JSON lines (docs/json.md)."
+)
+@options.data_dir_option
+@options.as_of_now_option
+@options.details_option
+@options.json_option
 def log(updates: bool, data_dir: Path, as_of_now: bool, details: bool, as_json: bool) -> None:
     """Show what was decided in the run of a node's folder, and what became of each round, oldest first.
 
@@ -153,15 +145,15 @@ def _who(epoch: EpochEntry) -> str:
 
 
 @click.command
-@epoch_argument("epoch")
-@out_option(
+@options.epoch_argument("epoch")
+@options.out_option(
     "FOLDER", "Write the model to this new folder, as `sfnode export --out FOLDER` does.", required=False
 )
 @format_options
-@data_dir_option
-@model_option
-@device_option
-@json_option
+@options.data_dir_option
+@options.model_option
+@options.device_option
+@options.json_option
 def checkout(
     epoch: int,
     out: Path | None,
@@ -202,10 +194,10 @@ def checkout(
 
 
 @click.command
-@epoch_argument("a")
-@epoch_argument("b")
-@data_dir_option
-@json_option
+@options.epoch_argument("a")
+@options.epoch_argument("b")
+@options.data_dir_option
+@options.json_option
 def diff(a: int, b: int, data_dir: Path, as_json: bool) -> None:
     """Show what has changed from the seal of epoch A to that of epoch B; needs no model.
 

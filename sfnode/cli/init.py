@@ -82,9 +82,7 @@ DESCRIBED = ("preset", "kind", "verifier")
 @option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
     default="run.toml",
-    show_default=True,
     help="The manifest that is written.",
 )
 @option("--force", is_flag=True, help="Overwrite it.")

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.data_folder import running_node, used_folder
-from sfnode.cli.options import (
-    data_dir_option,
-    json_option,
-    option,
-)
+from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import REACHES
 from sfnode.errors import Code, UserError
@@ -59,7 +55,6 @@ def parse_url(_context: Any, _parameter: Any, value: str) -> str:
     "--run-json",
     "run_json",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
     help="Also write the current contacts to FILE, for a web server (docs/organising.md).",
 )
 @json_option

@@ -15,28 +15,12 @@ import click
 from pydantic import ValidationError
 
 import sfnode
-from sfnode.cli import progress
+from sfnode.cli import options, progress
 from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
 from sfnode.cli.ending import Ending
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
 from sfnode.cli.keys import Command
-from sfnode.cli.options import (
-    asked_link,
-    data_dir_option,
-    devices_option,
-    dtype_option,
-    host_maddrs_option,
-    link_argument,
-    model_option,
-    option,
-    parse_listen_address,
-    peers_option,
-    run_option,
-    setting,
-    threads_option,
-    verifier_option,
-)
 from sfnode.cli.output import echo
 from sfnode.cli.owner import limit_option, reason
 from sfnode.cli.passphrases import asked
@@ -92,183 +76,75 @@ GROUPS = {
 
 
 @click.command(cls=Command, groups=GROUPS)
-@link_argument
-@peers_option("A node of the run, or any peer of Hivemind's DHT; may be repeated.")
-@run_option("Start the run of this manifest; with --peers, join no other.")
-@setting(
-    "--run-id",
-    key="run.id",
-    metavar="HEX",
-    help="Refuse to join a run whose id does not begin so; where no peer is a node, all of it.",
-)
-@setting(
-    "--contacts-url",
-    key="run.contacts",
-    metavar="URL",
-    callback=parse_text,
-    help="Web page with the run's contacts, asked when no peer is there.  [default: the link's]",
-)
-@setting("--role", metavar="ROLE", help="trainer; or relay: no model, forwards only.")
-@data_dir_option
-@model_option
-@setting(
-    "--share-model/--no-share-model",
-    key="data.share_model",
-    help="Give model and data to nodes that lack them.  [default: trainers do]",
-)
-@setting("--data", metavar="FILE", help="Train on this private file; its rows never leave this machine.")
-@setting(
-    "--test",
-    key="data.test",
-    metavar="FILE",
-    help="The run's test data, where it names them without a digest.",
-)
-@setting(
-    "--validation",
-    key="data.validation",
-    metavar="FILE",
-    help="The run's validation data, where it names them without a digest.",
-)
-@setting("--skip-bad-rows", help="Leave out rows of --data that do not fit, and say which.")
-@verifier_option
-@setting(
-    "--noise",
-    key="noise.multiplier",
-    type=click.FloatRange(0, 1000),
-    metavar="MULTIPLIER",
-    help="With --data: noise on what is told, in units of one row (docs/security.md).",
-)
-@setting(
-    "--noise-clip",
-    key="noise.clip",
-    type=click.FloatRange(0, 1e9),
-    metavar="SLOPE",
-    help="With noise: the largest slope that is told.  [default: the run's]",
-)
-@setting(
-    "--shard",
-    key="data.shard",
-    callback=parse_shard,
-    metavar="K/N",
-    help="Train on part K of N of the rows: every N-th row, from row K on.",
-)
-@devices_option
-@dtype_option
-@threads_option("CPU threads.  [default: as many as find a core that is free]")
-@setting(
-    "--queries",
-    key="node.queries",
-    metavar="COUNT",
-    help="Mini-batches in one forward pass.  [default: 1, or 64 of a head alone]",
-)
-@setting("--steps", metavar="COUNT", help="Leave after so many updates.  [default: no limit]")
-@setting(
-    "--display-name",
-    callback=parse_text,
-    metavar="TEXT",
-    help="What others call you: public, of your choice.",
-)
-@setting("--team", callback=parse_text, metavar="TEXT", help="The team that your work counts for, too.")
-@setting("--until-complete", help="Leave when the run is complete and the neighbours agree.")
-@setting("--follow", help="Go on in the next run that its organiser announces.")
-@setting(
-    "--invitation",
-    key="run.invitation",
-    callback=parse_text,
-    metavar="NUMBER:HEX",
-    help="What admits this node, if no link does: a secret, so rather set the variable.",
-)
-@setting("--organise", help="Decide what counts, with the organiser's key.")
-@setting(
-    "--alone", key="organise.alone", help="Do not wait for peers: nobody has decisions that are not here."
-)
-@setting(
-    "--search/--no-search",
-    key="organise.search",
-    help="Look along every epoch how far to go, and at which rate to go on.",
-)
-@setting(
-    "--guard/--no-guard",
-    key="organise.guard",
-    help="Go back to the best seal when the model gets worse; end when it gets no better.",
-)
-@setting(
-    "--renew-bases",
-    key="organise.renew_bases",
-    metavar="COUNT",
-    help="Make new bases from gradients after so many updates; 0: never.  [default: 96 or more in a reward "
-    "run, unless --dtype quantises; else 0]",
-)
-@setting("--from-checkpoint", help="Begin with the newest checkpoint, instead of all updates before it.")
-@setting(
-    "--history",
-    key="history.keep",
-    help="What to keep: all updates, or those after the last checkpoint but one.",
-)
-@setting("--keys-dir", metavar="FOLDER", help="Where the organiser's keys are.")
-@setting(
-    "--admission",
-    key="organise.admission",
-    help="Whom to admit uninvited.  [default: anyone; in a private run approve]",
-)
-@setting(
-    "--passphrase-file",
-    key="organise.passphrase_file",
-    metavar="FILE",
-    help="Open the organiser's key with its first line.  [default: ask]",
-)
-@host_maddrs_option("Where to listen; port 0 is any free one.")
-@setting("--announce-maddrs", metavar="MULTIADDR", help="Tell others this address, of a forwarded port.")
-@setting("--auto-relay", help="Let others come through a relay: behind a router or firewall.")
-@setting(
-    "--trusted-relays",
-    key="network.relays",
-    metavar="MULTIADDR",
-    help="Relays for --auto-relay.  [default: the peers]",
-)
-@setting(
-    "--circuit-relay/--no-circuit-relay",
-    key="network.circuit_relay",
-    help="Relay connections of others.  [default: relays do]",
-)
+@options.link_argument
+@options.peers_option("A node of the run, or any peer of Hivemind's DHT; may be repeated.")
+@options.run_option("Start the run of this manifest; with --peers, join no other.")
+@options.setting("--run-id", key="run.id", metavar="HEX")
+@options.setting("--contacts-url", key="run.contacts", metavar="URL", callback=parse_text)
+@options.setting("--role", metavar="ROLE")
+@options.data_dir_option
+@options.model_option
+@options.setting("--share-model/--no-share-model", key="data.share_model")
+@options.setting("--data")
+@options.setting("--test", key="data.test")
+@options.setting("--validation", key="data.validation")
+@options.setting("--skip-bad-rows")
+@options.verifier_option
+@options.setting("--noise", key="noise.multiplier", metavar="MULTIPLIER")
+@options.setting("--noise-clip", key="noise.clip", metavar="SLOPE")
+@options.setting("--shard", key="data.shard", callback=parse_shard, metavar="K/N")
+@options.devices_option
+@options.dtype_option
+@options.threads_option("CPU threads.  [default: as many as find a core that is free]")
+@options.setting("--queries", key="node.queries")
+@options.setting("--steps")
+@options.setting("--display-name", callback=parse_text, metavar="TEXT")
+@options.setting("--team", callback=parse_text, metavar="TEXT")
+@options.setting("--until-complete")
+@options.setting("--follow")
+@options.setting("--invitation", key="run.invitation", callback=parse_text, metavar="NUMBER:HEX")
+@options.setting("--organise")
+@options.setting("--alone", key="organise.alone")
+@options.setting("--search/--no-search", key="organise.search")
+@options.setting("--guard/--no-guard", key="organise.guard")
+@options.setting("--renew-bases", key="organise.renew_bases")
+@options.setting("--from-checkpoint")
+@options.setting("--history", key="history.keep")
+@options.setting("--keys-dir", metavar="FOLDER")
+@options.setting("--admission", key="organise.admission")
+@options.setting("--passphrase-file", key="organise.passphrase_file")
+@options.host_maddrs_option("Where to listen; port 0 is any free one.")
+@options.setting("--announce-maddrs", metavar="MULTIADDR")
+@options.setting("--auto-relay")
+@options.setting("--trusted-relays", key="network.relays", metavar="MULTIADDR")
+@options.setting("--circuit-relay/--no-circuit-relay", key="network.circuit_relay")
 @limit_option
-@setting("--client-mode", key="network.client_mode", help="Listen nowhere; only connect to others.")
-@setting(
-    "--metrics",
-    callback=parse_listen_address,
+@options.setting("--client-mode", key="network.client_mode")
+@options.setting("--metrics", callback=options.parse_listen_address, metavar="[HOST:]PORT")
+@options.setting("--export-every", metavar="ROUNDS")
+@options.setting("--samples", key="node.samples", metavar="ROWS")
+@options.setting("--log-to", metavar="KIND:PLACE")
+@options.setting("--notify", callback=parse_text, metavar="CMD")
+@options.option(
+    "--dashboard",
+    callback=options.parse_listen_address,
     metavar="[HOST:]PORT",
-    help="Serve metrics for Prometheus here.",
+    help="Serve the dashboard here.",
 )
-@setting("--export-every", metavar="ROUNDS", help="Export the model every so many rounds.  [default: never]")
-@setting(
-    "--samples",
-    key="node.samples",
-    metavar="ROWS",
-    help="Test rows whose answers are recorded for the dashboard; 0: none.",
-)
-@setting(
-    "--log-to", metavar="KIND:PLACE", help="Record figures: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT."
-)
-@setting(
-    "--notify", callback=parse_text, metavar="CMD", help="Run CMD EVENT TEXT when complete, worse or offline."
-)
-@option("--dashboard", callback=parse_listen_address, metavar="[HOST:]PORT", help="Serve the dashboard here.")
 @dashboard_token_option(key="dashboard.token")
 @dashboard_control_option(key="dashboard.control")
-@option(
+@options.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
     default="info",
-    show_default=True,
     metavar="LEVEL",
     help="debug, info or warning.",
 )
-@option(
+@options.option(
     "--log-format",
     key="log.format",
     type=click.Choice(FORMATS),
     default=FORMATS[0],
-    show_default=True,
     help="json: one object a line, for programs (docs/metrics.md).",
 )
 def join(
@@ -345,7 +221,7 @@ def _link_unless_run(folder: Path) -> str | None:
     if not sys.stdin.isatty():
         raise nothing
     echo(f"{nothing.what}.\n{nothing.fix}", err=True)
-    return asked_link()
+    return options.asked_link()
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.options import (
-    details_option,
-    json_option,
-    model_options,
-    option,
-)
+from sfnode.cli.options import details_option, json_option, model_options, option
 from sfnode.cli.output import echo, table
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import count, nats, percent

@@ -173,7 +173,6 @@ history = group(
 @option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
     help=f"Configuration file (TOML).  [default: {CONFIG}, if it exists]",
 )
 @click.pass_context

@@ -35,10 +35,18 @@ MAX_LINE = 4_096
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """Return `click.option` with its environment variable; with `key="section.key"` it is said as
-    `--set section.key=value` instead of as a flag, which then only names its variable and its key in the
-    file."""
+    """Return `click.option` with its environment variable, which shows a default that says something; a whole
+    number is a COUNT, and a path a FILE or FOLDER, unless `metavar` says otherwise. With `key="section.key"`
+    it is said as `--set section.key=value` instead of as a flag, which then only names its variable and its
+    key in the file."""
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
+    match settings.get("type"):
+        case click.IntRange():
+            settings.setdefault("metavar", "COUNT")
+        case click.Path(dir_okay=folder):
+            settings.setdefault("metavar", "FOLDER" if folder else "FILE")
+    said = settings.get("default")
+    settings.setdefault("show_default", bool(said) and said is not True)
     return click.option(*names, cls=Option, envvar=variable(flag), show_envvar=True, **settings)
 
 
@@ -73,7 +81,7 @@ def asked_link() -> str:
 
 
 def setting(*names: str, **extra: Any) -> Callable[[F], F]:
-    """Return the option for a field of `Settings`, with the field's type, default, bounds and choices."""
+    """Return the option for a field of `Settings`, as the field has it: type, default, bounds, words."""
     flag = long_name(names).partition("/")[0]
     return option(*names, **(_declared(flag.removeprefix("--").replace("-", "_")) | extra))
 
@@ -85,22 +93,25 @@ def _declared(name: str) -> dict[str, Any]:
     field = Settings.model_fields[name]
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
     shown = {"default": field.default, "show_default": bool(field.default) and field.default is not True}
+    shown["help"] = field.description and " ".join(field.description.split("\n"))
     for kind in (field.annotation, *kinds):
         if get_origin(kind) is Literal:
             return shown | {"type": click.Choice(get_args(kind))}
     if kinds == [bool]:
-        return {"default": field.default, "is_flag": True}
+        return shown | {"show_default": None, "is_flag": True}
     if kinds == [int]:
         least, most = (bound(field.metadata, side) for side in ("ge", "le"))
-        return shown | {"type": click.IntRange(least, most)}
+        return shown | {"type": click.IntRange(least, most), "metavar": "COUNT"}
+    if kinds == [float]:
+        return shown | {"type": click.FloatRange(*(bound(field.metadata, side) for side in ("ge", "le")))}
     if kinds == [Path]:
-        return shown | {"type": click.Path(path_type=Path)}
+        return shown | {"type": click.Path(path_type=Path), "metavar": "FILE"}
     if kinds == [str, ...]:
         return shown | {"multiple": True}
     return shown
 
 
-def bound(metadata: Iterable[Any], side: str) -> int | None:
+def bound(metadata: Iterable[Any], side: str) -> Any:
     """Return the bound `ge` or `le` of a field; None if it has none."""
     return next((getattr(item, side) for item in metadata if hasattr(item, side)), None)
 
@@ -144,9 +155,7 @@ def data_dir_option(function: F) -> F:
     return option(
         "--data-dir",
         type=click.Path(path_type=Path),
-        metavar="FOLDER",
         default=DATA_DIR,
-        show_default=True,
         callback=_folder,
         help="The node's folder; one node each.",
     )(function)
@@ -181,11 +190,7 @@ def as_of_now_option(function: F) -> F:
 
 def model_option(function: F) -> F:
     """Add --model for a run that has its manifest already."""
-    return setting(
-        "--model",
-        metavar="FOLDER",
-        help="Base model, if not where the run says.",
-    )(function)
+    return setting("--model", metavar="FOLDER")(function)
 
 
 def device_option(function: F, key: str = "") -> F:
@@ -229,13 +234,7 @@ def _parse_devices(_context: Any, _parameter: Any, value: str) -> str:
 
 def dtype_option(function: F, key: str = "") -> F:
     """Add --dtype for a model that is run."""
-    return setting(
-        "--dtype",
-        key=key,
-        metavar="FORMAT",
-        show_default=False,
-        help="Numbers of the model: auto, float32, bfloat16, float16, int8 or nf4.",
-    )(function)
+    return setting("--dtype", key=key, metavar="FORMAT", show_default=False)(function)
 
 
 def model_options(function: F) -> F:
@@ -245,11 +244,7 @@ def model_options(function: F) -> F:
 
 def verifier_option(function: F) -> F:
     """Add --verifier for a run that has its manifest already."""
-    return setting(
-        "--verifier",
-        metavar="MODULE:FUNCTION",
-        help="A function of yours that may score answers.",
-    )(function)
+    return setting("--verifier", metavar="MODULE:FUNCTION")(function)
 
 
 def peers_option(text: str) -> Callable[[F], F]:
@@ -259,7 +254,7 @@ def peers_option(text: str) -> Callable[[F], F]:
 
 def run_option(text: str) -> Callable[[F], F]:
     """Return --run."""
-    return setting("--run", metavar="FILE", help=text)
+    return setting("--run", help=text)
 
 
 def threads_option(text: str) -> Callable[[F], F]:

@@ -18,7 +18,7 @@ import click
 
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.groups import Lazy, LazyGroup
-from sfnode.cli.options import F, data_dir_option, dry_run_option, json_option, option
+from sfnode.cli.options import data_dir_option, dry_run_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats
 from sfnode.errors import Code, UserError
@@ -109,16 +109,6 @@ def organise() -> None:
     """
 
 
-def epoch_option(function: F) -> F:
-    """Add --from-epoch."""
-    return option(
-        "--from-epoch",
-        type=click.IntRange(0, MAX_U32),
-        metavar="EPOCH",
-        help="The first epoch label with which nothing counts any more.  [default: the open epoch]",
-    )(function)
-
-
 # -- looking -----------------------------------------------------------------------------------------
 
 
@@ -177,14 +167,7 @@ def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
 
 
 @click.command
-@option(
-    "--uses",
-    type=click.IntRange(1, MAX_U32),
-    default=1,
-    show_default=True,
-    metavar="COUNT",
-    help="How many may come by the link.",
-)
+@option("--uses", type=click.IntRange(1, MAX_U32), default=1, help="How many may come by the link.")
 @dry_run_option
 @data_dir_option
 @json_option
@@ -222,7 +205,6 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
 @option(
     "--quota",
     type=click.IntRange(1, MAX_U32),
-    metavar="COUNT",
     help="Updates of it with one epoch label.  [default: the manifest's]",
 )
 @deciding
@@ -243,7 +225,12 @@ def admit(node: SyncClient, origin: str, quota: int | None) -> Decision:
     metavar="NUMBER",
     help="Revoke this invitation, and everybody who came by it.",
 )
-@epoch_option
+@option(
+    "--from-epoch",
+    type=click.IntRange(0, MAX_U32),
+    metavar="EPOCH",
+    help="The first epoch label with which nothing counts any more.  [default: the open epoch]",
+)
 @deciding
 def revoke(node: SyncClient, member: str | None, number: int | None, from_epoch: int | None) -> Decision:
     """Let nothing of MEMBER count from an epoch on. What is sealed stays: `void` takes that back.

@@ -21,7 +21,6 @@ def passphrase_file_option(function: F, key: str = "") -> F:
         "--passphrase-file",
         key=key,
         type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
         help="Take the passphrase of keys from the first line of FILE.  [default: ask for it]",
     )(function)
 

@@ -103,7 +103,6 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
 @option(
     "--export",
     type=click.Path(path_type=Path),
-    metavar="FOLDER",
     help="Offer the export in FOLDER, or the last of those in it, for download: for example the `exports` of "
     "a node with --export-every.",
 )
@@ -227,7 +226,7 @@ def _signer(
 @click.command
 @click.argument("sources", nargs=-1, required=True, metavar="RUN.JSON...")
 @out_option("FOLDER", "Where to write the page.")
-@option("--title", metavar="TEXT", default="Runs", show_default=True, help="Title of the page.")
+@option("--title", metavar="TEXT", default="Runs", help="Title of the page.")
 def directory(sources: tuple[str, ...], out: Path, title: str) -> None:
     """Write a page about several runs, from the run.json files that their pages have.
 

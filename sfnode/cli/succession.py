@@ -30,9 +30,7 @@ MAX_FILE = 65_536
 keys_dir_option = option(
     "--keys-dir",
     type=click.Path(path_type=Path),
-    metavar="FOLDER",
     default=KEYS_DIR,
-    show_default=True,
     callback=lambda _context, _parameter, value: located(value),
     help="Where the keys of organised runs are kept.",
 )
@@ -43,14 +41,12 @@ keys_dir_option = option(
 @option(
     "--submit",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
     help="Bring this proposal, which the deputies have signed, to the run.",
 )
 @option("--key", metavar="HEX", help="Public key of the next organiser.  [default: a new one, in --keys-dir]")
 @option(
     "--kept",
     type=click.IntRange(min=0),
-    metavar="COUNT",
     help="Decisions that stay, from the first one on.  [default: all that are here]",
 )
 @keys_dir_option

@@ -13,17 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from sfnode.cli import options
 from sfnode.cli.ending import card, changed, commands, complete, fork_command
-from sfnode.cli.options import (
-    device_option,
-    dtype_option,
-    json_option,
-    option,
-    out_option,
-    run_option,
-    threads_option,
-    verifier_option,
-)
 from sfnode.cli.output import echo
 from sfnode.cli.progress import run as run_loop
 from sfnode.cli.progress import waiting
@@ -43,47 +34,40 @@ from sfnode.tasks.verifying import permit
 
 
 @click.command
-@option(
-    "--nodes",
-    type=click.IntRange(1, MOST_NODES),
-    default=4,
-    show_default=True,
-    metavar="COUNT",
-    help="How many node processes.",
-)
-@run_option("Run manifest.  [default: the built-in model and task]")
-@option(
+@options.option("--nodes", type=click.IntRange(1, MOST_NODES), default=4, help="How many node processes.")
+@options.run_option("Run manifest.  [default: the built-in model and task]")
+@options.option(
     "--task",
     "preset",
     metavar="PRESET",
     help="Without a manifest: a ready-made task, such as sums, and its model.  [default: reviews]",
 )
-@option(
+@options.option(
     "--model",
     metavar="SOURCE",
     help="Base model: what suits it is measured first, as by `sfnode init`.  [default: the task's own, which "
     "reviews and sums have]",
 )
-@option(
+@options.option(
     "--organised/--open",
     default=True,
     show_default=True,
     help="Whether the built-in run has an organiser, the first node. A manifest says so itself.",
 )
-@option(
+@options.option(
     "--split-data/--shared-data",
     default=True,
     show_default=True,
     help="Give every node its own part of the training rows, or all rows to all.",
 )
-@out_option(
+@options.out_option(
     "FOLDER", "Keep the nodes' folders here.  [default: a new one, which is named at the end]", required=False
 )
-@device_option
-@dtype_option
-@threads_option("CPU threads of each node.  [default: the cores shared out]")
-@verifier_option
-@json_option
+@options.device_option
+@options.dtype_option
+@options.threads_option("CPU threads of each node.  [default: the cores shared out]")
+@options.verifier_option
+@options.json_option
 def swarm(
     nodes: int,
     run: Path | None,

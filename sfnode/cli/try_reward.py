@@ -31,12 +31,7 @@ MOST_PROMPTS = 512
 @option("--model", metavar="SOURCE", help="The base model: a folder, or with --task a Hugging Face id.")
 @option("--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init`.")
 @option(
-    "--prompts",
-    type=click.IntRange(1, MOST_PROMPTS),
-    default=16,
-    show_default=True,
-    metavar="COUNT",
-    help="Prompts that the base model answers.",
+    "--prompts", type=click.IntRange(1, MOST_PROMPTS), default=16, help="Prompts that the base model answers."
 )
 @option("--temperature", type=float, metavar="NUMBER", help="Another temperature.")
 @verifier_option

@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfnode.cli import options
 from sfnode.cli.data_folder import runs_here
 from sfnode.cli.exit import warn
-from sfnode.cli.options import (
-    data_dir_option,
-    device_option,
-    dtype_option,
-    option,
-    require_new_file,
-    run_option,
-    setting,
-)
 from sfnode.cli.output import ask, echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
@@ -49,37 +41,33 @@ BETWEEN = "|"
 
 @click.command
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@data_dir_option
-@run_option("Use the model of this run, in whichever folder of this machine it is.")
-@option(
+@options.data_dir_option
+@options.run_option("Use the model of this run, in whichever folder of this machine it is.")
+@options.option(
     "--from",
     "exported",
     type=click.Path(path_type=Path),
-    metavar="FOLDER",
     help="Use the model in a folder that `sfnode export --out FOLDER` has written.",
 )
-@option(
+@options.option(
     "--file",
     metavar="FILE",
     help="Answer all rows of a table (.tsv .csv .jsonl .parquet).",
 )
-@option(
+@options.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
     help="With --file: the new table (.csv or .jsonl), with the answers beside the columns that there were.",
 )
-@setting("--skip-bad-rows", help="With --file: leave rows without an answer that cannot have one.")
-@option(
+@options.setting("--skip-bad-rows", help="With --file: leave rows without an answer that cannot have one.")
+@options.option(
     "--tokens",
     type=click.IntRange(1, MOST_TOKENS),
     default=64,
-    show_default=True,
-    metavar="COUNT",
     help="Most tokens of an answer that the model writes.",
 )
-@device_option
-@dtype_option
+@options.device_option
+@options.dtype_option
 def use(
     texts: tuple[str, ...],
     data_dir: Path,
@@ -109,7 +97,7 @@ def use(
     task = _task(folder, exported, device)
     rows = _table(task, file, skip_bad_rows) if file else [(_row(task, texts), "")] if texts else []
     if out:
-        require_new_file(out, ".csv", ".jsonl")
+        options.require_new_file(out, ".csv", ".jsonl")
     model = _load(folder, exported, device, dtype)
     if out:
         _write(model, rows, str(file), out, tokens)

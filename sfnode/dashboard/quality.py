@@ -96,18 +96,9 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
         other_best = best if best and best.epoch != latest.epoch else None
         where = f"round {other_best.epoch}" if other_best else ""
         words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
-    return Quality(
-        headline=words,
-        metric=latest.metric if latest else None,
-        name=metric_of(latest.metric).name if latest else "",
-        is_share=latest is not None and metric_of(latest.metric).is_share,
-        across="round",
-        compared=compared,
-        now=_point(latest, latest.epoch) if latest else None,
-        best=_point(best, best.epoch) if best else None,
-        points=points,
-        beside=beside(latest, base),
-    )
+    now = _point(latest, latest.epoch) if latest else None
+    then = _point(best, best.epoch) if best else None
+    return _quality(words, "round", latest, base, compared, now, then, points)
 
 
 def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
@@ -116,17 +107,7 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     if not ours:
         asks = "ask a trainer to measure it" if s.role == "relay" else "measure it here"
         words = Words(f"{UNJUDGED}; {asks}.")
-        return Quality(
-            headline=words,
-            metric=None,
-            name="",
-            is_share=False,
-            across="updates",
-            compared=[],
-            now=None,
-            best=None,
-            points=[],
-        )
+        return _quality(words, "updates", None, None, [], None, None, [])
     latest = ours[-1]
     alike = [m for m in ours if measure_of(m) == measure_of(latest)]
     better = min if metric_of(latest.metric).lower_is_better else max
@@ -139,18 +120,25 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     other_best = best if best.known != latest.known else None
     where = f"{count(best.known)} updates"
     words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
-    return Quality(
-        headline=words,
-        metric=latest.metric,
-        name=metric_of(latest.metric).name,
-        is_share=metric_of(latest.metric).is_share,
-        across="updates",
-        compared=compared,
-        now=_point(latest, latest.known),
-        best=_point(best, best.known),
-        points=points,
-        beside=beside(latest, base),
-    )
+    now, then = _point(latest, latest.known), _point(best, best.known)
+    return _quality(words, "updates", latest, base, compared, now, then, points)
+
+
+def _quality(
+    headline: Words,
+    across: str,
+    latest: Evaluation | None,
+    base: Evaluation | None,
+    compared: list[Reference],
+    now: Point | None,
+    best: Point | None,
+    points: list[Point],
+) -> Quality:
+    """Return the quality of a model of which `latest` is the last result; None while nothing was measured."""
+    metric = metric_of(latest.metric) if latest else None
+    name, is_share = (metric.name, metric.is_share) if metric else ("", False)
+    code, trained = latest.metric if latest else None, beside(latest, base)
+    return Quality(headline, code, name, is_share, across, compared, now, best, points, trained)
 
 
 def quality(

@@ -138,7 +138,7 @@ def look_at_fit(case: CheckedCase, manifest: Manifest | None) -> list[CheckFindi
         return [refused(Subject.MODEL_FIT, error)]
     if size is None:
         return []
-    found = (_fit_on(case, size, device) for device in dict.fromkeys(case.settings.devices))
+    found = (_fit_on(case, size, device) for device in dict.fromkeys(case.devices))
     return [finding for finding in found if finding]
 
 
@@ -155,7 +155,7 @@ def _fit_on(case: CheckedCase, size: Size, name: str) -> CheckFinding | None:
         return None  # there is no such device: look_at_device says so
     if free is None:
         return None
-    return _fit(size, named_dtype(case.dtype, device), free, name, case.settings.devices.count(name))
+    return _fit(size, named_dtype(case.dtype, device), free, name, case.devices.count(name))
 
 
 def _fit(size: Size, dtype: str, free: int, device: str, replicas: int = 1) -> CheckFinding:
@@ -190,7 +190,7 @@ def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
     """Raises UserError."""
     from sfnode.models import shapes
 
-    named = case.model or (manifest.model.source if manifest else "")
+    named = case.source or (manifest.model.source if manifest else "")
     if named and shapes.is_shape(named):
         return Size(shapes.parameters(shapes.describe(named)), True)
     folder = _folder(case, manifest)
@@ -208,12 +208,12 @@ def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
     from sfnode.models import files
     from sfnode.store.named_files import model_of
 
-    source = case.model or (manifest.model.source if manifest else "")
+    source = case.source or (manifest.model.source if manifest else "")
     if source.startswith(BUILTIN):
         return files.resolve(source, "", None)
-    if not case.model:
+    if not case.source:
         layout = Layout(case.data_dir)
-        return model_of(layout, named_files(case.settings, manifest, layout).model) if manifest else None
+        return model_of(layout, named_files(case, manifest, layout).model) if manifest else None
     if not (folder := files.named_folder(source)):
         raise UserError(
             Code.MODEL_NOT_FOUND,
@@ -248,17 +248,17 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     DATA_*, DEVICE."""
     from sfnode.models import files, loader, shapes
 
-    if shapes.is_shape(case.model):
+    if shapes.is_shape(case.source):
         if not case.measure:
             return None
-        fix = f"Measure it with random ones: {command('sfnode', 'lab', 'bench', '--model', case.model)}"
+        fix = f"Measure it with random ones: {command('sfnode', 'lab', 'bench', '--model', case.source)}"
         return note(Subject.SPEED, "a shape has no weights, so no steps were measured", fix)
     if place := _folder(case, manifest):
         loader.require_match(place, loader.classes(manifest.task))
-    settings, layout = case.settings, Layout(case.data_dir)
-    places = named_files(settings, manifest, layout).places(layout)
-    require_devices(settings.devices, settings.dtype)
-    require_rows(settings, manifest, places, layout.log.exists())
+    layout = Layout(case.data_dir)
+    places = named_files(case, manifest, layout).places(layout)
+    require_devices(case.devices, case.dtype)
+    require_rows(case, manifest, places, layout.log.exists())
     if not (case.measure or (place and files.weight_bytes(place) <= AT_HAND)):
         return None
     per_hour = _updates_per_hour(case, manifest, places)
@@ -270,7 +270,7 @@ def _updates_per_hour(case: CheckedCase, manifest: Manifest, places: Places) -> 
     from sfnode.engine.replicas import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
 
-    devices, together = case.settings.devices, manifest.training.batch_updates
+    devices, together = case.devices, manifest.training.batch_updates
     whole = together * batches_of(len(devices))
     trainer = ReplicatedTrainer.load_on(
         devices,

@@ -45,7 +45,7 @@ OfRun = Callable[[CheckedCase, Manifest | None], list[CheckFinding]]
 
 OF_MACHINE: dict[str, OfMachine] = {
     "memory": lambda case: [compute.look_at_memory()],
-    "device": lambda case: compute.look_at_devices(case.settings.devices),
+    "device": lambda case: compute.look_at_devices(case.devices),
     "ports": lambda case: [*network.look_at_ports(case.host_maddrs, case.data_dir), network.look_at_ipv6()],
 }
 """Checks of the machine alone, by name."""
@@ -116,7 +116,7 @@ class Examiner:
 
     def _read_run(self) -> None:
         try:
-            self._local = local_manifest(self._case.settings, Layout(self._case.data_dir))
+            self._local = local_manifest(self._case, Layout(self._case.data_dir))
         except UserError as error:
             versions = (Code.NEWER_PROTOCOL, Code.OLDER_PROTOCOL)
             subject = Subject.VERSION if error.code in versions else Subject.RUN

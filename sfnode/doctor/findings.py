@@ -5,9 +5,7 @@ The numbers are stable and listed in docs/doctor.md. Knows no checks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -108,29 +106,12 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms"
 
 
-OPTIONS = ("data_dir", "device", "dtype", "host_maddrs", "peers", "run", "data")
-"""Options of a case that are settings of a node."""
+class CheckedCase(Settings):
+    """The settings of the node that is to run, and how to examine."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedCase:
-    """The options of `sfnode join`, and how to examine."""
-
-    data_dir: Path
-    device: str
-    dtype: str
-    host_maddrs: tuple[str, ...]
-    peers: tuple[str, ...] = ()
-    run: Path | None = None
-    model: str = ""
-    """A folder, `shape:NAME`, or empty for the run's own."""
-    data: Path | None = None
+    source: str = ""
+    """Model: a folder, `shape:NAME`, or empty for the run's own."""
     ntp: tuple[str, int] | None = None
     """Time server and port; with None, no server is asked."""
     measure: bool = False
     """Measure steps even if the model is large."""
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of a node with these options, but for its model, which may be a shape."""
-        return Settings(**{name: getattr(self, name) for name in OPTIONS})

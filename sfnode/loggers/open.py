@@ -107,10 +107,6 @@ def missing(extra: str, what: str, error: ImportError) -> UserError:
     )
 
 
-def _file(place: str) -> Logger:
-    return JsonLines(Path(place).expanduser())
-
-
 def _folder(place: str) -> Logger:
     module = import_module("sfnode.loggers.tensorboard")
     logger: Logger = module.TensorBoard(Path(place).expanduser())
@@ -132,7 +128,7 @@ def _project(module: str, name: str) -> Callable[[str], Logger]:
 
 
 KINDS: Mapping[str, Callable[[str], Logger]] = {
-    "jsonl": _file,
+    "jsonl": lambda place: JsonLines(Path(place).expanduser()),
     "tensorboard": _folder,
     "wandb": _project("wandb", "WeightsAndBiases"),
     "trackio": _project("trackio", "Trackio"),

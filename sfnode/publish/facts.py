@@ -66,14 +66,14 @@ class Facts(NamedTuple):
     updates: int
     budget: int
     complete: bool
-    seal: PublishedSeal | None
-    digest: str | None
-    quality: RunQuality | None
-    curve: tuple[CurvePoint, ...]
     members: list[PageMember]
     """Those with the greatest worth first, then most updates."""
-    announcements: list[Announcement]
-    unmatched: list[str]
+    seal: PublishedSeal | None = None
+    digest: str | None = None
+    quality: RunQuality | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    announcements: Sequence[Announcement] = ()
+    unmatched: Sequence[str] = ()
     """Keys to be hidden of which there is nothing."""
 
 
@@ -108,13 +108,8 @@ def _open(manifest: Manifest, update_log: UpdateLog, _: Path, __: Digests) -> Fa
         updates=known,
         budget=manifest.training.update_budget,
         complete=known >= manifest.training.update_budget,
-        seal=None,
-        digest=state_digest(manifest, machine.frontier).hex(),
-        quality=None,
-        curve=(),
         members=[_member(one.origin, names, one.updates, None) for one in contributions.ranked],
-        announcements=[],
-        unmatched=[],
+        digest=state_digest(manifest, machine.frontier).hex(),
     )
 
 
@@ -128,7 +123,6 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
         budget=past.latest.budget,
         complete=past.latest.complete,
         seal=_seal(past, known),
-        digest=None,
         quality=_quality(past.history.verdict()),
         curve=_curve(said),
         members=[
@@ -137,7 +131,6 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
             if one.counted
         ],
         announcements=_announcements(said)[-ANNOUNCEMENTS:],
-        unmatched=[],
     )
 
 

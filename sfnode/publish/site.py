@@ -7,7 +7,7 @@ then everything that it links to is there.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Published(NamedTuple):
 
     run: RunFile
     page_bytes: int
-    unmatched: list[str]
+    unmatched: Sequence[str]
     """Keys that were to be hidden and of which there is nothing."""
     signed: bool
     """Whether `run.json` has its organiser's signature."""

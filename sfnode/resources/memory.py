@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import torch
 
+from sfnode.schema.results import FitResult
+
 RUNS = 3
 """Measurements of an action's peak; the median counts, as allocators are not quite repeatable."""
 
@@ -40,14 +42,6 @@ BYTES_PER_PARAMETER = {
 """Bytes that a parameter of a large model takes, by the dtype of the weights."""
 
 
-class LargestModel(NamedTuple):
-    """The largest model that fits in one dtype."""
-
-    dtype: str
-    bytes_per_parameter: float
-    parameters: int
-
-
 class Room(NamedTuple):
     """Memory of a device at some moment."""
 
@@ -62,11 +56,14 @@ def weights(parameters: int, dtype: str) -> int:
     return int(parameters * BYTES_PER_PARAMETER[dtype])
 
 
-def largest(free: int, overhead: int) -> list[LargestModel]:
+def largest(free: int, overhead: int) -> list[FitResult]:
     """Return what fits into `free` bytes when `overhead` of them go to everything but the weights."""
     room = max(0, free - overhead)
     sizes = {dtype: BYTES_PER_PARAMETER[dtype] for dtype in ("float32", "bfloat16", "int8", "nf4")}
-    return [LargestModel(dtype, size, int(room / size)) for dtype, size in sizes.items()]
+    return [
+        FitResult(dtype=dtype, bytes_per_parameter=size, parameters=int(room / size))
+        for dtype, size in sizes.items()
+    ]
 
 
 def free(device: torch.device) -> int | None:

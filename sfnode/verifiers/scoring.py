@@ -9,24 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple, assert_never
 
-from sfnode.verifiers import arithmetic, patterns, plugins, schemas
+from sfnode.verifiers import arithmetic, patterns, plugins, schemas, specs
 from sfnode.verifiers.base import MAX_ANSWER, WHITE_SPACE
-from sfnode.verifiers.specs import (
-    Boxed,
-    CodeVerifier,
-    Countdown,
-    Exact,
-    Extract,
-    Format,
-    Json,
-    Length,
-    Numeric,
-    Plugin,
-    Regex,
-    SumVerifier,
-    Verifier,
-    leaves,
-)
 
 Row = Mapping[str, str]
 """Values of a row as text, by column."""
@@ -35,7 +19,7 @@ _BRACES = re.compile(r"(\\boxed\{)|(\{)|(\})|\\.", re.DOTALL)
 """The beginning of a box, other braces, and characters that a backslash makes harmless."""
 
 
-def score(verifier: Verifier, answer: str, row: Row) -> float:
+def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
     """Return the score of an answer, in [0, 1]. Never raises, whatever the answer and the values of the row;
     but UserError VERIFIER_NOT_ALLOWED for a plug-in that may not run here.
 
@@ -43,82 +27,82 @@ def score(verifier: Verifier, answer: str, row: Row) -> float:
     """
     text = answer[:MAX_ANSWER]
     match verifier:
-        case Exact():
+        case specs.Exact():
             return float(_plain(text, verifier) == _plain(_value(row, verifier.column), verifier))
-        case Numeric():
+        case specs.Numeric():
             return float(_close(text, _value(row, verifier.column), verifier))
-        case Regex():
+        case specs.Regex():
             return float(patterns.matches(verifier.pattern, text, whole=verifier.whole))
-        case Json():
+        case specs.Json():
             return _json(text, row, verifier)
-        case Countdown():
+        case specs.Countdown():
             return _countdown(text, row, verifier)
-        case CodeVerifier():
+        case specs.CodeVerifier():
             return float(_defines(text, verifier))
-        case Length():
+        case specs.Length():
             return float(verifier.least <= len(text) <= verifier.most)
-        case Format():
+        case specs.Format():
             return float(_formatted(text.strip(WHITE_SPACE), verifier))
-        case Boxed() | Extract():
-            part = boxed(text) if isinstance(verifier, Boxed) else _between(text, verifier)
+        case specs.Boxed() | specs.Extract():
+            part = boxed(text) if isinstance(verifier, specs.Boxed) else _between(text, verifier)
             return 0.0 if part is None else score(verifier.then, part, row)
-        case Plugin():
+        case specs.Plugin():
             return plugins.score(verifier.name, text, {name: _value(row, name) for name in row})
-        case SumVerifier():
+        case specs.SumVerifier():
             total = math.fsum(term.weight * score(term.verifier, text, row) for term in verifier.terms)
             return min(total, 1.0)
     assert_never(verifier)
 
 
-def remark(verifier: Verifier, answer: str, row: Row) -> str:
+def remark(verifier: specs.Verifier, answer: str, row: Row) -> str:
     """Return in words what is wrong with an answer where its form tells more than its score; else nothing."""
     text = answer[:MAX_ANSWER]
     match verifier:
-        case Json():
+        case specs.Json():
             return _json_remark(text, row, verifier)
-        case Boxed() | Extract():
-            part = boxed(text) if isinstance(verifier, Boxed) else _between(text, verifier)
+        case specs.Boxed() | specs.Extract():
+            part = boxed(text) if isinstance(verifier, specs.Boxed) else _between(text, verifier)
             return "nothing is marked as the answer" if part is None else remark(verifier.then, part, row)
-        case SumVerifier():
+        case specs.SumVerifier():
             return next(filter(None, (remark(term.verifier, text, row) for term in verifier.terms)), "")
     return ""
 
 
-def columns(verifier: Verifier) -> tuple[str, ...]:
+def columns(verifier: specs.Verifier) -> tuple[str, ...]:
     """Return the columns of a row that a verifier reads, in order, each once."""
     names: list[str] = []
-    for leaf in leaves(verifier):
+    for leaf in specs.leaves(verifier):
         match leaf:
-            case Exact() | Numeric() | Json():
+            case specs.Exact() | specs.Numeric() | specs.Json():
                 names.append(leaf.column)
-            case Countdown():
+            case specs.Countdown():
                 names += leaf.numbers, leaf.target
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def texts(verifier: Verifier, row: Mapping[str, Any]) -> dict[str, str]:
+def texts(verifier: specs.Verifier, row: Mapping[str, Any]) -> dict[str, str]:
     """Return the values that a verifier reads of a row of data, as text: JSON if they are neither text nor a
     number. A column without a value is left out; a plug-in reads all."""
-    every = any(isinstance(leaf, Plugin) for leaf in leaves(verifier))
+    every = any(isinstance(leaf, specs.Plugin) for leaf in specs.leaves(verifier))
     names = row.keys() if every else columns(verifier)
     found = {name: row[name] for name in names if row.get(name) is not None}
     return {name: _text(value) for name, value in found.items()}
 
 
-def problem(verifier: Verifier, row: Row) -> str | None:
+def problem(verifier: specs.Verifier, row: Row) -> str | None:
     """Return why no answer about a row can get the full score, or None if one may."""
     lacking = [repr(name) for name in columns(verifier) if name not in row]
     if lacking:
         return f"no {', '.join(lacking)}; the row has {', '.join(map(repr, row)) or 'nothing'}"
-    for leaf in leaves(verifier):
+    for leaf in specs.leaves(verifier):
         match leaf:
-            case Numeric() if arithmetic.number(_value(row, leaf.column), "last") is None:
+            case specs.Numeric() if arithmetic.number(_value(row, leaf.column), "last") is None:
                 return f"{leaf.column!r} has no number"
-            case Json() if leaf.column and _parsed(_value(row, leaf.column)) is None:
+            case specs.Json() if leaf.column and _parsed(_value(row, leaf.column)) is None:
                 return f"{leaf.column!r} is not JSON"
-            case Countdown() if arithmetic.numbers(_value(row, leaf.numbers)) is None:
+            case specs.Countdown() if arithmetic.numbers(_value(row, leaf.numbers)) is None:
                 return f"{leaf.numbers!r} does not have 1 to {arithmetic.MAX_NUMBERS} short numbers"
-            case Countdown() if arithmetic.number(_value(row, leaf.target), "only") is None:
+            case specs.Countdown() if arithmetic.number(_value(row, leaf.target), "only") is None:
                 return f"{leaf.target!r} is not one number"
     return None
 
@@ -147,12 +131,12 @@ def _value(row: Row, column: str) -> str:
     return row.get(column, "")[:MAX_ANSWER]
 
 
-def _plain(text: str, spec: Exact) -> str:
+def _plain(text: str, spec: specs.Exact) -> str:
     text = text.strip(WHITE_SPACE) if spec.strip else text
     return text.casefold() if spec.ignore_case else text
 
 
-def _close(text: str, reference: str, spec: Numeric) -> bool:
+def _close(text: str, reference: str, spec: specs.Numeric) -> bool:
     given, right = arithmetic.number(text, spec.which), arithmetic.number(reference, "last")
     if given is None or right is None:
         return False
@@ -173,7 +157,7 @@ def _parsed(text: str) -> _Read | None:
         return None
 
 
-def _json(text: str, row: Row, spec: Json) -> float:
+def _json(text: str, row: Row, spec: specs.Json) -> float:
     read = _parsed(text)
     if read is None or not schemas.conforms(read.value, spec.satisfies):
         return 0.0
@@ -183,7 +167,7 @@ def _json(text: str, row: Row, spec: Json) -> float:
     return 0.0 if right is None else schemas.agreement(read.value, right.value)
 
 
-def _json_remark(text: str, row: Row, spec: Json) -> str:
+def _json_remark(text: str, row: Row, spec: specs.Json) -> str:
     read, right = _parsed(text), _parsed(_value(row, spec.column))
     if read is None:
         return "no JSON"
@@ -195,7 +179,7 @@ def _json_remark(text: str, row: Row, spec: Json) -> str:
     return f"wrong: {', '.join(wrong)}" if wrong else ""
 
 
-def _countdown(text: str, row: Row, spec: Countdown) -> float:
+def _countdown(text: str, row: Row, spec: specs.Countdown) -> float:
     try:
         found = arithmetic.parse(text)
     except arithmetic.MalformedError:
@@ -209,14 +193,14 @@ def _countdown(text: str, row: Row, spec: Countdown) -> float:
     return 1.0 if right else spec.well_formed
 
 
-def _defines(text: str, spec: CodeVerifier) -> bool:
+def _defines(text: str, spec: specs.CodeVerifier) -> bool:
     found = plugins.parse(text)
     if found is None or not found.modules <= set(spec.imports):
         return False
     return all(found.functions.get(name) == names for name, names in spec.functions.items())
 
 
-def _formatted(text: str, spec: Format) -> bool:
+def _formatted(text: str, spec: specs.Format) -> bool:
     if not text.startswith(spec.begins):
         return False
     place = len(spec.begins)
@@ -228,7 +212,7 @@ def _formatted(text: str, spec: Format) -> bool:
     return text.endswith(spec.ends) and len(text) - len(spec.ends) >= place
 
 
-def _between(text: str, spec: Extract) -> str | None:
+def _between(text: str, spec: specs.Extract) -> str | None:
     """Return what stands between the first or last opening marker with an end after it, and that end."""
     if spec.which == "first":
         start = text.find(spec.begin)

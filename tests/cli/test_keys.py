@@ -90,7 +90,7 @@ def test_the_help_shows_flags_only_and_help_all_keys_and_variables_too(
     assert "One of 3 rarer options" in shown["--help"]
     for word in ("cake.eggs", "--eggs", "SFNODE_"):
         assert word not in shown["--help"]
-    for words in ("SFNODE_FLOUR", "cake.eggs INTEGER RANGE", "cake.sieve true|false", "SFNODE_SIEVE"):
+    for words in ("SFNODE_FLOUR", "cake.eggs COUNT", "cake.sieve true|false", "SFNODE_SIEVE"):
         assert words in shown["--help-all"]
     assert "--eggs" not in shown["--help-all"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import re
 import socket
@@ -53,7 +52,7 @@ def case(tmp_path: Path) -> CheckedCase:
 
 
 async def examined(case: CheckedCase, **changes: Any) -> Examination:
-    fields = {name: getattr(case, name) for name in CheckedCase.__slots__}
+    fields = {name: getattr(case, name) for name in CheckedCase.model_fields}
     return await examine.examine(CheckedCase(**{**fields, **changes}))
 
 
@@ -324,7 +323,7 @@ def test_the_parameters_of_the_built_in_model_are_counted(case: CheckedCase, run
 def test_a_model_that_is_named_and_not_here_is_a_problem_and_not_passed_over(
     case: CheckedCase, run: Manifest
 ) -> None:
-    elsewhere = dataclasses.replace(case, model="somebody/elses", measure=True)
+    elsewhere = case.model_copy(update={"source": "somebody/elses", "measure": True})
     for finding in (*compute.look_at_fit(elsewhere, run), compute.look_at_speed(elsewhere, run)):
         assert finding
         assert finding.verdict == "problem"
@@ -332,14 +331,15 @@ def test_a_model_that_is_named_and_not_here_is_a_problem_and_not_passed_over(
 
 
 def test_the_speed_of_a_shape_is_for_the_bench_to_measure(case: CheckedCase, run: Manifest) -> None:
-    finding = compute.look_at_speed(dataclasses.replace(case, model="shape:opt-125m", measure=True), run)
+    shape = case.model_copy(update={"source": "shape:opt-125m", "measure": True})
+    finding = compute.look_at_speed(shape, run)
     assert finding
     assert finding.verdict == "note"
     assert "sfnode lab bench --model shape:opt-125m" in finding.fix
 
 
 def test_a_model_that_comes_with_sfnode_is_measured_by_its_name(case: CheckedCase, run: Manifest) -> None:
-    finding = compute.look_at_speed(dataclasses.replace(case, model="builtin:tiny"), run)
+    finding = compute.look_at_speed(case.model_copy(update={"source": "builtin:tiny"}), run)
     assert finding
     assert finding.verdict == "ok"
 
@@ -352,7 +352,7 @@ def test_a_tokenizer_of_another_model_is_found_whatever_the_models_size_and_wher
     for most in (compute.AT_HAND, 0):
         monkeypatch.setattr(compute, "AT_HAND", most)
         finding = compute.look_at_speed(
-            dataclasses.replace(case, model=str(folder)), run.model_copy(update={"data": data})
+            case.model_copy(update={"source": str(folder)}), run.model_copy(update={"data": data})
         )
         assert finding
         assert finding.verdict == "problem"
@@ -427,7 +427,7 @@ def test_every_replica_has_to_fit_and_every_device_is_named(
     assert compute._fit(size, "bfloat16", 16 << 30, "cuda:0").verdict == "ok"
     twice = compute._fit(size, "bfloat16", 16 << 30, "cpu", replicas=2)
     assert (twice.verdict, "2 times" in twice.what) == ("problem", True)
-    both = dataclasses.replace(case, device="cpu,cpu", model="builtin:tiny")
+    both = case.model_copy(update={"device": "cpu,cpu", "source": "builtin:tiny"})
     assert [finding.verdict for finding in compute.look_at_fit(both, run)] == ["ok"]
     found = compute.look_at_devices(["cpu", "cuda:77", "cuda:77"])
     assert [finding.verdict for finding in found][-1] == "problem"

@@ -13,25 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sflab.simulator.faults.kinds import (
-    ArchiveLeaves,
-    Churn,
-    ClockJumps,
-    Crashes,
-    Fault,
-    Flaps,
-    LateJoin,
-    Loss,
-    OldBackup,
-    OrganiserAway,
-    OrganiserLost,
-    OrganiserTwice,
-    Partition,
-    Pruning,
-    SlowPeers,
-    Twins,
-    Undo,
-)
+from sflab.simulator.faults import kinds
 from sflab.simulator.world import disk
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.hardware import Hardware
@@ -73,65 +55,65 @@ class FaultInjection:
         self._updates_then = 0
         """Updates that had been made when two nodes decided at one position."""
 
-    def install(self, faults: Iterable[Fault]) -> None:
+    def install(self, faults: Iterable[kinds.Fault]) -> None:
         """Put them on the agenda, their times counted from now."""
         for fault in faults:
             self._install(fault)
 
-    def _install(self, fault: Fault) -> None:
+    def _install(self, fault: kinds.Fault) -> None:
         match fault:
-            case Partition():
+            case kinds.Partition():
                 self._at(fault.start, self._part, fault)
                 self._at(fault.stop, self._rejoin)
-            case Flaps(every=every):
+            case kinds.Flaps(every=every):
                 self._again(every, self._flap)
-            case Crashes(every=every):
+            case kinds.Crashes(every=every):
                 self._again(every, lambda: self._crash(fault))
-            case OldBackup(taken=taken):
+            case kinds.OldBackup(taken=taken):
                 self._at(taken, self._back_up, fault)
-            case Twins(start=start):
+            case kinds.Twins(start=start):
                 self._at(start, self._twin, fault)
-            case ClockJumps(every=every):
+            case kinds.ClockJumps(every=every):
                 self._again(every, lambda: self._leap(fault))
-            case Churn(per_minute=share):
+            case kinds.Churn(per_minute=share):
                 self._again(60 / (share * len(self.world.nodes)), self._churn)
-            case SlowPeers():
+            case kinds.SlowPeers():
                 self._slow_down(fault)
-            case LateJoin(at=at, count=count, checkpoint=checkpoint):
+            case kinds.LateJoin(at=at, count=count, checkpoint=checkpoint):
                 for _ in range(count):
                     self._at(at, partial(self._join, begins_with_checkpoint=checkpoint))
-            case Pruning() | ArchiveLeaves():
+            case kinds.Pruning() | kinds.ArchiveLeaves():
                 self._install_history(fault)
             case _:
                 self._install_organised(fault)
 
-    def _install_history(self, fault: Pruning | ArchiveLeaves) -> None:
+    def _install_history(self, fault: kinds.Pruning | kinds.ArchiveLeaves) -> None:
         match fault:
-            case Pruning(share=share):
+            case kinds.Pruning(share=share):
                 nodes = [node for node in self.world.staying() if not node.organises]
                 for node in self.world.random.sample(nodes, round(share * len(nodes))):
                     node.prunes = True
                     node.crash()  # a setting of the node, which holds from its next start on
                     node.start()
-            case ArchiveLeaves(at=at):
+            case kinds.ArchiveLeaves(at=at):
                 self._at(at, self._archive_leaves)
 
-    def _install_organised(self, fault: OrganiserAway | OrganiserLost | OrganiserTwice | Undo | Loss) -> None:
+    def _install_organised(self, fault: kinds.Fault) -> None:
         match fault:
-            case OrganiserAway(start=start, stop=stop, taken=taken):
+            case kinds.OrganiserAway(start=start, stop=stop, taken=taken):
                 if taken is not None:
                     self._at(taken, self._back_up_organiser, stop)
                 self._at(start, lambda: self._organiser().crash())
                 self._at(stop, lambda: restart(self.world, self._organiser()))
-            case OrganiserLost(at=at, succeeded=succeeded):
+            case kinds.OrganiserLost(at=at, succeeded=succeeded):
                 self._at(at, self._lose_organiser)
                 self._at(succeeded, self._succeed)
-            case OrganiserTwice(start=start, succeeded=succeeded):
+            case kinds.OrganiserTwice(start=start, succeeded=succeeded):
                 self._at(start, self._decide_twice)
                 self._at(succeeded, self._succeed_fork)
-            case Undo(at=at, what=what):
+            case kinds.Undo(at=at, what=what):
                 self._at(at, self._undo, what)
-            case Loss(at=at):
+            case kinds.Loss(at=at):
                 self._at(at, self._lose)
 
     def _at(self, when: float, do: Callable[..., None], *arguments: Any) -> None:
@@ -155,7 +137,7 @@ class FaultInjection:
 
     # -- the network -------------------------------------------------------------------------------
 
-    def _part(self, partition: Partition) -> None:
+    def _part(self, partition: kinds.Partition) -> None:
         nodes = list(self.world.staying())
         for node in self.world.random.sample(nodes, max(1, round(partition.share * len(nodes)))):
             node.island = 1
@@ -184,12 +166,12 @@ class FaultInjection:
 
     # -- nodes -------------------------------------------------------------------------------------
 
-    def _crash(self, crashes: Crashes) -> None:
+    def _crash(self, crashes: kinds.Crashes) -> None:
         if node := self.world.pick():
             node.crash(power_cut=crashes.power_cut)
             self.world.agenda.later(self.world.random.uniform(*crashes.down), restart, self.world, node)
 
-    def _leap(self, jumps: ClockJumps) -> None:
+    def _leap(self, jumps: kinds.ClockJumps) -> None:
         if node := self.world.pick():
             node.leap(self.world.random.uniform(-jumps.most, jumps.most))
 
@@ -237,7 +219,7 @@ class FaultInjection:
         authors = [n for n in living if n.said]
         return self.world.random.choice(authors) if authors else None
 
-    def _back_up(self, backup: OldBackup) -> None:
+    def _back_up(self, backup: kinds.OldBackup) -> None:
         if node := self._author():
             self._at(backup.restored - backup.taken, self._put_back, node, disk.copy(node.layout))
 
@@ -249,7 +231,7 @@ class FaultInjection:
         node.forgets()
         self.world.agenda.later(RESTORING, restart, self.world, node)
 
-    def _twin(self, twins: Twins) -> None:
+    def _twin(self, twins: kinds.Twins) -> None:
         node = self._author()
         if node is None:
             return
@@ -261,7 +243,7 @@ class FaultInjection:
             disk.take_for_original(twin.layout, self.world.run.run_id)
             twin.forgets()
         if twins.apart:
-            self._part(Partition(0, 0))
+            self._part(kinds.Partition(0, 0))
             twin.island = 1 - node.island
             self.world.agenda.later(twins.apart, self._rejoin)
         self._attach(twin)
@@ -394,14 +376,14 @@ class FaultInjection:
 
     # -- slowness ----------------------------------------------------------------------------------
 
-    def _slow_down(self, slow: SlowPeers) -> None:
+    def _slow_down(self, slow: kinds.SlowPeers) -> None:
         nodes = list(self.world.staying())
         chosen = self.world.random.sample(nodes, max(1, round(slow.share * len(nodes))))
         for node in chosen:
             node.hardware = slow.hardware
         self._again(slow.stall_every, lambda: self._stall(chosen, slow))
 
-    def _stall(self, nodes: list[Computer], slow: SlowPeers) -> None:
+    def _stall(self, nodes: list[Computer], slow: kinds.SlowPeers) -> None:
         if link := self._any_link(node for node in nodes if node.up):
             link.out.stall(True)
             self.world.agenda.later(self.world.random.uniform(*slow.stall), link.out.stall, False)

@@ -30,7 +30,7 @@ def prepare(layout: Layout, manifest: Manifest, key: Ed25519PrivateKey) -> None:
     """Make the folder of a node that knows its run, and has a key of its own."""
     layout.path.mkdir(parents=True)
     layout.manifest.write_text(manifest.to_toml())
-    if manifest.training.bases:
+    if manifest.training.is_first_order:
         layout.bases.mkdir()
         path_in(layout.bases, manifest.training.bases).write_bytes(blob(manifest))
     Identity._of(key).write(layout.identity)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sflab.baselines import registry, vectors
-from sflab.baselines.clients import Method, Setup, VectorPart
+from sflab.baselines.clients import Clients, Setup, VectorPart
 from sfnode.schema.evaluation import Evaluation
 
 Edges = Callable[[int], Sequence[tuple[int, int]]]
@@ -69,7 +69,7 @@ def made(name: str, *arguments: Any, **given: Any) -> Any:
     return registry.make(name, setup(*arguments, **given))
 
 
-def run(method: Method, first: int, last: int, local_steps: int = 2) -> list[float]:
+def run(method: Clients, first: int, last: int, local_steps: int = 2) -> list[float]:
     """Take steps `first` to `last` - 1 with their rounds; return the losses."""
     losses = []
     for number in range(first, last):

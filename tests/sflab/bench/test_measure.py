@@ -25,11 +25,9 @@ def allocate(megabytes: int) -> None:
 
 
 def test_what_others_updates_take_is_a_share_of_the_time_however_short_a_step_is() -> None:
-    cost = measure.Incoming(updates=8, add_seconds=3.0, merge_seconds=0.0)
-    assert [cost.share(seconds) for seconds in (1.0, 3.0, 297.0)] == [0.75, 0.5, 0.01]
-    merged = measure.Incoming(updates=8, add_seconds=0.0, merge_seconds=1.0)
-    assert merged.share(8.0) == pytest.approx(1 / 81), "no more than one merge in 80 times its time"
-    assert merged.share(99.0) == 0.01
+    assert [measure.share(3.0, 0.0, seconds) for seconds in (1.0, 3.0, 297.0)] == [0.75, 0.5, 0.01]
+    merging = [measure.share(0.0, 1.0, seconds) for seconds in (8.0, 99.0)]
+    assert merging == [pytest.approx(1 / 81), 0.01], "no more than one merge in 80 times its time"
 
 
 @linux_only

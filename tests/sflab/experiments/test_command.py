@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
-from sflab.cli.simulate_training import CELL, NETWORK, PROBLEM
+from sflab.cli.simulate_training import training
 from sflab.experiments.cell import Cell, CellNetwork, Problem
 from sfnode.cli.main import main
 
@@ -34,10 +35,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(ended.value.code or 0), said.out, said.err
 
 
-def test_every_field_of_a_cell_has_an_option() -> None:
-    assert set(PROBLEM) == set(Problem.model_fields)
-    assert set(NETWORK) == set(CellNetwork.model_fields)
-    assert set(CELL) == set(Cell.model_fields) - {"problem", "network", "options"}
+def test_every_field_of_a_cell_has_an_option_with_its_words() -> None:
+    words = {option.name: option.help for option in training.params if isinstance(option, click.Option)}
+    fields = Problem.model_fields | CellNetwork.model_fields | Cell.model_fields
+    for name in fields.keys() - {"problem", "network", "options"}:
+        assert words[name] == (fields[name].description or "nothing").replace("\n", " ")
 
 
 def test_it_prints_the_end_beside_the_untrained_model(

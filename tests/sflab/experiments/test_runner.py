@@ -12,7 +12,6 @@ from sflab.baselines import registry
 from sflab.experiments import problem, runner
 from sflab.experiments.cell import Cell, Place
 from sflab.experiments.runner import finished, run_cell
-from sflab.experiments.seedflood import OPTIONS
 from sfnode.engine import loading
 from sfnode.errors import Code, UserError
 from sfnode.loggers.background import LoggedRecord
@@ -172,7 +171,7 @@ def test_scores_of_the_untrained_model_that_are_none_are_refused(text: str, tmp_
 
 def test_every_option_has_a_range() -> None:
     of_baselines = {option for one in registry.METHODS.values() for option in one.options}
-    assert runner.RANGES.keys() == OPTIONS | of_baselines
+    assert of_baselines < runner.RANGES.keys()
     for name, one in registry.METHODS.items():
         runner.check(small(method=name, options=dict(one.options)))
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sflab.simulator import runner, soak
+from sflab.simulator import runner
 from sflab.simulator.scenarios import SCENARIOS
 from sfnode.cli.main import main
 from sfprotocol.events import Action, Event
 from sfprotocol.machine import Machine
+from tests.fuzz import soak
 
 QUICK = ("--nodes", "5", "--seconds", "2")
 

@@ -1,4 +1,4 @@
-"""Runs random scenarios with random seeds for some time: `python -m sflab.simulator.soak --seconds 600`.
+"""Runs random scenarios with random seeds for some time: `python -m tests.fuzz.soak --seconds 600`.
 
 Prints the number of runs a minute, and for every failure the command that repeats it. All seeds follow from
 the first one, which it prints.
@@ -27,7 +27,7 @@ USUAL = 0.7
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sflab.simulator.soak", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of real time")
     parser.add_argument("--first", type=int, default=int(time.time()), help="what the seeds follow from")
     parser.add_argument(
