@@ -9,7 +9,7 @@ import pytest
 
 from sfnode.organising.guard import LOWER, Guard
 from sfnode.organising.policy import HEAD_EPOCH, HEAD_PATIENCE
-from sfnode.organising.steps import FALL, IDLE_ROUNDS, LEAST_RATE, Steps
+from sfnode.organising.steps import BLIND, FALL, IDLE_ROUNDS, LEAST_RATE, Steps
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -92,8 +92,19 @@ def test_a_heads_rate_is_shared_by_as_many_updates_as_its_rounds_have() -> None:
 
 def test_a_body_goes_as_far_in_a_round_as_room_was_meant_for_and_no_further() -> None:
     run = bench("anne", "bob", budget=1000)
+    for _ in range(2):
+        make(run, {"anne": USUAL, "bob": USUAL})
     assert make(run, {"anne": USUAL, "bob": USUAL}, count=UPDATES).factor == FACTOR_ONE
     assert make(run, {"anne": USUAL, "bob": USUAL}, count=4 * UPDATES).factor == FACTOR_ONE // 4
+
+
+def test_what_a_body_makes_before_anybody_has_credit_goes_no_further_than_four_updates() -> None:
+    run = bench("anne", "bob", budget=1000)
+    made = [make(run, {"anne": USUAL, "bob": USUAL}, count=UPDATES) for _ in range(3)]
+    told = [seal.factor / FACTOR_ONE for seal in made]
+    assert told == [BLIND / (2 * UPDATES), BLIND / (2 * UPDATES), 1], (
+        "the third label was opened after a seal"
+    )
 
 
 # -- units -------------------------------------------------------------------------------------------------
