@@ -296,7 +296,7 @@ def test_whatever_a_table_holds_there_is_a_task_that_rows_fit_or_a_numbered_erro
     assert task.kind != "choice" or len(fitting) >= FITTING * len(given)
 
 
-LABELS = Task(kind="sequence-classification", template="{text}", verbalizer={"a": "A", "b": "B"})
+LABELS = Task(kind="classification", template="{text}", verbalizer={"a": "A", "b": "B"})
 REWARDS = Task(
     kind="reward",
     template="{text}",
@@ -307,6 +307,14 @@ REWARDS = Task(
 )
 
 
+HEADED = LABELS.model_copy(update={"kind": "sequence-classification"})
+
+
+def test_a_head_is_learnt_by_gradients() -> None:
+    assert estimator(HEADED, "rows.csv", True, {"measure": True, "dtype": "float32"}) == "first-order"
+    assert estimator(HEADED, "hf:owner/name:train", True, {}) == "first-order"
+
+
 @pytest.mark.parametrize(
     "task",
     [
@@ -315,11 +323,10 @@ REWARDS = Task(
         Task(kind="completion", template="{text}", completion="{answer}"),
         Task(kind="chat"),
     ],
-    ids=["labels", "text", "completion", "chat"],
+    ids=["words", "text", "completion", "chat"],
 )
-def test_what_has_rows_is_learnt_by_gradients(task: Task) -> None:
-    assert estimator(task, "rows.csv", True, {"measure": True, "dtype": "float32"}) == "first-order"
-    assert estimator(task, "hf:owner/name:train", True, {}) == "first-order"
+def test_the_body_is_learnt_by_forward_passes_unless_its_owner_says_otherwise(task: Task) -> None:
+    assert estimator(task, "rows.csv", True, {"measure": True}) == "zeroth-order"
 
 
 @pytest.mark.parametrize(
@@ -341,7 +348,7 @@ def test_what_has_rows_is_learnt_by_gradients(task: Task) -> None:
 def test_what_cannot_be_or_asks_for_forward_passes_is_learnt_by_these(
     train: str, organised: bool, said: dict[str, Any]
 ) -> None:
-    assert estimator(LABELS, train, organised, said) == "zeroth-order"
+    assert estimator(HEADED, train, organised, said) == "zeroth-order"
 
 
 def test_rewards_are_learnt_as_they_were() -> None:
