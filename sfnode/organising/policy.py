@@ -137,7 +137,7 @@ HEAD_PATIENCE = 3
 """Evaluations without a better one after which a head is as good as it gets: with exact gradients of the same
 rows the loss on validation rows falls and then rises, and is not noisy."""
 
-HEAD_EPOCH = 3.0
+HEAD_EPOCH = 1.0
 """Seconds for which the rounds of a head last at least, where an update is nearly free: 35 of them, the most
 that one took to its best, take less than two minutes; and who joins meanwhile still finds a run that goes
 on."""
