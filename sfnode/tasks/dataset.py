@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest.sections import Data
@@ -70,7 +71,7 @@ def load_rows(
     DISK_FULL, EXTRA_MISSING without the library that it takes, or DATA_MALFORMED with the number and the
     places of rows that do not fit the task; with `skip_bad` these are left out, and the log says so.
     """
-    rows, bad = sift(source, list(read(source, layout)), task, examine)
+    rows, bad = sift(source, patiently(lambda: list(read(source, layout))), task, examine)
     if not skip_bad:
         bad.refuse()
     if bad:
