@@ -27,6 +27,7 @@ from sfnode.manifest.training import Training, units_of
 from sfnode.models import bases
 from sfnode.models.cuts import HEADS
 from sfnode.models.manifest_builder import WITHOUT_GRADIENTS, bad_option
+from sfnode.organising.policy import HEAD_EPOCH
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import calibration, dataset, encoding
 from sfnode.tasks.prompts import Row
@@ -137,9 +138,9 @@ def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Com
     size = IDENTITY * units[0] * units[1] / found.unit  # of these coordinates, in those that were found
     rate = found.rate / size**2 / manifest.training.epoch_updates
     manifest = _changed(manifest, "training", learning_rate=_as_rate(rate))
-    through = each * len(trainer.run_rows.training())
+    seconds = each * len(trainer.run_rows.training()) + manifest.training.epochs * HEAD_EPOCH
     norm = float(np.linalg.norm(gradient))
-    return Completed(_measured(manifest, norm), None, len(public) + len(held), through)
+    return Completed(_measured(manifest, norm), None, len(public) + len(held), seconds)
 
 
 def _rows(manifest: Manifest, trainer: Trainer) -> tuple[Sequence[Row], Sequence[Row]]:

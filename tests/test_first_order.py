@@ -102,6 +102,14 @@ def test_a_head_gets_whitened_coordinates_in_which_a_few_rounds_learn(table: Pat
         assert learner.gradients([1], 0)[0].loss < 0.9 * first
 
 
+@pytest.mark.parametrize(("task", "rounds"), [(HEAD, 64), (WORDS, 16)])
+def test_a_larger_budget_has_larger_rounds_and_not_more(
+    task: dict[str, Any], rounds: int, table: Path
+) -> None:
+    numbers = begun(table, **task, update_budget=4_000).training
+    assert numbers.epochs == pytest.approx(rounds, abs=1)
+
+
 def test_a_usual_gradient_fills_half_of_the_limit(table: Path) -> None:
     for task in (HEAD, WORDS):
         run = prepared(table, **task).manifest

@@ -63,10 +63,6 @@ PACE, PACE_TIME = 1536.0, 2.0
 that is more. They hear of each other's after some 0.2 s: along a linear head, where one costs microseconds,
 1,000 that are measured at the same weights diverge at a rate at which 300 do not (docs/research-log.md)."""
 
-GRADIENT_PACE = 8.0
-"""Updates that all members of a first-order run make in a second at most: what is measured before others' are
-heard adds up to one step, which a rate is not made for."""
-
 MAX_MEMBERS = 1 << 24
 """Members, and invitations: the numbers of their feeds fit 31 bits."""
 
@@ -241,8 +237,6 @@ class Counting:
     def pace(self) -> float:
         """Most updates that a member makes in a second: its part of what all together do."""
         active = max((len(closed.feeds) for closed in self._closes[-USUAL_OF:]), default=len(self.members))
-        if self._rates[0].limit:
-            return GRADIENT_PACE / max(1, active)
         return max(PACE, self.usual_updates(self._epoch_updates) / PACE_TIME) / max(1, active)
 
     def goes_on_with(self, feed: int) -> bool:

@@ -168,8 +168,9 @@ def _load(folder: Path, exported: Path | None, device: str, dtype: str) -> Model
 def _untrained(folder: Path) -> UserError:
     return UserError(
         Code.UPDATES_LACKING,
-        f"the model in {folder} has learnt nothing yet: no work of anybody's counts, or it is not all here",
-        "Let the node run: `sfnode status` says how far the run is.",
+        f"the model in {folder} has learnt nothing: no work of anybody's counts, or it is not all here",
+        "`sfnode status` says how far the run is: let the node run while it goes on. `sfnode log` tells what "
+        "its organiser has taken back.",
     )
 
 

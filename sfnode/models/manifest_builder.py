@@ -92,8 +92,8 @@ update nearly free, so it is of all of them. Some ten rounds are enough, and val
 while the first seals are long in coming four nodes make twenty updates a round, which move no further than
 four: of SmolLM2 on SST-2 64 were used up in three rounds, at a loss of 0.519 beside the probe's 0.475."""
 
-GRADIENT_ROUNDS = 16
-"""Rounds of a run that trains the body so."""
+GRADIENT_ROUNDS, HEAD_ROUNDS = 16, 64
+"""Rounds of a run by gradients that trains the body, or a head, whatever its budget."""
 
 EIGHT_BITS = 1024
 """Cells from which on their scalars have 8 bits: with fewer of them 16 cost nothing that anybody notices."""
@@ -195,9 +195,9 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
-        if (in_words or (first and not head)) and "epoch_updates" not in given:
+        if (in_words or first) and "epoch_updates" not in given:
             budget = given.get("update_budget", training.update_budget)
-            rounds = GRADIENT_ROUNDS if first else IN_WORDS_ROUNDS
+            rounds = IN_WORDS_ROUNDS if not first else HEAD_ROUNDS if head else GRADIENT_ROUNDS
             training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
         training = _section(training, given)
         organised = _organised(training, given)
@@ -346,9 +346,9 @@ def _gradients_anew(manifest: Manifest, given: dict[str, Any]) -> Manifest:
     targets = manifest.model.parsed_targets()
     head = targets[0].name in HEADS and len(targets) == 1
     usual = FIRST_ORDER_HEAD if head else FIRST_ORDER
-    rounds = -(-given.get("update_budget", usual.update_budget) // GRADIENT_ROUNDS)
-    spans = {} if head else {"epoch_updates": rounds}
-    training = _section(usual.model_copy(update=spans), given)
+    budget = given.get("update_budget", usual.update_budget)
+    each = -(-budget // (HEAD_ROUNDS if head else GRADIENT_ROUNDS))
+    training = _section(usual.model_copy(update={"epoch_updates": each}), given)
     training = _with_gradients(training, targets, given, head)
     organised = _of_gradients(_organised(training, given), training, targets, given, head)
     bounds = {name: getattr(organised, name) for name in ("quota", "subspace_epochs")}

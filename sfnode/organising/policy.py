@@ -139,8 +139,7 @@ rows the loss on validation rows falls and then rises, and is not noisy."""
 
 HEAD_EPOCH = 1.0
 """Seconds for which the rounds of a head last at least, where an update is nearly free: 35 of them, the most
-that one took to its best, take less than two minutes; and who joins meanwhile still finds a run that goes
-on."""
+that one took to its best, take less than a minute; and who joins meanwhile still finds a run that goes on."""
 
 
 def steps_of(manifest: Manifest, rate: int) -> Steps | None:

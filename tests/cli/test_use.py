@@ -296,5 +296,5 @@ def test_a_model_that_has_learnt_nothing_yet_says_so(sfnode: Run, tmp_path: Path
     for name, run in (("open", build({})), ("organised", organised(build({})))):
         ended = sfnode("use", "--data-dir", joined(tmp_path / name, run), "a text")
         assert ended.status == 1
-        assert f"SF074: the model in {tmp_path / name} has learnt nothing yet" in ended.err
+        assert f"SF074: the model in {tmp_path / name} has learnt nothing:" in ended.err
         check(ended.err)
