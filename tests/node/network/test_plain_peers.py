@@ -65,7 +65,6 @@ async def test_the_organiser_begins_alone_after_a_stated_time_and_others_find_it
     a = await swarm.first(peers=(PLAIN,), organise=True, keys_dir=keys)
     await a.until(lambda: waits(a))
     assert f"it begins the run, {ALONE} s after its start" in str(waits(a))
-    assert a.node.status().state is NodeState.WAITING
     await a.until(lambda: trains(a))
     assert waits(a) is None
     b = await swarm.node("b").start(run_id=swarm.run.run_id.hex(), peers=(PLAIN,))
@@ -77,6 +76,7 @@ async def test_others_wait_for_the_organiser_and_say_so(beside: Beside, keys: Pa
     swarm = await beside(organised(manifest(), keys))
     b = await swarm.first("b", peers=(PLAIN,))
     await b.until(lambda: waits(b))
+    await b.until(lambda: b.node.status().state is NodeState.WAITING)
     await asyncio.sleep(2 * ALONE)
     assert waits(b) == "it waits for a node of the run in the DHT of these peers: none is named yet"
     assert not trains(b)
