@@ -116,6 +116,7 @@ async def test_a_pause_does_not_outlive_the_node(swarm: Swarm) -> None:
 
 async def test_a_pause_ends_an_evaluation_in_progress_but_not_one_asked_for_later(swarm: Swarm) -> None:
     a = await swarm.first()
+    await a.until(lambda: a.node.model.loaded)
     a.engine.endless = True
     asking = asyncio.create_task(a.client.evaluate())
     await eventually(a.engine.measuring.is_set)
@@ -131,6 +132,7 @@ async def test_a_pause_ends_an_evaluation_in_progress_but_not_one_asked_for_late
 
 async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) -> None:
     a = await swarm.first()
+    await a.until(lambda: a.node.model.loaded)
     a.engine.endless = True
     asking = asyncio.create_task(a.client.evaluate())
     await eventually(a.engine.measuring.is_set)
@@ -272,6 +274,7 @@ async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(
 
 async def test_threads_make_room_for_other_programs_that_compute(swarm: Swarm) -> None:
     a = await swarm.first()
+    await a.until(lambda: a.node.model.loaded)
     await eventually(lambda: a.engine.most_threads is not None)
     look = a.node.limiter._machine.look
     a.node.limiter._machine.look = lambda limits: look(limits)._replace(free=2.8)

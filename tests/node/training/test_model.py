@@ -10,6 +10,7 @@ from tests.node.helpers import SmallEngine, Swarm
 
 async def test_between_the_two_states_of_a_way_no_step_is_made(swarm: Swarm) -> None:
     a = await swarm.first()
+    await a.until(lambda: a.node.model.loaded)
     made: list[int] = []
 
     def noting(engine: SmallEngine) -> dict[int, Any]:
