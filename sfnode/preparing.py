@@ -359,7 +359,7 @@ def prepare(
 def _by_gradients(manifest: Manifest, given: Container[str], means: Means, waiting: Waiting) -> Prepared:
     """Return a first-order run with all its numbers (`first_order`). Raises UserError BAD_OPTION where no
     public row is within reach."""
-    total = LOADING + FORWARDS
+    total = LOADING + first_order.cost(manifest)
     with waiting("measuring what suits the model", _seconds(manifest, means, total)) as advance:
         trainer, reason = scalar_limit.any_trainer(first_order.begun(manifest), **means._asdict())
         with trainer:

@@ -15,10 +15,13 @@ import pytest
 from sfnode import first_order, preparing
 from sfnode.cli.fork import going_on
 from sfnode.cli.join import told_first
+from sfnode.engine import gradients
 from sfnode.engine.core import UpdateBatch
+from sfnode.engine.gradients import LIMIT
 from sfnode.engine.scalar_limit import Advance
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
+from sfnode.first_order import STEP
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.manifest.task import PRIOR_ONE
@@ -102,12 +105,23 @@ def test_a_head_gets_whitened_coordinates_in_which_a_few_rounds_learn(table: Pat
         assert learner.gradients([1], 0)[0].loss < 0.9 * first
 
 
-@pytest.mark.parametrize(("task", "rounds"), [(HEAD, 64), (WORDS, 16)])
+@pytest.mark.parametrize(("task", "rounds"), [(HEAD, 64), (WORDS, 32)])
 def test_a_larger_budget_has_larger_rounds_and_not_more(
     task: dict[str, Any], rounds: int, table: Path
 ) -> None:
     numbers = begun(table, **task, update_budget=4_000).training
     assert numbers.epochs == pytest.approx(rounds, abs=1)
+
+
+def test_bases_are_turned_until_gradients_vary_alike(table: Path) -> None:
+    run = prepared(table, **WORDS).manifest
+    given = prepared(table, **WORDS, basis="published", bases=run.training.bases).manifest
+    assert given.training.bases == run.training.bases, "those that are given stay"
+    with node(run, table.parent) as learner:
+        cores = gradients.usual(learner).reshape(-1, *run.core_shape)
+    for side in (cores, cores.swapaxes(2, 3)):
+        of_columns = (side**2).mean((0, 3))
+        assert of_columns.max() < 3 * of_columns.mean()
 
 
 def test_a_usual_gradient_fills_half_of_the_limit(table: Path) -> None:
@@ -126,12 +140,14 @@ def test_words_get_a_prior_and_bases_from_gradients(table: Path) -> None:
     assert (run.task.loss, len(run.task.prior), max(run.task.prior)) == ("calibrated", 2, 0)
     assert min(run.task.prior) > -40 * PRIOR_ONE
     numbers = run.training
-    assert (numbers.rank, numbers.learning_rate, numbers.batch_size) == (4, 0.05, 8)
-    assert (numbers.update_budget, numbers.epoch_updates) == (256, 16)
-    assert (run.organised.subspace_epochs, run.organised.quota) == (1, 64)
+    assert (numbers.rank, numbers.batch_size) == (4, 8)
+    usual = numbers.scalar_delta * numbers.norm_limit / LIMIT
+    assert numbers.learning_rate == pytest.approx(min(1.0, STEP / usual / 8), rel=0.01)
+    assert (numbers.update_budget, numbers.epoch_updates) == (256, 8)
+    assert (run.organised.subspace_epochs, run.organised.quota) == (32, 32)
     assert run.core_shape[1:] == (4, 4)
     assert found.bases
-    assert found.example_forwards == 120 + 32 * 8 * 3 + 8 * 8 * 3
+    assert found.example_forwards == 120 + 2 * 32 * 8 * 3
     assert found.seconds > 0
     with node(run, table.parent) as learner:
         first = np.mean([one.loss for one in learner.gradients(list(range(8)), 0)])
@@ -150,7 +166,7 @@ def test_numbers_that_are_given_count(table: Path) -> None:
     given = {"learning_rate": 0.01, "update_budget": 40, "rank": 2, "quota": 5, "subspace_epochs": 3}
     run = prepared(table, **WORDS, **given).manifest
     numbers = run.training
-    assert (numbers.learning_rate, numbers.update_budget, numbers.epoch_updates) == (0.01, 40, 3)
+    assert (numbers.learning_rate, numbers.update_budget, numbers.epoch_updates) == (0.01, 40, 2)
     assert (run.core_shape[1:], run.organised.quota, run.organised.subspace_epochs) == ((2, 2), 5, 3)
 
 
@@ -243,7 +259,7 @@ def test_a_fork_that_trains_the_body_behind_a_head_is_measured_anew(table: Path,
     run = forked(old, PARENT, exported, own)
     assert (run.training.is_first_order, run.training.norm_limit, run.training.bases) == (True, 0, "")
     assert run.training.rank == 2, "which is what a head of two classes has among the targets"
-    assert (run.training.update_budget, run.organised.subspace_epochs) == (256, 1)
+    assert (run.training.update_budget, run.organised.subspace_epochs) == (256, 32)
     asked = preparing.wanted(run, own, None, None, measure=True)
     means = Means(bases=table.parent, model=exported, places=typed(run.data))
     found = preparing.prepare(run, {}, means, asked, waiting).manifest

@@ -12,7 +12,7 @@ This module knows a model, bases and encoded rows; it knows neither feeds nor wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -49,8 +49,8 @@ any case: with half the step costs no less on a CPU, and a step then takes littl
 LOSS_SCALE = 2.0**10
 """Factor of losses in float16, whose least number gradients would be below."""
 
-USUAL_BATCHES = 8
-"""Mini-batches of which the usual norm is the median."""
+USUAL_BATCHES = 32
+"""Mini-batches of which the usual norm is the median, and second moments are the mean."""
 
 ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
 """Root mean square of a usual update's scalars by their bits: an 8-bit one may be 16 times as large."""
@@ -116,18 +116,22 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
         most *= 1 - 2**-8  # rounding has made it longer
 
 
-def usual_norm(model: Measurer, batches: int = USUAL_BATCHES) -> float:
-    """Return the median norm of mini-batches' gradients at the model as it is. Raises as `gradient`, DATA_*,
-    and LOSS_NOT_FINITE if half of them have no finite number."""
-    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, batches).tolist()
-    norms = [float(np.linalg.norm(one.cells)) for one in model.gradients(seeds, 0) if not one.failed]
-    if 2 * len(norms) <= batches or not np.median(norms):
+def usual(model: Measurer, advance: Callable[[int], None] = lambda done: None) -> F64:
+    """Return mini-batches' gradients at the model as it is, (n, cells); `advance` is told how many there are
+    so far. Raises as `gradient`, DATA_*, and LOSS_NOT_FINITE if half of them have no finite number, or are
+    0."""
+    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, USUAL_BATCHES).tolist()
+    found: list[F64] = []
+    for done, seed in enumerate(seeds):
+        advance(done)
+        found += [one.cells for one in model.gradients([seed], 0) if not one.failed]
+    if 2 * sum(one.any() for one in found) <= USUAL_BATCHES:
         raise UserError(
             Code.LOSS_NOT_FINITE,
             "the loss of the base model has no gradient that is a number and not 0",
             "Compute with --dtype float32 or bfloat16, or take another model.",
         )
-    return float(np.median(norms))
+    return np.stack(found)
 
 
 def numbers_for(norm: float, cells: int, bits: int) -> dict[str, Any]:

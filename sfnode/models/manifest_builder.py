@@ -82,9 +82,8 @@ IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 """Numbers of such a run (docs/research-log.md): an update takes as many forward passes as one of 4 rows at
 two points, and learns more."""
 
-FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256, learning_rate=0.05)
-"""Numbers of a run by gradients of the body's last blocks (docs/research-log.md). Its rate is one of
-coordinates in which the columns of bases have length 1, and falls with the budget."""
+FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256)
+"""Numbers of a run by gradients of the body's last blocks (docs/research-log.md)."""
 
 FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, epoch_updates=4, update_budget=256)
 """Those of a head's gradients, in coordinates that are whitened. What a node keeps of its rows makes an
@@ -92,7 +91,7 @@ update nearly free, so it is of all of them. Some ten rounds are enough, and val
 while the first seals are long in coming four nodes make twenty updates a round, which move no further than
 four: of SmolLM2 on SST-2 64 were used up in three rounds, at a loss of 0.519 beside the probe's 0.475."""
 
-GRADIENT_ROUNDS, HEAD_ROUNDS = 16, 64
+GRADIENT_ROUNDS, HEAD_ROUNDS = 32, 64
 """Rounds of a run by gradients that trains the body, or a head, whatever its budget."""
 
 EIGHT_BITS = 1024
@@ -291,8 +290,8 @@ def _of_gradients(
     rows, columns = targets[0].core_shape(training.rank)
     most = MAX_QUOTA_BYTES // (rows * columns * len(targets) * training.scalar_bits // 8)
     found: dict[str, Any] = {} if "quota" in given else {"quota": min(organised.quota, most)}
-    if "subspace_epochs" not in given:  # a head's bases stay, others are made anew while that pays
-        found["subspace_epochs"] = training.epochs if head else 1
+    if "subspace_epochs" not in given:  # bases stay, and what seals change reaches the live weights at once
+        found["subspace_epochs"] = training.epochs
     return organised.model_copy(update=found)
 
 

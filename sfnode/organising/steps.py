@@ -1,14 +1,13 @@
 """Rates, units and factors of a first-order run, as its seals sign them (SPEC U11).
 
-    what            of a body                            of a head
-    rate            falls linearly to 0 with the budget  that of a round, shared by as many updates as one has
+    rate            that of a round, shared by its updates; a body's falls linearly with the budget
     factor          1; less of a round with more updates than its rate was meant for
     unit            half of the limit is the usual norm of what members make
     limit           that of the manifest
 
-A body's updates are of mini-batches, and its rate is one for each of them. A head's are of all rows of a node
-at once, so that a round of four nodes and one of forty are the same step: a round has a rate, and each of its
-updates a part of it.
+What members make before they have heard of each other's is one step, of a gradient of more rows, and may go
+no further than one update alone: so a round of four nodes and one of forty are the same step. Updates that
+each went as far as one may made SmolLM2 diverge where they were six late (docs/research-log.md).
 
 Units follow what the gradient becomes, down as far as it falls and up by 2 a round, as longer ones are cut.
 What is shorter than an eighth of the limit moves nothing (SPEC U11), and takes no budget: rounds of such
@@ -31,7 +30,7 @@ from dataclasses import dataclass, replace
 from sfnode.organising.evaluation.judging import Judgement
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, UNIT_ONE
-from sfprotocol.quotas import EPOCHS_AHEAD, USUAL_OF
+from sfprotocol.quotas import USUAL_OF
 
 LEAST_RATE = 1 / 32
 """Share of the first rate below which it does not fall: a run that is judged late, or whose budget is raised,
@@ -46,11 +45,6 @@ IDLE_ROUNDS = 4
 unit before the round before it is sealed, so that units have come down by FALL twice."""
 
 
-BLIND = 4
-"""Updates of a body, at its rate, that a round of updates of the same weights moves as far as: with all 29 of
-SmolLM2's first round on SST-2 its loss went from 0.6 to 10 (docs/research-log.md)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Steps of a first-order run."""
@@ -60,7 +54,8 @@ class Steps:
     updates: int
     """Updates of a round that has no more than it needs: the manifest's epoch_updates."""
     whole: bool
-    """Whether an update is of all rows of its node, as a head's is."""
+    """Whether an update is of all rows of its node, as a head's is: its noise does not ask for a rate that
+    falls."""
 
     def judged(self, counting: Counting, judgement: Judgement, norms: Mapping[int, float]) -> Judgement:
         """Return a judgement of the oldest epoch without a seal, with its factor and with rate and unit of
@@ -75,26 +70,16 @@ class Steps:
         return judgement if said[1:] == known[1:] else replace(judgement, rates=(said,))
 
     def _factor(self, counting: Counting) -> int:
-        """Return the factor with which a round goes no further than it may: a head's rate is its round's, and
-        of a body all together make so many updates at most (SPEC O20) but for those who make one at the same
-        moment. Nobody has credit with a label that was opened before anything counted, so that all updates
-        with it are of the same weights: they are one step, of a gradient of many rows."""
-        rate, blind = counting.rate(counting.sealed), counting.sealed <= first_counted(counting) + 1
-        made = counting.closed_updates(counting.sealed) * rate
-        meant = (
-            self.updates * self.rate
-            if self.whole
-            else rate * (BLIND if blind else EPOCHS_AHEAD * self.updates)
-        )
+        """Return the factor with which a round goes no further than the first one may."""
+        made = counting.closed_updates(counting.sealed) * counting.rate(counting.sealed)
+        meant = self.updates * self.rate
         return FACTOR_ONE if made <= meant else max(1, FACTOR_ONE * meant // made)
 
     def _rate(self, counting: Counting) -> int:
-        if self.whole:
-            closes = range(max(0, counting.open_epoch - USUAL_OF), counting.open_epoch)
-            usual = max(map(counting.closed_updates, closes), default=0)
-            return max(1, self.rate * self.updates // max(self.updates, usual))
-        spent = (counting.promised + self.updates) / counting.budget  # once the label is opened
-        return max(1, round(self.rate * max(LEAST_RATE, 1 - spent)))
+        closes = range(max(0, counting.open_epoch - USUAL_OF), counting.open_epoch)
+        usual = max(self.updates, *map(counting.closed_updates, closes))
+        spent = 0.0 if self.whole else (counting.promised + usual) / counting.budget  # once it is opened
+        return max(1, round(self.rate * self.updates / usual * max(LEAST_RATE, 1 - spent)))
 
     def _unit(self, counting: Counting, norms: Mapping[int, float]) -> int:
         """Return the unit of the labels that come; that of now where too few are there to say."""
@@ -104,18 +89,6 @@ class Steps:
         least = counting.rate_from(counting.sealed).unit / FALL
         most = UNIT_ONE * 2**62 // (self.rate * known.limit * max(1, counting.budget))
         return max(1, min(round(max(least, 2 * usual / known.limit)), most, (1 << 32) - 1))
-
-
-def first_counted(counting: Counting) -> int:
-    """Return the first sealed epoch of which anything counts; the oldest one without a seal if none does."""
-    return next(
-        (
-            epoch
-            for epoch in range(counting.sealed)
-            if any(counting.counts(number, epoch) for number in counting.moved(epoch))
-        ),
-        counting.sealed,
-    )
 
 
 def usual_norm(counting: Counting, norms: Mapping[int, float]) -> float | None:

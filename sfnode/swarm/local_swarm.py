@@ -367,9 +367,11 @@ class LocalSwarm:
     async def _evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False
     ) -> NodeEvaluation:
-        """Have the first node measure the model on the run's test rows."""
-        node = self.nodes[0]
+        """Have the first node measure the model on the run's test rows, and the last one, which organises no
+        run of several, the base model while nothing has counted yet."""
+        node = self.nodes[-1 if base else 0]
         with self._keeping():
+            await node.answering()
             return await node.ask(node.client.evaluate(base=base, calibrated=calibrated, probe=probe))
 
     async def _evaluate_base(self) -> _Base:

@@ -134,15 +134,13 @@ class Proposal(NamedTuple):
 def estimator(
     task: Task, train: str, organised: bool, said: Mapping[str, Any]
 ) -> Literal["first-order", "zeroth-order"]:
-    """Return by what a run with these training data learns most for the time: a head by gradients, unless
-    that cannot be, options that are `said` ask for forward passes, or it is a demonstration of these.
+    """Return by what a run with these training data learns most for the time: by gradients, unless that
+    cannot be, options that are `said` ask for forward passes, or it is a demonstration of these.
 
-    Nobody signs the rates of an open run; without rows, or unmeasured, there are no coordinates. The body is
-    learnt by gradients where its owner says so: at one rate for all, updates that are some late have spoilt
-    runs of four nodes (docs/research-log.md).
+    Nobody signs the rates of an open run; without rows, or unmeasured, there are no coordinates. By rewards
+    no run has been measured with gradients.
     """
-    headed = task.kind == "sequence-classification"
-    unable = not (organised and headed and train and said.get("measure", True))
+    unable = task.is_rewarded or not (organised and train and said.get("measure", True))
     quantised = said.get("dtype") in ("int8", "nf4")
     asked = TWO_POINT & said.keys() or said.get("made_of", "gradients") != "gradients"
     forward = unable or quantised or asked or said.get("loss") == "centred" or train.startswith(BUILTIN)

@@ -13,7 +13,7 @@ import torch
 from sfnode.engine import drift, export, forward, gradients
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import LocalNoise
-from sfnode.engine.gradients import numbers_for, quantised, usual_norm
+from sfnode.engine.gradients import numbers_for, quantised, usual
 from sfnode.engine.head import HeadLosses
 from sfnode.engine.line import Line
 from sfnode.engine.losses import line_batches, line_rows, losses_at
@@ -271,7 +271,7 @@ def test_worths_of_gradients_add_up_and_scores_are_cosines(tmp_path: Path) -> No
 def test_the_numbers_of_a_run_follow_from_its_usual_gradient(tmp_path: Path) -> None:
     run = first_order("llama", tmp_path)
     with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
-        numbers = numbers_for(usual_norm(node), run.dimensions, 8)
+        numbers = numbers_for(float(np.linalg.norm(usual(node), axis=1).mean()), run.dimensions, 8)
         limit = numbers["norm_limit"]
         assert limit == round(16 * math.sqrt(run.dimensions))
         rate = RateFrom(0, RATE_ONE, limit=limit)

@@ -9,7 +9,7 @@ import pytest
 
 from sfnode.organising.guard import LOWER, Guard
 from sfnode.organising.policy import HEAD_EPOCH, HEAD_PATIENCE
-from sfnode.organising.steps import BLIND, FALL, IDLE_ROUNDS, LEAST_RATE, Steps
+from sfnode.organising.steps import FALL, IDLE_ROUNDS, LEAST_RATE, Steps
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -90,21 +90,18 @@ def test_a_heads_rate_is_shared_by_as_many_updates_as_its_rounds_have() -> None:
     assert run.counting.rate(run.counting.open_epoch + 1) == RATE, "it rises as others leave"
 
 
-def test_a_body_goes_as_far_in_a_round_as_room_was_meant_for_and_no_further() -> None:
-    run = bench("anne", "bob", budget=1000)
-    for _ in range(2):
-        make(run, {"anne": USUAL, "bob": USUAL})
-    assert make(run, {"anne": USUAL, "bob": USUAL}, count=UPDATES).factor == FACTOR_ONE
-    assert make(run, {"anne": USUAL, "bob": USUAL}, count=4 * UPDATES).factor == FACTOR_ONE // 4
-
-
-def test_what_a_body_makes_before_anybody_has_credit_goes_no_further_than_four_updates() -> None:
-    run = bench("anne", "bob", budget=1000)
-    made = [make(run, {"anne": USUAL, "bob": USUAL}, count=UPDATES) for _ in range(3)]
-    told = [seal.factor / FACTOR_ONE for seal in made]
-    assert told == [BLIND / (2 * UPDATES), BLIND / (2 * UPDATES), 1], (
-        "the third label was opened after a seal"
-    )
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_round_goes_no_further_than_the_first_one_may(whole: bool) -> None:
+    run = bench("anne", "bob", whole=whole, budget=1000)
+    made = [make(run, {"anne": USUAL, "bob": USUAL}, count=2 * UPDATES) for _ in range(4)]
+    steps = [
+        seal.factor / FACTOR_ONE * run.counting.rate(epoch) * 4 * UPDATES / (RATE * UPDATES)
+        for epoch, seal in enumerate(made)
+    ]
+    assert made[0].factor == FACTOR_ONE // 4
+    assert steps[0] == 1
+    assert made[-1].factor == FACTOR_ONE, "by now its rate is made for so many"
+    assert all(0.5 < step <= 1.001 for step in steps)
 
 
 # -- units -------------------------------------------------------------------------------------------------
