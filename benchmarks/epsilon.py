@@ -28,7 +28,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.training import Training
 from sfnode.models import loader
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import TASK, WORDS, data_file, model_folder
 
@@ -103,7 +103,7 @@ def main() -> None:
         if given.family:
             load = mixture(given.family, Path(scratch), given.spread)
         else:
-            manifest = Manifest.from_toml(given.run) if given.run else default_manifest()
+            manifest = Manifest.from_toml(given.run) if given.run else build({})
             load = partial(Trainer.load, manifest, data=given.run and given.run.parent)
         for dtype in ("float32", "bfloat16"):
             with load(dtype=dtype) as run, in_float64(run, load) as reference:

@@ -17,13 +17,13 @@ from sfnode.engine.using import ABOUT, task_in
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.models import files, vetting
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.peers import contacts
 from sfnode.publish.certificate import Certificate
 from sfnode.publish.run_file import RunFile
 from sfnode.tasks import verifying
 
-RUN = default_manifest()
+RUN = build({})
 
 
 def within(opened: bytes, closed: bytes, depth: int) -> bytes:

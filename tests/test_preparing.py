@@ -17,7 +17,7 @@ from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
 
@@ -45,7 +45,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_run_is_prepared_within_its_example_forwards_and_they_are_counted(
     numbers: dict[str, Any], forwards: list[int], tmp_path: Path
 ) -> None:
-    run = default_manifest()
+    run = build({})
     centred = run.task.model_copy(update={"loss": "centred"})
     training = run.training.model_copy(update=numbers)
     run = run.model_copy(update={"task": centred, "training": training})
@@ -75,7 +75,7 @@ def test_without_bases_and_a_trial_the_forwards_go_into_slopes(forwards: list[in
     def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
         yield lambda done, total: None
 
-    found = preparing.prepare(default_manifest(), {}, preparing.Means(bases=tmp_path), asked, waiting)
+    found = preparing.prepare(build({}), {}, preparing.Means(bases=tmp_path), asked, waiting)
     assert found.sample
     assert found.example_forwards == sum(forwards) - LOADING
     assert found.example_forwards == 3 * 8 * len(found.sample.slopes) + PRIOR_ROWS

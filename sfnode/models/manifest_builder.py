@@ -156,11 +156,6 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 """Fields in which transformers' configurations say how many experts a router chooses from."""
 
 
-def default_manifest() -> Manifest:
-    """Return the run of the built-in model and task, an open one."""
-    return build({})
-
-
 def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manifest:
     """Return the manifest that options of `sfnode init`, by parameter name, describe.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.engine.drift import WRITTEN
-from sfnode.models.manifest_builder import build, default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.schema.results import EvalResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
@@ -50,7 +50,7 @@ def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> N
 
 
 def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, tmp_path: Path) -> None:
-    folder = joined(tmp_path / "centred", default_manifest())
+    folder = joined(tmp_path / "centred", build({}))
     ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json")
     result = EvalResult.model_validate(json.loads(ended.out))
     assert [one.calibrated for one in (result.before, result.after)] == [False, True]
@@ -61,7 +61,7 @@ def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, t
 
 
 def test_before_is_what_the_card_of_a_run_calls_so(sfnode: Run, tmp_path: Path) -> None:
-    folder = joined(tmp_path / "centred", default_manifest())
+    folder = joined(tmp_path / "centred", build({}))
     lines = sfnode("eval", "--data-dir", folder, "--test-limit", 40).out.splitlines()
     told = {line.split()[0]: line.split()[1] for line in lines[1:4]}
     assert list(told) == ["before", "uncalibrated", "after"]

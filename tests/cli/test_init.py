@@ -72,7 +72,7 @@ FEW = 8
 
 def default_manifest() -> Manifest:
     """Return the built-in run as `sfnode init --open` writes it: with work for newcomers."""
-    built = manifest_builder.default_manifest()
+    built = manifest_builder.build({})
     return built.model_copy(update={"open": OpenSection(work_bits=OPEN_WORK_BITS)})
 
 

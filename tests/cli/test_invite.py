@@ -15,7 +15,7 @@ from sfnode.cli.join import _following, _link_unless_run
 from sfnode.cli.main import cli
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.node import startup
 from sfnode.node.network import contacts as kept_contacts
 from sfnode.peers import contacts, invitations
@@ -36,7 +36,7 @@ OTHERS = [f"/ip4/8.8.8.{number}/tcp/1/p2p/Qm{number}" for number in range(1, 9)]
 
 @pytest.fixture
 def run() -> Manifest:
-    return default_manifest()
+    return build({})
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sfnode.cli import folders
 from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import UpdateLog
 from tests.cli.fake_node import fake_node
@@ -20,7 +20,7 @@ Run = Callable[..., Ended]
 def test_runs_are_found_in_the_default_folder_in_profiles_and_where_nodes_have_run(
     home: Path, tmp_path: Path, sfnode: Run
 ) -> None:
-    run = default_manifest()
+    run = build({})
     profile = home / PROFILES.relative_to("~") / "owls"
     elsewhere = tmp_path / "elsewhere"
     profile.mkdir(parents=True)

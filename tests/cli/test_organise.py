@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sfnode.models import bases
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.organising.admission import invitation_key
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
@@ -241,7 +241,7 @@ def test_only_deputies_sign_and_no_key_and_no_file_is_overwritten(
 
 def bases_file(folder: Path, fill: int, rank: int) -> Path:
     """Bases for the built-in model."""
-    targets = default_manifest().model.parsed_targets()
+    targets = build({}).model.parsed_targets()
     sizes = [(one.out_features, one.in_features) for one in targets]
     pairs = [(np.full((out, rank), fill, np.int8), np.full((into, rank), 1, np.int8)) for out, into in sizes]
     return bases.path_in(folder, bases.write(folder, pairs))
@@ -255,7 +255,7 @@ def with_bases(folder: Path, digest: str, sfnode: Run) -> tuple[OrganisedNode, R
 
 
 def test_bases_are_published_for_the_next_subspace_or_a_later_one(sfnode: Run, tmp_path: Path) -> None:
-    rank = default_manifest().training.rank
+    rank = build({}).training.rank
     first, second = (bases_file(tmp_path, fill, rank) for fill in (1, 2))
     folder = tmp_path / "node"
     node, publish = with_bases(folder, bases.digest_of(first), sfnode)

@@ -18,7 +18,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.models import bases, files
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.schema.history import (
     CheckoutResult,
     DiffResult,
@@ -37,7 +37,7 @@ from tests.store.folders import Folder, first_order, joined, organised
 
 Run = Callable[..., Ended]
 
-DEFAULT = organised(default_manifest(), rank=4, epoch_updates=8, update_budget=1000)
+DEFAULT = organised(build({}), rank=4, epoch_updates=8, update_budget=1000)
 RUN = DEFAULT.model_copy(update={"data": DEFAULT.data.model_copy(update={"validation_limit": 16})})
 A, B = (origin_of(name).hex() for name in "ab")
 RATE = RUN.parameters().rate
@@ -112,7 +112,7 @@ def test_log_as_data(parsed: Callable[..., dict]) -> None:  # type: ignore[type-
 
 
 def test_log_of_an_open_run_shows_its_epochs(sfnode: Run, tmp_path: Path) -> None:
-    with Folder(tmp_path / "open", default_manifest(), "a") as made:
+    with Folder(tmp_path / "open", build({}), "a") as made:
         made.make(5)
     ended = sfnode("log", "--data-dir", tmp_path / "open")
     assert ended.out.splitlines()[0].split()[:4] == ["round", "0", "has", "5"]
@@ -259,7 +259,7 @@ def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_
     ended = sfnode("history", "checkout", 4, "--data-dir", folder)
     assert (ended.status, ended.out) == (1, "")
     assert "SF010: round 4 of this run does not count yet: the last one is 3" in ended.err
-    joined(tmp_path / "open", default_manifest())
+    joined(tmp_path / "open", build({}))
     for command in (
         ("history", "checkout", 0),
         ("history", "diff", 0, 1),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]
@@ -30,11 +30,7 @@ def trained(sfnode: Run) -> Callable[..., list[str]]:
 
 
 def test_without_options_all_linear_layers_are_trained(trained: Callable[..., list[str]]) -> None:
-    assert (
-        trained()
-        == trained("--set", "model.target_modules=all-linear")
-        == list(default_manifest().model.targets)
-    )
+    assert trained() == trained("--set", "model.target_modules=all-linear") == list(build({}).model.targets)
     assert len(trained()) == 3 * 6
 
 

@@ -17,7 +17,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.limits import Limits
 from sfnode.models import bases
-from sfnode.models.manifest_builder import build, default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.resources.sensors import Sensors
 from sfnode.store import checkpoint
 from sfnode.store.checkpoint import compute, plan
@@ -112,7 +112,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(trained_model, "load", too_late)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("precious")
-    return joined(tmp_path / "node", default_manifest())
+    return joined(tmp_path / "node", build({}))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_cannot_be_done_is_refused_at_once(
 
 
 def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: Callable[..., Ended]) -> None:
-    run = default_manifest()
+    run = build({})
     model = run.model.model_copy(update={"targets": (*run.model.targets, "model.decoder.final_norm:64x1")})
     other = run.model_copy(update={"model": model})
     other_folder = joined(folder.parent / "other", other)
@@ -151,7 +151,7 @@ def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: 
 def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
     sfnode: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    targets = default_manifest().model.parsed_targets()
+    targets = build({}).model.parsed_targets()
     sides = [(one.out_features, one.in_features) for one in targets]
     pairs = [(np.full((rows, 4), 8, np.int8), np.full((columns, 4), 8, np.int8)) for rows, columns in sides]
     digest = bases.write(tmp_path, pairs)
@@ -183,7 +183,7 @@ def test_a_busy_machine_has_no_more_threads_than_find_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads that wait for a core took ten times the time of one that has it (docs/benchmarks.md)."""
-    folder = joined(tmp_path / "node", default_manifest())
+    folder = joined(tmp_path / "node", build({}))
     used: list[tuple[int | None, int | None]] = []
     monkeypatch.setattr(Trainer, "use_threads", lambda _, count, most: used.append((count, most)))
     readings = Sensors("cpu").look(Limits())
@@ -197,7 +197,7 @@ def test_what_measures_reads_the_data_that_came_with_the_link(home: Path, tmp_pa
     """Whoever joined by a link has them in the folder of the node alone."""
     layout, rows = Layout(tmp_path / "node"), tmp_path / "rows.tsv"
     rows.write_text("text\tlabel\nfine food\t1\nstale bread\t0\n")
-    run = default_manifest()
+    run = build({})
     told = {"train": "rows.tsv", "digests": {"train": public_files.digest_of(rows)}}
     run = run.model_copy(update={"data": run.data.model_copy(update=told)})
     kept = public_files.path_in(layout.data, run.data, "train")

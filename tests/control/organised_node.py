@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 from sfnode.control.server import serve
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.organising import owner_decisions
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.reports import Reports
@@ -32,7 +32,7 @@ ADDRESS = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
 
 
 def organised_run(**training: object) -> Manifest:
-    fields = default_manifest().fields()
+    fields = build({}).fields()
     fields["admission"] = "organised"
     fields["organised"] = {
         "organiser": origin_of("organiser").hex(),

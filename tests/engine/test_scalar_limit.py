@@ -21,7 +21,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models.loader import matrix
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.models.targets import Selection
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import HEADED_TASK, ROWS, data_file, manifest, trainer
@@ -33,7 +33,7 @@ FORWARDS = preparing.FORWARDS - scalar_limit.PRIOR_ROWS
 @pytest.fixture(scope="module")
 def built_in() -> SlopeSample:
     """What is measured of the built-in run."""
-    return measure(default_manifest(), FORWARDS)
+    return measure(build({}), FORWARDS)
 
 
 def measure(run: Manifest, forwards: int = scalar_limit.FORWARDS) -> SlopeSample:
@@ -51,12 +51,12 @@ def slopes(spread: float, weight: float = 0.05) -> SlopeSample:
 def test_the_built_in_run_has_the_limit_that_is_measured_for_it(built_in: SlopeSample) -> None:
     assert len(built_in.slopes) == FORWARDS // (3 * 8)
     assert built_in.example_forwards <= FORWARDS
-    assert scalar_limit.with_limit(default_manifest(), built_in) == default_manifest()
+    assert scalar_limit.with_limit(build({}), built_in) == build({})
 
 
 @pytest.mark.parametrize(("present", "kept"), [(39, 80), (40, 40), (160, 160), (161, 80)])
 def test_a_limit_that_is_near_the_one_that_is_measured_stays(present: int, kept: int) -> None:
-    run = default_manifest()
+    run = build({})
     training = run.training.model_copy(update={"scalar_delta": 0.1, "scalar_limit": present})
     found = slopes(spread=1, weight=1e12)
     chosen = scalar_limit.with_limit(run.model_copy(update={"training": training}), found)
@@ -64,7 +64,7 @@ def test_a_limit_that_is_near_the_one_that_is_measured_stays(present: int, kept:
 
 
 def test_what_is_measured_does_not_depend_on_the_limit_that_the_manifest_has(built_in: SlopeSample) -> None:
-    run = default_manifest()
+    run = build({})
     other = run.model_copy(update={"training": run.training.model_copy(update={"scalar_limit": 7})})
     assert (measure(other, FORWARDS).slopes == built_in.slopes).all()
 
@@ -111,7 +111,7 @@ def test_scalars_that_are_lost_are_counted() -> None:
 
 
 def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: SlopeSample) -> None:
-    run = default_manifest()
+    run = build({})
     limit = scalar_limit.suitable_limit(run.training, built_in)
     numbers = run.training.model_copy(update={"scalar_limit": 32_767})
     with pytest.raises(UserError, match=r"one update could wreck the model") as caught:
@@ -180,7 +180,7 @@ def test_where_only_vectors_are_trained_their_size_counts() -> None:
 
 
 def test_a_run_that_has_test_data_only_is_measured_on_them() -> None:
-    run = default_manifest()
+    run = build({})
     private = run.model_copy(update={"data": run.data.model_copy(update={"train": ""})})
     assert measure(private).spread > 0
 
@@ -246,7 +246,7 @@ def test_what_groups_tell_follows_from_slopes_and_bends(tmp_path: Path) -> None:
 
 
 def test_large_mini_batches_are_measured_in_part_and_few_directions_where_they_cost_much() -> None:
-    run = default_manifest()
+    run = build({})
     large = run.model_copy(update={"training": run.training.model_copy(update={"batch_size": 512})})
     found = measure(large, forwards=3 * 8 * 5)
     assert (len(found.slopes), found.example_forwards) == (5, 120)

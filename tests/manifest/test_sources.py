@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import HubRows, hub_rows, is_on_hub, names_folders, public_name
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_anything_else_is_no_name_of_rows_on_the_hub(source: str) -> None:
 
 @pytest.mark.parametrize("role", ["train", "test", "validation"])
 def test_any_source_with_a_folder_is_found_in_a_manifest(role: str) -> None:
-    run = default_manifest()
+    run = build({})
     assert not names_folders(run)
     assert names_folders(run.model_copy(update={"data": run.data.model_copy(update={role: "/a/b.tsv"})}))
     assert names_folders(run.model_copy(update={"model": run.model.model_copy(update={"source": "/a/b"})}))

@@ -15,7 +15,7 @@ from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models import files
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from tests.processes.forked import Forked, sfnode
 from tests.processes.helpers import LOOPBACK, PATIENCE, Node, environment, nodes
 
@@ -108,7 +108,7 @@ def hostile(make: Callable[..., Node], folder: Path, run: Manifest) -> str:
 def test_a_run_that_names_a_file_for_training_is_refused_and_the_file_is_not_opened(
     source: str, home: Path, make: Callable[..., Node], tmp_path: Path
 ) -> None:
-    run = default_manifest().model_copy(update={"data": Data(train=source.format(home=home))})
+    run = build({}).model_copy(update={"data": Data(train=source.format(home=home))})
     link = hostile(make, tmp_path, run)
     places, said, status = opened(home, "join", link, "--data-dir", tmp_path / "own" / "node", *LOOPBACK)
     assert status
@@ -119,7 +119,7 @@ def test_a_run_that_names_a_file_for_training_is_refused_and_the_file_is_not_ope
 def test_a_node_of_a_hostile_run_opens_nothing_but_its_own(
     home: Path, make: Callable[..., Node], tmp_path: Path
 ) -> None:
-    usual = default_manifest()
+    usual = build({})
     data = Data(train="builtin:reviews:train", test="~/secret.tsv", validation=f"{home}/text/test.jsonl")
     model = usual.model.model_copy(update={"source": "models/mine", "listing": files.listing_hash(TINY)})
     run = usual.model_copy(update={"data": data, "model": model})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OrganisedSection
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.organising.evaluation.health import published
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
@@ -35,7 +35,7 @@ HOSTILE = Names("<script>alert(1)</script>", "</title><img src=x>")
 
 def manifest_of(**changes: object) -> Manifest:
     """The built-in run with an organiser whose key is that of `origin_of("organiser")`."""
-    run = default_manifest()
+    run = build({})
     rules = OrganisedSection(organiser=origin_of("organiser").hex(), quota=1 << 20, subspace_epochs=16)
     numbers = {"update_budget": 1 << 21, "epoch_updates": 4096, "learning_rate": 2.0**-12}
     training = run.training.model_copy(update=numbers | {"schedule": "constant"})

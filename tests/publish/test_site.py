@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.peers import contacts
 from sfnode.publish import site as sites
 from sfnode.publish.run_file import RunFile
@@ -170,7 +170,7 @@ def test_with_the_address_of_its_page_a_link_names_run_json(published: Callable[
 
 
 def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
-    with Folder(tmp_path / "open", default_manifest(), "a") as made:
+    with Folder(tmp_path / "open", build({}), "a") as made:
         made.make(5)
     ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "open")
     assert "open run, 5 updates" in ended.out

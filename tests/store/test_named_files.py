@@ -8,7 +8,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Data
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles, model_of, places_of
@@ -41,7 +41,7 @@ def test_what_is_named_now_takes_the_place_of_what_was_named_before(
 
 
 def test_a_manifest_that_its_owner_gives_names_what_lies_beside_it(layout: Layout, tmp_path: Path) -> None:
-    usual, own = default_manifest(), tmp_path / "own"
+    usual, own = build({}), tmp_path / "own"
     (own / "model").mkdir(parents=True)
     for file in (own / "rows.tsv", tmp_path / "others.tsv"):
         file.write_text("text\nx\n")

@@ -12,7 +12,7 @@ from scripts import reviews
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import evaluate
 from sfprotocol.seeds import update_seeds
@@ -22,7 +22,7 @@ TRAIN, TEST = (reviews.rows(split) for split in ("train", "test"))
 
 @pytest.fixture(scope="module")
 def run() -> Trainer:
-    return Trainer.load(default_manifest())
+    return Trainer.load(build({}))
 
 
 def sentences(text: str) -> list[str]:
