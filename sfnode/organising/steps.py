@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 from sfnode.organising.evaluation.judging import Judgement
 from sfprotocol.counting import MAX_EPOCHS, Counting
@@ -77,7 +78,7 @@ class Steps:
 
     def _rate(self, counting: Counting) -> int:
         closes = range(max(0, counting.open_epoch - USUAL_OF), counting.open_epoch)
-        usual = max(self.updates, *map(counting.closed_updates, closes))
+        usual = max(self.updates, int(median(map(counting.closed_updates, closes))))
         spent = 0.0 if self.whole else (counting.promised + usual) / counting.budget  # once it is opened
         return max(1, round(self.rate * self.updates / usual * max(LEAST_RATE, 1 - spent)))
 

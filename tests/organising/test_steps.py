@@ -90,6 +90,14 @@ def test_a_heads_rate_is_shared_by_as_many_updates_as_its_rounds_have() -> None:
     assert run.counting.rate(run.counting.open_epoch + 1) == RATE, "it rises as others leave"
 
 
+def test_one_large_round_makes_those_that_follow_no_smaller_steps() -> None:
+    run = bench("anne", "bob", whole=True, budget=1000)
+    counts = (UPDATES // 2, UPDATES // 2, 4 * UPDATES, UPDATES // 2)
+    for count in counts:
+        make(run, {"anne": USUAL, "bob": USUAL}, count=count)
+    assert run.counting.rate(run.counting.open_epoch + 1) == RATE
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_round_goes_no_further_than_the_first_one_may(whole: bool) -> None:
     run = bench("anne", "bob", whole=whole, budget=1000)
