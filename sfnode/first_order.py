@@ -40,10 +40,10 @@ WHITENED_ROWS = 1024
 VALIDATING = 1 / 5
 """Share of them that validates where the run has no validation rows."""
 
-STEP = 1.25
+STEP = 1.75
 """Length of a body's first step along a usual gradient, in coordinates in which gradients vary alike along
 columns that have the length 1 on average: SmolLM2 learns AG News and SST-2 with two thirds of it and with
-twice as much, and one rate or one gain does not serve both (docs/research-log.md)."""
+half as much again, and one rate or one gain does not serve both (docs/research-log.md)."""
 
 IDENTITY = 64
 """Entries of U of a head, on its diagonal: outputs are their own coordinates."""
