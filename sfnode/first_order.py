@@ -51,7 +51,7 @@ IDENTITY = 64
 F64 = NDArray[np.float64]
 
 ANY = {"estimator": "first-order", "norm_limit": 1, "basis": "published", "bases": "0" * 64}
-"""What a run may be tried with before its numbers are known."""
+"""Values that stand for those that are measured, while what is given is tried."""
 
 Tell = Callable[[int], None]
 """Told how many example-forwards have been taken."""
