@@ -64,6 +64,10 @@ class Columns:
             raise ValueError(f"there are {len(self)} updates and not {known}")
         return self._rows(slice(known))
 
+    def before_epoch(self, epoch: int) -> Columns:
+        """Return the state that has the updates of all epochs before `epoch`, and no others."""
+        return self._rows(self.updates.epoch < epoch)
+
     def prefix(self, frontier: Mapping[Feed, int]) -> Columns:
         """Return the state that has the first `frontier[feed]` updates of each feed, none of feeds not in it.
 

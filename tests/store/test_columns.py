@@ -79,7 +79,7 @@ def test_an_empty_log_has_no_rows(path: Path) -> None:
         columns = log.columns()
     assert len(columns) == 0
     assert (columns.feeds, columns.frontier(), columns.run_id) == ((), {}, RUN_ID)
-    assert len(columns.at(0)) == len(columns.prefix({})) == 0
+    assert len(columns.at(0)) == len(columns.before_epoch(7)) == len(columns.prefix({})) == 0
     assert columns.epochs().tolist() == []
 
 
@@ -114,6 +114,10 @@ def test_every_prefix_is_a_state_that_the_run_may_have_been_in(columns: Columns)
     for wrong in (-1, len(columns) + 1):
         with pytest.raises(ValueError, match="13 updates"):
             columns.at(wrong)
+
+
+def test_the_state_before_an_epoch_has_all_updates_of_those_before(columns: Columns) -> None:
+    assert [len(columns.before_epoch(epoch)) for epoch in range(5)] == [0, 4, 12, 12, 13]
 
 
 def test_any_frontier_is_a_prefix_and_one_that_the_log_has_not_reached_is_refused(

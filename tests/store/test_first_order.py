@@ -146,6 +146,7 @@ def test_contributions_and_columns_are_of_updates(log: UpdateLog) -> None:
     assert [(one.updates, one.first_epoch, one.last_epoch) for one in found.ranked] == [(5, 0, 1)]
     columns = log.columns()
     assert columns.updates.scalar.tolist() == [list(values) for _, values in author.updates]
+    assert len(columns.before_epoch(1)) == 3
 
 
 # -- sums --------------------------------------------------------------------------------------------------
