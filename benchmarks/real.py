@@ -89,7 +89,7 @@ def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
         train_min_words=4 if name == "sst2" else 0,  # it has phrases, too
         test_limit=held_out,
     )
-    texts = presets.task_of(found._replace(task=words), headed=True)
+    texts = presets.task_of(found._replace(task=words), headed=True, asking=True)
     places = typed(data)
     train = dataset.training_rows(data, words, places)
     return Subject(words, texts, train, dataset.held_out_rows(data, words, "test", places=places))

@@ -93,7 +93,7 @@ def test_a_head_gets_whitened_coordinates_in_which_a_few_rounds_learn(table: Pat
     assert Manifest.model_validate(run.model_dump()) == run
     assert (run.protocol, numbers.estimator, run.core_shape) == (4, "first-order", (1, 2, 64))
     assert (numbers.update_budget, numbers.epoch_updates, numbers.batch_size) == (256, 4, 4096)
-    assert (run.organised.subspace_epochs, run.organised.quota, run.task.loss) == (64, 16, "plain")
+    assert (run.organised.subspace_epochs, run.organised.quota, run.task.loss) == (64, 1, "plain")
     (pair,) = bases.read(
         *(bases.path_in(table.parent, numbers.bases), run.model.parsed_targets(), (2, 64), numbers.bases)
     )

@@ -107,6 +107,11 @@ REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
 PROMPT_TOKENS = 768
 """Room for a prompt in such a run, unless the model has fewer positions."""
 
+HEAD_PARTS = 4
+"""Parts of a round of a head's gradients of which a member makes one: that is one update, unless the budget
+is larger. Each is of all its rows, so that a second one at the same weights says the same. With eight times
+as many a run of 64 rounds was over in 16."""
+
 IN_WORDS_ROUNDS = 8
 """Part of such a run's updates that a round has, unless its length is given; an organiser may close longer
 ones."""
@@ -284,7 +289,8 @@ def _of_gradients(
     """Return what an organised run is bounded by, where an update has so many cells."""
     rows, columns = targets[0].core_shape(training.rank)
     most = MAX_QUOTA_BYTES // (rows * columns * len(targets) * training.scalar_bits // 8)
-    found: dict[str, Any] = {} if "quota" in given else {"quota": min(organised.quota, most)}
+    usual = min(organised.quota, -(-training.epoch_updates // HEAD_PARTS) if head else most)
+    found: dict[str, Any] = {} if "quota" in given else {"quota": usual}
     if "subspace_epochs" not in given:  # bases stay, and what seals change reaches the live weights at once
         found["subspace_epochs"] = training.epochs
     return organised.model_copy(update=found)
@@ -439,7 +445,8 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     """Return the preset's task, adapted to the model in this folder, with the fields that were given."""
     fields: dict[str, Any] = {}
     if preset:
-        fields = presets.task_of(preset, headed=_headed(preset, given, home)).model_dump()
+        headed, asking = _headed(preset, given, home), not _is_encoder(_json(home / files.CONFIG))
+        fields = presets.task_of(preset, headed=headed, asking=asking).model_dump()
     elif given.get("kind", "reward" if "verifier" in given else "") == "reward":
         tokens = given.get("answer_tokens", ANSWER_TOKENS)
         fields = {"kind": "reward", "answer_tokens": tokens, "max_tokens": tokens + PROMPT_TOKENS}

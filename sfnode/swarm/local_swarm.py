@@ -375,7 +375,13 @@ class LocalSwarm:
             return await node.ask(node.client.evaluate(base=base, calibrated=calibrated, probe=probe))
 
     async def _evaluate_base(self) -> _Base:
-        """Have it measure the base model, as it is and less its prior over the answers, if it has any."""
+        """Have it measure the base model, as it is and less its prior over the answers, if it has any, once
+        it has made an update: a run of a minute would be over without its rows."""
+        while True:
+            status = await self.nodes[-1].answering()
+            if status.contributed or _is_over(status):
+                break
+            await asyncio.sleep(POLL_INTERVAL)
         before = await self._evaluate(base=True)
         task, data = self.manifest.task, self.manifest.data
         has_prior = task.labelled and (data.train or task.prior)

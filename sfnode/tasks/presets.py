@@ -18,6 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
+from sfnode.tasks import templates
 from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 DEFAULT_MODEL = "builtin:tiny"
@@ -68,8 +69,9 @@ def _renamed(template: str, usual: str, other: str) -> str:
     return template.replace(f"{{{usual}}}", f"{{{other}}}").replace(f"{{{usual}|", f"{{{other}|")
 
 
-def task_of(found: Preset, *, headed: bool) -> Task:
-    """Return the preset's task for a language model, or for a model `headed` by a classifier.
+def task_of(found: Preset, *, headed: bool, asking: bool = False) -> Task:
+    """Return the preset's task for a language model, or for a model `headed` by a classifier, which is a
+    language model, too, if it is `asking` (`templates.ASKING`).
 
     Raises UserError BAD_OPTION if the latter cannot do it.
     """
@@ -81,7 +83,8 @@ def task_of(found: Preset, *, headed: bool) -> Task:
             "an encoder with a classification head cannot do this task, whose answers are no fixed classes",
             f"Take a language model, or one of {', '.join(n for n, p in PRESETS.items() if p.texts)}.",
         )
-    changed = {"kind": "sequence-classification", "template": found.texts}
+    template = found.texts + (templates.ASKING if asking else "")
+    changed = {"kind": "sequence-classification", "template": template}
     return Task(**found.task.model_dump() | changed)
 
 

@@ -505,7 +505,7 @@ def _class(asked: ColumnCandidate) -> Task | str:
         braced = name.replace("{", "{{").replace("}", "}}")
         template = f"{_lines(asked.texts)}\n{braced}:"
         return Task(kind="classification", template=template, label_field=name, verbalizer=names)
-    template = _lines(asked.texts)
+    template = _lines(asked.texts) + templates.ASKING
     return Task(kind="sequence-classification", template=template, label_field=name, verbalizer=names)
 
 

@@ -157,7 +157,9 @@ def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model:
     loss = DEFAULT_LOSS if expected.task.labelled and not head else "plain"
     numbers = {"max_tokens": manifest.task.max_tokens, "answer_tokens": manifest.task.answer_tokens}
     numbers |= {"loss": loss}
-    assert but_for_prior(manifest).task == task_of(expected, headed=head).model_copy(update=numbers)
+    assert but_for_prior(manifest).task == task_of(expected, headed=head, asking=head).model_copy(
+        update=numbers
+    )
 
 
 def test_prompts_are_never_longer_than_the_model_can_take(model: Path, sfnode: Run) -> None:

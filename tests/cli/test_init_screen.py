@@ -13,6 +13,7 @@ from sfnode.cli import init_screen
 from sfnode.engine import scalar_limit
 from sfnode.manifest import Manifest
 from sfnode.models import files
+from sfnode.tasks.templates import ASKING
 from tests.cli import tickets
 from tests.cli.helpers import Ended
 
@@ -87,7 +88,7 @@ def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(
     assert lines(ended.out.partition("Enter: ")[0]) == ASKED
     task, data = run().task, run().data
     assert (task.kind, task.template, task.label_field) == (
-        *("sequence-classification", "{subject}\n{body}"),
+        *("sequence-classification", "{subject}\n{body}" + ASKING),
         "category",
     )
     assert task.verbalizer == {name: name for name in tickets.CLASSES}

@@ -17,6 +17,7 @@ from sfnode.manifest.task import Task
 from sfnode.tasks import dataset
 from sfnode.tasks.columns import DataTable, read
 from sfnode.tasks.proposals import FITTING, NOTHING, estimator, joins, propose
+from sfnode.tasks.templates import ASKING
 
 Rows = list[dict[str, Any]]
 
@@ -145,6 +146,7 @@ CASES: dict[str, tuple[Rows, str, str, str, tuple[str, ...]]] = {
 def test_a_table_suggests_a_task(name: str) -> None:
     given, kind, right, template, labels = CASES[name]
     found = propose(table(given))
+    template += ASKING if kind == "sequence-classification" else ""
     assert (found.task.kind, found.right, found.task.template) == (kind, right, template)
     assert tuple(found.task.verbalizer) == labels
 
@@ -156,7 +158,7 @@ def test_letters_stand_for_choices_whatever_the_labels_are_called() -> None:
 
 def test_pairs_of_sentences_are_no_choices() -> None:
     given = rows(sentence1=BODIES, sentence2=BODIES[1:], label=["0", "1"])
-    assert propose(table(given)).task.template == "{sentence1}\n{sentence2}"
+    assert propose(table(given)).task.template == "{sentence1}\n{sentence2}" + ASKING
 
 
 REFUSED: dict[str, tuple[Rows, str, str]] = {
