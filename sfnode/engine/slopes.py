@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine.basis import FeaturesBasis
 from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
 from sfnode.engine.gradients import GRADIENT, by_leaves, differentiable
 from sfnode.engine.line import Line, difference
@@ -172,7 +171,8 @@ def shares(
     rows = sum(batch.examples for batch in batches)
     taken, found = passes * rows, found.added_to(past, rows)
     shared = [found.share(one, delta, unit) for one in updates]
-    return [_of_rows(one) for one in shared] if isinstance(space.basis, FeaturesBasis) else shared, taken
+    head = loaded.classifies and len(space.targets) == 1
+    return [_of_rows(one) for one in shared] if head else shared, taken
 
 
 def shares_towards(
@@ -201,7 +201,10 @@ def shares_towards(
 
 def _of_rows(share: StepShare) -> StepShare:
     """Return a share whose score is no larger than its worth in standard errors (SPEC O16): of thousands of
-    updates along a linear head it says little but what these rows are like."""
+    updates along a linear head, or of many that are all of the same rows, it says little but what these rows
+    are like. Without that a first-order run on SST-2 skipped a fifth of honest work, by what validation rows
+    happen to say, and learnt these: a loss of 0.345 there, and 0.401 on the test rows, where it was 0.381 and
+    0.385 with all of it."""
     most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0
     return share._replace(sum=math.copysign(min(abs(share.sum), most), share.worth))
 

@@ -33,7 +33,7 @@ STRENGTHS = (10.0, 3.0, 1.0)
 What less than 1 gains on validation rows is lost many times over on rows unlike them
 (docs/research-log.md)."""
 
-ROUNDS = 32
+ROUNDS = 64
 """Rounds within which the least loss is looked for."""
 
 LEAST_SPREAD = 1e-3

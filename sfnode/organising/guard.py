@@ -6,7 +6,7 @@
     (or rewards fall)
     a gain, and no better than the best one for long         the end, where the run is
     worse than the best one at the end                       back to the best seal: the end
-    none better than the best one for `patience`             back to the best seal: the end; if none is better
+    none better by BETTER for `patience`                     back to the best seal: the end; if none is better
                                                              than the base model, there, at a lower rate
     rounds of updates that are too short to move anything    the end, where the run is
 
@@ -304,13 +304,19 @@ class Guard:
         return self._end(f"at the model of round {self._sealed - 1}", what) if over else []
 
     def _stopped(self, counting: Counting) -> list[Decision]:
-        """Return the end at the model with the least loss, once none has been better for long, or at that of
-        the budget. Where it is the base model, the rate is too large, and the run goes on at a lower one."""
-        best = min([self._start(), *self.results], key=lambda one: one.loss)
-        since = [one for one in self.results if one.epoch > best.epoch]
+        """Return the end at the model with the least loss, once none has been better by much for long, or at
+        that of the budget. Where it is the base model, the rate is too large, and the run goes on at a lower
+        one."""
+        results = [self._start(), *self.results]
+        best = mark = results[0]
+        for one in results:
+            best = min(best, one, key=lambda one: one.loss)
+            if one.loss < mark.loss - BETTER * (results[0].loss - mark.loss):
+                mark = one
+        since = [one for one in self.results if one.epoch > mark.epoch]
         if not since or not (counting.complete or len(since) >= self._patience):
             return []
-        what = f"of {len(since)} evaluations since then none was better than {_of(best)}"
+        what = f"of {len(since)} evaluations since then none was much better than {_of(mark)}"
         ends = counting.complete or not best.said.base
         return self._back(counting, what, None if best.said.base else best, ends=ends)
 

@@ -268,6 +268,22 @@ def test_worths_of_gradients_add_up_and_scores_are_cosines(tmp_path: Path) -> No
         assert max(one.sum for one in found) > 0.2 * cells
 
 
+def test_a_heads_scores_say_no_more_than_the_rows_that_they_are_measured_on(tmp_path: Path) -> None:
+    run = head(tmp_path, batch_size=64)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        node.run_rows._held_out["validation", 0] = Held("validation", 0, ROWS)
+        rate = RateFrom(0, RATE_ONE // 2, limit=1000)
+        values = np.array(node.step(SEEDS[:1], 0, rate).scalars)
+        one = UpdateBatch(np.zeros(1, np.int64), np.zeros(1, np.uint64), values)
+        after, weights = Core(*run.core_shape), np.array([rate.rate * rate.unit >> 16])
+        after.add(one._replace(scalars=values * weights))
+        for sign in (1, -1):
+            batch = one._replace(scalars=sign * values)
+            (found,), _ = node.shares(after.cores(), [(batch, weights)], 4, 0)
+            assert math.copysign(1, found.sum) == math.copysign(1, found.worth) == sign
+            assert abs(found.sum) <= abs(found.worth) / found.error + 1e-9 < math.sqrt(run.dimensions)
+
+
 def test_the_numbers_of_a_run_follow_from_its_usual_gradient(tmp_path: Path) -> None:
     run = first_order("llama", tmp_path)
     with trainer(run, data_file(tmp_path), bases=tmp_path) as node:

@@ -213,6 +213,16 @@ def test_a_head_ends_at_the_seal_with_the_least_loss_once_none_has_been_better_f
     assert finish == Finish()
 
 
+def test_a_head_ends_once_gains_are_less_than_rows_can_tell_at_the_best_model_all_the_same() -> None:
+    run = Head()
+    run.noise = 0.0
+    for loss in (0.6, 0.5, 0.45, 0.4495, 0.449):
+        assert run.epoch(loss) == []
+    decided = run.epoch(0.4485)
+    assert decided[-1] == Finish(), "the last three together have gained less than BETTER of all"
+    assert not any(isinstance(one, Void) for one in decided), "little better is better"
+
+
 def test_a_head_whose_first_rounds_make_it_worse_goes_on_at_a_lower_rate() -> None:
     run = Head()
     for loss in (1.2, 2.0):
