@@ -101,7 +101,7 @@ def test_a_head_gets_whitened_coordinates_in_which_a_few_rounds_learn(table: Pat
     assert found.example_forwards == 160
     with node(run, table.parent) as learner:
         first = learner.gradients([1], 0)[0].loss
-        trained(learner, 24, numbers.epoch_updates)
+        trained(learner, numbers.epochs, numbers.epoch_updates)
         assert learner.gradients([1], 0)[0].loss < 0.9 * first
 
 
