@@ -42,7 +42,7 @@ def figures() -> tuple[dict[int, list[float]], dict[str, list[float]]]:
 
 
 def across(updates: int) -> float:
-    return LEFT + (RIGHT - LEFT) * (math.log10(updates) - 3) / (math.log10(50_000) - 3)
+    return LEFT + (RIGHT - LEFT) * math.log10(updates / 10) / math.log10(15)
 
 
 def up(accuracy: float) -> float:
@@ -62,7 +62,7 @@ def drawing() -> str:
         y = up(tenth / 10)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#9ca3af" stroke-width="0.5"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10 * tenth} %</text>')
-    for count in (1_000, 5_000, 20_000):
+    for count in (20, 50, 100):
         parts.append(f'<text x="{across(count):.1f}" y="{BOTTOM + 18}" text-anchor="middle">{count:,}</text>')
     parts.append(f'<text x="{(LEFT + RIGHT) / 2}" y="{BOTTOM + 34}" text-anchor="middle">updates</text>')
     ends = []

@@ -17,6 +17,7 @@ from sfnode.models.loader import LoadedModel
 from sfnode.tasks import chat
 from sfnode.tasks.encoding import Forward, Prior, encode
 from sfnode.tasks.prompts import ASSISTANT, Conversation, LabelledTexts, Prompt, Row, render_row
+from sfnode.tasks.templates import ASKING
 
 WRITTEN = 24
 """Tokens that a model writes: a sentence, or a few seconds of a CPU."""
@@ -113,6 +114,7 @@ def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> 
 def shown(text: str, right: str, said: str, score: float | None = None, remark: str = "") -> Answered:
     """Return a row and an answer as people are shown them, with a remark on it, if there is one; without a
     score it is right if it is the right one."""
+    text = text.removesuffix(ASKING)
     text, right, said = text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}", right.strip(), said.strip()
     behind = f" ({_cut(remark)})" if remark else ""
     return Answered(text, _cut(right), _cut(said) + behind, float(right == said) if score is None else score)

@@ -13,6 +13,7 @@ from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
+from sfnode.tasks.templates import ASKING
 from tests.engine.helpers import ROWS, data_file, manifest, trainer, updates
 
 
@@ -88,3 +89,7 @@ def test_a_run_without_test_rows_has_nothing_to_answer() -> None:
         trainer(manifest("opt")).read_test_rows()
     with pytest.raises(UserError, match="no test data"):
         trainer(manifest("opt")).answer(4, base=True)
+
+
+def test_the_ending_that_asks_for_one_word_is_not_shown() -> None:
+    assert samples.shown("It never came." + ASKING, "mail", "mail").text == "It never came."
