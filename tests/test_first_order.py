@@ -86,7 +86,7 @@ def trained(node: Trainer, rounds: int, updates: int) -> None:
         node.rebuild()
 
 
-def test_a_head_gets_whitened_coordinates_in_which_a_few_rounds_learn(table: Path) -> None:
+def test_a_head_gets_whitened_coordinates_in_which_its_rounds_learn(table: Path) -> None:
     found = prepared(table, **HEAD)
     run = found.manifest
     numbers = run.training
