@@ -203,8 +203,8 @@ def _of_rows(share: StepShare) -> StepShare:
     """Return a share whose score is no larger than its worth in standard errors (SPEC O16): of thousands of
     updates along a linear head, or of many that are all of the same rows, it says little but what these rows
     are like. Without that a first-order run on SST-2 skipped a quarter of honest work, by what validation
-    rows happen to say, and learnt these: a loss of 0.345 there, and 0.401 on the test rows, where it was 0.381 and
-    0.385 with all of it."""
+    rows happen to say, and learnt these: a loss of 0.345 there, and 0.401 on the test rows, where it was
+    0.381 and 0.385 with all of it."""
     most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0
     return share._replace(sum=math.copysign(min(abs(share.sum), most), share.worth))
 
