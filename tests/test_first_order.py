@@ -121,7 +121,7 @@ def test_bases_are_turned_until_gradients_vary_alike(table: Path) -> None:
         cores = gradients.usual(learner).reshape(-1, *run.core_shape)
     for side in (cores, cores.swapaxes(2, 3)):
         of_columns = (side**2).mean((0, 3))
-        assert of_columns.max() < 3 * of_columns.mean()
+        assert of_columns.std() < of_columns.mean(), "where bases are not turned it is 2.8 times"
 
 
 def test_a_usual_gradient_fills_half_of_the_limit(table: Path) -> None:
