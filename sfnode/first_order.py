@@ -24,6 +24,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.engine.whitening import Known, head_gradient, turned, whitening
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.task import ANSWERS
 from sfnode.manifest.training import Training, units_of
 from sfnode.models import bases
 from sfnode.models.cuts import HEADS
@@ -44,6 +45,9 @@ STEP = 1.75
 """Length of a body's first step along a usual gradient, in coordinates in which gradients vary alike along
 columns that have the length 1 on average: SmolLM2 learns AG News and SST-2 with two thirds of it and with
 half as much again, and one rate or one gain does not serve both (docs/research-log.md)."""
+
+REWARD_STEP = 0.2
+"""The same of a run by rewards (docs/research-log.md)."""
 
 IDENTITY = 64
 """Entries of U of a head, on its diagonal: outputs are their own coordinates."""
@@ -80,8 +84,17 @@ def cost(manifest: Manifest) -> int:
     if is_head(manifest):
         return WHITENED_ROWS + manifest.data.withheld
     of_bases = 0 if manifest.training.bases else making_bases.cost("gradients")
-    usual = gradients.USUAL_BATCHES * gradients.GRADIENT * manifest.training.batch_size
-    return scalar_limit.PRIOR_ROWS + of_bases + usual
+    return scalar_limit.PRIOR_ROWS + of_bases + _usual_batches(manifest) * _of_batch(manifest)
+
+
+def _usual_batches(manifest: Manifest) -> int:
+    return gradients.REWARDED_BATCHES if manifest.task.is_rewarded else gradients.USUAL_BATCHES
+
+
+def _of_batch(manifest: Manifest) -> int:
+    """Return the example-forwards of a mini-batch's gradient; each drawn answer is an example."""
+    answers = ANSWERS if manifest.task.is_rewarded else 1
+    return gradients.GRADIENT * answers * manifest.training.batch_size
 
 
 def begun(manifest: Manifest) -> Manifest:
@@ -130,17 +143,19 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Com
         manifest, taken = _with_bases(manifest, made.pairs, folder), taken + made.example_forwards
     ready = trainer.like(_changed(manifest, "training", norm_limit=1), folder)
     began = time.monotonic()
-    rows_each = gradients.GRADIENT * manifest.training.batch_size
-    found = gradients.usual(ready, advance=lambda done: tell(taken + done * rows_each))
-    each = (time.monotonic() - began) / gradients.USUAL_BATCHES
+    batches, rows_each = _usual_batches(manifest), _of_batch(manifest)
+    least = 1 if manifest.task.is_rewarded else batches // 2 + 1  # all answers may be as good
+    found = gradients.usual(ready, batches, least, lambda done: tell(taken + done * rows_each))
+    each = (time.monotonic() - began) / batches
     if made:
         manifest, found = _turned(manifest, made.pairs, found, folder)
     norm = float(np.median(np.linalg.norm(found, axis=1)))
-    rate = _as_rate(STEP / norm / manifest.training.epoch_updates)
+    step = REWARD_STEP if manifest.task.is_rewarded else STEP
+    rate = _as_rate(step / norm / manifest.training.epoch_updates)
     manifest = _changed(manifest, "training", learning_rate=rate)
     judged = manifest.training.epochs * manifest.data.withheld / rows_each  # by forward passes
     seconds = each * (manifest.training.update_budget + judged)
-    taken += gradients.USUAL_BATCHES * rows_each
+    taken += batches * rows_each
     return Completed(_measured(manifest, norm), made, taken, seconds)
 
 

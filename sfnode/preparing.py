@@ -350,8 +350,7 @@ def prepare(
         with trainer:
             tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
             tell(0)
-            if not manifest.task.is_rewarded:
-                scalar_limit.require_answers(trainer)
+            scalar_limit.require_answers(trainer)
             found = _measured(manifest, given, means, asked, trainer, reason, tell)
     return _limited(found, given)
 

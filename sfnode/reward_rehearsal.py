@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfnode.engine import reward_trial, scalar_limit
+from sfnode.engine import scalar_limit
 from sfnode.engine.losses import line_rows
-from sfnode.engine.reward_objective import RIGHT, Rewards
+from sfnode.engine.reward_objective import RIGHT, Rewards, alike
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -99,4 +99,4 @@ def _tried(trainer: Trainer, prompts: int, loaded: float, waiting: Waiting) -> T
         load_seconds=loaded,
         peak_bytes=memory.most(trainer.loaded.device),
     )
-    return Tried(result, None if result.apart else reward_trial.alike(drawn.rewards, cut))
+    return Tried(result, None if result.apart else alike([drawn]))

@@ -46,11 +46,16 @@ ROOM_SHARE, LEAST_ROOM = 1 / 8, 64 << 20
 """Share of the weights' bytes that what is kept for a backward pass may have, and bytes that it may have in
 any case: with half the step costs no less on a CPU, and a step then takes little more than inference."""
 
+WRITTEN_ROOM = 8
+"""The same for answers that are written, in those of others: writing them takes memory beforehand, and what
+they begin with is read once for as many as there is room for. Without it a step takes twice as long."""
+
 LOSS_SCALE = 2.0**10
 """Factor of losses in float16, whose least number gradients would be below."""
 
-USUAL_BATCHES = 32
-"""Mini-batches of which the usual norm is the median, and second moments are the mean."""
+USUAL_BATCHES, REWARDED_BATCHES = 32, 8
+"""Mini-batches of which the usual norm is the median, and second moments are the mean; those of prompts, to
+which answers are written."""
 
 ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
 """Root mean square of a usual update's scalars by their bits: an 8-bit one may be 16 times as large."""
@@ -116,16 +121,21 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
         most *= 1 - 2**-8  # rounding has made it longer
 
 
-def usual(model: Measurer, advance: Callable[[int], None] = lambda done: None) -> F64:
-    """Return mini-batches' gradients at the model as it is, (n, cells); `advance` is told how many there are
-    so far. Raises as `gradient`, DATA_*, and LOSS_NOT_FINITE if half of them have no finite number, or are
-    0."""
-    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, USUAL_BATCHES).tolist()
+def usual(
+    model: Measurer,
+    count: int = USUAL_BATCHES,
+    least: int = USUAL_BATCHES // 2 + 1,
+    advance: Callable[[int], None] = lambda done: None,
+) -> F64:
+    """Return the gradients of `count` mini-batches at the model as it is, (n, cells), without those that are
+    0 or no finite number; `advance` is told how many there are so far. Raises as `gradient`, DATA_*, and
+    LOSS_NOT_FINITE if fewer than `least` are left."""
+    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, count).tolist()
     found: list[F64] = []
     for done, seed in enumerate(seeds):
         advance(done)
-        found += [one.cells for one in model.gradients([seed], 0) if not one.failed]
-    if 2 * sum(one.any() for one in found) <= USUAL_BATCHES:
+        found += [one.cells for one in model.gradients([seed], 0) if not one.failed and one.cells.any()]
+    if len(found) < least:
         raise UserError(
             Code.LOSS_NOT_FINITE,
             "the loss of the base model has no gradient that is a number and not 0",
@@ -304,12 +314,15 @@ class _Room:
 
     def recomputes(self, part: Encoded) -> bool:
         """Return whether blocks of a part are computed again, as one row alone is too much."""
-        return self.of_token * int(part.lengths().sum()) > self.limit
+        return self.of_token * int(part.lengths().sum()) > self._limit(part)
+
+    def _limit(self, batch: Encoded) -> float:
+        return self.limit if batch.weights is None else WRITTEN_ROOM * self.limit
 
     def parts(self, batch: Encoded) -> list[Encoded]:
         """Return a mini-batch in parts for each of which there is room, rows of similar lengths together."""
         tokens = batch.lengths()
-        most = self.limit / self.of_token if self.of_token else math.inf
+        most = self._limit(batch) / self.of_token if self.of_token else math.inf
         if int(tokens.sum()) <= most or batch.centred:
             return [batch]
         order, groups = np.argsort(-tokens, kind="stable").tolist(), list[list[int]]()

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sfnode.engine import forward
-from sfnode.engine.reward_objective import Rewards
+from sfnode.engine.reward_objective import Drawn, Rewards, alike
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -136,15 +136,19 @@ def _rewarded(
     seeds: Sequence[int],
     advance: Advance,
 ) -> list[Encoded]:
-    """Return mini-batches of answers that are drawn to these rows, as many as there are seeds."""
+    """Return mini-batches of answers that are drawn to these rows, as many as there are seeds. Raises
+    UserError REWARDS_ALIKE if none is better than another."""
     questions = BATCH_ROWS // ANSWERS
     training = manifest.training.model_copy(update={"batch_size": questions * DRAWN_TOGETHER})
     rewards = Rewards(manifest.model_copy(update={"training": training}), loaded, rows)
     batches: list[Encoded] = []
+    drawn: list[Drawn] = []
     for seed in seeds[::DRAWN_TOGETHER]:
-        drawn = rewards.draw(rewards.mini_batch(seed), seed)
-        batches += [part.encoded for part in drawn.parts(questions)]
+        drawn.append(rewards.draw(rewards.mini_batch(seed), seed))
+        batches += [part.encoded for part in drawn[-1].parts(questions)]
         advance(len(batches), len(seeds))
+    if not any(one.telling.any() for one in drawn):
+        raise alike(drawn)
     return batches
 
 

@@ -128,6 +128,32 @@ SAMPLED_AT = 1.0
 """Temperature at which answers are drawn in a run whose manifest has 0: of equal ones nothing is learnt."""
 
 
+def alike(drawn: Sequence[Drawn]) -> UserError:
+    """Return the error of a run in which no prompt has answers of unequal rewards, with advice."""
+    rewards = np.concatenate([one.rewards for one in drawn])
+    cut = sum(not answer.ended for one in drawn for answer in one.answers)
+    count = rewards.size
+    said = f"none of {len(rewards)} prompts got answers of which one is better than another"
+    easier = (
+        "Take easier prompts, reward parts of an answer (a `sum` of verifiers, docs/rewards.md), show the "
+        "form of an answer in the prompt, or take a better base model."
+    )
+    if rewards.max() <= 0:
+        off = f", and {cut} of them were cut off: raise answer_tokens" if cut else ""
+        return UserError(Code.REWARDS_ALIKE, f"{said}: all {count} answers have the reward 0{off}", easier)
+    if rewards.min() >= RIGHT:
+        return UserError(
+            Code.REWARDS_ALIKE,
+            f"{said}: all {count} answers have the reward 1, and there is nothing to learn",
+            "Take harder prompts, or a stricter verifier.",
+        )
+    return UserError(
+        Code.REWARDS_ALIKE,
+        f"{said} (mean reward {rewards.mean():.3f})",
+        "Give a higher temperature, or reward parts of an answer (a `sum` of verifiers, docs/rewards.md).",
+    )
+
+
 class Rewards:
     """The objective of one trainer."""
 

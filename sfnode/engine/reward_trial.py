@@ -30,10 +30,9 @@ from numpy.typing import NDArray
 
 from sfnode.engine import trial
 from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, losses_along, of_groups, of_pairs, representable
-from sfnode.engine.reward_objective import RIGHT, Drawn, Rewards
+from sfnode.engine.reward_objective import Drawn, Rewards, alike
 from sfnode.engine.scalar_limit import Advance, SlopeSample, require_slopes, seeds_of, typical_weight
 from sfnode.engine.trainer import Trainer
-from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.tasks.encoding import Encoded
 
@@ -89,9 +88,8 @@ def run(
     answers = [one for each in drawn for one in each.answers]
     rewards = np.concatenate([one.rewards for one in drawn])  # (prompts, ANSWERS)
     apart = float(np.mean(np.concatenate([one.telling for one in drawn])))
-    cut = sum(not one.ended for one in answers)
     if not apart:
-        raise alike(rewards, cut)
+        raise alike(drawn)
     found = _epsilons(trainer, seeds[:: numbers.batch_updates], drawn)
     epsilon = numbers.epsilon if keep_epsilon else found[trainer.dtype]
     alphas, squares = _slopes(
@@ -171,28 +169,3 @@ def _rate(manifest: Manifest, squares: float) -> float:
     numbers = manifest.training
     signal = numbers.batch_updates / (numbers.batch_updates + manifest.dimensions)
     return trial.as_rate(math.sqrt(2 * MOVE * signal / squares)) if squares else numbers.learning_rate
-
-
-def alike(rewards: F64, cut: int) -> UserError:
-    """Return the error of a run in which no prompt has answers of unequal rewards (prompts, ANSWERS), with
-    advice; `cut` of them were cut off."""
-    count = rewards.size
-    said = f"none of {len(rewards)} prompts got answers of which one is better than another"
-    easier = (
-        "Take easier prompts, reward parts of an answer (a `sum` of verifiers, docs/rewards.md), show the "
-        "form of an answer in the prompt, or take a better base model."
-    )
-    if rewards.max() <= 0:
-        off = f", and {cut} of them were cut off: raise answer_tokens" if cut else ""
-        return UserError(Code.REWARDS_ALIKE, f"{said}: all {count} answers have the reward 0{off}", easier)
-    if rewards.min() >= RIGHT:
-        return UserError(
-            Code.REWARDS_ALIKE,
-            f"{said}: all {count} answers have the reward 1, and there is nothing to learn",
-            "Take harder prompts, or a stricter verifier.",
-        )
-    return UserError(
-        Code.REWARDS_ALIKE,
-        f"{said} (mean reward {rewards.mean():.3f})",
-        "Give a higher temperature, or reward parts of an answer (a `sum` of verifiers, docs/rewards.md).",
-    )

@@ -138,8 +138,10 @@ def require_slopes(slopes: NDArray[np.float64]) -> None:
 
 def require_answers(trainer: Trainer) -> None:
     """Raise UserError LOSS_FLAT if every row has answers that are the same tokens to the model; without rows
-    the fixed answers are looked at."""
+    the fixed answers are looked at. In a reward run none are given."""
     task = trainer.manifest.task
+    if task.is_rewarded:
+        return
     rows = dataset.select(list(trainer.rows), PRIOR_ROWS)
     rows = rows or [prompts.example(task)] * task.labelled
     texts = [prompts.render_row(task, row) for row in rows]

@@ -272,11 +272,10 @@ class Manifest(Section):
         """Example-forwards that an update takes; in a reward run the answers that could be written
         meanwhile."""
         numbers, rows = self.training, self.training.batch_size
-        if numbers.is_first_order:
-            return 3 * rows  # a backward pass takes as long as two
+        points = 3 if numbers.is_first_order else numbers.points  # a backward pass takes as long as two
         if not self.task.is_rewarded:
-            return numbers.points * rows
-        return math.ceil(ANSWERS * rows * (1 / numbers.batch_updates + numbers.points * READING))
+            return points * rows
+        return math.ceil(ANSWERS * rows * (1 / numbers.batch_updates + points * READING))
 
     @property
     def run_id(self) -> bytes:

@@ -85,13 +85,17 @@ two points, and learns more."""
 FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256)
 """Numbers of a run by gradients of the body's last blocks (docs/research-log.md)."""
 
+FIRST_ORDER_REWARDS = FIRST_ORDER.model_copy(update={"update_budget": 96})
+"""Those of a run by rewards, where an update takes 32 answers that are written (docs/research-log.md)."""
+
 FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, epoch_updates=4, update_budget=256)
 """Those of a head's gradients, in coordinates that are whitened. What a node keeps of its rows makes an
 update nearly free, so it is of all of them. Some thirty rounds are enough, and validation rows end the
 run."""
 
-GRADIENT_ROUNDS, HEAD_ROUNDS = 32, 64
-"""Rounds of a run by gradients that trains the body, or a head, whatever its budget."""
+GRADIENT_ROUNDS, REWARD_ROUNDS, HEAD_ROUNDS = 32, 16, 64
+"""Rounds of a run by gradients that trains the body, by right answers or by rewards, or a head, whatever its
+budget."""
 
 EIGHT_BITS = 1024
 """Cells from which on their scalars have 8 bits: with fewer of them 16 cost nothing that anybody notices."""
@@ -183,8 +187,8 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
             training = own or (HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING)
         if first:
             encoder = task.kind == "sequence-classification"  # its classifier is none of the last blocks'
-            chosen = DEFAULT if encoder else BY_REWARDS if task.is_rewarded else IN_WORDS
-            training = FIRST_ORDER_HEAD if head else FIRST_ORDER
+            chosen = DEFAULT if encoder or own else BY_REWARDS if task.is_rewarded else IN_WORDS
+            training = FIRST_ORDER_HEAD if head else _body_numbers(task)
         selection = HEAD if head else _selection(given, chosen)
         described = loader.describe(source, revision, selection, loader.classes(task))
         described = described.model_copy(update={"outputs": loader.outputs_of(home, task)})
@@ -195,7 +199,7 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
             training = _levelled(training)
         if (in_words or first) and "epoch_updates" not in given:
             budget = given.get("update_budget", training.update_budget)
-            rounds = IN_WORDS_ROUNDS if not first else HEAD_ROUNDS if head else GRADIENT_ROUNDS
+            rounds = IN_WORDS_ROUNDS if not first else HEAD_ROUNDS if head else _body_rounds(task)
             training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
         training = _section(training, given)
         organised = _organised(training, given)
@@ -248,6 +252,15 @@ def by_gradients(given: Mapping[str, Any]) -> bool:
             "Leave out --open, or take zeroth-order.",
         )
     return True
+
+
+def _body_numbers(task: Task) -> Training:
+    """Return the usual numbers of a run by gradients of the body, but for its rounds' length."""
+    return FIRST_ORDER_REWARDS if task.is_rewarded else FIRST_ORDER
+
+
+def _body_rounds(task: Task) -> int:
+    return REWARD_ROUNDS if task.is_rewarded else GRADIENT_ROUNDS
 
 
 def _with_gradients(
@@ -344,9 +357,9 @@ def _gradients_anew(manifest: Manifest, given: dict[str, Any]) -> Manifest:
     """Return a run as a first-order one, without what is measured for it."""
     targets = manifest.model.parsed_targets()
     head = targets[0].name in HEADS and len(targets) == 1
-    usual = FIRST_ORDER_HEAD if head else FIRST_ORDER
+    usual = FIRST_ORDER_HEAD if head else _body_numbers(manifest.task)
     budget = given.get("update_budget", usual.update_budget)
-    each = -(-budget // (HEAD_ROUNDS if head else GRADIENT_ROUNDS))
+    each = -(-budget // (HEAD_ROUNDS if head else _body_rounds(manifest.task)))
     training = _section(usual.model_copy(update={"epoch_updates": each}), given)
     training = _with_gradients(training, targets, given, head)
     organised = _of_gradients(_organised(training, given), training, targets, given, head)

@@ -148,7 +148,7 @@ def steps_of(manifest: Manifest, rate: int) -> Steps | None:
     if not numbers.is_first_order:
         return None
     head = manifest.task.kind == "sequence-classification" and manifest.core_shape[0] == 1
-    return Steps(rate, numbers.epoch_updates, head)
+    return Steps(rate, numbers.epoch_updates, head, drawn=manifest.task.is_rewarded)
 
 
 def is_wary(manifest: Manifest) -> bool:

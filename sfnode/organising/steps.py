@@ -57,6 +57,9 @@ class Steps:
     whole: bool
     """Whether an update is of all rows of its node, as a head's is: its noise does not ask for a rate that
     falls."""
+    drawn: bool = False
+    """Whether updates are of answers that are drawn, as by rewards: that of a mini-batch all of whose answers
+    are as good is 0, and says nothing of how long others are."""
 
     def judged(self, counting: Counting, judgement: Judgement, norms: Mapping[int, float]) -> Judgement:
         """Return a judgement of the oldest epoch without a seal, with its factor and with rate and unit of
@@ -85,7 +88,7 @@ class Steps:
     def _unit(self, counting: Counting, norms: Mapping[int, float]) -> int:
         """Return the unit of the labels that come; that of now where too few are there to say."""
         known, usual = counting.rate_from(counting.open_epoch + 1), usual_norm(counting, norms)
-        if usual is None:
+        if usual is None or (self.drawn and not usual):
             return known.unit
         least = counting.rate_from(counting.sealed).unit / FALL
         most = UNIT_ONE * 2**62 // (self.rate * known.limit * max(1, counting.budget))

@@ -137,13 +137,13 @@ def estimator(
     """Return by what a run with these training data learns most for the time: by gradients, unless that
     cannot be, options that are `said` ask for forward passes, or it is a demonstration of these.
 
-    Nobody signs the rates of an open run; without rows, or unmeasured, there are no coordinates. By rewards
-    no run has been measured with gradients.
+    Nobody signs the rates of an open run; without rows, or unmeasured, there are no coordinates.
     """
-    unable = task.is_rewarded or not (organised and train and said.get("measure", True))
+    unable = not (organised and train and said.get("measure", True))
     quantised = said.get("dtype") in ("int8", "nf4")
     asked = TWO_POINT & said.keys() or said.get("made_of", "gradients") != "gradients"
-    forward = unable or quantised or asked or said.get("loss") == "centred" or train.startswith(BUILTIN)
+    demonstration = train.startswith(BUILTIN) and not task.is_rewarded
+    forward = unable or quantised or asked or said.get("loss") == "centred" or demonstration
     return "zeroth-order" if forward else "first-order"
 
 
