@@ -255,6 +255,10 @@ def test_of_rewards_it_says_where_the_numbers_are_from(
     data = data_file("reward")
     made = ("init", "--model", model, *FLAGS["reward"], data)
     ended = sfnode(*made)
+    assert "Learns by gradients: 96 updates of " in ended.out
+    training = written(ended).training
+    assert (training.estimator, training.batch_size, training.epoch_updates) == ("first-order", 8, 6)
+    ended = sfnode(*made, "--force", "--set", "training.estimator=zeroth-order")
     training = written(ended).training
     assert "The model wrote 32 answers in " in ended.out
     assert f"epsilon is {training.epsilon:g}: slopes are exact there" in ended.out

@@ -13,8 +13,9 @@ import torch
 
 from sfnode.engine import reward_trial
 from sfnode.engine.estimator import quantise
-from sfnode.engine.reward_objective import Rewards
-from sfnode.engine.reward_trial import MOVE, RewardTrial, alike, run
+from sfnode.engine.generation import Continuation
+from sfnode.engine.reward_objective import Drawn, Question, Rewards, alike
+from sfnode.engine.reward_trial import MOVE, RewardTrial, run
 from sfnode.engine.scalar_limit import seeds_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
@@ -150,6 +151,9 @@ def test_a_run_in_which_no_answer_is_better_than_another_is_refused_with_advice(
 
 
 def test_answers_that_were_cut_off_may_be_why_none_is_right() -> None:
-    nothing = np.zeros((8, ANSWERS))
-    assert "cut off" not in alike(nothing, 0).what
-    assert "30 of them were cut off: raise answer_tokens" in alike(nothing, 30).what
+    def drawn(cut: int) -> Drawn:
+        answers = [Continuation((7,), "no", ended=number >= cut) for number in range(8 * ANSWERS)]
+        return Drawn([Question((1,), {})] * 8, answers, np.zeros((8, ANSWERS)))
+
+    assert "cut off" not in alike([drawn(0)]).what
+    assert "30 of them were cut off: raise answer_tokens" in alike([drawn(30)]).what

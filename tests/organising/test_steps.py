@@ -9,7 +9,7 @@ import pytest
 
 from sfnode.organising.guard import LOWER, Guard
 from sfnode.organising.policy import HEAD_EPOCH, HEAD_PATIENCE
-from sfnode.organising.steps import FALL, IDLE_ROUNDS, LEAST_RATE, Steps
+from sfnode.organising.steps import FALL, IDLE_ROUNDS, LEAST_RATE, Steps, idle_rounds
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -37,8 +37,10 @@ USUAL = (LIMIT // 2) ** 2
 ANNE, BOB, EVE = map(feed_of, ("anne", "bob", "eve"))
 
 
-def bench(*names: str, whole: bool = False, budget: int = UPDATES * ROUNDS) -> Bench:
-    policy = replace(UNEVALUATED, target_updates=UPDATES, steps=Steps(RATE, UPDATES, whole))
+def bench(
+    *names: str, whole: bool = False, drawn: bool = False, budget: int = UPDATES * ROUNDS
+) -> Bench:
+    policy = replace(UNEVALUATED, target_updates=UPDATES, steps=Steps(RATE, UPDATES, whole, drawn))
     return Bench(policy=policy, budget=budget, rate=RATE, norm_limit=LIMIT).begin(*names, quota=1000)
 
 
@@ -277,3 +279,13 @@ def test_a_thousand_strangers_take_no_more_than_their_share_of_small_rounds() ->
         strange = sum(move.steps for move in close.moves if move.feed // INCARNATIONS >= 2)
         assert strange <= max(1, run.counting.room // UNPROVEN_PART)
     assert run.counting.rates()[-1].unit == UNIT_ONE, "and say nothing of the unit"
+
+
+def test_a_round_of_answers_all_as_good_says_nothing_of_how_long_other_gradients_are() -> None:
+    run = bench("anne", "bob", drawn=True, budget=1000)
+    make(run, {"anne": USUAL, "bob": USUAL})
+    for _ in range(IDLE_ROUNDS - 1):
+        make(run, {"anne": 0, "bob": 0})
+    assert {one.unit for one in run.counting.rates()} == {UNIT_ONE}
+    make(run, {"anne": USUAL, "bob": USUAL})
+    assert idle_rounds(run.counting) == 0

@@ -350,5 +350,7 @@ def test_what_cannot_be_or_asks_for_forward_passes_is_learnt_by_these(
     assert estimator(HEADED, train, organised, said) == "zeroth-order"
 
 
-def test_rewards_are_learnt_as_they_were() -> None:
-    assert estimator(REWARDS, "rows.csv", True, {}) == "zeroth-order"
+def test_rewards_are_learnt_by_gradients_of_the_answers_also_in_demonstrations() -> None:
+    for train in ("rows.csv", "builtin:sums:train"):
+        assert estimator(REWARDS, train, True, {}) == "first-order"
+    assert estimator(REWARDS, "rows.csv", False, {}) == "zeroth-order"
