@@ -161,10 +161,10 @@ class Return:
 class Guard:
     """The guard of one organiser, from one start to the next."""
 
-    def __init__(self, patience: int = 0) -> None:
+    def __init__(self, patience: int = 0, idle: int = IDLE_ROUNDS) -> None:
         """`patience`: evaluations in a row, none better than the best one, after which a run ends there; 0:
-        there is none."""
-        self._patience = patience
+        there is none. `idle`: rounds in a row that move nothing after which there is nothing left to learn."""
+        self._patience, self._idle = patience, idle
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
         self._base: dict[tuple[str, bool], SealResult] = {}
@@ -227,7 +227,7 @@ class Guard:
         if self._unjudged and not counting.finished and self.results:
             self._due.extend(self._judge(counting))
         self._unjudged = False
-        if not (self._due or counting.complete) and idle_rounds(counting) >= IDLE_ROUNDS:
+        if not (self._due or counting.complete) and idle_rounds(counting) >= self._idle:
             what = "what nodes learn from their rows has become too little to change it"
             self._due.extend(self._end(f"at the model of round {self._sealed - 1}", what))
         decision = self._due.popleft() if self._due else None

@@ -84,7 +84,7 @@ from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.renewing import Renewal
 from sfnode.organising.sanctions import Sanctions
-from sfnode.organising.steps import may_be_idle
+from sfnode.organising.steps import IDLE_ROUNDS, may_be_idle
 from sfnode.organising.view import View
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting, named_digest
 from sfprotocol.decisions import (
@@ -187,7 +187,7 @@ class Organiser:
         self._judge = judge
         self.search = Search(policy, view.counting) if policy.search_rows and policy.seal_wait else None
         """The searches; None if there are none."""
-        self.guard = Guard(policy.patience) if policy.guard and policy.seal_wait else None
+        self.guard = self._new_guard() if policy.guard and policy.seal_wait else None
         """The guard; None if there is none."""
         self._draw = draw
         self._alone = alone
@@ -268,6 +268,10 @@ class Organiser:
         actions, self._actions = self._actions, []
         return actions
 
+    def _new_guard(self) -> Guard:
+        steps = self.policy.steps
+        return Guard(self.policy.patience, steps.idle_rounds if steps else IDLE_ROUNDS)
+
     def _read_decisions(self, now: float) -> None:
         """Take in the decisions that are new; all of them if some that were here are gone."""
         feed, reason = self._view.control, self._why_silent()
@@ -276,7 +280,7 @@ class Organiser:
         before, follows = self._read, feed.stop >= self._read and feed.chains[self._read] == self._chain
         if before and not follows:
             self._sanctions.forget()
-            self.guard = Guard(self.policy.patience) if self.guard else None
+            self.guard = self._new_guard() if self.guard else None
         news = feed.entries[before if follows else 0 :]
         self._read, self._chain, self._reason = feed.stop, feed.chain, reason
         for entry in news:
@@ -536,9 +540,8 @@ class Organiser:
         total = sum(one.moving for one in chosen)
         kept = sum(one.moving for one in chosen if trusted(one.number // INCARNATIONS))
         there = self._closing(chosen, target)
-        idle = bool(self.policy.steps and chosen) and may_be_idle(
-            counting, {one.number // INCARNATIONS for one in chosen}
-        )
+        members, steps = {one.number // INCARNATIONS for one in chosen}, self.policy.steps
+        idle = bool(steps and chosen and may_be_idle(counting, members, steps.idle_rounds))
         short = idle and not total and sum(one.steps for one in chosen) >= target
         enough = there >= target or kept >= rest or late or short
         filled = (total or idle) and (enough or self._is_used_up(chosen, now))

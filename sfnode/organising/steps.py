@@ -46,6 +46,10 @@ IDLE_ROUNDS = 4
 unit before the round before it is sealed, so that units have come down by FALL twice."""
 
 
+IDLE_DRAWN = 16
+"""The same of answers that are drawn: where one of 200 is right, half of the rounds of four updates have none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Steps of a first-order run."""
@@ -60,6 +64,11 @@ class Steps:
     drawn: bool = False
     """Whether updates are of answers that are drawn, as by rewards: that of a mini-batch all of whose answers
     are as good is 0, and says nothing of how long others are."""
+
+    @property
+    def idle_rounds(self) -> int:
+        """Rounds in a row of updates that move nothing after which there is nothing left to learn."""
+        return IDLE_DRAWN if self.drawn else IDLE_ROUNDS
 
     def judged(self, counting: Counting, judgement: Judgement, norms: Mapping[int, float]) -> Judgement:
         """Return a judgement of the oldest epoch without a seal, with its factor and with rate and unit of
@@ -130,8 +139,9 @@ def idle_rounds(counting: Counting) -> int:
     return idle
 
 
-def may_be_idle(counting: Counting, members: set[int]) -> bool:
-    """Return whether a round may be closed that names updates of these members, none of which moves."""
+def may_be_idle(counting: Counting, members: set[int], most: int) -> bool:
+    """Return whether a round may be closed that names updates of these members, none of which moves, where
+    the run ends after so many."""
     telling = tellers(counting)
     there = sum(weight for member, weight in telling.items() if member in members)
-    return 2 * there >= sum(telling.values()) and idle_rounds(counting) < IDLE_ROUNDS
+    return 2 * there >= sum(telling.values()) and idle_rounds(counting) < most

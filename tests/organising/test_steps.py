@@ -37,9 +37,7 @@ USUAL = (LIMIT // 2) ** 2
 ANNE, BOB, EVE = map(feed_of, ("anne", "bob", "eve"))
 
 
-def bench(
-    *names: str, whole: bool = False, drawn: bool = False, budget: int = UPDATES * ROUNDS
-) -> Bench:
+def bench(*names: str, whole: bool = False, drawn: bool = False, budget: int = UPDATES * ROUNDS) -> Bench:
     policy = replace(UNEVALUATED, target_updates=UPDATES, steps=Steps(RATE, UPDATES, whole, drawn))
     return Bench(policy=policy, budget=budget, rate=RATE, norm_limit=LIMIT).begin(*names, quota=1000)
 
@@ -284,8 +282,11 @@ def test_a_thousand_strangers_take_no_more_than_their_share_of_small_rounds() ->
 def test_a_round_of_answers_all_as_good_says_nothing_of_how_long_other_gradients_are() -> None:
     run = bench("anne", "bob", drawn=True, budget=1000)
     make(run, {"anne": USUAL, "bob": USUAL})
-    for _ in range(IDLE_ROUNDS - 1):
+    for _ in range(2 * IDLE_ROUNDS):
         make(run, {"anne": 0, "bob": 0})
     assert {one.unit for one in run.counting.rates()} == {UNIT_ONE}
-    make(run, {"anne": USUAL, "bob": USUAL})
+    for _ in range(UPDATES):
+        for name in ("anne", "bob"):
+            run.vector(feed_of(name), USUAL, moves=True)
+    run.advance(100.0)
     assert idle_rounds(run.counting) == 0
