@@ -163,7 +163,7 @@ class Guard:
 
     def __init__(self, patience: int = 0, idle: int = IDLE_ROUNDS) -> None:
         """`patience`: evaluations in a row, none better than the best one, after which a run ends there; 0:
-        there is none. `idle`: rounds in a row that move nothing after which there is nothing left to learn."""
+        there is none. `idle`: rounds in a row that move nothing after which there is nothing left."""
         self._patience, self._idle = patience, idle
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
