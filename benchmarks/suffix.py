@@ -66,10 +66,10 @@ def main(model: Path, blocks: int, rows: int, turns: int) -> None:
         real_model.write(model)
     run = last_blocks(model, blocks, rows)
     whole = Trainer(run.manifest, replace(run.loaded, kept=None), [], core=run.core)
-    directions, batches = run.space.directions(SEED, 0), [run.mini_batch(SEED[0])]
+    batches = [run.mini_batch(SEED[0])]
 
     def estimate(one: Trainer) -> float:
-        return one.objective.estimates(directions, SEED, batches, run.epsilon)[0].alpha
+        return one.objective.estimates(run.space, 0, SEED, batches, run.epsilon)[0].alpha
 
     print(f"an update of {rows} rows, the last {blocks} blocks trained, CPU seconds", flush=True)
     first = seconds(lambda: estimate(run))

@@ -46,7 +46,7 @@ STEP = 1.75
 columns that have the length 1 on average: SmolLM2 learns AG News and SST-2 with two thirds of it and with
 half as much again, and one rate or one gain does not serve both (docs/research-log.md)."""
 
-REWARD_STEP = 0.3
+REWARD_STEP = 0.5
 """The same of a run by rewards, whose gradients are far noisier: the embedded sums want 0.1 to 0.2,
 SmolLM2 on orders 0.75."""
 

@@ -428,8 +428,7 @@ def _by_answers(
     """Return with numbers that suit a reward run, but for those that are given."""
     if not (asked.trial or asked.limit):
         return found
-    keep = not asked.trial or "epsilon" in given
-    tried = reward_trial.run(trainer, keep_epsilon=keep, advance=advance)
+    tried = reward_trial.run(trainer, advance)
     if asked.trial:
         found = found._replace(manifest=_with_suitable(found.manifest, tried, given), trial=tried)
     return found._replace(sample=tried.sample if asked.limit else None)
@@ -522,14 +521,15 @@ def _limited(found: Prepared, given: Container[str]) -> Prepared:
 
 def _with_suitable(manifest: Manifest, found: Trial | RewardTrial, given: Container[str]) -> Manifest:
     chosen: dict[str, Any] = {name: value for name, value in suitable(found).items() if name not in given}
-    if "epsilon" not in given:
+    if isinstance(found, Trial) and "epsilon" not in given:
         chosen["epsilons"] = found.epsilons
     return _changed(manifest, "training", **chosen)
 
 
 def suitable(found: Trial | RewardTrial) -> dict[str, float]:
     """Return the numbers that suit the model, by name."""
-    return {"epsilon": found.epsilon, "scalar_delta": found.delta, "learning_rate": found.rate}
+    epsilon = {"epsilon": found.epsilon} if isinstance(found, Trial) else {}
+    return epsilon | {"scalar_delta": found.delta, "learning_rate": found.rate}
 
 
 def _changed(manifest: Manifest, section: str, **fields: Any) -> Manifest:

@@ -216,7 +216,6 @@ def _of_answers(found: RewardTrial) -> dict[str, str]:
     """Return why a reward run has the numbers that it has."""
     size = found.sample.spread / found.delta
     return {
-        "epsilon": "slopes are exact there",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
         "learning_rate": "one update then moves what the model writes as far as it bears (docs/rewards.md)",
     }

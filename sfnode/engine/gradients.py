@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from sfnode.engine import forward
+from sfnode.engine.core import CHUNK_ENTRIES
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
@@ -35,7 +36,7 @@ from sfnode.models.targets import Form, blocks_of
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.decisions import UNIT_ONE, RateFrom
 from sfprotocol.messages import RunParameters
-from sfprotocol.seeds import stream
+from sfprotocol.seeds import coordinates, stream
 
 F64 = NDArray[np.float64]
 
@@ -100,6 +101,19 @@ def gradient(
     with differentiable(loaded) as vectors:
         loss, found = by_leaves(loaded, space.whole(subspace), leaves, vectors, batch, longest)
     return Gradient(found[:, 0].swapaxes(1, 2).ravel(), loss)
+
+
+def along(derivatives: F64, seeds: NDArray[np.uint64]) -> F64:
+    """Return the slopes along the directions of n updates, (batches, n), of the derivatives of some batches'
+    losses by the entries of a subspace's cores, (batches, layers, rank, rank)."""
+    count, layers, rank, _ = derivatives.shape
+    found = np.empty((count, len(seeds)))
+    each, every = max(1, CHUNK_ENTRIES // layers), np.arange(layers)
+    for start in range(0, len(seeds), each):
+        chunk = slice(start, start + each)
+        row, column, sign = coordinates(seeds[chunk], layers, rank)  # (n, layers)
+        found[:, chunk] = (derivatives[:, every, row, column] * sign).sum(2)  # of (batches, n, layers)
+    return found
 
 
 def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int, ...]:

@@ -53,9 +53,15 @@ class HeadLosses(Losses):
         """All rows that mini-batches are drawn from, once they are needed."""
 
     def estimates(
-        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Any], distance: float
+        self,
+        space: Subspace,
+        subspace: int,
+        seeds: Sequence[int],
+        batches: Sequence[Any],
+        distance: float,
     ) -> list[Estimate]:
         """Estimate slopes as `estimates` of this module does. Raises UserError as `encode`."""
+        directions = space.directions(seeds, subspace)
         return estimates(self._loaded, directions, self._every_row(), batches, distance)
 
     def gradient(

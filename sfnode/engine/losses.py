@@ -21,7 +21,6 @@ from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration
 from sfnode.tasks.encoding import (
@@ -135,9 +134,15 @@ class Losses:
         """Scores of the base model on rows of a labelled task, until they were calibrated, too."""
 
     def estimates(
-        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Any], distance: float
+        self,
+        space: Subspace,
+        subspace: int,
+        seeds: Sequence[int],
+        batches: Sequence[Any],
+        distance: float,
     ) -> list[Estimate]:
         """Estimate slopes by the losses of the rows' own answers (`engine.estimator`)."""
+        directions = space.directions(seeds, subspace)
         return estimates(self._loaded, directions, batches, distance, self._group)
 
     def gradient(

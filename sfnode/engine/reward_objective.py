@@ -5,9 +5,8 @@ It knows a model, prompts and a verifier; it knows neither updates nor who asks.
 The slope of the mean reward follows from answers that are drawn at the weights as they are: it is that of
 their log-probabilities, each times by how much its reward is above that of the other answers to the same
 prompt (REINFORCE, Williams 1992; the mean of the others as baseline, Kool et al. 2019, Ahmadian et al. 2024,
-arXiv 2402.14740). So answers are written once for all directions of a group, and what is measured along
-these is the loss of given answers, as in any other run. A prompt to which all answers get the same reward
-says nothing, and costs no more passes.
+arXiv 2402.14740). One backward pass over them says it of every entry of the cores, and so of all directions
+of a group. A prompt to which all answers get the same reward says nothing, and costs no more passes.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.engine import samples
-from sfnode.engine.estimator import Estimate, estimates, standing
+from sfnode.engine.estimator import Estimate, standing
 from sfnode.engine.forward import Perturb
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate, positions
-from sfnode.engine.gradients import Gradient, gradient
+from sfnode.engine.gradients import Gradient, along, gradient
 from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES
 from sfnode.engine.objective import OWN, Held, KeepGoing, RowLosses, always, paused
 from sfnode.engine.subspace import Subspace
@@ -32,7 +31,6 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import EvaluationOfRows, PassAt
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics, tokenization, verifying
@@ -73,12 +71,6 @@ class Drawn(NamedTuple):
         """Whether a question has answers of unequal rewards, (questions,)."""
         spread: NDArray[np.float64] = np.ptp(self.rewards, axis=1)
         return spread > ROUNDING
-
-    def few(self, questions: int) -> Drawn:
-        """Return the answers to so many of the questions, first of those that tell something."""
-        order = np.argsort(~self.telling, kind="stable")[:questions].tolist()
-        answers = [self.answers[n * ANSWERS + k] for n in order for k in range(ANSWERS)]
-        return Drawn([self.questions[n] for n in order], answers, self.rewards[order])
 
     def parts(self, questions: int) -> list[Drawn]:
         """Return the same in parts of so many questions, in their order."""
@@ -198,17 +190,28 @@ class Rewards:
 
     def estimates(
         self,
-        directions: Directions,
+        space: Subspace,
+        subspace: int,
         seeds: Sequence[int],
         batches: Sequence[Sequence[Question]],
         distance: float,
     ) -> list[Estimate]:
-        """Estimate slopes by answers drawn at the weights as they are, once for each group; losses are 1 less
-        the mean reward."""
-        each = range(0, len(seeds), self._together)
-        here = standing(directions) if directions.live else None
-        drawn = [self.draw(batches[first], seeds[first], here) for first in each]
-        return self.slopes(directions, drawn, distance)
+        """Return slopes by the gradient of answers drawn once for each group, so that none is a `distance`
+        away; losses are 1 less the mean reward."""
+        found: list[Estimate] = []
+        for first in range(0, len(seeds), self._together):
+            one = self.gradient(space, subspace, seeds[first], batches[first])
+            alphas = self.alphas(space, one, seeds[first : first + self._together])
+            found += [Estimate(alpha, one.loss) for alpha in alphas.tolist()]
+        return found
+
+    def alphas(self, space: Subspace, found: Gradient, seeds: Sequence[int]) -> NDArray[np.float64]:
+        """Return what updates with these seeds, of a group or one alone, tell of this gradient, (n,)."""
+        derivatives = found.cells.reshape(1, len(space.targets), *space.columns_of)
+        slopes: NDArray[np.float64] = along(derivatives, np.array(seeds, np.uint64))[0]
+        if self._group:
+            slopes = (slopes - slopes.mean()) * (self._group / (self._group - 1))  # less the others' mean
+        return slopes
 
     def gradient(
         self,
@@ -235,13 +238,6 @@ class Rewards:
         answers = generate(self._loaded, asked, self._plan, perturb=perturb) or []  # nothing breaks it off
         rewards = [self._score(one.text, questions[n // ANSWERS].row) for n, one in enumerate(answers)]
         return Drawn(questions, answers, np.array(rewards).reshape(-1, ANSWERS))
-
-    def slopes(self, directions: Directions, drawn: Sequence[Drawn], distance: float) -> list[Estimate]:
-        """Estimate slopes of groups of directions, or of single ones, from the answers drawn for each."""
-        batches = [batch for one in drawn for batch in [one.encoded] * self._together]
-        found = estimates(self._loaded, directions, batches, distance, self._group)
-        losses = np.repeat([one.loss for one in drawn], self._together).tolist()
-        return [one._replace(loss=loss) for one, loss in zip(found, losses, strict=True)]
 
     def evaluate(
         self, held: Held, of: bytes = OWN, keep_going: KeepGoing = always, perturb: Perturb | None = None

@@ -2,7 +2,6 @@
 
 What it is for:
 
-    epsilon        as for given answers (`trial`), on some of these.
     scalar_delta   a power of two of which the scalars' root mean square is UNITS, as in other runs.
     rate           rewards have no bend that would say how far a slope reaches; by how much the model would
                    write something else does (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). With z
@@ -22,19 +21,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.engine import trial
-from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, losses_along, of_groups, of_pairs, representable
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.gradients import gradient
+from sfnode.engine.line import Line
 from sfnode.engine.reward_objective import Drawn, Rewards, alike
 from sfnode.engine.scalar_limit import Advance, SlopeSample, require_slopes, seeds_of, typical_weight
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.tasks.encoding import Encoded
 
 F64 = NDArray[np.float64]
 
@@ -47,19 +47,13 @@ no noise in it: what suits gradients on SmolLM2, which learnt more in four group
 0.1. Random bases on the embedded sums want 0.0024; there searches have to find the rate
 (docs/research-log.md)."""
 
-SLOPES_TAKE = 5
-"""Time that the slopes of a group take, in that of writing its answers (docs/benchmarks.md)."""
-
-ROWS = 8
-"""Prompts by whose answers epsilon is found, each along a direction of its own mini-batch."""
+NEAR = 0.01
+"""By how much weights are moved to see what a step does, in units of their root mean square."""
 
 
 class RewardTrial(NamedTuple):
     """Findings of some updates of a reward run on the base model."""
 
-    epsilon: float
-    epsilons: dict[str, float]
-    """Those for half precision, by number format."""
     sample: SlopeSample
     delta: float
     rate: float
@@ -72,96 +66,60 @@ class RewardTrial(NamedTuple):
     """Time of writing and scoring the answers."""
 
 
-def run(
-    trainer: Trainer, *, keep_epsilon: bool = False, advance: Advance = lambda done, total: None
-) -> RewardTrial:
+def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> RewardTrial:
     """Measure some updates of a reward run, or a few more that complete a group.
 
-    With `keep_epsilon` by the run's own. Raises UserError REWARDS_ALIKE, and LOSS_FLAT if no
-    direction has a slope.
+    Raises UserError REWARDS_ALIKE, and LOSS_FLAT if no direction has a slope.
     """
-    numbers, seeds = trainer.manifest.training, seeds_of(trainer, UPDATES)
-    groups = len(seeds) // numbers.batch_updates
-    begun = time.monotonic()
-    drawn = _drawn(trainer, seeds, lambda done: advance(done, groups * (1 + SLOPES_TAKE)))
+    objective, numbers, seeds = trainer.objective, trainer.manifest.training, seeds_of(trainer, UPDATES)
+    assert isinstance(objective, Rewards)
+    groups = [
+        seeds[first : first + numbers.batch_updates] for first in range(0, len(seeds), numbers.batch_updates)
+    ]
+    begun, drawn = time.monotonic(), list[Drawn]()
+    for group in groups:
+        drawn.append(objective.draw(trainer.mini_batch(group[0]), group[0]))
+        advance(len(drawn), 2 * len(groups))
     seconds = time.monotonic() - begun
-    answers = [one for each in drawn for one in each.answers]
-    rewards = np.concatenate([one.rewards for one in drawn])  # (prompts, ANSWERS)
     apart = float(np.mean(np.concatenate([one.telling for one in drawn])))
     if not apart:
         raise alike(drawn)
-    found = _epsilons(trainer, seeds[:: numbers.batch_updates], drawn)
-    epsilon = numbers.epsilon if keep_epsilon else found[trainer.dtype]
-    alphas, squares = _slopes(
-        trainer,
-        seeds,
-        [one.encoded for one in drawn],
-        epsilon,
-        lambda done: advance(groups + SLOPES_TAKE * done, groups * (1 + SLOPES_TAKE)),
+    told: list[F64] = []
+    for group, one in zip(groups, drawn, strict=True):
+        found = gradient(trainer.loaded, trainer.space, 0, one.encoded)
+        told.append(objective.alphas(trainer.space, found, group))
+        advance(len(groups) + len(told), 2 * len(groups))
+    sample = SlopeSample(
+        np.nan_to_num(np.concatenate(told), posinf=0.0, neginf=0.0), typical_weight(trainer.loaded)
     )
-    require_slopes(alphas)
-    sample = SlopeSample(alphas, typical_weight(trainer.loaded))
+    require_slopes(sample.slopes)
+    delta = trial.suitable_delta(numbers, sample.spread)
+    squares = [_squares(trainer, delta, *each) for each in zip(groups, told, drawn, strict=True)]
     return RewardTrial(
-        found["float32"],
-        {name: one for name, one in found.items() if name != "float32"},
         sample,
-        trial.suitable_delta(numbers, sample.spread),
-        _rate(trainer.manifest, squares),
-        len(answers),
-        float(rewards.mean()),
+        delta,
+        _rate(trainer.manifest, float(np.nan_to_num(np.concatenate(squares)).mean())),
+        sum(len(one.answers) for one in drawn),
+        1 - float(np.mean([one.loss for one in drawn])),
         apart,
         seconds,
     )
 
 
-def _drawn(trainer: Trainer, seeds: Sequence[int], advance: Callable[[int], None]) -> list[Drawn]:
-    """Return the answers of each group of these seeds, or of each."""
-    objective, found = trainer.objective, []
-    assert isinstance(objective, Rewards)
-    for done, seed in enumerate(seeds[:: trainer.manifest.training.batch_updates], 1):
-        found.append(objective.draw(trainer.mini_batch(seed), seed))
-        advance(done)
-    return found
-
-
-def _epsilons(trainer: Trainer, seeds: Sequence[int], drawn: Sequence[Drawn]) -> dict[str, float]:
-    """Return the epsilon that suits each number format, by some of the answers drawn for each seed."""
-    distances = trial.distances_of(typical_weight(trainer.loaded))
-    few = [one.few(-(-ROWS // len(drawn))).encoded for one in drawn]
-    slopes, loss = trial.slopes_at(trainer, seeds, few, distances, lambda done: None)
-    found = trial.suitable_epsilons(distances, slopes, loss)
-    return {name: epsilon for name, (epsilon, _) in found.items()}
-
-
-def _slopes(
-    trainer: Trainer,
-    seeds: Sequence[int],
-    batches: Sequence[Encoded],
-    epsilon: float,
-    advance: Callable[[int], None],
-) -> tuple[F64, float]:
-    """Return the slopes that members would tell along the directions of these seeds (n,), and the mean square
-    of z."""
-    numbers = trainer.manifest.training
-    group, size, sides = numbers.group, numbers.batch_updates, ONE_SIDE if numbers.group else BOTH_SIDES
-    slopes: list[float] = []
-    squares: list[F64] = []
-    for done, batch in enumerate(batches, 1):
-        directions = trainer.space.directions(seeds[len(slopes) :][:size], 0)
-        exact = representable(epsilon, directions)
-        losses = losses_along(trainer.loaded, directions, [batch] * size, epsilon, sides)
-        found = of_groups(losses, group, exact) if group else of_pairs(losses, exact)
-        alphas = [one.alpha for one in found]
-        plus = np.stack([one.numpy() for one in losses[:size]])  # (updates, answers)
-        other = plus.mean(0) if group else np.stack([one.numpy() for one in losses[size:]])
-        assert batch.weights is not None
-        by = (batch.weights / batch.tokens[:, 0]).double().numpy()
-        z = np.array(alphas) @ (plus - other) / (len(sides) * exact)  # (answers,)
-        squares.append(np.divide(z, by, out=np.zeros_like(z), where=by != 0) ** 2)
-        slopes += alphas
-        advance(done)
-    told = np.nan_to_num(np.array(slopes), nan=0.0, posinf=0.0, neginf=0.0)
-    return told, float(np.nan_to_num(np.concatenate(squares)).mean())
+def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, drawn: Drawn) -> F64:
+    """Return z^2 of each answer along the step of a group that tells so, (answers,)."""
+    core, batch = Core(*trainer.core.shape), drawn.encoded
+    scalars = np.rint(np.nan_to_num(told) / delta).astype(np.int64)
+    core.add(UpdateBatch(np.zeros(len(seeds), np.int64), np.array(seeds, np.uint64), scalars))
+    line = Line(trainer.loaded, trainer.space, lambda _: delta, core.cores())
+    far = NEAR * typical_weight(trainer.loaded) / max(float(np.linalg.norm(told)), 1e-30)
+    there, back = line.losses([batch], [far, -far]).T
+    assert batch.weights is not None
+    by = (batch.weights / batch.tokens[:, 0]).double().numpy()
+    z = (there - back) / (2 * far)
+    z = np.divide(z, by, out=np.zeros_like(z), where=by != 0)
+    squares: F64 = z * z
+    return squares
 
 
 def _rate(manifest: Manifest, squares: float) -> float:

@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
-from sfnode.engine.gradients import GRADIENT, by_leaves, differentiable
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.gradients import GRADIENT, along, by_leaves, differentiable
 from sfnode.engine.line import Line, difference
 from sfnode.engine.losses import line_rows
 from sfnode.engine.objective import KeepGoing, always, paused
@@ -36,7 +36,7 @@ from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import StepShare
 from sfnode.tasks.encoding import Encoded
-from sfprotocol.seeds import I64, coordinates
+from sfprotocol.seeds import I64
 
 F64 = NDArray[np.float64]
 
@@ -70,18 +70,10 @@ class Slopes(NamedTuple):
 
     def along(self, batch: UpdateBatch) -> F64:
         """Return the slopes along the directions of n updates: (batches, n)."""
-        count, layers, rank, _ = next(iter(self.cores.values())).shape
-        found = np.zeros((count, len(batch.seeds)))
-        each = max(1, CHUNK_ENTRIES // layers)
-        every = np.arange(layers)
-        for start in range(0, len(batch.seeds), each):
-            chunk = slice(start, start + each)
-            row, column, sign = coordinates(batch.seeds[chunk], layers, rank)  # (n, layers)
-            part = found[:, chunk]
-            for subspace, core in self.cores.items():
-                chosen = batch.epochs[chunk] == subspace
-                entries = core[:, every, row[chosen], column[chosen]]  # (batches, n, layers)
-                part[:, chosen] = (entries * sign[chosen]).sum(2)
+        found = np.zeros((len(next(iter(self.cores.values()))), len(batch.seeds)))
+        for subspace, core in self.cores.items():
+            chosen = batch.epochs == subspace
+            found[:, chosen] = along(core, batch.seeds[chosen])
         return found
 
     def share(self, updates: Updates, delta: float, unit: Mapping[int, float]) -> StepShare:

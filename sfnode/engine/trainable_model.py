@@ -253,16 +253,17 @@ class TrainableModel:
         return self.step(seeds, epoch, rate)
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
-        """Return what the losses at `distance` along the directions of these seeds say, of whole groups in a
-        run that has them (`engine.estimator`).
+        """Return what the losses at `distance` along the directions of these seeds say, or a reward run's
+        gradients, of whole groups in a run that has them (`engine.estimator`).
 
         All targets move at once (SPEC U2). Raises UserError OUT_OF_MEMORY when an offloaded model finds no
         room, DATA_MALFORMED for a row that does not fit.
         """
         if len(seeds) % self.manifest.training.batch_updates:
             raise ValueError(f"{len(seeds)} seeds are not those of whole groups")
-        directions = self.space.directions(seeds, self._follow(epoch))
-        return self.objective.estimates(directions, seeds, self.mini_batches.take(seeds), distance)
+        subspace = self._follow(epoch)
+        batches = self.mini_batches.take(seeds)
+        return self.objective.estimates(self.space, subspace, seeds, batches, distance)
 
     def _follow(self, epoch: int) -> int:
         """Have the model ready for a step with this label, on its device; return its subspace."""

@@ -75,7 +75,7 @@ def test_slopes_are_those_of_the_whole_model(family: str, dtype: str, tmp_path: 
     numbers = [run.mini_batch(seed) for seed in SEEDS]
     batches = [run.objective.shard.mini_batch(seed) for seed in SEEDS]  # type: ignore[attr-defined]
     directions = run.space.directions(SEEDS, 0)
-    short = run.objective.estimates(directions, SEEDS, numbers, 1e-2)
+    short = run.objective.estimates(run.space, 0, SEEDS, numbers, 1e-2)
     kept = estimates(run.loaded, directions, batches, 1e-2)
     full = estimates(replace(run.loaded, kept=None), directions, batches, 1e-2)
     for one, other, third in zip(short, kept, full, strict=True):

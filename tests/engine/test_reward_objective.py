@@ -155,10 +155,9 @@ def test_the_mean_of_slopes_is_that_of_the_expected_reward(tmp_path: Path) -> No
         return float(logits.softmax(-1) @ worth)
 
     exact = (expected(-1e-3) - expected(1e-3)) / 2e-3
-    directions = run.space.directions(SEEDS[:1], 0)
     questions = [Question(prompt, ROWS[0])] * 64
     found = [
-        objective.slopes(directions, [objective.draw(questions, seed)], 1e-3)[0].alpha
+        float(objective.alphas(run.space, objective.gradient(run.space, 0, seed, questions), SEEDS[:1])[0])
         for seed in update_seeds(9, 0, 60).tolist()
     ]
     error = np.std(found) / np.sqrt(len(found))
