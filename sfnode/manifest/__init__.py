@@ -272,10 +272,10 @@ class Manifest(Section):
         """Example-forwards that an update takes; in a reward run the answers that could be written
         meanwhile."""
         numbers, rows = self.training, self.training.batch_size
-        points = 3 if numbers.is_first_order else numbers.points  # a backward pass takes as long as two
-        if not self.task.is_rewarded:
-            return points * rows
-        return math.ceil(ANSWERS * rows * (1 / numbers.batch_updates + points * READING))
+        gradient = 3 * rows  # a backward pass takes as long as two
+        if self.task.is_rewarded:
+            return math.ceil(ANSWERS * (rows + READING * gradient) / numbers.batch_updates)
+        return gradient if numbers.is_first_order else numbers.points * rows
 
     @property
     def run_id(self) -> bytes:

@@ -261,7 +261,6 @@ def test_of_rewards_it_says_where_the_numbers_are_from(
     ended = sfnode(*made, "--force", "--set", "training.estimator=zeroth-order")
     training = written(ended).training
     assert "The model wrote 32 answers in " in ended.out
-    assert f"epsilon is {training.epsilon:g}: slopes are exact there" in ended.out
     assert f"learning_rate is {training.learning_rate:g}: one update then moves" in ended.out
     assert "Measured 16 scalars: root mean square " in ended.out
     assert (training.basis, training.rank) == ("published", RANKS["gradients"])

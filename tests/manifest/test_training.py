@@ -121,7 +121,7 @@ REWARDED: dict[str, Any] = {
 def test_an_update_of_rewards_takes_the_answers_that_could_be_written_meanwhile() -> None:
     run = Manifest.model_validate(changed("training", batch_size=6, group=8))
     rewarded = run.model_copy(update={"task": Task(**REWARDED)})
-    assert rewarded.update_forwards == 24 / 8 + 24 * READING
+    assert rewarded.update_forwards == (24 + 3 * 24 * READING) / 8
 
 
 @pytest.mark.parametrize("group", [-1, 1, MAX_GROUP + 1])
