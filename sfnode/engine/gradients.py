@@ -42,7 +42,7 @@ F64 = NDArray[np.float64]
 GRADIENT = 3
 """Forwards that the gradient of a row costs: a backward pass counts as two."""
 
-ROOM_SHARE, LEAST_ROOM = 1 / 8, 48 << 20
+ROOM_SHARE, LEAST_ROOM = 1 / 8, 64 << 20
 """Share of the weights' bytes that what is kept for a backward pass may have, and bytes that it may have in
 any case: with half the step costs no less on a CPU, and a step then takes little more than inference."""
 
