@@ -5,9 +5,10 @@
 Answers in words, bases of the mean gradient as `sfnode init` makes them of the last blocks, but from few
 mini-batches. *Inference*: one row, the longest one, as a node scores it. *Step*: an update of the eight
 longest rows, none of which the model has seen before, as a node makes it. Both are the peak of the resident
-memory (on a CPU) in a process of its own, of a step the largest of three, the first one among them. The cosine is that with the gradient which the same model gives in
-float32, with the weights that the format has. A shape's texts are those of scripts/real_model.py's tokenizer.
-Seconds are of a step whose rows the model has not seen, and of one whose rows it has.
+memory (on a CPU) in a process of its own, of a step the largest of three, the first one among them. The
+cosine is that with the gradient which the same model gives in float32, with the weights that the format has.
+A shape's texts are those of scripts/real_model.py's tokenizer. CPU seconds are of a step whose rows the model
+has not seen, and of one whose rows it has.
 """
 
 from __future__ import annotations
