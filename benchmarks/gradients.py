@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import click
 import numpy as np
@@ -101,7 +101,7 @@ def step(of: Subject, dtype: str) -> tuple[int, float, float]:
         def act() -> None:
             place = next(turn) * BATCH
             batch = encode(of.run.task, node.loaded.tokenizer, rows[place : place + BATCH])
-            node.mini_batches = _Same(batch)
+            node.mini_batches = cast(Any, _Same(batch))
             for _ in range(2):
                 start = time.process_time()
                 node.step([0], 0)
