@@ -45,7 +45,8 @@ GRADIENT = 3
 
 ROOM_SHARE, LEAST_ROOM = 1 / 8, 64 << 20
 """Share of the weights' bytes that what is kept for a backward pass may have, and bytes that it may have in
-any case: with half the step costs no less on a CPU, and a step then takes little more than inference."""
+any case: a step then takes 1.1 times the memory of inference in float32, up to 1.3 times in narrow formats of
+a small model, and with half the room a quarter more time (docs/benchmarks.md)."""
 
 WRITTEN_ROOM = 8
 """The same for answers that are written, in those of others: writing them takes memory beforehand, and what
@@ -308,7 +309,7 @@ class _Room:
     weights: frozenset[int]
     """Places of the model's own numbers."""
     of_token: float = 0.0
-    """Bytes that are kept for a token of the first mini-batch."""
+    """Bytes that are kept for a token of the first row; 0: not known yet."""
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> _Room:
@@ -333,19 +334,23 @@ class _Room:
     def _limit(self, batch: Encoded) -> float:
         return self.limit if batch.weights is None else WRITTEN_ROOM * self.limit
 
-    def parts(self, batch: Encoded) -> list[Encoded]:
-        """Return a mini-batch in parts for each of which there is room, rows of similar lengths together."""
-        tokens = batch.lengths()
+    def parts(self, batch: Encoded) -> Iterator[Encoded]:
+        """Yield a mini-batch in parts for each of which there is room, rows of similar lengths together; of a
+        model's first one a row of middling length before, which shows what a token takes."""
+        tokens, groups = batch.lengths(), list[list[int]]()
+        order = np.argsort(-tokens, kind="stable").tolist()
+        if not (self.of_token or batch.centred):
+            yield batch.part([order.pop(len(order) // 2)])
         most = self._limit(batch) / self.of_token if self.of_token else math.inf
-        if int(tokens.sum()) <= most or batch.centred:
-            return [batch]
-        order, groups = np.argsort(-tokens, kind="stable").tolist(), list[list[int]]()
+        if len(order) == len(tokens) and (batch.centred or int(tokens.sum()) <= most):
+            yield batch
+            return
         for row in order:
             if groups and tokens[groups[-1][0]] * (len(groups[-1]) + 1) <= most:
                 groups[-1].append(row)
             else:
                 groups.append([row])
-        return [batch.part(group) for group in groups]
+        yield from map(batch.part, groups)
 
     @contextmanager
     def watched(self, batch: Encoded) -> Iterator[None]:

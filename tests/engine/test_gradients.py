@@ -168,15 +168,32 @@ def test_rows_go_one_by_one_and_blocks_are_computed_again_where_there_is_no_room
     with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
         whole = node.gradients(SEEDS, 0)
         room = gradients._ROOMS[node.loaded.model]
-        parts = len(room.parts(node.mini_batch(SEEDS[0])))
+        parts = len(list(room.parts(node.mini_batch(SEEDS[0]))))
         while room.narrow(node.mini_batch(SEEDS[0])):
             pass
-        narrow = room.parts(node.mini_batch(SEEDS[0]))
+        narrow = list(room.parts(node.mini_batch(SEEDS[0])))
         assert (parts, len(narrow)) == (1, 3)
         assert room.recomputes(narrow[0])
         for one, other in zip(whole, node.gradients(SEEDS, 0), strict=True):
             assert other.cells == pytest.approx(one.cells, rel=1e-3, abs=1e-6)
             assert other.loss == pytest.approx(one.loss, rel=1e-5)
+
+
+def test_not_even_a_first_mini_batch_takes_more_than_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row shows what a token takes, and the others go in parts."""
+    monkeypatch.setattr(gradients, "LEAST_ROOM", 0)
+    taken: list[int] = []
+    whole = forward.mean_loss
+    monkeypatch.setattr(
+        forward, "mean_loss", lambda *a, **more: taken.append(a[1].examples) or whole(*a, **more)
+    )
+    run = first_order("llama", tmp_path)
+    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
+        (found,) = node.gradients(SEEDS[:1], 0)
+        assert taken == [1, 1, 1]
+        assert found.cells == pytest.approx(explicit(node, SEEDS[0]), rel=1e-3, abs=1e-6)
 
 
 def test_a_calibrated_loss_is_less_the_manifests_prior_in_training_and_where_it_is_measured(
