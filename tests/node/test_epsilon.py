@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from statistics import NormalDist
 
 import pytest
 
@@ -56,3 +57,17 @@ def test_a_group_is_one_draw_of_rows_and_one_row_changes_all_its_scalars() -> No
 def test_without_updates_nothing_is_told_and_without_noise_there_is_no_bound() -> None:
     assert privacy.epsilon(1.0, 4, 1024, 0) == 0.0
     assert privacy.epsilon(0.0, 4, 1024, 1) == math.inf
+
+
+@pytest.mark.usefixtures("library")
+def test_all_updates_of_all_rows_are_one_gaussian_mechanism_whose_epsilon_is_exact() -> None:
+    """Sigma 1.0812 has epsilon 4 at delta 1e-5 (Balle and Wang 2018, theorem 8)."""
+    assert privacy.epsilon(4 * 1.0812, 1024, 1024, 16) == pytest.approx(4.0, abs=1e-3)
+
+    def delta(epsilon: float, sigma: float) -> float:
+        normal = NormalDist()
+        far, near = -epsilon * sigma - 1 / (2 * sigma), 1 / (2 * sigma) - epsilon * sigma
+        return normal.cdf(near) - math.exp(epsilon) * normal.cdf(far)
+
+    found = privacy.epsilon(8.0, 8, 8, 16)
+    assert delta(found, 2.0) == pytest.approx(privacy.DELTA, rel=1e-6)
