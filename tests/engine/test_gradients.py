@@ -16,7 +16,7 @@ from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.gradients import numbers_for, quantised, usual
 from sfnode.engine.head import HeadLosses
 from sfnode.engine.line import Line
-from sfnode.engine.losses import line_batches, line_rows, losses_at
+from sfnode.engine.losses import Losses, line_batches, line_rows, losses_at
 from sfnode.engine.objective import Held
 from sfnode.engine.replicas import ReplicatedTrainer
 from sfnode.engine.reward_objective import Rewards
@@ -323,6 +323,16 @@ def test_with_noise_each_row_is_cut_to_the_clip_and_no_row_is_drawn_twice(tmp_pa
         assert any(np.linalg.norm(row) == pytest.approx(0.25) for row in rows)
         assert found.cells == pytest.approx(sum(rows) / 3, rel=1e-3, abs=1e-6)
         assert draws == [(0.0, pytest.approx(2 * 0.25 * 1.5 / 3))] * run.dimensions
+
+
+def test_a_row_that_does_not_fit_takes_nothing_of_what_others_are_hidden_by(tmp_path: Path) -> None:
+    run, data = first_order("llama", tmp_path), data_file(tmp_path)
+    with trainer(run, data, bases=tmp_path, secret=b"s") as node:
+        losses, batch = node.objective, node.mini_batch(SEEDS[0])
+        assert isinstance(losses, Losses)
+        of_two = losses.gradient(node.space, 0, SEEDS[0], batch.part([0, 1]))
+        alone = gradients.gradient(node.loaded, node.space, 0, batch.part([0, 1]))
+        assert of_two.cells == pytest.approx(alone.cells * 2 / node.odds[0])
 
 
 @pytest.mark.parametrize("noise", [None, LocalNoise(1.0, 0.25, lambda mean, deviation: deviation / 64)])
