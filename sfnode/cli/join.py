@@ -293,8 +293,8 @@ def _transport(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]
 
 
 NOISY_ROWS = (
-    "Your rows stay on this machine, and the gradients that it tells have noise: how much who collects these "
-    "could find out about one row, `sfnode status --json` says as epsilon (docs/security.md)."
+    "Your rows stay on this machine, and the gradients that it tells have noise: `sfnode status` says, as "
+    "epsilon, how much who collects these could find out about any one row (docs/security.md)."
 )
 OWN_ROWS = (
     "Your rows stay on this machine, but what it tells are mean gradients of at least 32 of them (of all, if "
