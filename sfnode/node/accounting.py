@@ -1,4 +1,4 @@
-"""What local noise is worth, as (epsilon, delta), and the noise for an epsilon, by Google's dp-accounting.
+"""The worth of local noise, as (epsilon, delta), and the noise for an epsilon, by Google's dp-accounting.
 
 Assumed is what `engine.estimator` and `tasks.mini_batches` do: neighbours are shards in which one row is
 another one (of the same class, where mini-batches are balanced); each update draws `drawn` of `rows` rows
