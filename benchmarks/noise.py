@@ -18,7 +18,7 @@ from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
 from sfnode.models.manifest_builder import build
-from sfnode.node import privacy
+from sfnode.node import accounting
 from sfprotocol.seeds import update_seeds
 
 QUERIES = 8
@@ -50,11 +50,11 @@ def main() -> None:
             found = trainer.evaluate(400)
         print(f"seed {seed}: accuracy {found.value:.3f}, loss {found.loss:.3f}", flush=True)
     try:
-        spent = privacy.epsilon(given.noise, drawn, given.rows, given.updates // given.nodes)
+        spent = accounting.epsilon(given.noise, drawn, given.rows, given.updates // given.nodes)
     except UserError as error:
         print(error)
     else:
-        print(f"epsilon {spent:.2f} at delta {privacy.DELTA:g}")
+        print(f"epsilon {spent:.2f} at delta {accounting.DELTA:g}")
 
 
 if __name__ == "__main__":

@@ -147,8 +147,10 @@ class Settings(Section):
     """Newcomers to admit uninvited.  [default: anyone; in a private run approve]"""
     noise: float = Field(default=0.0, ge=0, le=1000)
     """Noise on what is told with --data, in units of one row (docs/security.md)."""
+    noise_epsilon: float = Field(default=0.0, ge=0, le=1000)
+    """Tell no more of a row of --data than this, by noise that lasts for a run (docs/security.md)."""
     noise_clip: float = Field(default=0.0, ge=0, le=1e9)
-    """The largest slope that is told with noise.  [default: the run's]"""
+    """The largest slope, or length of a row's gradient, that is told with noise.  [default: the run's]"""
     passphrase_file: Path | None = None
     """Open the organiser's key with its first line.  [default: ask]"""
     invitation: Annotated[str, Field(pattern=INVITATION, max_length=MAX_INVITATION)] = ""
@@ -181,6 +183,11 @@ class Settings(Section):
     def quantised(self) -> bool:
         """Whether the node does not hold the weights that a whole model has, and no gradients of them."""
         return self.dtype in ("int8", "nf4")
+
+    @property
+    def noisy(self) -> bool:
+        """Whether what the node tells has noise."""
+        return bool(self.noise or self.noise_epsilon)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -232,6 +232,9 @@ def test_who_joins_with_rows_of_their_own_is_told_what_others_could_learn(table:
     said = told_first(run, own_rows=True)
     assert "at least 32" in said
     assert "could find out whether a text that they know is among your rows" in said
+    noisy = told_first(run, own_rows=True, noisy=True)
+    assert "noise" in noisy
+    assert "epsilon" in noisy
     assert told_first(run, own_rows=False) == told_first(first_order.begun(run), own_rows=True) == ""
 
 

@@ -91,6 +91,7 @@ GROUPS = {
 @options.setting("--skip-bad-rows")
 @options.verifier_option
 @options.setting("--noise", key="noise.multiplier", metavar="MULTIPLIER")
+@options.setting("--noise-epsilon", key="noise.epsilon", metavar="EPSILON")
 @options.setting("--noise-clip", key="noise.clip", metavar="SLOPE")
 @options.setting("--shard", key="data.shard", callback=parse_shard, metavar="K/N")
 @options.devices_option
@@ -291,6 +292,10 @@ def _transport(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]
     return libp2p(settings, data_dir, bootstrap)
 
 
+NOISY_ROWS = (
+    "Your rows stay on this machine, and the gradients that it tells have noise: `sfnode status` says, as "
+    "epsilon, how much who collects these could find out about any one row (docs/security.md)."
+)
 OWN_ROWS = (
     "Your rows stay on this machine, but what it tells are mean gradients of at least 32 of them (of all, if "
     "you have fewer): who collects these could find out whether a text that they know is among your rows, "
@@ -299,16 +304,17 @@ OWN_ROWS = (
 """Words for what others could learn from the updates of a node with rows of its own."""
 
 
-def told_first(manifest: Manifest, *, own_rows: bool) -> str:
+def told_first(manifest: Manifest, *, own_rows: bool, noisy: bool = False) -> str:
     """Return what a node with rows of its own tells of them, where that is more than a number at a time."""
-    return OWN_ROWS if own_rows and manifest.training.is_first_order else ""
+    told = NOISY_ROWS if noisy else OWN_ROWS
+    return told if own_rows and manifest.training.is_first_order else ""
 
 
 def _announce(node: Node, narration: Narration) -> None:
     """Print that the node works and how others join; show how far it has caught up."""
     manifest = node.manifest
     narration.rest()
-    if told := told_first(manifest, own_rows=bool(node.settings.data)):
+    if told := told_first(manifest, own_rows=bool(node.settings.data), noisy=node.settings.noisy):
         echo(told)
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if node.addresses():

@@ -27,7 +27,7 @@ from sfnode.schema.node_state import doing_in_words
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
-    from sfnode.schema.status import RunStatus, Status
+    from sfnode.schema.status import PrivacyStatus, RunStatus, Status
 
 
 @click.command
@@ -58,6 +58,7 @@ def _lines(s: Status) -> list[str]:
         f"state    {s.state.replace('-', ' ')} as {s.role}, for {span(s.uptime)}",
         _updates(s),
         *([f"yours    {_own(s)}, {pace(s.updates_per_second)}{told}"] if s.origin else []),
+        *([f"private  {_private(s.privacy)}"] if s.privacy else []),
         *([f"busy     {doing_in_words(s.doing)}"] if s.doing else []),
         *_device_lines(s),
         f"links    {len(s.links)} ({agreeing} with the same model)",
@@ -97,6 +98,13 @@ def _own(s: Status) -> str:
     """Say what this node has made."""
     part = percent(s.contributed / max(s.known, s.contributed, 1))
     return f"{count(s.contributed)} updates ({part} of all), {count(s.own_updates)} since start"
+
+
+def _private(known: PrivacyStatus) -> str:
+    """Say what is known of what this node's updates tell of its rows."""
+    if known.epsilon is None:
+        return "what is told of your rows has noise"
+    return f"what is told of any of your rows is epsilon {known.epsilon:.2f} at most (delta {known.delta:g})"
 
 
 def _device_lines(s: Status) -> list[str]:

@@ -14,7 +14,7 @@ A node may add local noise to its scalars before anybody sees them (Gaussian mec
 to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever it says and
 however often it was drawn; and normal noise of `multiplier` times that is added. Of a gradient each row's own
 is cut to the length `clip`, and no row is drawn twice. What this is worth as (epsilon, delta) is accounted
-for in `sfnode.node.privacy`. Rounding and the run's own limit come afterwards and take nothing of it away.
+for in `sfnode.node.accounting`. Rounding and the run's own limit come afterwards and take nothing of it away.
 The noise comes from the operating system's generator.
 """
 
@@ -321,7 +321,7 @@ def _widened(tokens: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LocalNoise:
     """A clip and noise, in units of slopes."""
 

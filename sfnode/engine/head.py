@@ -70,7 +70,7 @@ class HeadLosses(Losses):
         """Return the gradient of the rows with these numbers, as products of their states."""
         every, chosen = self._every_row(), torch.from_numpy(batch)
         rows = HeadRows(*(part[chosen.to(part.device)] for part in every))
-        return gradient(self._loaded, space.whole(subspace), rows, longest)
+        return self.of_all_drawn(gradient(self._loaded, space.whole(subspace), rows, longest), len(batch))
 
     def _every_row(self) -> HeadRows:
         """Return all rows' states, and tell while they are computed how far it is: it may take minutes."""

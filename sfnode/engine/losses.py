@@ -148,8 +148,14 @@ class Losses:
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
     ) -> Gradient:
-        """Return a mini-batch's gradient (`engine.gradients`)."""
-        return gradient(self._loaded, space, subspace, batch, longest)
+        """Return a mini-batch's gradient (`engine.gradients`), of which rows left out have none."""
+        found = gradient(self._loaded, space, subspace, batch, longest)
+        return self.of_all_drawn(found, batch.examples)
+
+    def of_all_drawn(self, found: Gradient, rows: int) -> Gradient:
+        """Return the mean gradient of so many rows as that of all drawn: by how much one of them can change
+        it depends on no other then."""
+        return found._replace(cells=found.cells * (rows / self.odds[0]))
 
     def evaluate(
         self,

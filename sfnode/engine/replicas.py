@@ -160,6 +160,7 @@ class ReplicatedTrainer(Trainer):
             loaded = thread.submit(load_model, self.manifest, model_override, device, dtype).result()
             other = Trainer(self.manifest, loaded, [], bases=bases, noise=noise, core=self.core)
             other.mini_batches = self.mini_batches
+            other.odds = other.objective.odds = self.odds
             return Replica(name, other, thread)
 
         own, *others = names(devices)

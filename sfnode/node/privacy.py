@@ -1,66 +1,16 @@
-"""The privacy of a running node's rows: its local noise, and what that is worth by now, as (epsilon, delta).
-
-Google's dp-accounting works it out. Assumed is what `engine.estimator` and `tasks.mini_batches` do:
-neighbours are shards in which one row is another one (of the same class, where mini-batches are balanced);
-each update draws `drawn` of `rows` rows with replacement, in a way that nobody else knows, and one row
-changes its clipped scalar by 2 clip at most, however often it was drawn. (In a first-order run, where each
-row's own gradient is clipped, none is drawn twice.) The library knows no sampling with replacement. Its bound
-for sampling without it (Wang, Balle and Kasiviswanathan 2019) holds here as well: its proof asks for the
-chance that a row is drawn, at most drawn / rows, and for the sensitivity, which does not grow with the number
-of copies. Updates compose.
-
-The `together` updates of a group share the rows that are drawn, so that one row changes all of them: as a
-vector by 2 clip times the root of their number. They count as one draw with noise that is smaller by as much.
-"""
+"""The privacy of a running node's rows: its local noise, and what that is worth by now (`accounting`)."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from functools import partial
-from typing import Any
 
 from sfnode.errors import Code, UserError
+from sfnode.node import accounting
 from sfnode.node.context import NodeContext
 from sfnode.node.training.engine_loading import clip_of
 from sfnode.schema.status import PrivacyStatus
-
-DELTA = 1e-5
-"""The chance with which epsilon may not hold; for shards of up to some ten thousand rows."""
-
-
-def library() -> Any:
-    """Return dp_accounting. Raises UserError EXTRA_MISSING."""
-    try:
-        import dp_accounting.rdp
-    except ImportError as error:
-        raise UserError(
-            Code.EXTRA_MISSING,
-            "local noise is accounted for by dp-accounting, which is not installed",
-            'Install it: pip install "sfnode[privacy]".',
-        ) from error
-    return dp_accounting
-
-
-def epsilon(
-    multiplier: float, drawn: int, rows: int, updates: int, delta: float = DELTA, together: int = 1
-) -> float:
-    """Return epsilon after so many updates, of which `together` share a mini-batch; infinite without noise.
-    Takes a quarter of a second.
-
-    Raises UserError EXTRA_MISSING.
-    """
-    dp = library()
-    if updates <= 0:
-        return 0.0
-    if multiplier <= 0:
-        return float("inf")
-    noisy = dp.GaussianDpEvent(multiplier / math.sqrt(together))
-    one = dp.SampledWithoutReplacementDpEvent(rows, min(drawn, rows), noisy)
-    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(one, math.ceil(updates / together))
-    return float(accountant.get_epsilon(delta))
-
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks at how many updates there are."""
@@ -79,10 +29,18 @@ class Privacy:
             raise UserError(
                 Code.BAD_OPTION,
                 "noise protects rows of one's own, and this node trains on the run's public ones",
-                "Give your rows with --data, or leave out --set noise.multiplier.",
+                "Give your rows with --data, or leave out --set noise.multiplier and noise.epsilon.",
             )
-        library()
+        if node.settings.noise and node.settings.noise_epsilon:
+            raise UserError(
+                Code.BAD_OPTION,
+                "noise follows from an epsilon, and you give both",
+                "Leave out --set noise.multiplier.",
+            )
+        accounting.library()
         self._node = node
+        self._multiplier = node.settings.noise
+        """Found once the rows are read, where it follows from an epsilon."""
         self._settled = 0
         self._epsilon: float | None = None
 
@@ -95,24 +53,32 @@ class Privacy:
         whole = (-(-state.next // together) for state in feeds if own and state.feed.origin == own.origin)
         return together * sum(whole)
 
+    def left(self) -> float:
+        """Return how many updates more the key may sign."""
+        keeps = self._node.settings.noise_epsilon
+        return max(0, accounting.most_updates(self._node.manifest) - self.updates) if keeps else math.inf
+
     def status(self) -> PrivacyStatus:
         """Return what is known."""
         return PrivacyStatus(
-            noise=self._node.settings.noise,
+            noise=self._multiplier,
             clip=clip_of(self._node.settings, self._node.manifest),
             updates=self._settled,
             epsilon=self._epsilon,
-            delta=DELTA,
+            delta=accounting.DELTA,
         )
 
     async def run(self) -> None:
         """Keep the account until cancelled."""
         while True:
             if self._node.model.loaded and self._node.model.thread and self.updates > self._settled:
-                drawn, rows = await self._node.model.thread.call(lambda engine: engine.odds)
-                settled = int(self.updates * AHEAD) + 1
-                noise, together = self._node.settings.noise, self._node.manifest.training.batch_updates
-                worth = partial(epsilon, noise, drawn, rows, settled, together=together)
+                settings, manifest = self._node.settings, self._node.manifest
+                odds = await self._node.model.thread.call(lambda engine: engine.odds)
+                self._multiplier = await asyncio.to_thread(accounting.multiplier_of, settings, manifest, odds)
+                updates = self.updates
+                settled = int(min(updates * AHEAD + 1, updates + self.left()))
+                together = manifest.training.batch_updates
+                worth = partial(accounting.epsilon, self._multiplier, *odds, settled, together=together)
                 self._epsilon = await asyncio.to_thread(worth)
                 self._settled = settled
             await asyncio.sleep(LOOK_INTERVAL)

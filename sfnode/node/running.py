@@ -7,6 +7,7 @@ two seconds, whatever the engine is doing; everything computed by then is on dis
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -142,7 +143,7 @@ class RunningNode:
         self.organising = self._make_organising() if organises(joined) else None
         """The organiser, where its key is."""
         trains = self.settings.role == "trainer"
-        self.privacy = Privacy(self.context) if self.settings.noise else None
+        self.privacy = Privacy(self.context) if self.settings.noisy else None
         self.exports = Exports(self.context) if self.settings.export_every else None
         self.sampling = Sampling(self.context) if self.settings.samples and trains else None
 
@@ -187,6 +188,7 @@ class RunningNode:
             load=lambda: load_engine(self._gather(), self.manifest),
             caught_up=self.readiness.done,
             doubt=lambda: self.checkpoints.doubt() if self.checkpoints else None,
+            left=lambda: self.privacy.left() if self.privacy else math.inf,
             changed=self._after_round,
             fail=self.fail,
         )

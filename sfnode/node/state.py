@@ -190,6 +190,9 @@ def _wait(node: RunningNode) -> WaitStatus | None:
         numbers = ", ".join(str(one.subspace) for one in lacking)
         text = f"the published directions of training, {numbers}, are not here yet"
         return WaitStatus(reason=Wait.BASES, text=text)
+    if node.privacy and not node.privacy.left():
+        text = "this node has told as much of its rows as noise.epsilon allows, and follows the run"
+        return WaitStatus(reason=Wait.EPSILON, text=text)
     if node.reports is None:
         return None
     asked = None if node.asked_at is None else node.clock() - node.asked_at

@@ -61,6 +61,8 @@ class Wait(StrEnum):
     """Published bases are not here yet, in an open run, too."""
     NODES = "nodes"
     """No other node of the run is to be found in the DHT of the given peers, in an open run, too."""
+    EPSILON = "epsilon"
+    """It has told as much of its rows as its owner allows, in an open run, too."""
     UNKNOWN_DECISION = "unknown-decision"
     """A decision is of a later version."""
 

@@ -44,7 +44,8 @@ class Shard:
         """`public` returns rows of all classes, as the run's training data have them, whose labels are not
         looked at; asked for a shard of one class, and only where the loss is centred. With a `secret` nobody
         else can tell which rows a seed draws. With `each_once` a mini-batch of as many rows as there are, or
-        of more, is all of them, and with a `secret`, too, none has a row twice. Raises UserError DATA_NEEDED
+        of more, is all of them, and with a `secret`, too, none has a row twice: rows that do not fit have
+        none in their place. Raises UserError DATA_NEEDED
         if there are no public rows then."""
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._secret = rows, secret
@@ -120,6 +121,15 @@ class Shard:
         return derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
 
     def _drawn(self, seed: int) -> NDArray[np.int64]:
+        chosen = self._chosen(seed)
+        if not self._apart:
+            return chosen
+        found = chosen[[self._fits_at(number) for number in chosen.tolist()]]
+        if len(chosen) and not len(found):
+            raise self._fitting.none_fits()
+        return found
+
+    def _chosen(self, seed: int) -> NDArray[np.int64]:
         if self._whole:
             return np.arange(len(self._rows))
         if self._apart:

@@ -13,6 +13,7 @@ import sfnode.cli
 from sfnode.cli import doctor
 from sfnode.cli.output import table
 from sfnode.doctor.findings import CheckFinding, Examination
+from sfnode.schema.status import PrivacyStatus
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
 from tests.cli.helpers import Ended
 from tests.schema.helpers import organised, rewarded
@@ -61,6 +62,18 @@ def test_every_command_prints_through_the_one_function_that_looks() -> None:
         calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
         unlooked = {"print", "click.echo", "click.secho"} & {ast.unparse(call) for call in calls}
         assert not unlooked or file.name in (*OWN_TEXT, "output.py"), f"{file.name} calls {unlooked}"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"), [(3.428, "epsilon 3.43 at most (delta 1e-05)"), (None, "has noise")]
+)
+def test_status_says_what_the_updates_tell_of_a_row(
+    sfnode: Run, tmp_path: Path, epsilon: float | None, said: str
+) -> None:
+    told = PrivacyStatus(noise=8.7, clip=6.4, updates=49, epsilon=epsilon, delta=1e-5)
+    seen = STATUS.model_copy(update={"privacy": told})
+    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": seen.model_dump_json()}):
+        assert said in sfnode("status", "--data-dir", tmp_path / "node").out
 
 
 def test_status_says_first_what_is_wrong_with_the_run_and_then_how_it_stands(

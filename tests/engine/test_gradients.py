@@ -16,7 +16,7 @@ from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.gradients import numbers_for, quantised, usual
 from sfnode.engine.head import HeadLosses
 from sfnode.engine.line import Line
-from sfnode.engine.losses import line_batches, line_rows, losses_at
+from sfnode.engine.losses import Losses, line_batches, line_rows, losses_at
 from sfnode.engine.objective import Held
 from sfnode.engine.replicas import ReplicatedTrainer
 from sfnode.engine.reward_objective import Rewards
@@ -342,13 +342,25 @@ def test_with_noise_each_row_is_cut_to_the_clip_and_no_row_is_drawn_twice(tmp_pa
         assert draws == [(0.0, pytest.approx(2 * 0.25 * 1.5 / 3))] * run.dimensions
 
 
-def test_several_devices_measure_what_one_does(tmp_path: Path) -> None:
+def test_a_row_that_does_not_fit_takes_nothing_of_what_others_are_hidden_by(tmp_path: Path) -> None:
+    run, data = first_order("llama", tmp_path), data_file(tmp_path)
+    with trainer(run, data, bases=tmp_path, secret=b"s") as node:
+        losses, batch = node.objective, node.mini_batch(SEEDS[0])
+        assert isinstance(losses, Losses)
+        of_two = losses.gradient(node.space, 0, SEEDS[0], batch.part([0, 1]))
+        alone = gradients.gradient(node.loaded, node.space, 0, batch.part([0, 1]))
+        assert of_two.cells == pytest.approx(alone.cells * 2 / node.odds[0])
+
+
+@pytest.mark.parametrize("noise", [None, LocalNoise(1.0, 0.25, lambda mean, deviation: deviation / 64)])
+def test_several_devices_measure_what_one_does(tmp_path: Path, noise: LocalNoise | None) -> None:
     run, data = first_order("opt", tmp_path), data_file(tmp_path)
+    own: dict[str, Any] = {"bases": tmp_path, "noise": noise}
     made = ReplicatedTrainer.load_on(
-        ["cpu"] * 2, run, batch=1, model_override=model_folder("opt"), data_override=data, bases=tmp_path
+        ["cpu"] * 2, run, batch=1, model_override=model_folder("opt"), data_override=data, **own
     )
     rate = RateFrom(0, RATE_ONE // 8, unit=1 << 15, limit=300)
-    with made, trainer(run, data, bases=tmp_path) as alone:
+    with made, trainer(run, data, **own) as alone:
         for one in (made, alone):
             moved(one, alone.step(SEEDS[2:], 0, rate).scalars[0], rate)
             one.rebuild()

@@ -13,10 +13,14 @@ from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import balanced_rows, batch_rows, update_seeds
 from tests.engine.helpers import ROWS, TASK
 from tests.tasks.test_encoding import tokenizer, words_of
+from tests.tasks.test_fitting import ANSWERS, LONG
 
 SEEDS = [int(seed) for seed in update_seeds(7, 0, 20)]
 CENTRED = TASK.model_copy(update={"loss": "centred"})
 GOOD, BAD = ([row for row in ROWS if row["label"] == label] for label in "10")
+
+
+ANSWERED = [("good", "bad"), ("slow", LONG), ("dull", "bad"), ("good", "good"), ("slow", "bad")]
 
 
 def unread() -> list[Row]:
@@ -99,3 +103,16 @@ def test_the_odds_of_a_row_are_those_of_the_smallest_class() -> None:
     assert Shard(TASK, tokenizer(), ROWS, 3).odds == (3, 5)
     assert (len(GOOD), len(BAD)) == (2, 3)
     assert Shard(CENTRED, tokenizer(), ROWS, 3).odds == (2, 2)
+
+
+def test_of_a_nodes_own_rows_none_is_there_twice_in_place_of_one_that_does_not_fit() -> None:
+    rows = [{"q": f"a {word} film", "a": answer} for word, answer in ANSWERED]
+    fitting = [number for number, (_, answer) in enumerate(ANSWERED) if answer != LONG]
+    for size in (3, 5):
+        shard = Shard(ANSWERS, tokenizer(), rows, size, secret=b"mine", each_once=True)
+        drawn = [shard.numbers(seed).tolist() for seed in SEEDS]
+        assert {number for numbers in drawn for number in numbers} == set(fitting)
+        assert all(len(set(numbers)) == len(numbers) for numbers in drawn)
+        assert [shard.mini_batch(seed).examples for seed in SEEDS] == [len(numbers) for numbers in drawn]
+    with pytest.raises(UserError, match="cannot be predicted"):
+        Shard(ANSWERS, tokenizer(), rows[1:2], 1, secret=b"mine", each_once=True).mini_batch(1)

@@ -7,6 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from sfnode.manifest import Manifest
+from sfnode.node import accounting
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import places_of
@@ -40,11 +41,11 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     from sfnode.engine.replicas import ReplicatedTrainer
 
     layout = Layout(settings.data_dir)
-    noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noise else None
+    noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noisy else None
     if settings.limits.threads:
         torch.set_num_threads(settings.limits.threads)
     with _loading:
-        return ReplicatedTrainer.load_on(
+        engine = ReplicatedTrainer.load_on(
             settings.devices,
             manifest,
             batch=settings.queries_of(manifest.training) * manifest.training.batch_updates,
@@ -58,3 +59,6 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
             secret=token_bytes(SECRET_BYTES) if settings.data else b"",
             noise=noise,
         )
+    if noise:
+        noise.multiplier = accounting.multiplier_of(settings, manifest, engine.odds)
+    return engine

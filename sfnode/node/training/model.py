@@ -78,12 +78,13 @@ class LocalModel:
         load: Callable[[], Engine],
         caught_up: Callable[[], bool],
         doubt: Callable[[], UserError | None],
+        left: Callable[[], float],
         changed: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         """`load` loads the engine, on its thread; `caught_up` says whether what is trained now is the run's
-        model, and `doubt` what keeps this node from knowing what counts. `changed` is called once the engine
-        is loaded, and `fail` with the error that ends it."""
+        model, and `doubt` what keeps this node from knowing what counts; `left` how many updates it may still
+        make. `changed` is called once the engine is loaded, and `fail` with the error that ends it."""
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
@@ -97,6 +98,7 @@ class LocalModel:
         self._load = load
         self._caught_up = caught_up
         self._doubt = doubt
+        self._left = left
         self._changed = changed
         self._fail = fail
 
@@ -165,6 +167,7 @@ class LocalModel:
             queries=settings.queries_of(self._context.manifest.training) * batches_of(len(settings.devices)),
             steps=settings.steps,
             together=self._context.manifest.training.batch_updates,
+            left=self._left,
         )
         if self._bases:
             scheduler.hindered = partial(self._lacks_any, self._bases, thread)

@@ -67,9 +67,10 @@ class StepScheduler:
         queries: int,
         steps: int,
         together: int = 1,
+        left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """A step has `queries` mini-batches, with `together` updates each; at most `steps` updates are made
-        (0: no limit)."""
+        (0: no limit), and no more than are `left` beside those of our feed."""
         self.ready = False
         """The engine is loaded and the node has caught up."""
         self.loss: float | None = None
@@ -88,6 +89,7 @@ class StepScheduler:
         self._queries = queries
         self._together = together
         self._steps = steps
+        self._left = left
         self._joining: Joining | None = None
         """Finished updates of our feed that are not yet posted; None before the machine has a feed."""
         self._made_before = 0
@@ -254,7 +256,8 @@ class StepScheduler:
         yet admitted must fit one segment (SPEC S4), however slow the disk is.
         """
         under_way = self._ordered - self._machine.frontier.next(feed)
-        allowed = min(self._machine.room, self._machine.run.form.segment_updates) - under_way
+        room = min(self._machine.room, self._machine.run.form.segment_updates, self._left())
+        allowed = int(room) - under_way
         if not self._steps:
             return allowed
         return min(allowed, self._steps - self._made_before - (self._ordered - self._started))
