@@ -432,8 +432,9 @@ class Organiser:
             return None
         judgement, steps = self._judge(counting), self.policy.steps
         if steps:
-            norms = self._feeds.norms(epoch, counting, self._skipped(epoch, judgement))
-            judgement = steps.judged(counting, judgement, norms)
+            skipped = self._skipped(epoch, judgement)
+            norms, lost = self._feeds.norms(epoch, counting, skipped), self._lost(skipped)
+            judgement = steps.judged(counting, judgement, norms, counting.closed_updates(epoch) - lost)
         if self.search:
             judgement = self.search.judged(counting, judgement)
         discarded = self.guard is not None and self.guard.discards(epoch)
@@ -506,9 +507,12 @@ class Organiser:
 
     def _promised(self, skipped: tuple[int, ...]) -> int:
         """Return how many updates are going to count if the next seal skips these feeds."""
+        return self._counting.promised - self._lost(skipped)
+
+    def _lost(self, skipped: tuple[int, ...]) -> int:
+        """Return how many updates do not count if the next seal skips these feeds."""
         counting = self._counting
-        lost = (self._feeds.moving(number, counting.sealed, counting) for number in skipped)
-        return counting.promised - sum(lost)
+        return sum(self._feeds.moving(number, counting.sealed, counting) for number in skipped)
 
     # -- closes ------------------------------------------------------------------------------------
 
