@@ -332,6 +332,7 @@ class Organiser:
             for base in (event.base, event.calibrated):
                 self.guard.note(event.epoch, base, base=True)
             self.guard.note(event.epoch, event.result)
+        self._look_soon(now)
 
     def _look_soon(self, at: float) -> None:
         """Look at a time already, unless a decision is under way: then there is a look once it has come."""

@@ -209,7 +209,7 @@ class Head(Run):
 
     def __init__(self) -> None:
         super().__init__()
-        self.guard.__init__(HEAD_PATIENCE)  # type: ignore[misc]
+        self.guard.__init__(3)  # type: ignore[misc]
         for decision in self.decided:
             self.guard.take(decision)
 
@@ -232,6 +232,17 @@ def test_a_head_ends_once_gains_are_less_than_rows_can_tell_at_the_best_model_al
     decided = run.epoch(0.4485)
     assert decided[-1] == Finish(), "the last three together have gained less than BETTER of all"
     assert not any(isinstance(one, Void) for one in decided), "little better is better"
+
+
+def test_a_head_waits_as_many_rounds_however_often_it_is_evaluated() -> None:
+    run = Head()
+    for loss in (0.5, 0.49):
+        assert run.epoch(loss) == []
+    for _ in range(2):
+        run.seal()
+    *_, announced, finish = run.epoch(0.5)
+    assert isinstance(announced, Announce)
+    assert finish == Finish()
 
 
 def test_a_head_whose_first_rounds_make_it_worse_goes_on_at_a_lower_rate() -> None:
