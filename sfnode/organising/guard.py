@@ -162,8 +162,8 @@ class Guard:
     """The guard of one organiser, from one start to the next."""
 
     def __init__(self, patience: int = 0) -> None:
-        """`patience`: rounds whose evaluations are none better than the best one, after which a run ends there;
-        0: there is none."""
+        """`patience`: rounds with no better evaluation than the best one after which a run ends there; 0:
+        there is none."""
         self._patience = patience
         self.returns: list[Return] = []
         self._opened = self._sealed = 0

@@ -71,7 +71,8 @@ class Steps:
         if coming >= MAX_EPOCHS:
             return judgement
         known = counting.rate_from(coming)
-        said = known._replace(epoch=coming, rate=self._rate(counting, counts), unit=self._unit(counting, norms))
+        rate, unit = self._rate(counting, counts), self._unit(counting, norms)
+        said = known._replace(epoch=coming, rate=rate, unit=unit)
         return judgement if said[1:] == known[1:] else replace(judgement, rates=(said,))
 
     def _factor(self, counting: Counting, counts: int) -> int:
@@ -108,7 +109,7 @@ def usual_norm(counting: Counting, norms: Mapping[int, float]) -> float | None:
 
 
 def counted_rounds(counting: Counting) -> Iterator[Counter[int]]:
-    """Yield how many updates count of each member in the sealed rounds of which any do, the last one first."""
+    """Yield how many updates count of each member in sealed rounds of which any do, the last one first."""
     for epoch in reversed(range(counting.sealed)):
         found = Counter[int]()
         for number in counting.moved(epoch):
