@@ -47,7 +47,8 @@ from sfprotocol.messages import Feed
 from sfprotocol.weighing import Rates
 from tests.organising.bench import EVALUATED, Bench, feed_of
 
-F64, I64 = NDArray[np.float64], NDArray[np.int64]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
 HONEST, HOSTILE = 7, 3
 VALIDATION = 256

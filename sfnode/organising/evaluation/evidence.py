@@ -34,9 +34,9 @@ rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE
 In a first-order run an update's cosine with the slopes says what hundreds of scalars say, and there are few
 of them: a score is of SCORED_ROUNDS at once, and tells by itself, beside that of the median member. It is the
 log-likelihood ratio of `as good as others` against `of no use`, with s the usual score, LEAST_SCORE at least,
-and z that of a member: s z - s^2 / 2. Work is skipped once that is below LIKELY, and until it is as far above
-as it has been below, or above TRUSTED_FROM: later scores say less, and who flips signs would count again for
-that. Nothing is added up, and nobody revoked: what a round can do at worst is bounded by limits, and whoever
+and z that of a member: s z - s^2 / 2. Work is skipped while that is below LIKELY. Where it has been below twice
+that, it has to come as far above LIKELY, or above TRUSTED_FROM: later scores say less, and who flips signs
+would count again for that. Nothing is added up, and nobody revoked: what a round can do at worst is bounded by limits, and whoever
 is skipped does nothing.
 
 Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
@@ -379,7 +379,7 @@ class Evidence:
         if self.trusted:
             self.bound = LIKELY
         else:
-            self.bound = min(TRUSTED_FROM, max(self.bound, 2 * LIKELY - self.useful))
+            self.bound = min(TRUSTED_FROM, max(self.bound, 3 * LIKELY - self.useful))
         self.useful = self.balance = usual * (score - usual / 2)
 
     def latest(self, parts: Sequence[FeedScore]) -> None:
