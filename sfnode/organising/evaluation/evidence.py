@@ -34,10 +34,10 @@ rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE
 In a first-order run an update's cosine with the slopes says what hundreds of scalars say, and there are few
 of them: a score is of SCORED_ROUNDS at once, and tells by itself, beside that of the median member. It is the
 log-likelihood ratio of `as good as others` against `of no use`, with s the usual score, LEAST_SCORE at least,
-and z that of a member: s z - s^2 / 2. Work is skipped while that is below LIKELY. Where it has been below twice
-that, it has to come as far above LIKELY, or above TRUSTED_FROM: later scores say less, and who flips signs
-would count again for that. Nothing is added up, and nobody revoked: what a round can do at worst is bounded by limits, and whoever
-is skipped does nothing.
+and z that of a member: s z - s^2 / 2. Work is skipped while that is below LIKELY. Where it has been below
+twice that, it has to come as far above LIKELY, or above TRUSTED_FROM: later scores say less, and who flips
+signs would count again for that. Nothing is added up, and nobody revoked: what a round can do at worst is
+bounded by limits, and whoever is skipped does nothing.
 
 Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
 (OUTLIER) is skipped by the seal of that epoch and never recounted; who makes such work again and again is
