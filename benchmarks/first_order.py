@@ -1,11 +1,14 @@
 """What hostile members cost a first-order run, and what measuring does: an organiser on a virtual clock.
 
-The model is a quadratic. Every row has an optimum of its own around the one that all rows have, so that the
-gradients of mini-batches agree with that of validation rows by as much as was measured on SmolLM2 (a cosine
-of 0.16 +- 0.12 for 8 rows); curvatures fall by a power law, so that their noise is largest where gradients
-are. Updates are vectors of integers by the rules of the protocol, and the organiser's policy is what ships.
+Two models. *Words* is a quadratic: every row has an optimum of its own around the one that all rows have,
+so that the gradients of mini-batches agree with that of validation rows by as much as was measured on SmolLM2
+(a cosine of 0.16 +- 0.12 for 8 rows); curvatures fall by a power law, so that their noise is largest where
+gradients are. *Head* is a softmax regression on states, whitened as `sfnode init` does, of which each member
+has some rows; made-up ones, or those of a file: arrays `x` (rows, features) and `y` (rows,). Updates are
+vectors of integers by the rules of the protocol; scores and the organiser's policy are what ships.
 
     python -m benchmarks.first_order --attack flip --seeds 3
+    python -m benchmarks.first_order --head [--states FILE.npz] --attack flip --seeds 3
 """
 
 from __future__ import annotations
@@ -14,35 +17,41 @@ import argparse
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.gradients import numbers_for
+from sfnode.engine.slopes import Slopes, _of_rows
+from sfnode.engine.whitening import Known, whitening
+from sfnode.models.manifest_builder import FIRST_ORDER_HEAD
 from sfnode.organising.evaluation.evidence import DISPERSED, SCORED_ROUNDS
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfnode.organising.policy import EVALUATIONS, LEAST_EVALUATED, MEASURING
+from sfnode.organising.policy import (
+    EVALUATIONS,
+    HEAD_EPOCH,
+    HEAD_PATIENCE,
+    LEAST_EVALUATED,
+    MEASURING,
+    OrganiserPolicy,
+)
 from sfnode.organising.steps import Steps
 from sfnode.schema.evaluation import EvaluationOfRows, StepShare
-from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Evaluated, Worth
+from sfprotocol.counting import NEVER, Counting
+from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Admit, Evaluated, Worth
 from sfprotocol.messages import Feed
 from sfprotocol.weighing import Rates
 from tests.organising.bench import EVALUATED, Bench, feed_of
 
-F64, I64 = NDArray[np.float64], NDArray[np.int64]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
-CELLS = 336
-LIMIT = round(16 * math.sqrt(CELLS))
-BATCH, FORWARDS = 8, 24
+HONEST, HOSTILE = 7, 3
 VALIDATION = 256
-RATE = 0.05
-ROUNDS = 16
-SPREAD = 12.0
-"""How far a row's optimum lies from that of all, in terms of how far that is from the start, in each cell."""
-
-MEMORY = 0.95
-"""Weight, for each measured round, of earlier gradients on validation rows in that by which is scored."""
 
 Attack = Callable[["Swarm", F64], F64]
 """What becomes of an honest gradient, in natural units."""
@@ -50,10 +59,11 @@ Attack = Callable[["Swarm", F64], F64]
 
 @dataclass
 class Member:
+    number: int
     name: str
     attack: Attack | None = None
-    kind: F64 | None = None
-    """Where the optimum of its rows lies, if not where that of others does."""
+    wrong: bool = False
+    """Whether its rows teach something else."""
     made: list[I64] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
 
@@ -62,22 +72,168 @@ class Member:
         return feed_of(self.name)
 
 
+class Words:
+    """A quadratic, of which mini-batches of 8 rows are drawn."""
+
+    forwards, bits = 24, 8
+    batch = 8
+    cells = 336
+    spread = 12.0
+    """How far a row's optimum lies from that of all, in terms of how far that is from the start."""
+
+    def __init__(self, seed: int, budget: int) -> None:
+        self.draws, truth = np.random.default_rng(seed), np.random.default_rng(1000 + seed)
+        self.curvature: F64 = np.arange(1, self.cells + 1, dtype=np.float64) ** -0.4
+        self.optimum: F64 = truth.standard_normal(self.cells)
+        self.wrong: F64 = np.where(truth.random(self.cells) < 0.5, -self.optimum, self.optimum)
+        self.validation = self._optima(VALIDATION, self.optimum)
+        rows = max(LEAST_EVALUATED, int(MEASURING * budget * self.forwards / EVALUATIONS))
+        updates, member = max(1, budget // 16), Member(0, "")
+        self.norm = float(
+            np.median([np.linalg.norm(self.gradient(np.zeros(self.cells), member)) for _ in range(8)])
+        )
+        self.policy = replace(
+            EVALUATED,
+            target_updates=updates,
+            search_rows=min(rows, VALIDATION),
+            steps=Steps(round(0.05 * RATE_ONE), updates, whole=False),
+        )
+        self.quota, self.pace = 1 << 10, 8.0
+
+    def _optima(self, rows: int, middle: F64) -> F64:
+        return middle + self.spread * self.draws.standard_normal((rows, self.cells))
+
+    def gradient(self, at: F64, member: Member) -> F64:
+        """Return that of a member's mini-batch."""
+        rows = self._optima(self.batch, self.wrong if member.wrong else self.optimum)
+        found: F64 = self.curvature * (at - rows.mean(0))
+        return found
+
+    def loss(self, at: F64) -> float:
+        """Return the loss on all rows that there are, but for what no model can do better."""
+        return float((self.curvature * (at - self.optimum) ** 2).mean()) / 2
+
+    def uphill(self, at: F64) -> F64:
+        """Return the gradient of what `loss` returns."""
+        return self.curvature * (at - self.optimum) / self.cells
+
+    def losses(self, at: F64, rows: int) -> F64:
+        """Return those of the first validation rows."""
+        rows_ = self.validation[:rows]
+        found: F64 = (self.curvature * ((at - rows_) ** 2 - (rows_ - self.optimum) ** 2)).mean(1) / 2
+        return found
+
+    def slopes(self, at: F64, rows: int) -> F64:
+        """Return gradients on batches of so many validation rows, (batches, cells)."""
+        each = min(8, rows // 2)
+        chosen = self.draws.choice(self.validation, rows // each * each, False)
+        found: F64 = self.curvature * (at - chosen.reshape(-1, each, self.cells).mean(1))
+        return found / self.cells
+
+
+class Head:
+    """A softmax regression on states: an update is of all rows of its node."""
+
+    forwards, bits = 3 * 4096, 8
+
+    def __init__(self, seed: int, budget: int, states: Path | None, members: int) -> None:
+        self.draws = np.random.default_rng(seed)
+        x, y = _states(states, self.draws)
+        order = self.draws.permutation(len(x))
+        held, test, public = np.split(order, [VALIDATION, VALIDATION + (len(x) - VALIDATION) // 3])
+        none = torch.zeros(len(x), int(y.max()) + 1)
+        known = Known(torch.from_numpy(x), torch.from_numpy(y), none)
+        validating, learnt = (Known(*(part[rows] for part in known)) for rows in (held, public))
+        found = whitening(learnt, validating, 1024)
+        self.states, self.right = x @ (found.v * found.unit), np.eye(none.shape[1])[y]
+        self.cells = self.states.shape[1] * none.shape[1]
+        self.held, self.test, self.shards = held, test, np.array_split(public, members)
+        self.norm = float(np.linalg.norm(self._gradients(np.zeros(self.cells), public, self.right).mean(0)))
+        numbers = FIRST_ORDER_HEAD
+        self.policy = replace(
+            EVALUATED,
+            target_updates=numbers.epoch_updates,
+            search_rows=VALIDATION,
+            kept=True,
+            steps=Steps(
+                round(found.rate / numbers.epoch_updates * RATE_ONE), numbers.epoch_updates, whole=True
+            ),
+            patience=HEAD_PATIENCE,
+            least_epoch=HEAD_EPOCH,
+        )
+        self.quota, self.pace = 1, HEAD_EPOCH
+
+    def _outputs(self, at: F64, rows: I64) -> F64:
+        outputs = self.states[rows] @ at.reshape(self.right.shape[1], -1).T
+        outputs -= outputs.max(1, keepdims=True)
+        found: F64 = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
+        return found
+
+    def _gradients(self, at: F64, rows: I64, right: F64) -> F64:
+        """Return those of single rows."""
+        lacking = np.exp(self._outputs(at, rows)) - right[rows]
+        found: F64 = (lacking[:, :, None] * self.states[rows][:, None]).reshape(len(rows), -1)
+        return found
+
+    def gradient(self, at: F64, member: Member) -> F64:
+        right = np.eye(self.right.shape[1])[np.zeros(len(self.right), int)] if member.wrong else self.right
+        found: F64 = self._gradients(at, self.shards[member.number % len(self.shards)], right).mean(0)
+        return found
+
+    def uphill(self, at: F64) -> F64:
+        """Return the gradient of what `loss` returns."""
+        found: F64 = self._gradients(at, self.test, self.right).mean(0)
+        return found
+
+    def _losses(self, at: F64, rows: I64) -> F64:
+        found: F64 = -(self._outputs(at, rows) * self.right[rows]).sum(1)
+        return found
+
+    def loss(self, at: F64) -> float:
+        return float(self._losses(at, self.test).mean())
+
+    def losses(self, at: F64, rows: int) -> F64:
+        return self._losses(at, self.held[:rows])
+
+    def slopes(self, at: F64, rows: int) -> F64:
+        found: F64 = self._gradients(at, self.held[:rows], self.right).reshape(-1, 8, self.cells).mean(1)
+        return found
+
+
+def _states(file: Path | None, draws: np.random.Generator) -> tuple[F64, I64]:
+    """Return states and classes: those of a file, or made-up ones that a head tells apart as SST-2's."""
+    if file:
+        read = np.load(file)
+        return read["x"].astype(np.float64), read["y"]
+    features = np.arange(1, 257) ** -0.5
+    x = draws.standard_normal((2080, 256)) * features
+    along = x @ (draws.standard_normal(256) / features) / 16
+    return x + 1.0, (along + 0.6 * draws.standard_normal(len(x)) > 0).astype(np.int64)
+
+
 def _towards(size: float, swarm: Swarm, gradient: F64) -> F64:
     """Return the gradient at a share of the longest that counts."""
     rate = swarm.counting.rate_from(swarm.counting.open_epoch)
     return gradient * (size * rate.limit * rate.unit / (1 << 16) * swarm.delta / np.linalg.norm(gradient))
 
 
+def _turned(part: float) -> Attack:
+    """Return the honest gradient until that part of the budget is promised, then the largest step back."""
+    return lambda swarm, g: g if swarm.counting.promised < part * swarm.budget else _towards(-0.99, swarm, g)
+
+
 ATTACKS: dict[str, Attack] = {
     "flip": lambda swarm, g: -g,
-    "random": lambda swarm, g: swarm.draws.permutation(g) * swarm.draws.choice([-1.0, 1.0], CELLS),
-    "scale": lambda swarm, g: _towards(0.99, swarm, g),
-    "large flip": lambda swarm, g: _towards(-0.99, swarm, g),
-    "large random": lambda swarm, g: _towards(0.99, swarm, swarm.draws.standard_normal(CELLS)),
+    "random": lambda swarm, g: swarm.draws.permutation(g) * swarm.draws.choice([-1.0, 1.0], len(g)),
+    "scale": lambda swarm, g: _towards(-0.99, swarm, g),
+    "norm": lambda swarm, g: _towards(-0.126, swarm, g),
+    "large random": lambda swarm, g: _towards(0.99, swarm, swarm.draws.standard_normal(len(g))),
     "beyond": lambda swarm, g: _towards(1.05, swarm, g),
     "short": lambda swarm, g: _towards(0.12, swarm, g),
     "target": lambda swarm, g: g,
-    "turncoat": lambda swarm, g: g if swarm.counting.sealed < 5 else _towards(-0.99, swarm, g),
+    "turncoat": _turned(1 / 2),
+    "early turncoat": _turned(1 / 4),
+    "none": lambda swarm, g: g,
 }
 
 
@@ -86,48 +242,40 @@ class Swarm:
 
     def __init__(
         self,
+        task: Words | Head,
         honest: int,
-        hostile: int = 0,
-        attack: str = "",
-        budget: int = 234,
-        seed: int = 0,
+        hostile: int,
+        attack: str,
+        budget: int,
         *,
         judged: bool = True,
+        vouched: bool = True,
     ) -> None:
-        self.draws = np.random.default_rng(seed)
-        truth = np.random.default_rng(1000 + seed)
-        self.curvature: F64 = np.arange(1, CELLS + 1, dtype=np.float64) ** -0.4
-        self.optimum: F64 = truth.standard_normal(CELLS)
-        self.validation = self._optima(VALIDATION)
-        self.members = [Member(f"member {n}") for n in range(honest)]
-        self.members += [Member(f"hostile {n}", ATTACKS[attack]) for n in range(hostile)]
-        if attack == "target":
-            wrong = np.where(truth.random(CELLS) < 0.5, -self.optimum, self.optimum)
-            for one in self.members[honest:]:
-                one.kind = wrong
-        norms = [np.linalg.norm(self._gradient(np.zeros(CELLS), None, BATCH)) for _ in range(8)]
-        self.delta = float(np.median(norms)) / (LIMIT / 2)
-        rows = max(LEAST_EVALUATED, int(MEASURING * budget * FORWARDS / EVALUATIONS))
-        updates = max(1, budget // ROUNDS)
-        policy = replace(
-            EVALUATED,
-            target_updates=updates,
+        """`vouched`: whether somebody vouches for those who are hostile, or they are strangers."""
+        self.task, self.budget, self.draws = task, budget, task.draws
+        self.members = [Member(n, f"member {n}") for n in range(honest)]
+        for n in range(honest, honest + hostile):
+            self.members.append(Member(n, f"hostile {n}", ATTACKS[attack], attack == "target"))
+        numbers = numbers_for(task.norm, task.cells, task.bits)
+        self.delta, limit = numbers["scalar_delta"], numbers["norm_limit"]
+        policy: OrganiserPolicy = replace(
+            task.policy,
             longest_epoch=600.0,
             seal_wait=600.0,
-            search_rows=min(rows, VALIDATION),
-            update_forwards=FORWARDS,
+            update_forwards=task.forwards,
             origins=judged,
             guard=True,
             alike=DISPERSED,
-            steps=Steps(round(RATE * RATE_ONE), updates, whole=False),
             share=MEASURING,
             young_share=MEASURING,
         )
-        self.bench = Bench(policy=policy, budget=budget, rate=round(RATE * RATE_ONE), norm_limit=LIMIT)
-        self.bench.begin(*(one.name for one in self.members), quota=1 << 10)
+        assert policy.steps
+        self.bench = Bench(policy=policy, budget=budget, rate=policy.steps.rate, norm_limit=limit)
+        self.bench.begin(*(one.name for one in self.members[:honest]), quota=task.quota)
+        for one in self.members[honest:]:
+            self.bench.decide(Admit(one.feed.origin, task.quota * vouched, 0))
         self.answered, self.spent = 0, 0
-        self.reference: F64 = np.zeros(CELLS)
-        """The gradient on validation rows, with those of earlier rounds by a part."""
+        self.past: dict[int, F64] = {}
 
     @property
     def counting(self) -> Counting:
@@ -135,25 +283,12 @@ class Swarm:
 
     # -- the model ---------------------------------------------------------------------------------
 
-    def _optima(self, rows: int, kind: F64 | None = None) -> F64:
-        middle = self.optimum if kind is None else kind
-        return middle + SPREAD * self.draws.standard_normal((rows, CELLS))
-
-    def _gradient(self, at: F64, kind: F64 | None, rows: int) -> F64:
-        found: F64 = self.curvature * (at - self._optima(rows, kind).mean(0))
-        return found
-
-    def loss(self, at: F64) -> float:
-        """Return the loss on all rows that there are, but for what no model can do better."""
-        return float((self.curvature * (at - self.optimum) ** 2).sum()) / 2
-
     def cores(self, epoch: int | None = None, *, half: bool = False, skipped: Collection[int] = ()) -> F64:
         """Return the model that counts with what closes up to an epoch have named, of the last of them half
         if so; None: for whoever makes updates."""
-        found, rates = np.zeros(CELLS), Rates.of(self.counting)
+        found, rates = np.zeros(self.task.cells), Rates.of(self.counting)
         for one in self.members:
-            number = self.counting.number(one.feed)
-            assert number is not None
+            number = self._number(one)
             live = self.counting.live(number, len(one.made))
             runs = live if epoch is None else self.counting.runs(number, self.counting.named(number, epoch))
             before = 0 if epoch is None else self.counting.named(number, epoch - 1)
@@ -166,6 +301,11 @@ class Swarm:
                 first = run.stop
         return found
 
+    def _number(self, one: Member) -> int:
+        number = self.counting.number(one.feed)
+        assert number is not None
+        return number
+
     def _step(self, one: Member, step: int, rates: Rates) -> F64:
         rate, values = rates.of_label(one.labels[step]), one.made[step]
         moves = rate.moves(tuple(values.tolist()))
@@ -174,34 +314,45 @@ class Swarm:
     # -- what happens ------------------------------------------------------------------------------
 
     def run(self) -> float:
-        """Let everybody train until the run is over; return what was gained, as a share of what can be."""
+        """Let everybody train until the run is over; return by how much the loss has fallen."""
         while not self.counting.complete and self.bench.now < 1_000_000:
             for one in self.draws.permutation(np.array(self.members, object)):
                 if not self.counting.complete:
                     self._make(one)
-            self._pass(8.0)
+            self._pass(self.task.pace)
         self._pass(2000.0)
-        start, end = self.loss(np.zeros(CELLS)), self.loss(self.cores(self.counting.sealed - 1))
-        return 1 - end / start
+        return self.task.loss(np.zeros(self.task.cells)) - self.task.loss(
+            self.cores(self.counting.sealed - 1)
+        )
+
+    def worst(self, label: int, at: F64) -> tuple[float, float, float]:
+        """Return how far an update with this label can move the model at most, by how much the loss of a
+        model rises by that straight uphill, and by how much at most if its curvature is a half."""
+        rate, uphill = self.counting.rate_from(label), self.task.uphill(at)
+        length = rate.limit * rate.unit / (1 << 16) * self.delta * rate.rate / RATE_ONE
+        slope = float(np.linalg.norm(uphill))
+        return (
+            length,
+            self.task.loss(at + uphill * (length / slope)) - self.task.loss(at),
+            slope * length + length**2 / 4,
+        )
 
     def _pass(self, seconds: float) -> None:
         until = self.bench.now + seconds
         while self.bench.now < until:
-            self.bench.advance(1.0)
+            self.bench.advance(self.task.pace / 8)
             while self.answered < len(self.bench.plans):
                 self._answer(self.bench.plans[self.answered])
 
     def _make(self, one: Member) -> None:
         counting = self.counting
-        number = counting.number(one.feed)
-        assert number is not None
-        member, label = number // INCARNATIONS, counting.open_epoch
+        member, label = self._number(one) // INCARNATIONS, counting.open_epoch
         if label >= counting.members[member].revoked:
             return
         if counting.room_left(member, self.bench.organiser._feeds.made(counting)) <= 0:
             return
         rate = counting.rate_from(label)
-        gradient = self._gradient(self.cores(), one.kind, BATCH)
+        gradient = self.task.gradient(self.cores(), one)
         unit = self.delta * rate.unit / (1 << 16)
         if one.attack:
             gradient = one.attack(self, gradient)
@@ -219,15 +370,14 @@ class Swarm:
         base = plan.scored and not self.bench.of(Evaluated)
         forwards += base * self.bench.policy.search_rows
         result = self._evaluation(self.cores(plan.epoch, skipped=plan.skipped)) if plan.scored else None
-        before = self._evaluation(np.zeros(CELLS)) if base else None
+        before = self._evaluation(np.zeros(self.task.cells)) if base else None
         shares = self._shares(plan) if plan.origins else {}
         self.answered, self.spent = self.answered + 1, self.spent + forwards
         self.bench.do(EvaluationEnded(plan.epoch, result, before, None, None, forwards, shares=shares))
 
     def _evaluation(self, at: F64) -> EvaluationOfRows:
-        rows = self.validation[: self.bench.policy.search_rows]
-        losses = (self.curvature * ((at - rows) ** 2 - (rows - self.optimum) ** 2)).sum(1) / 2 / CELLS
-        loss, error = float(losses.mean()), float(losses.std()) / math.sqrt(len(rows))
+        losses = self.task.losses(at, self.bench.policy.search_rows)
+        loss, error = float(losses.mean()), float(losses.std()) / math.sqrt(len(losses))
         low, value, high = (math.exp(loss + k * error) for k in (-2, 0, 2))
         return EvaluationOfRows(
             metric="perplexity",
@@ -235,51 +385,91 @@ class Swarm:
             low=low,
             high=high,
             loss=loss,
-            count=len(rows),
+            count=len(losses),
             losses=tuple(losses),
         )
 
     def _shares(self, plan: Evaluate) -> dict[Feed, StepShare]:
-        counting, rates, found = self.counting, Rates.of(self.counting), {}
-        middle = self.cores(plan.epoch, half=True, skipped=plan.skipped)
-        slopes = self.curvature * (middle - self.draws.choice(self.validation, plan.origins, False).mean(0))
-        self.reference = MEMORY * self.reference + plan.origins * slopes
-        slopes, now = self.reference, slopes
+        counting, found, task = self.counting, {}, self.task
+        at = self.cores(plan.epoch, half=True, skipped=plan.skipped)
+        start = self.cores(plan.epoch - 1)
+        if task.losses(at, plan.origins).mean() > task.losses(start, plan.origins).mean():
+            at = start
+        gradients = task.slopes(at, plan.origins)
+        slopes = Slopes(0.0, {0: gradients[:, None, None]}).added_to(self.past, plan.origins)
         for number in counting.moved(plan.epoch):
-            one = next(one for one in self.members if counting.number(one.feed) == number)
-            first, stop = (counting.named(number, plan.epoch - back) for back in (1, 0))
-            before = counting.named(number, plan.epoch - SCORED_ROUNDS)
-            total = np.sum([self._step(one, step, rates) for step in range(first, stop)], 0)
-            lately = np.sum([self._step(one, step, rates) for step in range(before, stop)], 0)
-            length = float(np.linalg.norm(lately) * np.linalg.norm(slopes))
-            score = float(lately @ slopes) / length * math.sqrt(CELLS) if length else 0.0
-            found[one.feed] = StepShare(stop - first, score, 1.0, float(total @ now) / CELLS, 1e-9)
+            one = next(one for one in self.members if self._number(one) == number)
+            stop, first, before = (
+                counting.named(number, plan.epoch - back) for back in (0, 1, SCORED_ROUNDS)
+            )
+            share, scored = (self._share(slopes, one, range(begin, stop)) for begin in (first, before))
+            found[one.feed] = share._replace(sum=scored.sum, squares=scored.squares)
         return found
+
+    def _share(self, slopes: Slopes, one: Member, steps: range) -> StepShare:
+        rates = Rates.of(self.counting)
+        moved = np.stack([self._step(one, step, rates) for step in steps])
+        none = np.zeros(len(steps), np.int64)
+        batch = UpdateBatch(none, none.astype(np.uint64), moved)  # type: ignore[arg-type]  # in natural units
+        share = slopes.share((batch, none + 1), 1.0, {0: 1.0})
+        return _of_rows(share) if isinstance(self.task, Head) else share
+
+
+def course(
+    given: argparse.Namespace, attack: str, seed: int, hostile: int, budget: int
+) -> tuple[Swarm, float]:
+    """Return a swarm of seven, and some who are hostile, and by how much the loss has fallen."""
+    task = Head(seed, budget, given.states, HONEST + HOSTILE) if given.head else Words(seed, budget)
+    judged, vouched = not given.open, not given.strangers
+    swarm = Swarm(task, HONEST, hostile, attack, budget, judged=judged, vouched=vouched)
+    return swarm, swarm.run()
+
+
+def compare(given: argparse.Namespace, attack: str, seed: int, budget: int) -> float:
+    """Print what an attack costs; return the share of the gain that is lost."""
+    ten, gain = course(given, attack, seed, given.strangers or HOSTILE, budget)
+    counts = [ten.counting.counts_of(member) for member in range(len(ten.members))]
+    made = [len(one.made) for one in ten.members]
+    honest = sum(made[:HONEST])
+    _, alone = course(given, "", seed, 0, honest)
+    print(
+        f"{attack:14} gain {gain:.4f} of {alone:.4f} ({1 - gain / alone:+.1%}), made {honest} and "
+        f"{sum(made[HONEST:])}, of which count {sum(counts[:HONEST])} and {sum(counts[HONEST:])}, "
+        f"{sum(one.revoked < NEVER for one in ten.counting.members[:HONEST])} honest revoked, measured "
+        f"{len({worth.epoch for worth in ten.bench.of(Worth)})} of {ten.counting.sealed} rounds, "
+        f"{ten.spent / (ten.spent + ten.task.forwards * sum(made)):.1%} of forwards",
+        flush=True,
+    )
+    return 1 - gain / alone
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attack", choices=ATTACKS, action="append")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--budget", type=int, default=334)
+    parser.add_argument("--budget", type=int, default=0)
+    parser.add_argument("--head", action="store_true")
+    parser.add_argument("--states", type=Path)
+    parser.add_argument(
+        "--strangers", type=int, default=0, help="as many strangers in place of three members"
+    )
     parser.add_argument("--open", action="store_true", help="nobody is judged")
+    parser.add_argument("--worst", action="store_true", help="what one update can do, first and last")
     given = parser.parse_args()
-    for attack in given.attack or ATTACKS:
-        for seed in range(given.seeds):
-            ten = Swarm(7, 3, attack, given.budget, seed, judged=not given.open)
-            gain = ten.run()
-            counts = [ten.counting.counts_of(member) for member in range(10)]
-            made = [len(one.made) for one in ten.members]
-            honest = sum(made[:7])
-            alone = Swarm(7, 0, "", honest, seed, judged=not given.open).run()
-            share = ten.spent / (ten.spent + FORWARDS * sum(made))
+    budget = given.budget or (FIRST_ORDER_HEAD.update_budget if given.head else 334)
+    if given.worst:
+        swarm, gain = course(given, "", 0, 0, budget)
+        end = swarm.cores(swarm.counting.sealed - 1)
+        for label, at in ((0, np.zeros_like(end)), (swarm.counting.open_epoch, end)):
+            length, rise, most = swarm.worst(label, at)
             print(
-                f"{attack:12} gain {gain:.3f} of {alone:.3f} ({1 - gain / alone:+.1%}), made {honest} and "
-                f"{sum(made[7:])}, of which count {sum(counts[:7])} and {sum(counts[7:])}, measured "
-                f"{len({worth.epoch for worth in ten.bench.of(Worth)})} of {ten.counting.sealed} rounds, "
-                f"{share:.1%} of forwards",
-                flush=True,
+                f"label {label}: moves {length:.3g}, loss +{rise:.4f}, at most +{most:.4f}, "
+                f"where the run gains {gain:.4f}"
             )
+        return
+    for attack in given.attack or ATTACKS:
+        lost = [compare(given, attack, seed, budget) for seed in range(given.seeds)]
+        print(f"{attack:14} mean {np.mean(lost):+.1%}", flush=True)
 
 
 if __name__ == "__main__":

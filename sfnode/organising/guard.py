@@ -6,7 +6,7 @@
     (or rewards fall)
     a gain, and no better than the best one for long         the end, where the run is
     worse than the best one at the end                       back to the best seal: the end
-    none better by BETTER for `patience`                     back to the best seal: the end; if none is better
+    none better by BETTER for `patience` rounds              back to the best seal: the end; if none is better
                                                              than the base model, there, at a lower rate
     rounds of updates that are too short to move anything    the end, where the run is
 
@@ -162,7 +162,7 @@ class Guard:
     """The guard of one organiser, from one start to the next."""
 
     def __init__(self, patience: int = 0, idle: int = IDLE_ROUNDS) -> None:
-        """`patience`: evaluations in a row, none better than the best one, after which a run ends there; 0:
+        """`patience`: rounds with no better evaluation than the best one after which a run ends there; 0:
         there is none. `idle`: rounds in a row that move nothing after which there is nothing left."""
         self._patience, self._idle = patience, idle
         self.returns: list[Return] = []
@@ -314,7 +314,7 @@ class Guard:
             if one.loss < mark.loss - BETTER * (results[0].loss - mark.loss):
                 mark = one
         since = [one for one in self.results if one.epoch > mark.epoch]
-        if not since or not (counting.complete or len(since) >= self._patience):
+        if not since or not (counting.complete or since[-1].epoch - mark.epoch >= self._patience):
             return []
         what = f"of {len(since)} evaluations since then none was much better than {_of(mark)}"
         ends = counting.complete or not best.said.base

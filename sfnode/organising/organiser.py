@@ -336,6 +336,7 @@ class Organiser:
             for base in (event.base, event.calibrated):
                 self.guard.note(event.epoch, base, base=True)
             self.guard.note(event.epoch, event.result)
+        self._look_soon(now)
 
     def _look_soon(self, at: float) -> None:
         """Look at a time already, unless a decision is under way: then there is a look once it has come."""
@@ -436,8 +437,9 @@ class Organiser:
             return None
         judgement, steps = self._judge(counting), self.policy.steps
         if steps:
-            norms = self._feeds.norms(epoch, counting, self._skipped(epoch, judgement))
-            judgement = steps.judged(counting, judgement, norms)
+            skipped = self._skipped(epoch, judgement)
+            norms, lost = self._feeds.norms(epoch, counting, skipped), self._lost(skipped)
+            judgement = steps.judged(counting, judgement, norms, counting.closed_updates(epoch) - lost)
         if self.search:
             judgement = self.search.judged(counting, judgement)
         discarded = self.guard is not None and self.guard.discards(epoch)
@@ -510,9 +512,12 @@ class Organiser:
 
     def _promised(self, skipped: tuple[int, ...]) -> int:
         """Return how many updates are going to count if the next seal skips these feeds."""
+        return self._counting.promised - self._lost(skipped)
+
+    def _lost(self, skipped: tuple[int, ...]) -> int:
+        """Return how many updates do not count if the next seal skips these feeds."""
         counting = self._counting
-        lost = (self._feeds.moving(number, counting.sealed, counting) for number in skipped)
-        return counting.promised - sum(lost)
+        return sum(self._feeds.moving(number, counting.sealed, counting) for number in skipped)
 
     # -- closes ------------------------------------------------------------------------------------
 

@@ -97,8 +97,8 @@ class OrganiserPolicy:
     steps: Steps | None = None
     """Steps of a first-order run; None in any other."""
     patience: int = 0
-    """Evaluations in a row, none of them better than the best one, after which the guard ends the run at the
-    best; 0: it looks for evident changes, and goes back from harm alone."""
+    """Rounds with no better evaluation than the best one after which the guard ends the run there; 0: it
+    looks for evident changes, and goes back from harm alone."""
     least_epoch: float = LEAST_EPOCH
     """Seconds for which an epoch is open at least."""
     young_share: float = 1 / 5
@@ -133,9 +133,9 @@ the base model, of the end and one between, which leaves half of it for what mem
 LEAST_EVALUATED = 64
 """Rows of an evaluation, whatever it costs: fewer say nothing."""
 
-HEAD_PATIENCE = 3
-"""Evaluations without a better one after which a head is as good as it gets: with exact gradients of the same
-rows the loss on validation rows falls and then rises, and is not noisy."""
+HEAD_PATIENCE = 9
+"""Rounds without a better evaluation after which a head is as good as it gets: with exact gradients of the
+same rows the loss on validation rows falls and then rises, and is not noisy."""
 
 HEAD_EPOCH = 1.0
 """Seconds for which the rounds of a head last at least, where an update is nearly free: 35 of them, the most

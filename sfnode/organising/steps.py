@@ -1,7 +1,8 @@
 """Rates, units and factors of a first-order run, as its seals sign them (SPEC U11).
 
-    rate            that of a round, shared by its updates; a body's falls linearly with the budget
-    factor          1; less of a round with more updates than its rate was meant for
+    rate            that of a round, shared by those of its updates that count; a body's falls linearly with
+                    the budget
+    factor          1; less of a round in which more updates count than its rate was meant for
     unit            half of the limit is the usual norm of what members make
     limit           that of the manifest
 
@@ -24,8 +25,9 @@ measures.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 
 from sfnode.organising.evaluation.judging import Judgement
@@ -71,27 +73,30 @@ class Steps:
         """Rounds in a row of updates that move nothing after which there is nothing left to learn."""
         return IDLE_DRAWN if self.drawn else IDLE_ROUNDS
 
-    def judged(self, counting: Counting, judgement: Judgement, norms: Mapping[int, float]) -> Judgement:
+    def judged(
+        self, counting: Counting, judgement: Judgement, norms: Mapping[int, float], counts: int
+    ) -> Judgement:
         """Return a judgement of the oldest epoch without a seal, with its factor and with rate and unit of
         the labels that come. `norms`: those of the members whose work its close has named, and its seal does
-        not skip, as `feeds.HeldFeeds.norms`."""
+        not skip, as `feeds.HeldFeeds.norms`; `counts`: how many of these updates move anything."""
         coming = counting.open_epoch + 1
-        judgement = replace(judgement, factor=min(judgement.factor, self._factor(counting)), rates=())
+        judgement = replace(judgement, factor=min(judgement.factor, self._factor(counting, counts)), rates=())
         if coming >= MAX_EPOCHS:
             return judgement
         known = counting.rate_from(coming)
-        said = known._replace(epoch=coming, rate=self._rate(counting), unit=self._unit(counting, norms))
+        rate, unit = self._rate(counting, counts), self._unit(counting, norms)
+        said = known._replace(epoch=coming, rate=rate, unit=unit)
         return judgement if said[1:] == known[1:] else replace(judgement, rates=(said,))
 
-    def _factor(self, counting: Counting) -> int:
+    def _factor(self, counting: Counting, counts: int) -> int:
         """Return the factor with which a round goes no further than the first one may."""
-        made = counting.closed_updates(counting.sealed) * counting.rate(counting.sealed)
+        made = counts * counting.rate(counting.sealed)
         meant = self.updates * self.rate
         return FACTOR_ONE if made <= meant else max(1, FACTOR_ONE * meant // made)
 
-    def _rate(self, counting: Counting) -> int:
-        closes = range(max(0, counting.open_epoch - USUAL_OF), counting.open_epoch)
-        usual = max(self.updates, int(median(map(counting.closed_updates, closes))))
+    def _rate(self, counting: Counting, counts: int) -> int:
+        before = (sum(members.values()) for members in counted_rounds(counting))
+        usual = max(self.updates, int(median([counts, *islice(before, USUAL_OF - 1)])))
         spent = 0.0 if self.whole else (counting.promised + usual) / counting.budget  # once it is opened
         return max(1, round(self.rate * self.updates / usual * max(LEAST_RATE, 1 - spent)))
 
@@ -107,7 +112,7 @@ class Steps:
 
 def usual_norm(counting: Counting, norms: Mapping[int, float]) -> float | None:
     """Return the usual norm of an update, by those who tell it; None where most of them are not there."""
-    telling = tellers(counting) or dict.fromkeys(norms, 1)
+    telling = next(counted_rounds(counting), None) or dict.fromkeys(norms, 1)
     told = sorted((norm, telling[member]) for member, norm in norms.items() if member in telling)
     half = sum(telling.values()) / 2
     if not told or sum(weight for _, weight in told) < half:
@@ -116,15 +121,14 @@ def usual_norm(counting: Counting, norms: Mapping[int, float]) -> float | None:
     return next(norm for norm, weight in told if (below := below + weight) >= half)
 
 
-def tellers(counting: Counting) -> dict[int, int]:
-    """Return how many updates count of each member in the last sealed round of which any do."""
+def counted_rounds(counting: Counting) -> Iterator[Counter[int]]:
+    """Yield how many updates count of each member in sealed rounds of which any do, the last one first."""
     for epoch in reversed(range(counting.sealed)):
         found = Counter[int]()
         for number in counting.moved(epoch):
             found[number // INCARNATIONS] += counting.counts(number, epoch)
         if +found:
-            return dict(+found)
-    return {}
+            yield +found
 
 
 def idle_rounds(counting: Counting) -> int:
@@ -143,6 +147,6 @@ def idle_rounds(counting: Counting) -> int:
 def may_be_idle(counting: Counting, members: set[int], most: int) -> bool:
     """Return whether a round may be closed that names updates of these members, none of which moves, where
     the run ends after so many."""
-    telling = tellers(counting)
+    telling = next(counted_rounds(counting), Counter[int]())
     there = sum(weight for member, weight in telling.items() if member in members)
     return 2 * there >= sum(telling.values()) and idle_rounds(counting) < most

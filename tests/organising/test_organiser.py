@@ -337,6 +337,16 @@ def test_a_seal_states_the_digest_of_what_closes_up_to_its_own_have_named() -> N
     assert second.digest == named_digest(RUN_ID, [anne, bob])
 
 
+def test_a_seal_follows_its_evaluation_at_once() -> None:
+    """Where a round lasts a second, the time to the next look would pass for time that measuring takes."""
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(2)
+    assert bench.asked
+    bench.evaluated(0.5)
+    assert bench.of(Seal)
+
+
 def test_after_a_restart_the_same_seal_follows() -> None:
     bench = Bench(policy=EVALUATED).begin("anne")
     for _ in range(3):

@@ -25,7 +25,7 @@ from sfprotocol.decisions import (
     Void,
 )
 from sfprotocol.quotas import UNPROVEN_PART
-from tests.organising.bench import UNEVALUATED, Bench, feed_of
+from tests.organising.bench import UNEVALUATED, Bench, feed_of, skipping
 from tests.organising.test_guard import RATE as BASE_RATE
 from tests.organising.test_guard import Run
 
@@ -110,6 +110,17 @@ def test_a_round_goes_no_further_than_the_first_one_may(whole: bool) -> None:
     assert steps[0] == 1
     assert made[-1].factor == FACTOR_ONE, "by now its rate is made for so many"
     assert all(0.5 < step <= 1.001 for step in steps)
+
+
+def test_work_that_seals_skip_makes_the_steps_of_the_others_no_smaller() -> None:
+    run = bench("anne", "bob", "eve", whole=True, budget=1000)
+    run.judge = skipping({2})
+    run.start()
+    run.advance(31.0)
+    seals = [make(run, dict.fromkeys(("anne", "bob", "eve"), USUAL)) for _ in range(4)]
+    assert all(seal.skipped for seal in seals)
+    assert {seal.factor for seal in seals} == {FACTOR_ONE}
+    assert run.counting.rate(run.counting.open_epoch + 1) == RATE
 
 
 # -- units -------------------------------------------------------------------------------------------------
@@ -198,7 +209,7 @@ class Head(Run):
 
     def __init__(self) -> None:
         super().__init__()
-        self.guard.__init__(HEAD_PATIENCE)  # type: ignore[misc]
+        self.guard.__init__(3)  # type: ignore[misc]
         for decision in self.decided:
             self.guard.take(decision)
 
@@ -221,6 +232,17 @@ def test_a_head_ends_once_gains_are_less_than_rows_can_tell_at_the_best_model_al
     decided = run.epoch(0.4485)
     assert decided[-1] == Finish(), "the last three together have gained less than BETTER of all"
     assert not any(isinstance(one, Void) for one in decided), "little better is better"
+
+
+def test_a_head_waits_as_many_rounds_however_often_it_is_evaluated() -> None:
+    run = Head()
+    for loss in (0.5, 0.49):
+        assert run.epoch(loss) == []
+    for _ in range(2):
+        run.seal()
+    *_, announced, finish = run.epoch(0.5)
+    assert isinstance(announced, Announce)
+    assert finish == Finish()
 
 
 def test_a_head_whose_first_rounds_make_it_worse_goes_on_at_a_lower_rate() -> None:

@@ -34,8 +34,10 @@ rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE
 In a first-order run an update's cosine with the slopes says what hundreds of scalars say, and there are few
 of them: a score is of SCORED_ROUNDS at once, and tells by itself, beside that of the median member. It is the
 log-likelihood ratio of `as good as others` against `of no use`, with s the usual score, LEAST_SCORE at least,
-and z that of a member: s z - s^2 / 2. Work is skipped while that is below LIKELY. Nothing is added up, and
-nobody revoked: what a round can do at worst is bounded by limits, and whoever is skipped does nothing.
+and z that of a member: s z - s^2 / 2. Work is skipped while that is below LIKELY. Where it has been below
+twice that, it has to come as far above LIKELY, or above TRUSTED_FROM: later scores say less, and who flips
+signs would count again for that. Nothing is added up, and nobody revoked: what a round can do at worst is
+bounded by limits, and whoever is skipped does nothing.
 
 Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
 (OUTLIER) is skipped by the seal of that epoch and never recounted; who makes such work again and again is
@@ -90,8 +92,8 @@ median down, or nothing is left to learn, who drifts the other way is told from 
 signs cost 9 % of the gain, and with 1.5 a fifth more honest work was skipped."""
 
 LIKELY = math.log(HOSTILE / (1 - HOSTILE))
-"""Evidence from which on work counts in a first-order run, where it is not added up but measured anew: as
-many members may be hostile."""
+"""Evidence from which on work goes on to count in a first-order run, where it is not added up but measured
+anew: as many members may be hostile."""
 
 RECOUNTED_FROM = 1.0
 """Evidence from which on work counts that was skipped, if it was made at no larger rate than that of now: of
@@ -374,8 +376,11 @@ class Evidence:
     def beside(self, score: float, usual: float) -> None:
         """Take in its score, where that of the usual member would be this."""
         usual = max(LEAST_SCORE, usual)
+        if self.trusted:
+            self.bound = LIKELY
+        else:
+            self.bound = min(TRUSTED_FROM, max(self.bound, 3 * LIKELY - self.useful))
         self.useful = self.balance = usual * (score - usual / 2)
-        self.bound = LIKELY
 
     def latest(self, parts: Sequence[FeedScore]) -> None:
         """Take in what was measured in an epoch of a linear head, forgetting what was before."""

@@ -703,6 +703,17 @@ def test_in_a_first_order_run_nobody_is_revoked_and_who_comes_round_counts_again
     assert 9 not in run.round(40, 3.0, 3.0) or 9 not in run.round(41, 3.0, 3.0)
 
 
+def test_in_a_first_order_run_who_is_skipped_counts_again_once_scores_speak_for_it() -> None:
+    waiting = back = 0
+    for seed in range(200):
+        run = Rounds(7, 3, seed=seed)
+        assert {7, 8, 9} <= run.round(0, 3.0, -4.0)
+        waiting += len(run.round(1, 0.0, -0.3) & {7, 8, 9})
+        back += 3 - len(run.round(2, 3.0, 3.0) & {7, 8, 9})
+    assert waiting / 600 > 0.6
+    assert back / 600 > 0.8
+
+
 def test_in_a_first_order_run_little_is_skipped_where_scores_say_nothing() -> None:
     skipped = [Rounds(7, seed=seed).round(0, 0.0) for seed in range(200)]
     assert sum(map(len, skipped)) / 1400 < 0.3
