@@ -136,7 +136,7 @@ class Settings(Section):
     """Go back to the best seal when the model gets worse; end when it gets no better."""
     renew_bases: int | None = Field(default=None, ge=0, lt=1 << 32)
     """Make new bases from gradients after so many updates; 0: never.  [default: 96 or more in a reward run,
-    unless --dtype quantises; else 0]"""
+    else 0]"""
     history: Literal["all", "checkpoint"] = "all"
     """The updates to keep: all of them, or those after the last checkpoint but one."""
     from_checkpoint: bool = False

@@ -163,14 +163,8 @@ def gradients(
     the run's rank.
 
     The loss is that of training. Targets that are no linear layers get signs from a generator. Raises
-    UserError BAD_OPTION for a quantised model or what is no finite number, OUT_OF_MEMORY.
+    UserError BAD_OPTION for what is no finite number, OUT_OF_MEMORY.
     """
-    if loaded.quantised:
-        raise UserError(
-            Code.BAD_OPTION,
-            "gradients cannot be taken of quantised weights: each layer would be unpacked at once",
-            "Make the bases with --dtype bfloat16 or float32; nodes may quantise all the same.",
-        )
     sketches = _Sketches(loaded, numbers.rank)
 
     def keep(number: int, given: Tensor, output: Tensor) -> None:

@@ -160,12 +160,12 @@ def is_wary(manifest: Manifest) -> bool:
 def policy_of(manifest: Manifest, settings: Settings) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
     are found by line searches if it says so, and the run has validation rows; published bases are made anew
-    every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run, but never by a
-    quantised organiser, which cannot make any; with validation rows a guard may watch over it."""
+    every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run; with validation
+    rows a guard may watch over it."""
     search, renew_bases = settings.search, settings.renew_bases
     data, numbers = manifest.data, manifest.training
     if renew_bases is None:
-        renewing = manifest.task.is_rewarded and not (settings.quantised or numbers.is_first_order)
+        renewing = manifest.task.is_rewarded and not numbers.is_first_order
         renew_bases = max(REWARDED_BASES, numbers.epoch_updates) if renewing else 0
     validates = bool(data.validation or data.validation_limit)
     rows, steps = data.validation_limit or USUAL_ROWS, steps_of(manifest, manifest.parameters().rate)

@@ -140,10 +140,9 @@ def estimator(
     Nobody signs the rates of an open run; without rows, or unmeasured, there are no coordinates.
     """
     unable = not (organised and train and said.get("measure", True))
-    quantised = said.get("dtype") in ("int8", "nf4")
     asked = TWO_POINT & said.keys() or said.get("made_of", "gradients") != "gradients"
     demonstration = train.startswith(BUILTIN) and not task.is_rewarded
-    forward = unable or quantised or asked or said.get("loss") == "centred" or demonstration
+    forward = unable or asked or said.get("loss") == "centred" or demonstration
     return "zeroth-order" if forward else "first-order"
 
 

@@ -15,6 +15,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest.training import PUBLISHED_UNIT, Training, units_of
 from sfnode.models.cuts import hidden
+from sfnode.models.quantized import QuantisedLinear
 from sfnode.models.targets import Form, Selection, blocks_of, view
 from sfnode.tasks.encoding import Encoded, encode
 from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, trainer
@@ -246,12 +247,19 @@ def test_a_model_is_as_it_was_afterwards() -> None:
     assert all(parameter.grad is None for parameter in run.loaded.model.parameters())
 
 
-def test_gradients_of_quantised_weights_are_refused() -> None:
-    run = trainer(manifest("opt"), dtype="int8")
-    with pytest.raises(UserError) as raised:
-        making_bases.gradients(run.loaded, batches(run), NUMBERS)
-    assert raised.value.code == Code.BAD_OPTION
-    assert making_bases.errors(run.loaded, batches(run), NUMBERS).pairs
+def test_gradients_of_quantised_weights_have_the_directions_of_those_that_they_stand_for() -> None:
+    narrow, run = trainer(manifest("opt"), dtype="int8"), trainer(manifest("opt"))
+    for own, site in zip(narrow.loaded.sites, run.loaded.sites, strict=True):
+        if isinstance(own.module, QuantisedLinear):
+            site.module.weight.data = own.module.dense()
+    found, wanted = (making_bases.gradients(one.loaded, batches(one), NUMBERS) for one in (narrow, run))
+    for pair, expected in zip(found.pairs, wanted.pairs, strict=True):
+        for side, exact in zip(pair, expected, strict=True):
+            cosines = (side.astype(float) * exact).sum(0)
+            cosines /= np.linalg.norm(side.astype(float), axis=0) * np.linalg.norm(
+                exact.astype(float), axis=0
+            )
+            assert np.abs(cosines).min() > 0.98
 
 
 def test_what_is_not_finite_is_refused() -> None:
