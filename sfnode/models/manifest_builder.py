@@ -86,7 +86,8 @@ FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256)
 """Numbers of a run by gradients of the body's last blocks (docs/research-log.md)."""
 
 FIRST_ORDER_REWARDS = FIRST_ORDER.model_copy(update={"update_budget": 96})
-"""Those of a run by rewards, where an update takes 32 answers that are written (docs/research-log.md)."""
+"""Those of a run by rewards, where an update takes 32 answers that are written: of a model that comes with
+sfnode, which writes thousands a second, more share a round, with less noise (docs/research-log.md)."""
 
 FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, epoch_updates=4, update_budget=256)
 """Those of a head's gradients, in coordinates that are whitened. What a node keeps of its rows makes an
@@ -188,7 +189,7 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
         if first:
             encoder = task.kind == "sequence-classification"  # its classifier is none of the last blocks'
             chosen = DEFAULT if encoder or own else BY_REWARDS if task.is_rewarded else IN_WORDS
-            training = FIRST_ORDER_HEAD if head else _body_numbers(task)
+            training = FIRST_ORDER_HEAD if head else FIRST_ORDER if own else _body_numbers(task)
         selection = HEAD if head else _selection(given, chosen)
         described = loader.describe(source, revision, selection, loader.classes(task))
         described = described.model_copy(update={"outputs": loader.outputs_of(home, task)})
