@@ -8,14 +8,14 @@ The model is that of scripts/real_model.py. Prints a line of JSON for each of
     few-shot   with 8 more training rows and their right answers in the prompt
     right      LoRA on the right answers to some training prompts, which a reward run never sees
     own        LoRA on those of the answers drawn to them, 4 each, that were right (rejection sampling)
-    supervised a run of three nodes on the right answers of `right`, with forward passes alone
+    supervised a run of three nodes on the right answers of `right`
     random     a reward run of three nodes whose rewards follow from a hash of the answer
     form       one in which every answer of the right form is rewarded, whatever it says
 
 with the share of right answers to the test prompts, its interval, the mean reward, the share of answers of
 the right form, the answers that were drawn to train, and the seconds. LoRA as in benchmarks.lora: rank 8 on
 the query and value projections, AdamW, mini-batches of 8, the best look of three passes, by the loss on every
-eighth row. Runs have the layers and bases of a reward run, and whatever else `sfnode init` measures.
+eighth row. Runs are as `sfnode init` proposes them.
 `sfnode swarm` prints the same figures of a run. Results: docs/benchmarks.md.
 """
 
@@ -64,14 +64,6 @@ TARGET = "json"
 """The column with the right answer."""
 
 RANDOM = "benchmarks.random_reward:reward"
-LIKE_REWARDS = {
-    "model.target_modules": "values",
-    "training.basis": "gradients",
-    "training.group": 16,
-    "training.batch_size": 8,
-}
-"""What a reward run has by default, for others."""
-
 WORDS = {"type": "string", "minLength": 1}
 MEMBERS = {
     "name": WORDS,
@@ -228,14 +220,15 @@ def run(name: str, subject: Subject, given: argparse.Namespace, folder: Path) ->
     options: dict[str, Any] = {
         "name": name,
         "keys.dir": folder / "keys",
-        "training.update_budget": given.updates,
     }
+    if given.updates:
+        options["training.update_budget"] = given.updates
     what: list[Any] = ["--task", given.task]
     if name == "supervised":
         rows = folder / "rows.jsonl"
         rows.write_text("".join(json.dumps(one.row) + "\n" for one in subject.questions(given.prompts)))
         what = [rows, "--test", subject.data.test]
-        options |= LIKE_REWARDS | {
+        options |= {
             "task.kind": "completion",
             "task.template": subject.task.template,
             "task.completion": f"{{{TARGET}}}{subject.task.stop[0]}",
@@ -262,7 +255,9 @@ def main() -> None:
     parser.add_argument("--task", default="extract")
     parser.add_argument("--prompts", type=int, default=192, help="training prompts of right and own answers")
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3])
-    parser.add_argument("--updates", type=int, default=384, help="update budget of runs")
+    parser.add_argument(
+        "--updates", type=int, default=0, help="update budget of runs [default: the usual one]"
+    )
     parser.add_argument("--only", choices=NAMES, nargs="+", default=NAMES)
     given = parser.parse_args()
     folder, preset = real_model.FOLDER, presets.preset(given.task)
