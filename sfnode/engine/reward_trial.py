@@ -48,7 +48,7 @@ no noise in it: what suits gradients on SmolLM2, which learnt more in four group
 (docs/research-log.md)."""
 
 NEAR = 0.01
-"""By how much weights are moved to see what a step does, in units of their root mean square."""
+"""Length of the move by which it is seen what a step does, in root mean squares of the weights."""
 
 
 class RewardTrial(NamedTuple):

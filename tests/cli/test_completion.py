@@ -53,7 +53,7 @@ def test_bash_completes_with_the_script(sfnode: Run, tmp_path: Path) -> None:
     [
         ([], "inv", {"invite"}),
         (["join"], "--until", {"--until-complete"}),
-        (["join", "--set"], "noise", {"noise.multiplier=", "noise.clip="}),
+        (["join", "--set"], "noise", {"noise.multiplier=", "noise.epsilon=", "noise.clip="}),
         (["join", "--role"], "", {"trainer", "relay"}),
         (["completion"], "", set(SHELLS)),
     ],
