@@ -181,7 +181,7 @@ class Settings(Section):
 
     @property
     def quantised(self) -> bool:
-        """Whether the node does not hold the weights that a whole model has, and no gradients of them."""
+        """Whether the node does not hold the weights that a whole model has."""
         return self.dtype in ("int8", "nf4")
 
     @property

@@ -49,8 +49,8 @@ unit before the round before it is sealed, so that units have come down by FALL 
 
 
 IDLE_DRAWN = 16
-"""The same of answers that are drawn: where one of 200 is right, half of the rounds of four updates have
-none."""
+"""The same of answers that are drawn: where one of 200 is right, two in five of the rounds of six updates
+have none."""
 
 
 @dataclass(frozen=True, slots=True)

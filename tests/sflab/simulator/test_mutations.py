@@ -271,8 +271,7 @@ def test_a_machine_that_does_not_compare_histories_with_named_ones_is_seen(
     monkeypatch.setattr(Organised, "_compare", lambda *_: [])
     monkeypatch.setattr(Organised, "_on_traced", lambda *_: [])
     monkeypatch.setattr(holding, "follows", lambda *_: True)
-    found = (simulate(SCENARIOS["organised-twins"], seed) for seed in range(4))  # not all fork in time
-    assert caught(next(one for one in found if one.failure)) in ("named", "convergence")
+    assert caught(simulate(SCENARIOS["organised-twins"], 0)) in ("named", "convergence")
 
 
 def test_a_fork_proof_that_cuts_below_what_was_named_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
