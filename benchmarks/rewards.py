@@ -97,7 +97,7 @@ class Subject:
         manifest = Manifest(model=loader.describe(str(folder), ""), task=task, data=preset.data)
         self.train = dataset.training_rows(preset.data, task)
         self.test = dataset.held_out_rows(preset.data, task, "test")
-        self.loaded = loader.load(manifest, override=None, device=torch.device("cpu"))
+        self.loaded = loader.load(manifest, override=folder, device=torch.device("cpu"))
         self.objective = Rewards(manifest, self.loaded, self.train)
 
     def measured(self, best_of: int = 0) -> dict[str, Any]:
@@ -242,11 +242,12 @@ def run(name: str, subject: Subject, given: argparse.Namespace, folder: Path) ->
         options["task.verifier"] = form
     settings = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
     trusted = ["--verifier", RANDOM] if name == "random" else []
-    sfnode("init", *what, "--yes", "--model", real_model.FOLDER, "--out", made, *settings)
-    ended = json.loads(sfnode("swarm", "--nodes", 3, "--run", made, "--out", swarm, "--json", *trusted))
+    base = ["--model", real_model.FOLDER]
+    sfnode("init", *what, "--yes", *base, "--out", made, *settings)
+    ended = json.loads(sfnode("swarm", "--nodes", 3, "--run", made, *base, "--out", swarm, "--json", *trusted))
     assert ended["equal"], "digests differ"
     print(f"  {ended['counted']} of {ended['updates']} updates count", flush=True)
-    sfnode("export", "--data-dir", swarm / "node-1", "--out", model)
+    sfnode("export", "--data-dir", swarm / "node-1", *base, "--out", model)
     return model
 
 
