@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF091) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF092) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -14,7 +14,7 @@ from sfnode.printable import paragraph
 class Code(IntEnum):
     """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
     that is organised, 8x experiments, loggers, published bases, archives, parents, pages, rewards;
-    9x rewards, and what teaches nothing."""
+    9x rewards, what teaches nothing, backups of keys."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11
@@ -88,6 +88,7 @@ class Code(IntEnum):
     REWARDS_ALIKE = 89
     VERIFIER_NOT_ALLOWED = 90
     LOSS_FLAT = 91
+    BACKUP_UNUSABLE = 92
 
 
 NO_ANSWER = (Code.NODE_NOT_RUNNING, Code.NODE_NOT_ANSWERING)

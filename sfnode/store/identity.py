@@ -61,8 +61,12 @@ class Identity:
 
     @classmethod
     def read(cls, path: Path, passphrase: bytes | None = None, *, exposed: bool = False) -> Identity:
-        """Return the key pair in a file. Raises OSError, NotAKeyError and WrongPassphraseError."""
-        encoded = path.read_bytes()
+        """Return the key pair in a file. Raises OSError, and as `decoded`."""
+        return cls.decoded(path.read_bytes(), passphrase, exposed=exposed)
+
+    @classmethod
+    def decoded(cls, encoded: bytes, passphrase: bytes | None = None, *, exposed: bool = False) -> Identity:
+        """Return the key pair in the bytes of a file. Raises NotAKeyError and WrongPassphraseError."""
         try:
             key = serialization.load_pem_private_key(encoded, passphrase if _is_encrypted(encoded) else None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:

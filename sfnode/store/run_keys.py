@@ -1,4 +1,5 @@
-"""The keys of those who organise a run, in a folder of their owner's: `<run id>` and `<run id>.recovery`.
+"""The keys of those who organise a run, in a folder of their owner's: `<run id>` and `<run id>.recovery`;
+`<run id>.restored` beside an organiser's key says that it has come from a backup (`key_backup`).
 
 Files as of `identity`, encrypted if their owner has chosen a passphrase. What the keys sign, and whose
 signature counts, others know (SPEC O1). A key file that others can read is refused: unlike a node's key it
@@ -16,11 +17,14 @@ from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
-from sfnode.store.disk_errors import disk_faults
+from sfnode.store.disk_errors import disk_faults, private, sync_folder, write_whole
 from sfnode.store.identity import Identity, NotAKeyError, WrongPassphraseError, is_exposed
 
 RECOVERY = ".recovery"
 """Ends the name of the file with the key of the deputy that `sfnode init` makes."""
+
+RESTORED = ".restored"
+"""Ends the name of the mark beside an organiser's key that has come from a backup."""
 
 
 class RunKeys(NamedTuple):
@@ -64,7 +68,33 @@ def write_key(key: Identity, path: Path, passphrase: bytes | None = None) -> Non
     """
     with disk_faults(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.with_name(f"{path.name}{RESTORED}").unlink(missing_ok=True)  # the mark of an earlier key
         key.write(path, passphrase)
+
+
+def is_restored(run_id: bytes, keys_dir: Path) -> bool:
+    """Return whether the organiser's key of a run has come from a backup: what it has signed since may be
+    unknown here, so it signs in no term that had begun before. Raises UserError DATA_DIR_UNUSABLE."""
+    path = _mark(run_id, keys_dir)
+    with disk_faults(path):
+        return path.exists()
+
+
+def mark_restored(run_id: bytes, keys_dir: Path) -> None:
+    """Record that the organiser's key of a run has come from a backup. Raises as `write_whole`."""
+    write_whole(_mark(run_id, keys_dir), b"", private)
+
+
+def forget_restored(run_id: bytes, keys_dir: Path) -> None:
+    """Take that mark away, once a term has begun that is this key's. Raises UserError DATA_DIR_UNUSABLE."""
+    path = _mark(run_id, keys_dir)
+    with disk_faults(path):
+        path.unlink(missing_ok=True)
+        sync_folder(keys_dir)
+
+
+def _mark(run_id: bytes, keys_dir: Path) -> Path:
+    return keys_dir / f"{run_id.hex()}{RESTORED}"
 
 
 def load_organiser_key(
@@ -123,11 +153,11 @@ def _load(path: Path, what: str, holders: Sequence[bytes], passphrase: bytes | N
         if not path.exists():
             raise _missing(path, what)
         if is_exposed(path):
-            raise _exposed(path)
+            raise exposed(path)
         try:
             key = Identity.read(path, passphrase)
         except WrongPassphraseError as error:
-            raise _locked(path, passphrase) from error
+            raise locked(path, passphrase) from error
         except NotAKeyError as error:
             raise _wrong(path, what, "it does not hold an Ed25519 private key in PEM form") from error
     if key.public not in holders:
@@ -143,7 +173,8 @@ def _missing(path: Path, what: str) -> UserError:
     )
 
 
-def _exposed(path: Path) -> UserError:
+def exposed(path: Path) -> UserError:
+    """Return the error for a key that others can read."""
     return UserError(
         Code.KEY_EXPOSED,
         f"other users of this machine can read {path}, and whoever has read it can decide what counts",
@@ -168,12 +199,13 @@ def _no_passphrase(path: Path, reason: str) -> UserError:
     )
 
 
-def _locked(path: Path, passphrase: bytes | None) -> UserError:
+def locked(path: Path, passphrase: bytes | None) -> UserError:
+    """Return the error for a file that this passphrase, or the want of one, does not open."""
     return UserError(
         Code.WRONG_PASSPHRASE,
         f"{path} is encrypted, and " + ("this is not its passphrase" if passphrase else "needs a passphrase"),
-        "Give the one that was chosen when the key was made: at a terminal, or in a file with "
-        "--passphrase-file. Nobody can open the key without it.",
+        "Give the one that was chosen when it was made: at a terminal, or in a file with --passphrase-file. "
+        "Nobody can open it without, or if it is damaged.",
     )
 
 

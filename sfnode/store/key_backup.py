@@ -1,0 +1,213 @@
+"""Backups of keys: one encrypted file with the keys of a node and of the runs that its owner organises.
+
+A header says what the file is, with a salt, a nonce and the length of the rest. The rest is encrypted by
+AES-256-GCM (NIST SP 800-38D), which authenticates the header, too, with a key that scrypt (RFC 7914) derives
+from a passphrase. In it is a map in MessagePack of the key files as they are, by their places:
+`node/identity.pem`, `node/libp2p.key`, `keys/<name>`. A key that has a passphrase of its own keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgpack
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from sfnode.errors import Code, UserError
+from sfnode.store import run_keys
+from sfnode.store.data_folder import Layout, open_data_dir
+from sfnode.store.disk_errors import disk_faults, private, write_whole
+from sfnode.store.identity import Identity, NotAKeyError, WrongPassphraseError, is_exposed
+
+NODE, RUNS, NETWORK = "node", "keys", "node/libp2p.key"
+
+MAX_BACKUP = 1 << 24
+"""Bytes of a backup that are read: those of 40,000 keys."""
+
+_TAG = 16
+"""Bytes of what authenticates the rest, at its end."""
+
+MAX_KEY = 4_096
+"""Bytes of a key file that are read: an encrypted one has 300, an RSA key of 4,096 bits 2,400."""
+
+_FORM = b"sfnode keys 1\n"
+"""What a backup begins with; the number is the format's version."""
+
+_HEAD = struct.Struct(f">{len(_FORM)}s16s12sI")
+"""Form, salt, nonce, and the length of what follows in bytes."""
+
+_SCRYPT = {"length": 32, "n": 1 << 17, "r": 8, "p": 1}
+"""128 MiB and a third of a second for each guess of a passphrase, as OWASP recommends. They belong to the
+format, so that no file asks for more."""
+
+_PLACE = re.compile(r"node/(identity\.pem|libp2p\.key)|keys/\w[\w .-]*")
+"""Places of keys: none leads out of its folder."""
+
+_ORGANISER = re.compile(r"keys/([0-9a-f]{64})")
+
+
+def collected(folder: Path, keys_dir: Path) -> dict[str, bytes]:
+    """Return the key files of the node of a data folder, and all in `keys_dir`, by their places.
+
+    Raises UserError KEY_NOT_FOUND if there is none, KEY_EXPOSED, DATA_DIR_UNUSABLE.
+    """
+    with disk_faults(keys_dir):
+        names = sorted(os.listdir(keys_dir)) if keys_dir.exists() else []
+    places = [f"{NODE}/{Layout(folder).identity.name}", NETWORK, *(f"{RUNS}/{name}" for name in names)]
+    paths = {place: _path(place, folder, keys_dir) for place in places if _PLACE.fullmatch(place)}
+    files = {place: data for place, path in paths.items() if (data := _key_file(place, path))}
+    if not files:
+        raise UserError(
+            Code.KEY_NOT_FOUND,
+            f"there is no key in {folder}, and none in {keys_dir}",
+            "Name the node's folder with --data-dir, and that of the runs' keys with --keys-dir.",
+        )
+    return files
+
+
+def write(path: Path, files: dict[str, bytes], passphrase: bytes) -> None:
+    """Write a backup, readable by its owner only, all or nothing. Raises as `write_whole`."""
+    salt, nonce, content = os.urandom(16), os.urandom(12), msgpack.packb(files)
+    head = _HEAD.pack(_FORM, salt, nonce, len(content) + _TAG)
+    write_whole(path, head + _cipher(passphrase, salt).encrypt(nonce, content, head), private)
+
+
+def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
+    """Return the key files in a backup by their places.
+
+    Raises UserError BACKUP_UNUSABLE, WRONG_PASSPHRASE (also if there is none).
+    """
+    head, rest = _halves(path)
+    if not passphrase:
+        raise run_keys.locked(path, passphrase)
+    _, salt, nonce, _ = _HEAD.unpack(head)
+    try:
+        content = _cipher(passphrase, salt).decrypt(nonce, rest, head)
+    except InvalidTag as error:
+        raise run_keys.locked(path, passphrase) from error
+    return _checked(path, content)
+
+
+def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
+    """Put key files where they belong, and mark organisers' keys as restored; return the places of those that
+    were not there.
+
+    Raises UserError BAD_OPTION, before anything is written, if another key is in the place of one,
+    DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL.
+    """
+    paths = {place: _path(place, folder, keys_dir) for place in files}
+    with disk_faults(folder), ExitStack() as held:
+        if any(place.startswith(NODE) and not path.exists() for place, path in paths.items()):
+            held.enter_context(open_data_dir(folder))
+        new = [place for place, path in paths.items() if not _is_there(path, files[place])]
+        for place in new:
+            _put(place, paths[place], files[place])
+    return new
+
+
+def public(data: bytes) -> str | None:
+    """Return the public half of the key in a file, hex, or nothing if it is encrypted; None if there is no
+    such key in it."""
+    try:
+        return Identity.decoded(data).public.hex()
+    except WrongPassphraseError:
+        return ""
+    except NotAKeyError:
+        return None
+
+
+def _halves(path: Path) -> tuple[bytes, bytes]:
+    """Return the header of a backup and the rest. Raises UserError BACKUP_UNUSABLE."""
+    try:
+        with path.open("rb") as file:
+            head, rest = file.read(_HEAD.size), file.read(MAX_BACKUP)
+    except OSError as error:
+        raise _unusable(path, str(error.strerror)) from error
+    if not head.startswith(_FORM):
+        raise _unusable(path, "it does not begin as one of this version")
+    if len(head) < _HEAD.size or len(rest) != _HEAD.unpack(head)[-1]:
+        raise _unusable(path, "it is not as long as it says, so it was not copied whole")
+    return head, rest
+
+
+def _path(place: str, folder: Path, keys_dir: Path) -> Path:
+    kind, _, name = place.partition("/")
+    return (folder if kind == NODE else keys_dir) / name
+
+
+def _key_file(place: str, path: Path) -> bytes:
+    """Return a key file; nothing if there is no key. Raises UserError KEY_EXPOSED, DATA_DIR_UNUSABLE."""
+    with disk_faults(path):
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            data = file.read(MAX_KEY)
+        if not _is_key(place, data):
+            return b""
+        if place.startswith(RUNS) and is_exposed(path):
+            raise run_keys.exposed(path)
+    return data
+
+
+def _is_key(place: str, data: bytes) -> bool:
+    return place == NETWORK or public(data) is not None
+
+
+def _is_there(path: Path, data: bytes) -> bool:
+    """Return whether this key lies there. Raises UserError BAD_OPTION if another one does."""
+    with disk_faults(path):
+        if not path.exists():
+            return False
+        kept = path.read_bytes()
+    if kept != data and not (public(kept) and public(kept) == public(data)):
+        raise UserError(
+            Code.BAD_OPTION,
+            f"{path} is there already, and is not the file in the backup",
+            "Move it away, or name other folders with --data-dir and --keys-dir. Nothing was restored.",
+        )
+    return True
+
+
+def _put(place: str, path: Path, data: bytes) -> None:
+    """Write a key file, after its mark: a crash in between leaves no key that is not marked."""
+    with disk_faults(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if run := _ORGANISER.fullmatch(place):
+        run_keys.mark_restored(bytes.fromhex(run[1]), path.parent)
+    write_whole(path, data, private)
+
+
+def _cipher(passphrase: bytes, salt: bytes) -> AESGCM:
+    return AESGCM(Scrypt(salt, **_SCRYPT).derive(passphrase))
+
+
+def _checked(path: Path, content: bytes) -> dict[str, bytes]:
+    """Return what a backup holds: somebody else may have made it, and have told its passphrase."""
+    with suppress(ValueError):
+        files = msgpack.unpackb(content)
+        if isinstance(files, dict) and all(_fits(*item) for item in files.items()):
+            return files
+    raise _unusable(path, "there is something in it that is no key")
+
+
+def _fits(place: object, data: object) -> bool:
+    return (
+        isinstance(place, str)
+        and bool(_PLACE.fullmatch(place))
+        and isinstance(data, bytes)
+        and _is_key(place, data)
+    )
+
+
+def _unusable(path: Path, reason: str) -> UserError:
+    return UserError(
+        Code.BACKUP_UNUSABLE,
+        f"{path} is no sound backup of keys: {reason}",
+        "Nothing was restored. Copy it again, or take another one that `sfnode keys backup` has written.",
+    )
