@@ -89,6 +89,7 @@ COMMANDS = {
             "Print the script that completes commands in your shell.",
             "sfnode completion bash",
         ),
+        "keys": Lazy("main:keys", "Keep your keys in an encrypted file."),
         "lab": Lazy("sflab.cli.lab:lab", "Measure and simulate, for researchers."),
     },
 }
@@ -136,6 +137,18 @@ service = group(
             "sfnode service install --profile owls --limit cpu=50",
         ),
         "remove": Lazy("service:remove", "Remove that unit.", "sfnode service remove --profile owls"),
+    },
+)
+
+keys = group(
+    "Keep the keys of a node, and of the runs that you organise, in one encrypted file.",
+    {
+        "backup": Lazy(
+            "backup:backup", "Write the keys to an encrypted file.", "sfnode keys backup --out keys.backup"
+        ),
+        "restore": Lazy(
+            "backup:restore", "Put the keys of a backup back.", "sfnode keys restore keys.backup"
+        ),
     },
 )
 

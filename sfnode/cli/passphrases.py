@@ -25,9 +25,9 @@ def passphrase_file_option(function: F, key: str = "") -> F:
     )(function)
 
 
-def chosen(file: Path | None) -> bytes:
-    """Return the passphrase for new keys. Raises UserError BAD_OPTION for a file without one."""
-    return _typed("Passphrase of the keys", confirm=True) if file is None else _read(file)
+def chosen(file: Path | None, of: str = "the keys") -> bytes:
+    """Return the passphrase of what is new. Raises UserError BAD_OPTION for a file without one."""
+    return _typed(f"Passphrase of {of}", confirm=True) if file is None else _read(file)
 
 
 def unlocked(load: Callable[[bytes | None], T], file: Path | None) -> T:
