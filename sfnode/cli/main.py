@@ -84,12 +84,12 @@ COMMANDS = {
             "Print a folder's peer id, even before its node runs.",
             "sfnode peer-id --data-dir node",
         ),
+        "keys": Lazy("main:keys", "Keep your keys in an encrypted file."),
         "completion": Lazy(
             "groups:completion",
             "Print the script that completes commands in your shell.",
             "sfnode completion bash",
         ),
-        "keys": Lazy("main:keys", "Keep your keys in an encrypted file."),
         "lab": Lazy("sflab.cli.lab:lab", "Measure and simulate, for researchers."),
     },
 }
@@ -192,8 +192,7 @@ history = group(
 def cli(context: click.Context, config: Path | None) -> None:
     """Train a language model together with others. Every node ends with the same model, to the bit.
 
-    Every option is also an environment variable and a key of the configuration file: --data-dir is
-    SFNODE_DATA_DIR and data-dir.
+    Options are also variables and keys of the file: --data-dir is SFNODE_DATA_DIR and data-dir.
     """
     file, command = config_file(config), context.invoked_subcommand
     if command is None or (config is None and not file.exists()):

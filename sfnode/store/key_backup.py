@@ -37,7 +37,7 @@ MAX_KEY = 4_096
 """Bytes of a key file that are read: an encrypted one has 300, an RSA key of 4,096 bits 2,400."""
 
 _FORM = b"sfnode keys 1\n"
-"""What a backup begins with; the number is the format's version."""
+"""First bytes of a backup, with the version of its format."""
 
 _HEAD = struct.Struct(f">{len(_FORM)}s16s12sI")
 """Form, salt, nonce, and the length of what follows in bytes."""
@@ -209,5 +209,5 @@ def _unusable(path: Path, reason: str) -> UserError:
     return UserError(
         Code.BACKUP_UNUSABLE,
         f"{path} is no sound backup of keys: {reason}",
-        "Nothing was restored. Copy it again, or take another one that `sfnode keys backup` has written.",
+        "Nothing was restored. Copy it again, or take another that `sfnode keys backup --out FILE` has written.",
     )

@@ -19,7 +19,7 @@ TREE = {
     "Watch": "status top dashboard log leaderboard list",
     "Organise": "init organise",
     "Result": "use eval export verify certificate publish history",
-    "This machine": "doctor service peer-id completion lab",
+    "This machine": "doctor service peer-id keys completion lab",
 }
 
 MOST_LEAVES, MOST_OPTIONS = 32, {"join": 32, "init": 12}
