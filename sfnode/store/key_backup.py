@@ -209,5 +209,5 @@ def _unusable(path: Path, reason: str) -> UserError:
     return UserError(
         Code.BACKUP_UNUSABLE,
         f"{path} is no sound backup of keys: {reason}",
-        "Nothing was restored. Copy it again, or take another that `sfnode keys backup --out FILE` has written.",
+        "Nothing was restored. Copy it again, or take what `sfnode keys backup --out FILE` has written.",
     )
