@@ -30,6 +30,7 @@ from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
 from sfnode.transport.base import Transport
 from sfprotocol import proof_of_work, wire_codec
+from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Host
 from sfprotocol.machine import Machine
@@ -173,9 +174,9 @@ def open_machine(
     sign: Sign = _never_sign
     proven = True
     if settings.role == "trainer":
-        is_new = parameters.organised is not None and not data_dir.identity.exists()
+        is_new = not data_dir.identity.exists()
         identity = _identity_of(data_dir, outside.random)
-        first = (lambda: FIRST_INCARNATION) if is_new else draw
+        first = partial(_first_incarnation, is_new, draw) if parameters.organised else draw
         own, proven = own_feed(update_log, identity, frontier, first)
         sign = identity.sign
     with sound_control(update_log):
@@ -192,6 +193,12 @@ def open_machine(
             verify=outside.verify,
             control=kept_control(update_log),
         )
+
+
+def _first_incarnation(is_new: bool, draw: Callable[[], int]) -> int:
+    """Return the incarnation with which a folder begins in an organised run: the first of a new key, and
+    never that of an older one, which most likely has a feed there that is not known here yet (SPEC I3)."""
+    return FIRST_INCARNATION if is_new else FIRST_INCARNATION + 1 + draw() % (INCARNATIONS - 1)
 
 
 def _identity_of(data_dir: DataDir, random: Random) -> Identity:

@@ -420,6 +420,27 @@ def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
         assert machine.own.incarnation < INCARNATIONS
 
 
+@pytest.mark.parametrize("drawn", [0, 1, INCARNATIONS, 2**32 - 1])
+def test_a_key_in_a_folder_without_a_log_goes_on_with_another_feed_than_new_keys_begin_with(
+    drawn: int, data_dir: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `sfnode keys restore` leaves it: what the key has signed is not known yet, and lies in that feed."""
+    monkeypatch.setattr(Manifest, "parameters", lambda _: ORGANISED)
+
+    def begun(folder: DataDir) -> Feed | None:
+        with UpdateLog.open(folder.log, ORGANISED.run_id) as log:
+            return startup.open_machine(settings(folder), RUN, folder, log, 0.0, lambda: drawn, Outside()).own
+
+    first = begun(data_dir)
+    with open_data_dir(tmp_path / "new") as folder:
+        shutil.copy(data_dir.identity, folder.identity)
+        restored = begun(folder)
+    assert first
+    assert restored
+    assert restored.origin == first.origin
+    assert restored.incarnation != first.incarnation == 0
+
+
 def test_a_relay_that_becomes_a_trainer_is_not_taken_for_a_copy(
     data_dir: DataDir, caplog: pytest.LogCaptureFixture
 ) -> None:
