@@ -30,9 +30,6 @@ NODE, RUNS, NETWORK = "node", "keys", "node/libp2p.key"
 MAX_BACKUP = 1 << 24
 """Bytes of a backup that are read: those of 40,000 keys."""
 
-_TAG = 16
-"""Bytes of what authenticates the rest, at its end."""
-
 MAX_KEY = 4_096
 """Bytes of a key file that are read: an encrypted one has 300, an RSA key of 4,096 bits 2,400."""
 
@@ -41,6 +38,9 @@ _FORM = b"sfnode keys 1\n"
 
 _HEAD = struct.Struct(f">{len(_FORM)}s16s12sI")
 """Form, salt, nonce, and the length of what follows in bytes."""
+
+_TAG = 16
+"""Bytes of what authenticates the rest, at its end."""
 
 _SCRYPT = {"length": 32, "n": 1 << 17, "r": 8, "p": 1}
 """128 MiB and a third of a second for each guess of a passphrase, as OWASP recommends. They belong to the
