@@ -10,6 +10,8 @@ follows from what has come, not from when:
     the succession of the highest term counts, unless there are two of that term
     what it keeps is told by one chain hash, whatever else was signed; after that, only its key decides
     a fork freezes the sequence before the position at which two were signed, for as long as its term lasts
+    an election begins a term within the sequence: more than half of the stand-ins have signed it, with all
+        that stands before it; of two sequences the one counts that has the later term where they part
     decisions are a prefix of one chain; one that does not follow is not taken
 
 A node that lacks something of what the succession keeps is *behind*. It takes whatever was signed, one
@@ -22,9 +24,12 @@ another one there, or ends before, it folds anew.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import NamedTuple, TypeGuard
 
-from sfprotocol.decisions import MAX_DECISION
+from sfprotocol import decisions
+from sfprotocol.decisions import MAX_DECISION, Elected, StandIns
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import Authority, ControlFork, Entry, Succession, Vote
 from sfprotocol.signing import Sign, signed_by
@@ -32,6 +37,10 @@ from sfprotocol.signing import Sign, signed_by
 _CHAIN = b"sfnode-control"
 _HEAD = b"sfnode-decision"
 _SUCCESSION = b"sfnode-succession"
+_ELECTION = b"sfnode-election"
+
+_TURNS = tuple(decisions.encode(one)[1:2] for one in (StandIns(()), Elected(bytes(32), ())))
+"""The kinds of decisions about who signs, where a record has its own: of others nothing is decoded."""
 
 MAX_DEPUTIES = 64
 """Deputies of a run: as many signatures are checked for a succession."""
@@ -68,6 +77,11 @@ def succession_message(run_id: bytes, succession: Succession) -> bytes:
     return b"".join((_SUCCESSION, run_id, numbers, succession.chain, succession.key))
 
 
+def election_message(run_id: bytes, term: int, kept: int, chain: bytes, key: bytes) -> bytes:
+    """Return what stand-ins sign: that `key` begins a term after `kept` decisions, with this chain hash."""
+    return b"".join((_ELECTION, run_id, term.to_bytes(4, "big"), kept.to_bytes(8, "big"), chain, key))
+
+
 def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
     """Return the votes of deputies, one of each, whose signature holds."""
     message = succession_message(authority.run_id, succession)
@@ -77,6 +91,14 @@ def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
         for deputy in sorted(votes)
         if deputy < len(deputies) and signed_by(deputies[deputy], message, votes[deputy])
     ]
+
+
+class _Turn(NamedTuple):
+    """A decision about who signs, at its place in the sequence."""
+
+    position: int
+    term: int
+    decision: StandIns | Elected
 
 
 class ControlFeed:
@@ -95,6 +117,8 @@ class ControlFeed:
         """The succession that counts: that of the highest term that has only one."""
         self._sizes = [0]
         """Bytes that are kept for the first 0, 1, ... decisions (see MAX_CONTROL)."""
+        self._turns: list[_Turn] = []
+        """Decisions here about who signs, in order."""
 
     @property
     def stop(self) -> int:
@@ -109,7 +133,12 @@ class ControlFeed:
     @property
     def term(self) -> int:
         """The term whose key signs what comes next."""
-        return self.succession.term if self.succession else 0
+        return self._term_at(self.stop)
+
+    @property
+    def stand_ins(self) -> tuple[bytes, ...]:
+        """The keys of whom more than half elect, and hold what is decided; none if nobody stands in."""
+        return self._stand_ins_at(self.stop, self.term)
 
     @property
     def frozen(self) -> bool:
@@ -135,17 +164,31 @@ class ControlFeed:
     @property
     def next_term(self) -> int:
         """The first term for which no succession is known, be it void or not."""
-        return 1 + max((succession.term for succession in self.successions.values()), default=0)
+        terms = self.authority.terms
+        return terms + max((succession.term for succession in self.successions.values()), default=0)
+
+    def copy(self) -> ControlFeed:
+        """Return another one of the same decisions, which can grow by itself."""
+        other = copy(self)
+        other.entries, other.chains, other.forks = [*self.entries], [*self.chains], {**self.forks}
+        other._sizes, other._turns = [*self._sizes], [*self._turns]
+        return other
 
     def sign(self, record: bytes, sign: Sign) -> Entry:
         """Return the next decision of the present term, signed; the caller adds it.
 
         Raises LocalProtocolError where a decision cannot follow: it would fork the feed.
         """
-        entry = Entry(self.term, record, b"")
+        return self._sign(Entry(self.term, record, b""), sign)
+
+    def elect(self, term: int, elected: Elected, sign: Sign) -> Entry:
+        """Return the decision that begins a term, signed by the key that it names; raises as `sign`."""
+        return self._sign(Entry(term, decisions.encode(elected), b""), sign)
+
+    def _sign(self, entry: Entry, sign: Sign) -> Entry:
         if self.frozen or self.behind or not self._allowed(self.stop, entry):
             raise LocalProtocolError("a decision that cannot follow those that are here")
-        chain = extend(self.chain, entry.term, record)
+        chain = extend(self.chain, entry.term, entry.record)
         message = decision_message(self.authority.run_id, entry.term, self.stop + 1, chain)
         return entry._replace(signature=sign(message))
 
@@ -155,8 +198,16 @@ class ControlFeed:
         """Take in decisions from position `first` on; return how many at the end are new, or a fork.
 
         The first that does not follow, is not signed or may not be taken as things stand ends it: a Want asks
-        again. Decisions that were here may be gone afterwards, if this node is behind.
+        again. Decisions that were here may be gone afterwards, if this node is behind or has missed an
+        election.
         """
+        if self.frozen and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
+            new = trial.stop - next(
+                (at for at, (a, b) in enumerate(zip(self.chains, trial.chains, strict=False)) if a != b),
+                len(self.chains),
+            ) + 1  # fmt: skip
+            self.__dict__.update(trial.__dict__)
+            return new
         new = 0
         for position, entry in enumerate(entries, first):
             if position > self.stop or not self._allowed(position, entry):
@@ -164,12 +215,10 @@ class ControlFeed:
             chain = extend(self.chains[position], entry.term, entry.record)
             if position < self.stop and chain == self.chains[position + 1]:
                 continue
-            if not self._signed(entry.term, position + 1, chain, entry.signature):
+            if not self._is_signed(position, entry, chain):
                 break  # by nobody, or in a history that differs from ours before this position
-            if position < self.stop and not self.behind:
-                return (
-                    new if self.entries[position].term != entry.term else self._fork(position, entry, chain)
-                )
+            if position < self.stop and not self.behind and not self._is_later(position, entry, chain):
+                return self._fork(position, entry, chain) if self._is_fork(position, entry) else new
             if self._betrays(position + 1, chain):
                 break
             self._truncate(position)
@@ -184,8 +233,8 @@ class ControlFeed:
         """
         if fork.chains[0] == fork.chains[1]:
             raise RemoteProtocolError("O4", "a fork of equal sequences")
-        if not self._lasting(fork.term):
-            return False  # of a term that is void, or of which we have yet to hear
+        if not self._lasting(fork.term) or self._is_overruled(fork.term):
+            return False  # of a term that is void, or over, or of which we have yet to hear
         pairs = zip(fork.chains, fork.signatures, strict=True)
         if not all(self._signed(fork.term, fork.stop, *pair) for pair in pairs):
             raise RemoteProtocolError("O4", "a fork that the organiser has not signed")
@@ -206,7 +255,12 @@ class ControlFeed:
             return False
         empty = succession.kept == 0 and succession.chain != self.chains[0]
         votes = valid_votes(self.authority, succession)
-        if succession.term < 1 or empty or len(votes) < self.authority.votes:
+        if (
+            succession.term < 1
+            or succession.term % self.authority.terms
+            or empty
+            or len(votes) < self.authority.votes
+        ):
             raise RemoteProtocolError("O4", "a succession without the votes that it needs")
         kept = self._lowest_two({**self.successions, name: succession})
         if name not in kept:
@@ -243,24 +297,74 @@ class ControlFeed:
         last = self.succession
         return last is not None and last.kept == stop and last.chain != chain
 
+    def _term_at(self, position: int) -> int:
+        """Return the term whose key signs at a position, but for an election there."""
+        begun = self.succession.term if self.succession else 0
+        elected = (turn.term for turn in self._turns if turn.position < position and _elects(turn.decision))
+        return max([begun, *(term for term in elected if self._follows(begun, term))])
+
+    def _follows(self, begun: int, term: int) -> bool:
+        """Whether a term is a later one of the same succession."""
+        return begun < term < begun - begun % self.authority.terms + self.authority.terms
+
+    def _stand_ins_at(self, position: int, term: int) -> tuple[bytes, ...]:
+        """Return the keys of those who elect whoever begins a term at a position: a succession ends them."""
+        for turn in reversed(self._turns):
+            if turn.position < position and isinstance(turn.decision, StandIns):
+                alike = self.authority.terms > 1 and (turn.term == term or self._follows(turn.term, term))
+                return tuple(one.key for one in turn.decision.keys) if alike else ()
+        return ()
+
     def _allowed(self, position: int, entry: Entry) -> bool:
         """Whether a decision of this term, and of this size, may stand at this position."""
         if len(entry.record) > MAX_DECISION or self._sizes[position] + _cost(entry) > MAX_CONTROL:
             return False
         if self.succession and position < self.succession.kept:
             return True  # its chain hash tells
-        fork = self.forks.get(entry.term)
-        return entry.term == self.term and (fork is None or position < fork.stop - 1)
+        term, fork = self._term_at(position), self.forks.get(entry.term)
+        if fork is not None and position >= fork.stop - 1 and not self._is_overruled(entry.term):
+            return False
+        begins = self._follows(term, entry.term) and _elects(turn_of(entry.record))
+        return entry.term == term or begins
+
+    def _is_overruled(self, term: int) -> bool:
+        """Whether an election has kept what a term has decided: a fork of it changes nothing then."""
+        return self._follows(term, self.term)
+
+    def _is_later(self, position: int, entry: Entry, chain: bytes) -> bool:
+        """Whether a decision that is signed takes the place of ours at the same position: it begins a later
+        term, or the same one with a lower chain hash, for which some have elected two."""
+        ours = self.entries[position]
+        if self.succession and position < self.succession.kept:
+            return False
+        if entry.term != ours.term or self._is_fork(position, entry):
+            return entry.term > ours.term
+        return chain < self.chains[position + 1]
+
+    def _is_fork(self, position: int, entry: Entry) -> bool:
+        """Whether one key has signed a decision and ours at the same position."""
+        ours = self.entries[position]
+        return entry.term == ours.term and self._keys_at(position, entry) == self._keys_at(position, ours)
+
+    def _beyond_the_fork(self, first: int, entries: Sequence[Entry]) -> ControlFeed | None:
+        """Return what is here with `entries`, if an election in them has kept what a fork left in doubt."""
+        trial = self.copy()
+        del trial.forks[self.term]
+        grown = trial.add(first, entries)
+        return None if isinstance(grown, ControlFork) or trial.term <= self.term else trial
 
     def _append(self, entry: Entry, chain: bytes) -> None:
         self.entries.append(entry)
         self.chains.append(chain)
         self._sizes.append(self._sizes[-1] + _cost(entry))
+        if turn := turn_of(entry.record):
+            self._turns.append(_Turn(self.stop - 1, entry.term, turn))
 
     def _truncate(self, stop: int) -> None:
         del self.entries[stop:]
         del self.chains[stop + 1 :]
         del self._sizes[stop + 1 :]
+        self._turns = [turn for turn in self._turns if turn.position < stop]
 
     def _fork(self, position: int, entry: Entry, chain: bytes) -> ControlFork:
         """Return the proof that somebody has signed both our decision at this position and another one."""
@@ -273,14 +377,49 @@ class ControlFeed:
 
     def _keys(self, term: int) -> set[bytes]:
         """Return the keys that sign in a term: two, if the deputies have named two."""
+        if term % self.authority.terms:
+            return {turn.decision.key for turn in self._turns if turn.term == term and _elects(turn.decision)}
         if term == 0:
             return {self.authority.organiser}
         return {succession.key for succession in self.successions.values() if succession.term == term}
 
     def _lasting(self, term: int) -> bool:
-        """Whether there is one succession of this term, or it is the first."""
+        """Whether there is one succession of this term, or it is the first, or it was elected here."""
+        if term % self.authority.terms:
+            return bool(self._keys(term))
         same = sum(succession.term == term for succession in self.successions.values())
         return term == 0 or same == 1
+
+    def _keys_at(self, position: int, entry: Entry) -> set[bytes]:
+        """Return the keys that may sign a decision: that which it elects, if it begins a term."""
+        turn = turn_of(entry.record)
+        if _elects(turn) and entry.term != self._term_at(position):
+            return {turn.key}
+        return self._keys(entry.term)
+
+    def _is_signed(self, position: int, entry: Entry, chain: bytes) -> bool:
+        """Whether a decision is signed by the key of its term, which more than half of the stand-ins have
+        elected if it begins one."""
+        message = decision_message(self.authority.run_id, entry.term, position + 1, chain)
+        keys = sorted(self._keys_at(position, entry))
+        if not any(signed_by(key, message, entry.signature) for key in keys):
+            return False
+        turn = turn_of(entry.record)
+        return (
+            entry.term == self._term_at(position)
+            or not _elects(turn)
+            or self._is_elected(position, entry.term, turn)
+        )
+
+    def _is_elected(self, position: int, term: int, elected: Elected) -> bool:
+        stand_ins = self._stand_ins_at(position, term)
+        message = election_message(self.authority.run_id, term, position, self.chains[position], elected.key)
+        valid = sum(
+            ballot.stand_in < len(stand_ins)
+            and signed_by(stand_ins[ballot.stand_in], message, ballot.signature)
+            for ballot in elected.ballots
+        )
+        return elected.key in stand_ins and 2 * valid > len(stand_ins)
 
     def _signed(self, term: int, stop: int, chain: bytes, signature: bytes) -> bool:
         message = decision_message(self.authority.run_id, term, stop, chain)
@@ -289,3 +428,15 @@ class ControlFeed:
 
 def _cost(entry: Entry) -> int:
     return len(entry.record) + ENTRY_COST
+
+
+def _elects(decision: StandIns | Elected | None) -> TypeGuard[Elected]:
+    return isinstance(decision, Elected)
+
+
+def turn_of(record: bytes) -> StandIns | Elected | None:
+    """Return the decision of a record if it is about who signs."""
+    if record[1:2] not in _TURNS:
+        return None
+    decision = decisions.read(record).decision
+    return decision if isinstance(decision, StandIns | Elected) else None

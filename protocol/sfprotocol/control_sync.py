@@ -15,6 +15,7 @@ from sfprotocol import decisions
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Revoke, RevokeInvitation
+from sfprotocol.elections import Elections
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Recounted, Transmit
 from sfprotocol.frontier import Frontier
@@ -27,6 +28,7 @@ from sfprotocol.messages import (
     Entry,
     Feed,
     Message,
+    Statement,
     Succession,
 )
 from sfprotocol.rate_limit import FORGERY_COST
@@ -50,6 +52,8 @@ class Kept:
 
     entries: tuple[Entry, ...] = ()
     authority: tuple[Succession | ControlFork, ...] = ()
+    statement: Statement | None = None
+    """Our own as a stand-in."""
 
 
 NOTHING_KEPT = Kept()
@@ -87,6 +91,9 @@ class ControlSync:
             raise RemoteProtocolError(
                 "O3", "what was kept of the control feed does not follow, or is not signed"
             )
+        for message in kept.authority:  # forks of terms that have begun in what was kept
+            self._take_authority(message)
+        self.elections = Elections(self.feed, links, self._decided, kept.statement)
         self._refold()
         self.changed = set()
 
@@ -105,9 +112,11 @@ class ControlSync:
             default=(0, ""),
         )
 
-    def hold(self, sign: Sign) -> None:
-        """Sign decisions with this key, the organiser's, from now on."""
+    def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
+        """Sign decisions with this key, the organiser's or a stand-in's, from now on. `restored`: it may have
+        signed what is not known here."""
         self._sign = sign
+        self.elections.hold(key, sign, now, restored=restored)
 
     # -- telling -----------------------------------------------------------------------------------
 
@@ -118,7 +127,7 @@ class ControlSync:
         """Tell a new neighbour how much is here, and who has a say."""
         link.control.told = self.head()
         told: list[Message] = [*self.feed.successions.values(), *self.feed.forks.values(), self.head()]
-        return [Transmit(link.id, message) for message in told]
+        return [*(Transmit(link.id, message) for message in told), *self.elections.introduce(link)]
 
     def tell(self, link: Link, now: float) -> list[Action]:
         """Tell a neighbour what has changed since; ask it again for what it has and has not sent."""
@@ -164,7 +173,7 @@ class ControlSync:
             link.control.back = 2 * link.control.back + 1 if self._differs(link.control.theirs) else 0
             return self._ask(link, now)
         link.control.back = 0
-        return [*self._grown(before, link), *self._ask(link, now)]
+        return [*self._grown(before, link), *self._ask(link, now), *self.elections.review(now)]
 
     def heard_authority(
         self, link: Link | None, message: Succession | ControlFork, now: float
@@ -185,18 +194,27 @@ class ControlSync:
         dropped = self._dropped(self.feed.stop) if self.feed.stop < before else []
         self._tell_digest()
         asks = [action for other in self._links.values() for action in self._ask(other, now)]
-        return [KeepAuthority(message), *dropped, *told, *asks]
+        return [KeepAuthority(message), *dropped, *told, *asks, *self.elections.review(now)]
 
-    def decide(self, record: bytes) -> list[Action]:
+    def decide(self, record: bytes, now: float) -> list[Action]:
         """Sign a decision of our own; nothing if a fork or a succession that has come meanwhile leaves it no
-        place. Raises LocalProtocolError without a key."""
+        place, and nothing yet where stand-ins have to hold it first. Raises LocalProtocolError without a
+        key."""
         if self._sign is None:
             raise LocalProtocolError("a decision without a key")
         before = self.feed.stop
         if self.feed.frozen or self.feed.behind:
             return []
+        if self.elections.in_use:
+            return self.elections.decide(record, now)
         if self.feed.add(before, [self.feed.sign(record, self._sign)]) != 1:
             return []  # another key signs now
+        return [*self._grown(before, None), *self.elections.review(now)]
+
+    def _decided(self, entries: tuple[Entry, ...]) -> list[Action]:
+        """Take in what more than half of the stand-ins hold."""
+        before = self.feed.stop
+        self.feed.add(before, entries)
         return self._grown(before, None)
 
     # -- consequences ------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.fields import (
     B8,
     B32,
+    B64,
     BYTES,
     I64,
+    U8,
     U16,
     U31,
     U32,
@@ -60,6 +62,9 @@ MAX_DECISION = 192 * 1024
 
 MAX_MOVES = 16_384
 """Entries of a list in a decision, for the decoder, which allocates what a list announces."""
+
+MAX_STAND_INS = 15
+"""Stand-ins of a run: seven of them may be away, and every decision waits for the answers of eight."""
 
 MAX_TEXT = 1000
 """Bytes of an announcement: a paragraph."""
@@ -123,6 +128,20 @@ class Part(NamedTuple):
     """Nats by which they lower it with factor 1, in units of 10^-9."""
     score: int
     """Standard deviations by which they do so beyond chance, in units of 10^-3 (SPEC O16)."""
+
+
+class StandIn(NamedTuple):
+    """A member that may organise in the organiser's place, and the key that it has made for that."""
+
+    member: int
+    key: bytes
+
+
+class Ballot(NamedTuple):
+    """The signature of one stand-in, by its place among them, over `control_feed.election_message`."""
+
+    stand_in: int
+    signature: bytes
 
 
 class Extension(NamedTuple):
@@ -234,6 +253,22 @@ class Bases:
 
 
 @dataclass(frozen=True, slots=True)
+class StandIns:
+    """Name those of whom more than half elect who organises when the organiser falls silent, itself among
+    them; nobody, to end that (SPEC O21)."""
+
+    keys: tuple[StandIn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """Begin a term: more than half of the stand-ins have elected this key, which signs it (SPEC O22)."""
+
+    key: bytes
+    ballots: tuple[Ballot, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
     """Tell everybody something; changes nothing."""
 
@@ -313,6 +348,8 @@ Decision = (
     | Budget
     | Finish
     | Bases
+    | StandIns
+    | Elected
     | Announce
     | Evaluated
     | Checkpoint
@@ -383,6 +420,8 @@ _RATE_AND_UNIT = array(row(RateFrom, U32, U32, U32, U32))
 _RECOUNTS = _ascending(array(row(Recount, U31, U32)), tuple)
 _RATES = _ascending(Field(1, _read_rate, _write_rate), attrgetter("epoch"))
 _PARTS = _ascending(array(row(Part, U31, U32, I64, I64)), attrgetter("feed"))
+_STAND_INS = listed(array(row(StandIn, U31, B32)), MAX_STAND_INS, attrgetter("member"))
+_BALLOTS = listed(array(row(Ballot, U8, B64)), MAX_STAND_INS, attrgetter("stand_in"))
 _EXTENSIONS = _ascending(array(row(Extension, U16, BYTES)), attrgetter("kind"))
 
 _KINDS: dict[int, tuple[type, tuple[Field, ...]]] = {
@@ -397,6 +436,8 @@ _KINDS: dict[int, tuple[type, tuple[Field, ...]]] = {
     16: (Budget, (U32,)),
     18: (Finish, ()),
     20: (Bases, (U32, B32)),
+    22: (StandIns, (_STAND_INS,)),
+    24: (Elected, (B32, _BALLOTS)),
     1: (Announce, (_text(MAX_TEXT),)),
     3: (Evaluated, (U32, _text(64), I64, I64, I64, I64, U32)),
     5: (Checkpoint, (U32, B32, B32)),

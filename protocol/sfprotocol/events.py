@@ -18,9 +18,11 @@ from sfprotocol.messages import (
     EpochScalars,
     Feed,
     Message,
+    Offer,
     Petition,
     Proof,
     Segment,
+    Statement,
     Succession,
 )
 
@@ -113,6 +115,13 @@ class OwnDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnHandOver:
+    """Whoever organises here wants a stand-in, by its key, to go on at once."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class OwnSuccession:
     """The deputies have decided, and their owner has brought the result here."""
 
@@ -121,9 +130,9 @@ class OwnSuccession:
 
 @dataclass(frozen=True, slots=True)
 class OwnPetition:
-    """This node wants to be admitted."""
+    """This node wants to be admitted, or to stand in."""
 
-    petition: Petition
+    petition: Petition | Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,7 @@ class CheckpointKept:
     bases: tuple[Base, ...]
 
 
-OrganisedEvent = OwnDecision | OwnPetition | OwnSuccession | Traced | CheckpointKept
+OrganisedEvent = OwnDecision | OwnHandOver | OwnPetition | OwnSuccession | Traced | CheckpointKept
 """Events that only an organised run has."""
 
 Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined | OrganisedEvent | Wake
@@ -270,6 +279,13 @@ class KeepAuthority:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepStatement:
+    """Keep this statement of our own durably, in the place of the one before."""
+
+    statement: Statement
+
+
+@dataclass(frozen=True, slots=True)
 class Recounted:
     """Look again at what of this feed counts, and with which factors: decisions have changed it.
 
@@ -299,9 +315,9 @@ class Rebase:
 
 @dataclass(frozen=True, slots=True)
 class Petitioned:
-    """Show this petition to whoever organises the run here."""
+    """Show this petition, or offer to stand in, to whoever organises the run here."""
 
-    petition: Petition
+    petition: Petition | Offer
     via: str
     """The peer that brought it; empty if it is our own."""
 
@@ -317,6 +333,7 @@ Action = (
     | KeepCard
     | KeepControl
     | KeepAuthority
+    | KeepStatement
     | Recounted
     | Trace
     | Rebase

@@ -40,6 +40,7 @@ from sfprotocol.events import (
     KeepAuthority,
     KeepCard,
     KeepControl,
+    KeepStatement,
     LinkDown,
     LinkId,
     LinkUp,
@@ -67,6 +68,7 @@ from sfprotocol.messages import (
     Proof,
     RunParameters,
     Segment,
+    Statement,
     Succession,
 )
 from sfprotocol.signing import genesis
@@ -102,6 +104,8 @@ class Commit:
     control: tuple[KeepControl, ...] = ()
     """Changes of the control feed, in order."""
     authority: tuple[Succession | ControlFork, ...] = ()
+    statement: Statement | None = None
+    """Our own as a stand-in; None if it has not changed."""
     rebase: Rebase | None = None
     """The bases with which the log is to begin, after everything else in this commit."""
 
@@ -368,6 +372,7 @@ def commit_of(actions: list[Action]) -> Commit | None:
     cuts = tuple(action for action in actions if isinstance(action, Cut))
     cards = tuple(action.card for action in actions if isinstance(action, KeepCard))
     renewals = [action.feed for action in actions if isinstance(action, ContinueAs)]
+    statements = [action.statement for action in actions if isinstance(action, KeepStatement)]
     rebases = [action for action in actions if isinstance(action, Rebase)]
     commit = Commit(
         admits,
@@ -377,6 +382,7 @@ def commit_of(actions: list[Action]) -> Commit | None:
         renewals[-1] if renewals else None,
         tuple(action for action in actions if isinstance(action, KeepControl)),
         tuple(action.message for action in actions if isinstance(action, KeepAuthority)),
+        statements[-1] if statements else None,
         rebases[-1] if rebases else None,
     )
     return None if commit == Commit() else commit

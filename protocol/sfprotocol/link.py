@@ -43,10 +43,12 @@ from sfprotocol.messages import (
     Have,
     Hello,
     Message,
+    Offer,
     Petition,
     Proof,
     Prune,
     Segment,
+    Statement,
     Succession,
     Summary,
     Want,
@@ -70,7 +72,7 @@ TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
 """The states that may follow each state."""
 
 _DECIDED = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, Floor})
-_CONTROL = _DECIDED | {Petition, Commitment, Finding}
+_CONTROL = _DECIDED | {Petition, Offer, Statement, Commitment, Finding}
 _AFTER_HELLO = frozenset({Segment, Summary, Have, Want, Prune, Proof, Card, Goodbye}) | _CONTROL
 
 ALLOWED: dict[LinkState, frozenset[type]] = {

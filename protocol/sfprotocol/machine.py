@@ -390,6 +390,8 @@ class Machine:
         neighbours' silence (SPEC L7)."""
         for link in self.links.values():
             link.heard = min(now, link.heard + missed)
+        if self.organised:
+            self.organised.control.elections.forgive(missed)
 
     def _tick(self, now: float) -> list[Action]:
         actions = self._own.look_for_room()

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from sfprotocol.decisions import Part
 from sfprotocol.values import Values
 
+ELECTED_TERMS = 1 << 20
+"""Terms from one succession to the next where stand-ins elect (SPEC O4): one a minute for two years."""
+
 PROTOCOL_VERSION = 4
 """The newest version of the protocol (SPEC V1). Each run has its own: peers with different versions part with
 a Goodbye."""
@@ -57,6 +60,8 @@ class Authority(NamedTuple):
     deputies: tuple[bytes, ...]
     votes: int
     """Deputies that a succession needs, more than half of them."""
+    terms: int = 1
+    """Terms from one succession to the next: 1 in version 3, in which nobody is elected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +386,48 @@ class Petition:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A member's word that it would stand in (SPEC O21), with the key that it has made for that."""
+
+    origin: bytes
+    key: bytes
+    signatures: tuple[bytes, bytes]
+    """By the origin and by the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Where a stand-in stands: of two with one key the one with the higher number counts (SPEC O22)."""
+
+    key: bytes
+    number: int
+    term: int
+    """The term in which it takes part."""
+    voted: int
+    """The latest term for which it has elected somebody; 0 if none."""
+    candidate: bytes
+    """The key that it has elected then; empty if none."""
+    ballot: bytes
+    """Its signature over `control_feed.election_message` for the candidate; empty without one."""
+    decided: int
+    """Number of decisions that it has."""
+    stop: int
+    """The same with those that it holds and nobody has seen yet."""
+    last: int
+    """Term of the last of these."""
+    chain: bytes
+    """The chain hash after them."""
+    heard: int
+    """Number of the organiser's statement that it has heard last; its own if it organises."""
+    silent: bool
+    """Whether it has missed too many of these."""
+    entries: tuple[Entry, ...]
+    """What follows the first `decided`, from whoever organises or wants to."""
+    signature: bytes
+    """By the key, over `elections.statement_message`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Floor:
     """The sender's word that it keeps nothing of what closes below an epoch have named (SPEC O15)."""
 
@@ -437,5 +484,7 @@ Message = (
     | Floor
     | Commitment
     | Finding
+    | Offer
+    | Statement
     | Goodbye
 )

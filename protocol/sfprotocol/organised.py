@@ -25,6 +25,7 @@ from sfprotocol.events import (
     LinkId,
     OrganisedEvent,
     OwnDecision,
+    OwnHandOver,
     OwnPetition,
     OwnSuccession,
     Rebase,
@@ -45,8 +46,10 @@ from sfprotocol.messages import (
     Finding,
     Floor,
     Message,
+    Offer,
     Petition,
     Segment,
+    Statement,
     Succession,
     Want,
 )
@@ -91,7 +94,7 @@ class Organised:
         self._pulls = pulls
         self._own = own
         self.control = ControlSync(frontier, links, counters, kept=kept)
-        self._petitions = Petitions(frontier.run.run_id, links)
+        self._petitions = Petitions(frontier.run.run_id, links, self.control.feed)
         self._rates: tuple[Counting, int, Rates] | None = None
         """Rates, and the decisions that they follow from."""
         self._untraced = [state.feed for state in frontier]
@@ -228,9 +231,11 @@ class Organised:
         a succession without the votes."""
         match event:
             case OwnDecision(record=record):
-                return self._decided(self.control.decide(record), now)
+                return self._decided(self.control.decide(record, now), now)
+            case OwnHandOver(key=key):
+                return self._decided(self.control.elections.hand_over(key, now), now)
             case OwnPetition(petition=petition):
-                return self._petitions.petition(petition, now)
+                return self._petitions.petition(petition, self.counting, now)
             case OwnSuccession(succession=succession):
                 return self._decided(self.control.heard_authority(None, succession, now), now)
             case Traced():
@@ -249,8 +254,10 @@ class Organised:
                 return self._decided(self.control.heard(link, message, now), now)
             case Succession() | ControlFork():
                 return self._decided(self.control.heard_authority(link, message, now), now)
-            case Petition():
+            case Petition() | Offer():
                 return self._petitions.heard(link, message, self.counting, now)
+            case Statement():
+                return self._decided(self.control.elections.heard(link, message, now), now)
             case Commitment() | Finding():
                 return []  # of versions before 0.3 (SPEC O18)
             case Floor(epoch=epoch):
@@ -279,13 +286,16 @@ class Organised:
 
     def deadline(self) -> float:
         """Return the time at which `wake` has something to do."""
-        return float("-inf") if self._untraced else self._petitions.deadline()
+        later = min(self._petitions.deadline(), self.control.elections.deadline())
+        return float("-inf") if self._untraced else later
 
     def wake(self, now: float) -> list[Action]:
         """Do what is due."""
         feeds, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
         compared = [action for feed in feeds for action in self._check(feed, now)]
-        return [*self._petitions.wake(self.counting, now), *compared]
+        elections = self.control.elections
+        decided = self._decided(elections.review(now), now) if now >= elections.deadline() else []
+        return [*self._petitions.wake(self.counting, now), *compared, *decided]
 
     def early(self, link: Link, feeds: list[Feed], segment: Segment, now: float) -> None:
         """Ask again, once there are other decisions, for what is labelled with an epoch that is not open by

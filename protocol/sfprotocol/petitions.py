@@ -6,10 +6,11 @@ by a token bucket, what is remembered by a table; a petition that is lost is sen
 
 from __future__ import annotations
 
+from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.events import Action, LinkId, Petitioned, Transmit
 from sfprotocol.link import Link
-from sfprotocol.messages import Petition
+from sfprotocol.messages import Offer, Petition
 from sfprotocol.rate_limit import FORGERY_COST
 from sfprotocol.signing import signed_by
 
@@ -27,7 +28,7 @@ MAX_PETITIONS = 1024
 SEND_AGAIN = 30.0
 """Seconds after which a newcomer that has not been admitted sends its petition again."""
 
-_PETITION = b"sfnode-petition"
+_PETITION, _OFFER = b"sfnode-petition", b"sfnode-offer"
 
 
 def petition_message(run_id: bytes, petition: Petition) -> bytes:
@@ -36,59 +37,79 @@ def petition_message(run_id: bytes, petition: Petition) -> bytes:
     return b"".join((_PETITION, run_id, petition.origin, numbers, petition.voucher))
 
 
-class Petitions:
-    """The petitions that one machine has seen lately, and its own."""
+def offer_message(run_id: bytes, origin: bytes, key: bytes) -> bytes:
+    """Return what a member that would stand in signs with its origin's key, and with the one for that."""
+    return b"".join((_OFFER, run_id, origin, key))
 
-    def __init__(self, run_id: bytes, links: dict[LinkId, Link]) -> None:
+
+def _is_signed(run_id: bytes, told: Petition | Offer) -> bool:
+    if isinstance(told, Petition):
+        return signed_by(told.origin, petition_message(run_id, told), told.signature)
+    message = offer_message(run_id, told.origin, told.key)
+    return all(
+        signed_by(key, message, signature)
+        for key, signature in zip((told.origin, told.key), told.signatures, strict=True)
+    )
+
+
+class Petitions:
+    """The petitions, and offers to stand in, that one machine has seen lately, and its own."""
+
+    def __init__(self, run_id: bytes, links: dict[LinkId, Link], control: ControlFeed) -> None:
         self._run_id = run_id
         self._links = links
-        self._seen: dict[bytes, float] = {}
-        """The time, by origin, at which a petition was passed on; the oldest first."""
-        self.own: Petition | None = None
-        """Ours, until we are admitted."""
+        self._control = control
+        self._seen: dict[tuple[type, bytes], float] = {}
+        """The time, by kind and origin, at which one was passed on; the oldest first."""
+        self._own: dict[type, Petition | Offer] = {}
+        """Ours, until we are admitted, and named."""
         self._send_at = float("inf")
 
     def deadline(self) -> float:
-        """Return the time at which our own is to be sent again."""
+        """Return the time at which our own are to be sent again."""
         return self._send_at
 
-    def petition(self, own: Petition, now: float) -> list[Action]:
-        """Ask to be admitted, again and again."""
-        self.own, self._send_at = own, now
-        return self.wake(None, now)
+    def petition(self, own: Petition | Offer, counting: Counting, now: float) -> list[Action]:
+        """Ask to be admitted, or to stand in, again and again."""
+        self._own[type(own)], self._send_at = own, now
+        return self.wake(counting, now)
 
-    def wake(self, counting: Counting | None, now: float) -> list[Action]:
-        """Send our own petition if it is due; stop once we are admitted."""
-        if self.own is None or now < self._send_at:
+    def wake(self, counting: Counting, now: float) -> list[Action]:
+        """Send our own if they are due; stop once we are admitted, and named."""
+        if now < self._send_at:
             return []
-        if counting is not None and counting.member(self.own.origin) is not None:
-            self.own, self._send_at = None, float("inf")
-            return []
-        self._send_at = now + SEND_AGAIN
-        told: list[Action] = [Petitioned(self.own, "")]
-        return told + [Transmit(link.id, self.own) for link in self._links.values() if link.greeted]
+        self._own = {kind: own for kind, own in self._own.items() if not self._is_granted(own, counting)}
+        self._send_at = now + SEND_AGAIN if self._own else float("inf")
+        greeted = [link.id for link in self._links.values() if link.greeted]
+        shown: list[Action] = [Petitioned(own, "") for own in self._own.values()]
+        return shown + [Transmit(link, own) for own in self._own.values() for link in greeted]
+
+    def _is_granted(self, told: Petition | Offer, counting: Counting) -> bool:
+        if isinstance(told, Offer):
+            return told.key in self._control.stand_ins
+        return counting.member(told.origin) is not None
 
     def introduce(self, link: Link) -> list[Action]:
-        """Send our own petition to a new neighbour."""
-        return [Transmit(link.id, self.own)] if self.own else []
+        """Send our own to a new neighbour."""
+        return [Transmit(link.id, own) for own in self._own.values()]
 
-    def heard(self, link: Link, petition: Petition, counting: Counting, now: float) -> list[Action]:
-        """Pass a petition on, and show it to whoever organises here.
+    def heard(self, link: Link, told: Petition | Offer, counting: Counting, now: float) -> list[Action]:
+        """Pass a petition on, or a member's offer, and show it to whoever organises here.
 
         Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
         """
-        bucket = link.control.petitions
-        seen = self._seen.get(petition.origin, float("-inf"))
-        if counting.member(petition.origin) is not None or now - seen < REPEAT_TIME:
+        name = type(told), told.origin
+        stranger = counting.member(told.origin) is None
+        if stranger != isinstance(told, Petition) or now - self._seen.get(name, float("-inf")) < REPEAT_TIME:
             return []
-        if not bucket.take(1.0, now, rate=PETITION_RATE, burst=PETITION_BURST):
+        if not link.control.petitions.take(1.0, now, rate=PETITION_RATE, burst=PETITION_BURST):
             return []
-        if not signed_by(petition.origin, petition_message(self._run_id, petition), petition.signature):
+        if not _is_signed(self._run_id, told):
             link.waste.charge(FORGERY_COST, 0, now)
             return []
-        self._seen.pop(petition.origin, None)
-        self._seen[petition.origin] = now
+        self._seen.pop(name, None)
+        self._seen[name] = now
         if len(self._seen) > MAX_PETITIONS:
             del self._seen[next(iter(self._seen))]
         others = [other for other in self._links.values() if other.greeted and other is not link]
-        return [Petitioned(petition, link.peer), *(Transmit(other.id, petition) for other in others)]
+        return [Petitioned(told, link.peer), *(Transmit(other.id, told) for other in others)]

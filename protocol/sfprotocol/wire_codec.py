@@ -57,6 +57,7 @@ from sfprotocol.messages import (
     ManifestReply,
     ManifestRequest,
     Message,
+    Offer,
     PartReply,
     PartRequest,
     Petition,
@@ -64,6 +65,7 @@ from sfprotocol.messages import (
     Proof,
     Prune,
     Segment,
+    Statement,
     Succession,
     Summary,
     Vote,
@@ -82,6 +84,9 @@ LENGTH_BYTES = 3
 
 MAX_ENTRIES = 4096
 """Entries of one message: at most 50 bytes each, so a full page stays below MAX_FRAME."""
+
+MAX_TAIL = 64
+"""Decisions in a Statement: one, and an election for each organiser that fell silent before all of it."""
 
 MAX_REASON = 200
 """Bytes of a Goodbye's reason: a sentence."""
@@ -214,6 +219,7 @@ _POSITIONS = listed(array(row(Position, _FEED, U32)), MAX_ENTRIES, attrgetter("f
 _CLAIMS = listed(array(row(Claim, _FEED, U32, B4)), MAX_ENTRIES, attrgetter("feed"))
 _AHEAD = listed(array(row(Ahead, U64, U32)), MAX_ENTRIES, attrgetter("feed_key"))
 _ENTRIES = listed(array(row(Entry, U32, _RECORD, B64)), MAX_ENTRIES)
+_TAIL = listed(array(row(Entry, U32, _RECORD, B64)), MAX_TAIL)
 _VOTES = listed(array(row(Vote, U8, B64)), MAX_ENTRIES, attrgetter("deputy"))
 _MEASURED = listed(array(row(Part, U31, U32, I64, I64)), MAX_ENTRIES, attrgetter("feed"))
 _SEGMENT = "hops", "feed_key", "first", "parts", "signature"
@@ -248,12 +254,32 @@ def _messages(form: Form) -> dict[int, Field]:
         19: row(Floor, U32),
         20: row(Commitment, U32, B32, B32, B64),
         21: row(Finding, U32, B32, U64, U32, _MEASURED),
+        22: row(Offer, B32, B32, pair(B64)),
+        23: row(
+            Statement,
+            *(
+                B32,
+                U64,
+                U32,
+                U32,
+                binary(0, 32),
+                binary(0, 64),
+                U32,
+                U32,
+                U32,
+                B32,
+                U64,
+                _BOOLEAN,
+                _TAIL,
+                B64,
+            ),
+        ),
     }
 
 
 _KINDS = (
     *(Hello, Segment, Summary, Want, ManifestRequest, ManifestReply, Goodbye, Have, Prune, Proof),
     *(PartRequest, PartReply, Card, ControlHead, ControlWant, Control, Succession, ControlFork),
-    *(Petition, Floor, Commitment, Finding),
+    *(Petition, Floor, Commitment, Finding, Offer, Statement),
 )
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}

@@ -40,7 +40,14 @@ from sfnode.manifest.task import ANSWERS, READING, Task
 from sfnode.manifest.training import Training
 from sfnode.printable import command, size_text
 from sfprotocol.decisions import RATE_ONE
-from sfprotocol.messages import MAX_UPDATE_BYTES, OLDEST_VERSION, PROTOCOL_VERSION, Authority, RunParameters
+from sfprotocol.messages import (
+    ELECTED_TERMS,
+    MAX_UPDATE_BYTES,
+    OLDEST_VERSION,
+    PROTOCOL_VERSION,
+    Authority,
+    RunParameters,
+)
 from sfprotocol.names import fault
 
 MAX_MANIFEST_BYTES = 192 * 1024
@@ -59,7 +66,7 @@ MAX_CORES_BYTES = 1 << 32
 model of 70B parameters may have 870 at rank 32. Their digest takes some 5 s (SPEC M9)."""
 
 FIRST_ORDER_VERSION = 4
-"""The version of the protocol that has first-order updates."""
+"""The version of the protocol that has first-order updates, and stand-ins."""
 
 MAX_QUOTA_BYTES = 128 << 20
 """Bytes of a member's updates with one label at most, as in a run of scalars (`MAX_QUOTA`)."""
@@ -308,7 +315,8 @@ class Manifest(Section):
         if not said.organiser:
             return None
         deputies = tuple(bytes.fromhex(key) for key in said.deputies)
-        return Authority(self.run_id, bytes.fromhex(said.organiser), deputies, said.votes)
+        terms = ELECTED_TERMS if self.protocol >= FIRST_ORDER_VERSION else 1
+        return Authority(self.run_id, bytes.fromhex(said.organiser), deputies, said.votes, terms)
 
     def _rate(self) -> int:
         """Return the learning rate in units of 2^-32, halves rounded to even; exact but for that."""

@@ -73,6 +73,7 @@ class LogStore:
             cards,
             control=commit.control,
             authority=[wire_codec.encode(message, *self._run.form) for message in commit.authority],
+            statement=wire_codec.encode(commit.statement, *self._run.form) if commit.statement else b"",
             replacing=self._run.organised is not None,
         )
         if commit.rebase:

@@ -150,23 +150,25 @@ class UpdateLog:
         *,
         control: Sequence[KeepControl] = (),
         authority: Sequence[bytes] = (),
+        statement: bytes = b"",
         replacing: bool = False,
     ) -> None:
         """Add all of these in one transaction, durably; on an error, none of them.
 
         A cut or a card replaces an earlier one of the same feed, decisions those from their first position
-        on. `authority` are encoded Successions and ControlForks. With `replacing`, a record may begin before
-        the end of its feed and takes the place of what is there; as rows go, nobody may still need them.
+        on. `authority` are encoded Successions and ControlForks, `statement` our own as
+        a stand-in. With `replacing`, a record may begin before the end of its feed and takes the place of
+        what is there; as rows go, nobody may still need them.
         Raises LocalProtocolError when a record does not continue its feed, UserError DISK_FULL when there is
         no room. After either the log is as before and may be used further.
         """
-        if not (records or cuts or cards or control or authority):
+        if not (records or cuts or cards or control or authority or statement):
             return
         with self._writing:
             moved = self._known.after(records, cuts, replacing)
             with self._transaction() as db:
                 self._insert(db, records, moved)
-                tables.keep_control(db, control, authority)
+                tables.keep_control(db, control, authority, statement)
                 for feed, state in moved.items():
                     if state.loose >= LOOSE_ROWS:
                         rows.pack(db, state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -18,13 +18,23 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.store.disk_errors import BrokenRowError, disk_faults
 from sfnode.store.log import UpdateLog
+from sfnode.store.tables import STATEMENT
 from sfprotocol import decisions, wire_codec
 from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import ControlFork, Entry, EpochScalars, Feed, RunParameters, Segment, Succession
+from sfprotocol.messages import (
+    ControlFork,
+    Entry,
+    EpochScalars,
+    Feed,
+    RunParameters,
+    Segment,
+    Statement,
+    Succession,
+)
 from sfprotocol.seeds import GOLDEN, I64, U64, mix64, update_seeds
 from sfprotocol.segments import drop_updates, first_updates, size_of
 from sfprotocol.values import Values
@@ -125,7 +135,9 @@ def kept_control(update_log: UpdateLog) -> Kept:
     """Return what the log has of the control feed: nothing in an open run."""
     messages = map(wire_codec.decode, update_log.authority())
     authority = (message for message in messages if isinstance(message, Succession | ControlFork))
-    return Kept(tuple(update_log.control()), tuple(authority))
+    said = update_log.get_meta(STATEMENT)
+    statement = wire_codec.decode(said) if said else None
+    return Kept(tuple(update_log.control()), tuple(authority), cast(Statement | None, statement))
 
 
 @contextmanager

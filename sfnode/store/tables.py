@@ -262,8 +262,17 @@ def keep_bases(db: sqlite3.Connection, bases: Iterable[tuple[int, Base]]) -> Non
     db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?)", rows)
 
 
-def keep_control(db: sqlite3.Connection, control: Sequence[KeepControl], authority: Sequence[bytes]) -> None:
-    """Have these decisions from their first positions on; add what is new of `authority`."""
+STATEMENT = "statement"
+"""Key of our own statement as a stand-in (SPEC O22), an encoded message, in the table of single values."""
+
+
+def keep_control(
+    db: sqlite3.Connection, control: Sequence[KeepControl], authority: Sequence[bytes], statement: bytes
+) -> None:
+    """Have these decisions from their first positions on; add what is new of `authority`; replace our own
+    `statement` if there is another one."""
+    if statement:
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (STATEMENT, statement))
     for first, entries in ((kept.first, kept.entries) for kept in control):
         db.execute("DELETE FROM control WHERE position >= ?", (first,))
         rows = [(position, *entry) for position, entry in enumerate(entries, first)]

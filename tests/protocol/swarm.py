@@ -26,10 +26,12 @@ from sfprotocol.messages import (
     Entry,
     EpochScalars,
     Feed,
+    Offer,
     Petition,
     Proof,
     RunParameters,
     Segment,
+    Statement,
     Succession,
 )
 from sfprotocol.names import NAMELESS, Names
@@ -97,7 +99,9 @@ class Node:
         self.decided: list[Entry] = []
         """The control feed as it is kept."""
         self.authority: list[Succession | ControlFork] = []
-        self.petitions: list[Petition] = []
+        self.statement: Statement | None = None
+        """Our own as a stand-in, as it is kept."""
+        self.petitions: list[Petition | Offer] = []
         """Shown to whoever organises here."""
         self.wires: dict[int, Wire] = {}
         self.sent: Counter[str] = Counter()
@@ -131,10 +135,15 @@ class Node:
             now=self.swarm.now,
             cards=self.cards.values(),
             names=self.called,
-            control=Kept(tuple(self.decided), tuple(self.authority)),
+            control=Kept(tuple(self.decided), tuple(self.authority), self.statement),
         )
         if machine.organised and self.name == self.swarm.organiser:
-            machine.organised.control.hold(signing_key("organiser").sign)
+            machine.organised.control.hold(
+                origin_of("organiser"), signing_key("organiser").sign, self.swarm.now
+            )
+        if machine.organised and self.name in self.swarm.stand_ins:
+            key = f"{self.name} stands in"
+            machine.organised.control.hold(origin_of(key), signing_key(key).sign, self.swarm.now)
         return Host(machine, self)
 
     def restart(self) -> None:
@@ -206,6 +215,7 @@ class Node:
         for kept in commit.control:
             self.decided[kept.first :] = kept.entries
         self.authority += commit.authority
+        self.statement = commit.statement or self.statement
         for admit in commit.admits:
             self.log.append(admit)
             if admit.feed.origin == origin_of(self.key) and not self.is_twin:
@@ -244,8 +254,11 @@ class Swarm:
         faults: Faults = Faults(),
         run: RunParameters = RUN,
         organiser: str = "",
+        stand_ins: str = "",
     ) -> None:
-        """`organiser` is the node with the organiser's key, in an organised `run`."""
+        """`organiser` is the node with the organiser's key, in an organised `run`; `stand_ins` have keys of
+        their own to stand in with."""
+        self.stand_ins = stand_ins.split()
         self.parameters = run
         self.organiser = organiser
         self.random = Random(seed)

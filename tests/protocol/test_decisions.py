@@ -19,11 +19,13 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Announce,
+    Ballot,
     Bases,
     Budget,
     Checkpoint,
     Close,
     Decision,
+    Elected,
     Evaluated,
     Extension,
     Finish,
@@ -37,6 +39,8 @@ from sfprotocol.decisions import (
     Revoke,
     RevokeInvitation,
     Seal,
+    StandIn,
+    StandIns,
     Unknown,
     Validators,
     Void,
@@ -65,6 +69,8 @@ EVERY_KIND: dict[int, Decision] = {
     16: Budget(2**32 - 1),
     18: Finish(),
     20: Bases(3, DIGEST),
+    22: StandIns((StandIn(0, DIGEST), StandIn(2**31 - 1, DIGEST[::-1]))),
+    24: Elected(DIGEST, (Ballot(0, bytes(64)), Ballot(2, bytes(64)))),
     1: Announce("We stop on Friday. Zürich 東"),
     3: Evaluated(1, "accuracy", 910_000, 900_000, 920_000, -(2**63), 872),
     5: Checkpoint(1, DIGEST, DIGEST),
@@ -269,8 +275,8 @@ def test_what_could_not_be_decoded_is_not_encoded(decision: Decision) -> None:
 
 
 def test_an_unknown_even_kind_leaves_the_state_unknown_and_an_odd_one_does_not() -> None:
-    assert decode(packed(22, [1, "base"], [])) == Recorded(Unknown(22))
-    assert decode(packed(22, [1, "base"], [])).unsupported
+    assert decode(packed(26, [1, "base"], [])) == Recorded(Unknown(26))
+    assert decode(packed(26, [1, "base"], [])).unsupported
     assert decode(packed(65_534)).unsupported
     assert not decode(packed(13, None, 1.5)).unsupported
     assert not decode(packed(65_535)).unsupported

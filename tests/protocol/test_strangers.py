@@ -278,7 +278,7 @@ def test_who_drops_decisions_has_everybody_tell_again() -> None:
     made.run(5)
     assert made["b"].machine.organised.counting.member(origin_of("c")) is None
     assert all(node.sent["Want"] >= 2 for node in made.nodes.values())
-    made["b"].machine.organised.control.hold(signing_key("new").sign)
+    made["b"].machine.organised.control.hold(origin_of("new"), signing_key("new").sign, made.now)
     decide(made["b"], Admit(origin_of("c"), QUOTA, 0))
     made["c"].compute(2)
     made.run(2)

@@ -25,9 +25,10 @@ from sfprotocol import (
     wire_codec,
 )
 from sfprotocol.checkpoints import Base, feeds_digest
-from sfprotocol.control_feed import ControlFeed, succession_message
+from sfprotocol.control_feed import ControlFeed, election_message, succession_message
 from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.decisions import Part, RateFrom
+from sfprotocol.elections import statement_message
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
@@ -47,6 +48,7 @@ from sfprotocol.messages import (
     Segment,
     Vote,
 )
+from sfprotocol.signing import signed_by
 from tests.protocol.vectors import generate
 
 VECTORS = generate.FOLDER
@@ -518,6 +520,27 @@ def test_a_control_feed_its_fork_and_its_succession() -> None:
     assert feed.succeed(succession)
     assert feed.add(2, [entry_from(vector["entry_of_term_1"])]) == 1
     assert feed.chain.hex() == vector["entry_of_term_1"]["chain"]
+
+
+def test_an_election_and_what_a_stand_in_states() -> None:
+    vector = ORGANISED["election"]
+    run_id, organiser = bytes.fromhex(vector["run_id"]), bytes.fromhex(vector["organiser"])
+    feed = ControlFeed(messages.Authority(run_id, organiser, (), 0, vector["terms"]))
+    for position, entry in enumerate(vector["entries"]):
+        assert feed.add(position, [entry_from(entry)]) == 1
+        assert feed.chain.hex() == entry["chain"]
+    elected = decisions.decode(feed.entries[1].record).decision
+    assert isinstance(elected, decisions.Elected)
+    assert (feed.term, feed.key) == (1, elected.key)
+    by = election_message(run_id, 1, 1, feed.chains[1], elected.key)
+    assert by.hex() == vector["elected_by"]
+    for place, signature in elected.ballots:
+        assert signed_by(feed.stand_ins[place], by, signature)
+    said = wire_codec.decode(bytes.fromhex(vector["statement"]))
+    assert isinstance(said, messages.Statement)
+    assert said.chain == feed.chain
+    assert statement_message(run_id, said).hex() == vector["stated"]
+    assert signed_by(said.key, bytes.fromhex(vector["stated"]), said.signature)
 
 
 def test_what_counts_after_every_decision() -> None:

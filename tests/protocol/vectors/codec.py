@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -29,6 +30,7 @@ from sfprotocol.messages import (
     ManifestReply,
     ManifestRequest,
     Message,
+    Offer,
     PartReply,
     PartRequest,
     Petition,
@@ -36,6 +38,7 @@ from sfprotocol.messages import (
     Proof,
     Prune,
     Segment,
+    Statement,
     Succession,
     Summary,
     Vote,
@@ -99,11 +102,24 @@ def messages() -> list[tuple[str, Message, int]]:
         ("fork of the control feed", ControlFork(0, 5, ORIGINS, (signature, signature[::-1])), 2),
         ("petition with work", Petition(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
         ("petition with an invitation", Petition(ORIGINS[1], 0, 3, signature, signature), 2),
+        ("offer", Offer(ORIGINS[0], RUN_ID, (signature, signature[::-1])), 2),
+        ("statement", _said(signature), 2),
+        (
+            "statement of an organiser",
+            replace(_said(signature), entries=(Entry(5, b"\x92\x12\x90", signature),)),
+            2,
+        ),
         ("floor", Floor(1001), 2),
         ("commitment", Commitment(65_535, ORIGINS[0], RUN_ID, signature), 2),
         ("finding", Finding(3, ORIGINS[1], 2**64 - 1, 64, MEASURED), 2),
         ("finding about nothing", Finding(0, ORIGINS[0], 0, 2**32 - 1, ()), 2),
     ]
+
+
+def _said(signature: bytes) -> Statement:
+    return Statement(
+        ORIGINS[0], 2**64 - 1, 5, 5, ORIGINS[1], signature, 3, 4, 5, RUN_ID, 70000, True, (), signature
+    )
 
 
 def _packed(*fields: Any) -> bytes:

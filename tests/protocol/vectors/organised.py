@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfprotocol import control_feed, decisions, holding, signing
+from sfprotocol import control_feed, decisions, elections, holding, signing, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, multiplier, named_digest
@@ -16,11 +16,13 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Announce,
+    Ballot,
     Bases,
     Budget,
     Checkpoint,
     Close,
     Decision,
+    Elected,
     Evaluated,
     Extension,
     Finish,
@@ -33,16 +35,20 @@ from sfprotocol.decisions import (
     Revoke,
     RevokeInvitation,
     Seal,
+    StandIn,
+    StandIns,
     Validators,
     Void,
     Worth,
 )
 from sfprotocol.messages import (
+    ELECTED_TERMS,
     Authority,
     ControlFork,
     Entry,
     EpochScalars,
     Feed,
+    Statement,
     Succession,
     Vote,
 )
@@ -74,6 +80,9 @@ EXAMPLES: dict[str, tuple[Decision, tuple[Extension, ...]]] = {
     "finish with an extension that can be ignored": (Finish(), (Extension(3, b"more"),)),
     "finish with one that cannot": (Finish(), (Extension(3, b""), Extension(4, b""))),
     "bases": (Bases(2**32 - 1, DIGEST), ()),
+    "stand-ins": (StandIns((StandIn(0, DIGEST), StandIn(7, SUCCESSOR))), ()),
+    "no stand-ins": (StandIns(()), ()),
+    "elected": (Elected(SUCCESSOR, (Ballot(0, SALT * 8), Ballot(2, SALT * 8))), ()),
     "announcement": (Announce("The run ends on Friday. Zürich 東"), ()),
     "evaluation": (Evaluated(3, "accuracy", 912_844, 893_000, 931_000, -1, 872), ()),
     "checkpoint": (Checkpoint(3, DIGEST, DIGEST[::-1]), ()),
@@ -89,10 +98,11 @@ def vectors() -> dict[str, Any]:
         "decisions": [_example(name, *example) for name, example in EXAMPLES.items()],
         "unknown": [
             {"encoding": _packed(kind, "base", []).hex(), "kind": kind, "unsupported": kind % 2 == 0}
-            for kind in (22, 23)
+            for kind in (26, 27)
         ],
         "invalid": [{"name": name, "encoding": data.hex()} for name, data in _bad_encodings()],
         "control": _control(),
+        "election": _election(),
         "counting": _counting(),
         "quotas": _quotas(),
     }
@@ -199,6 +209,33 @@ def _entry(entry: Entry, chain: bytes) -> dict[str, Any]:
         "record": entry.record.hex(),
         "chain": chain.hex(),
         "signature": entry.signature.hex(),
+    }
+
+
+def _election() -> dict[str, Any]:
+    """Return three stand-ins, whom the organiser names, the election of one of them by two, a decision of the
+    term that it begins, and a statement of the one who is elected."""
+    authority = Authority(RUN_ID, _public(ORGANISER), tuple(map(_public, DEPUTIES)), 2, ELECTED_TERMS)
+    feed, secrets = ControlFeed(authority), (ORGANISER, SUCCESSOR, MEMBERS[0])
+    named = StandIns(tuple(StandIn(place, _public(secret)) for place, secret in enumerate(secrets)))
+    feed.add(0, [feed.sign(decisions.encode(named), _key(ORGANISER).sign)])
+    message = control_feed.election_message(RUN_ID, 1, feed.stop, feed.chain, _public(SUCCESSOR))
+    ballots = tuple(Ballot(place, _key(secrets[place]).sign(message)) for place in (1, 2))
+    feed.add(1, [feed.elect(1, Elected(_public(SUCCESSOR), ballots), _key(SUCCESSOR).sign)])
+    feed.add(2, [feed.sign(decisions.encode(Announce("I go on.")), _key(SUCCESSOR).sign)])
+    said = Statement(
+        _public(SUCCESSOR), 7, 1, 1, _public(SUCCESSOR), ballots[0].signature, 1, 3, 1, feed.chain, 7, False,
+        tuple(feed.entries[1:]), b"",
+    )  # fmt: skip
+    signed = elections.statement_message(RUN_ID, said)
+    return {
+        "run_id": RUN_ID.hex(),
+        "organiser": authority.organiser.hex(),
+        "terms": authority.terms,
+        "entries": [_entry(*one) for one in zip(feed.entries, feed.chains[1:], strict=True)],
+        "elected_by": message.hex(),
+        "statement": wire_codec.encode(replace(said, signature=_key(SUCCESSOR).sign(signed))).hex(),
+        "stated": signed.hex(),
     }
 
 

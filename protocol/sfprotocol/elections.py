@@ -1,0 +1,514 @@
+"""Stand-ins: what is decided once more than half of them hold it, and who organises when the organiser falls
+silent (SPEC O21 to O23). Raft (Ongaro and Ousterhout 2014), told as a state that floods.
+
+Theory of operation. Each stand-in has one Statement, signed and numbered: the term in which it takes part,
+the key that it has elected, what it holds of the control feed beyond what is decided. The newest of each key
+floods to everybody, and all that follows is a function of them (`review`). Our own is durable before it is
+sent, so that a promise, once made, holds after a crash.
+
+    role         does                                                becomes
+    follower     holds what the organiser proposes, answers its      silent, six beats missed
+                 beats
+    silent       says so; elects whoever stands and has no less      candidate, once more than half are
+                 than it                                             silent and a random time has passed
+    candidate    elects itself in a new term                         organiser, by more than half;
+                                                                     follower, if one is heard again
+    organiser    beats; proposes one decision at a time              follower, of a later term
+
+    undecided    follows the decisions here, held by some: nobody else has seen it, nothing counts by it
+    decided      held by more than half: it joins the control feed, and goes to everybody
+
+An organiser that more than half have not answered for LEASE decides nothing. Where `StandIns` is not decided
+yet, both those of before and those of then have to agree. Without stand-ins nothing here is in use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+
+from sfprotocol.control_feed import ControlFeed, election_message, turn_of
+from sfprotocol.decisions import Ballot, Elected, StandIns
+from sfprotocol.events import Action, KeepStatement, LinkId, Transmit
+from sfprotocol.link import Link
+from sfprotocol.messages import ControlFork, Entry, Statement
+from sfprotocol.rate_limit import FORGERY_COST, Bucket
+from sfprotocol.signing import Sign, signed_by
+
+BEAT = 10.0
+"""Seconds between two statements of an organiser, and of a stand-in that hears none."""
+
+LEASE = 60.0
+"""Seconds after which an organiser that nobody answers decides nothing, and stand-ins that hear nothing of it
+look for another: six beats, so that a lost link or a busy machine makes no election."""
+
+SPREAD = 10.0
+"""Seconds over which those spread who want to stand: two at once get half of the votes each."""
+
+STATEMENT_BYTES, STATEMENT_RATE, STATEMENT_BURST = 320, 8_192.0, 524_288.0
+"""Bytes of a statement without entries, and what is passed on of one stand-in: bytes a second and at once.
+The largest decision is 192 KiB, and comes to that in runs of thousands, whose rounds last minutes."""
+
+LEAP = 1024
+"""Terms by which others may be ahead: every one takes seconds in which more than half are silent."""
+
+_STATEMENT = b"sfnode-statement"
+
+
+def statement_message(run_id: bytes, said: Statement) -> bytes:
+    """Return what the key of a statement signs: all but the entries, which its chain hash tells."""
+    numbers = (
+        (said.number, 8), (said.term, 4), (said.voted, 4), (said.decided, 8), (said.stop, 8), (said.last, 4),
+        (said.heard, 8), (said.silent, 1),
+    )  # fmt: skip
+    fixed = b"".join(int(number).to_bytes(width, "big") for number, width in numbers)
+    candidate, ballot = said.candidate or bytes(32), said.ballot or bytes(64)
+    return b"".join((_STATEMENT, run_id, said.key, fixed, candidate, ballot, said.chain))
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A statement, and when it came."""
+
+    said: Statement
+    at: float
+    bucket: Bucket
+
+
+class Elections:
+    """The stand-ins of one run, as one machine knows them, and its own part if it is one."""
+
+    def __init__(
+        self,
+        feed: ControlFeed,
+        links: dict[LinkId, Link],
+        grow: Callable[[tuple[Entry, ...]], list[Action]],
+        own: Statement | None,
+    ) -> None:
+        """`grow` adds what is decided to the control feed; `own` is what was kept of our own statement."""
+        self._feed, self._links, self._grow = feed, links, grow
+        self._heard: dict[bytes, _Heard] = {}
+        self._own = own
+        self._sign: Sign | None = None
+        self._key = b""
+        self._restored = False
+        """Whether our key may have promised what is not known here: it elects nobody until it has learnt of
+        the terms that have begun."""
+        self._tail: tuple[int, tuple[Entry, ...]] = (own.decided, own.entries) if own else (0, ())
+        self._organiser_at = float("-inf")
+        """The time at which the organiser was last heard, or at which we began to listen."""
+        self._beats: dict[int, float] = {}
+        """The times of our own statements of late, by number."""
+        self._answered: dict[bytes, float] = {}
+        """The time, by key, of the last of our statements that it has answered."""
+        self._stand_at: float | None = None
+        self._challenged_at: float | None = None
+        self._beat_at = self._wake_at = float("-inf")
+        self._memo: dict[tuple[bytes, int, tuple[Entry, ...]], ControlFeed | None] = {}
+        """The control feed with what a few statements propose: looked at again and again."""
+
+    # -- what others ask ---------------------------------------------------------------------------
+
+    @property
+    def in_use(self) -> bool:
+        """Whether stand-ins are named: a decision takes more than half of them."""
+        return bool(self._feed.stand_ins)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this node is a stand-in."""
+        return self._sign is not None and self._key in self._everybody()
+
+    def leads(self, now: float) -> bool:
+        """Return whether this node may decide: it organises, and more than half have answered of late."""
+        if not self.takes_part or self._feed.key != self._key:
+            return False
+        return not self._feed.frozen and self._most(
+            key for key, at in self._answered.items() if now - at <= LEASE
+        )
+
+    def present(self, now: float) -> list[bytes]:
+        """Return the keys of the stand-ins that were heard within a lease."""
+        fresh = [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
+        return [key for key in self._feed.stand_ins if key == self._key or key in fresh]
+
+    def deadline(self) -> float:
+        """Return the time at which `review` has something to do."""
+        return self._wake_at if self.takes_part else float("inf")
+
+    # -- what comes in -----------------------------------------------------------------------------
+
+    def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
+        """Take part with this key from now on. `restored`: it may have promised what is not known here."""
+        self._key, self._sign, self._restored = key, sign, restored
+        self._organiser_at = self._beat_at = self._wake_at = now
+        if self._own and self._own.key != key:
+            self._own, self._tail = None, (0, ())
+
+    def forgive(self, missed: float) -> None:
+        """Count no time in which this node itself did not run as the organiser's silence."""
+        self._organiser_at += missed
+
+    def introduce(self, link: Link) -> list[Action]:
+        """Tell a new neighbour where every stand-in stands."""
+        known = [heard.said for heard in self._heard.values()]
+        return [Transmit(link.id, said) for said in [*known, *([self._told()] if self._own else [])]]
+
+    def heard(self, link: Link, said: Statement, now: float) -> list[Action]:
+        """Take in a statement, and pass it on if it is news.
+
+        Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
+        """
+        before = self._own if said.key == self._key else None
+        known = self._heard.get(said.key)
+        newest = before or (known.said if known else None)
+        if said.key not in self._everybody() or (newest and said.number <= newest.number):
+            return []
+        if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
+            return []
+        bucket = known.bucket if known else Bucket(STATEMENT_BURST, now)
+        size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
+        if not bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST):
+            return []
+        if not signed_by(said.key, statement_message(self._feed.authority.run_id, said), said.signature):
+            link.waste.charge(FORGERY_COST, 0, now)
+            return []
+        passed = [
+            Transmit(other.id, said) for other in self._links.values() if other.greeted and other is not link
+        ]
+        if said.key == self._key and self._sign:
+            self._remember(said)
+            return [*passed, *self.review(now)]
+        self._heard[said.key] = _Heard(said, now, bucket)
+        if self._own and said.term == self._own.term and said.heard in self._beats:
+            answered = self._answered.get(said.key, float("-inf"))
+            self._answered[said.key] = max(answered, self._beats[said.heard])
+        if self._is_organisers(said) and (not self._own or said.term >= self._own.term or self._stands()):
+            self._organiser_at = now
+        return [*passed, *self.review(now)]
+
+    def decide(self, record: bytes, now: float) -> list[Action]:
+        """Propose a decision; nothing while another is under way, or while we may decide nothing."""
+        ahead = self._ahead()
+        if not self.leads(now) or ahead.stop > self._feed.stop or self._sign is None:
+            return []
+        self._tail = ahead.stop, (ahead.sign(record, self._sign),)
+        return [*self._state(now), *self.review(now)]
+
+    def hand_over(self, key: bytes, now: float) -> list[Action]:
+        """Elect another stand-in for the next term, while we organise: it stands at once, and others follow.
+
+        Nothing while a decision is under way, or where we may decide nothing.
+        """
+        ahead = self._ahead()
+        if not self.leads(now) or ahead.stop > self._feed.stop or key not in ahead.stand_ins:
+            return []
+        term = self._latest() + 1
+        return self._state(now, voted=term, candidate=key, ballot=self._ballot(term, ahead, key))
+
+    # -- what follows ------------------------------------------------------------------------------
+
+    def review(self, now: float) -> list[Action]:
+        """Do what follows from all that is known: answer, elect, stand or decide."""
+        for key in [key for key in self._heard if key not in self._everybody()]:
+            del self._heard[key]
+        self._wake_at = now + BEAT
+        if not self.takes_part or self._feed.frozen or self._feed.behind or self._knows_too_little():
+            return []
+        actions: list[Action] = []
+        for step in (self._follow, self._count_ballots, self._elect, self._stand, self._count_answers):
+            actions += step(now)
+        if now >= self._beat_at:
+            actions += self._state(now)
+        later = [at for at in (self._stand_at, self._organiser_at + LEASE) if at is not None and at > now]
+        self._wake_at = min(self._beat_at, *later, self._wake_at)
+        return actions
+
+    def _follow(self, now: float) -> list[Action]:
+        """Hold what the organiser of the latest term proposes, and answer it."""
+        own, term = self._own, self._own.term if self._own else 0
+        organisers = [heard.said for heard in self._heard.values() if self._is_organisers(heard.said)]
+        said = max(organisers, key=lambda one: one.term, default=None)
+        silent = now - self._organiser_at >= LEASE and not self._organises()
+        if said is None or (said.term < term and (silent or not self._stands())) or self._leads_since(said):
+            return self._state(now) if own is None or own.silent != silent else []
+        if self._with(said) is not None:
+            self._tail = said.decided, said.entries
+        ahead = self._ahead()
+        same = own and (own.term, own.heard, own.silent) == (said.term, said.number, silent)
+        if same and own and (own.stop, own.chain) == (ahead.stop, ahead.chain):
+            return []
+        return self._state(now, term=said.term, heard=said.number, silent=silent)
+
+    def _elect(self, now: float) -> list[Action]:
+        """Elect whoever stands in the latest term and has no less than we, if the organiser is silent."""
+        own, ahead = self._own, self._ahead()
+        if own is None:
+            return []
+        standing = [
+            one.said
+            for one in self._heard.values()
+            if now - one.at <= LEASE
+            and one.said.candidate == one.said.key
+            and one.said.voted == one.said.term > max(own.voted, own.term)
+            and (
+                own.silent
+                or one.said.key == self._feed.key
+                or self._handed_over() == (one.said.term, one.said.key)
+            )
+            and (theirs := self._with(one.said))
+            and (_last(theirs), theirs.stop) >= (_last(ahead), ahead.stop)
+        ]
+        if not standing or self._sign is None:
+            return []
+        one = max(standing, key=lambda said: (said.term, said.key))
+        theirs = self._with(one)
+        assert theirs is not None  # as of all who are standing
+        ballot = self._ballot(one.term, theirs, one.key)
+        return self._state(now, term=one.term, voted=one.term, candidate=one.key, ballot=ballot)
+
+    def _stand(self, now: float) -> list[Action]:
+        """Stand for a new term once more than half hear nothing of the organiser, and a while has passed; or
+        once somebody takes part in a later one than ours, and we organise."""
+        if not self._may_stand(now):
+            self._stand_at = None
+            return []
+        term, wanted = self._handed_over() or (self._latest() + 1, b"")
+        if self._stand_at is None:
+            self._stand_at = now if wanted else now + self._delay(now)
+        if now < self._stand_at or self._sign is None or self._own is None:
+            return []
+        self._stand_at = now + 2 * BEAT + self._delay(now)
+        ballot = self._ballot(term, self._ahead(), self._key)
+        told = self._state(now, term=term, voted=term, candidate=self._key, ballot=ballot)
+        return [*told, *self._count_ballots(now)]
+
+    def _ballot(self, term: int, ahead: ControlFeed, key: bytes) -> bytes:
+        """Return our signature for a key that begins a term after what it holds."""
+        assert self._sign is not None  # whoever elects takes part
+        run_id = self._feed.authority.run_id
+        return self._sign(election_message(run_id, term, ahead.stop, ahead.chain, key))
+
+    def _handed_over(self) -> tuple[int, bytes] | None:
+        """Return the term for which the organiser itself has elected another one, and that key."""
+        heard = self._heard.get(self._feed.key or b"")
+        if heard is None or heard.said.voted <= max(heard.said.term, self._feed.term):
+            return None
+        return heard.said.voted, heard.said.candidate
+
+    def _may_stand(self, now: float) -> bool:
+        own = self._own
+        if (handed := self._handed_over()) and handed[1] == self._key and own and own.voted < handed[0]:
+            return True
+        if self._organises():
+            later = self.leads(now) and self._latest() > self._feed.term
+            self._challenged_at = (self._challenged_at or now) if later else None
+            return self._challenged_at is not None and now - self._challenged_at >= LEASE
+        silent = [
+            key for key, one in self._heard.items() if one.said.silent and now - one.at <= 2 * BEAT + SPREAD
+        ]
+        return bool(own and own.silent) and self._most(silent)
+
+    def _delay(self, now: float) -> float:
+        """Return the seconds until we stand: others who hold more go first."""
+        drawn = hashlib.blake2b(self._key + self._latest().to_bytes(4, "big"), digest_size=4).digest()
+        draw = int.from_bytes(drawn, "big") / 2**32
+        ahead = self._ahead()
+        held = (_last(ahead), ahead.stop)
+        more = any(
+            (one.said.last, one.said.stop) > held and now - one.at <= LEASE for one in self._heard.values()
+        )
+        return SPREAD * draw + (2 * BEAT if more else 0.0)
+
+    def _count_ballots(self, now: float) -> list[Action]:
+        """Begin our term once more than half have elected us."""
+        own, ahead = self._own, self._ahead()
+        if not self._stands() or own is None or self._sign is None:
+            return []
+        message = election_message(self._feed.authority.run_id, own.term, ahead.stop, ahead.chain, self._key)
+        for_us = {self._key: own.ballot} | {
+            key: one.said.ballot
+            for key, one in self._heard.items()
+            if (one.said.voted, one.said.candidate) == (own.term, self._key)
+            and signed_by(key, message, one.said.ballot)
+        }
+        if not self._most(for_us):
+            return []
+        places = enumerate(ahead.stand_ins)
+        ballots = tuple(Ballot(place, for_us[key]) for place, key in places if key in for_us)
+        begun = ahead.elect(own.term, Elected(self._key, ballots), self._sign)
+        self._tail = self._feed.stop, (*ahead.entries[self._feed.stop :], begun)
+        self._stand_at, self._answered = None, {}
+        return self._state(now)
+
+    def _count_answers(self, now: float) -> list[Action]:
+        """Decide what we propose once more than half hold it."""
+        ahead = self._ahead()
+        if not self._organises() or ahead.stop == self._feed.stop:
+            return []
+        held = [
+            key
+            for key, one in self._heard.items()
+            if one.said.term == ahead.term
+            and (
+                (one.said.stop, one.said.chain) == (ahead.stop, ahead.chain) or one.said.decided >= ahead.stop
+            )
+        ]
+        if not self._most(held):
+            return []
+        return [*self._grow(tuple(ahead.entries[self._feed.stop :])), *self._state(now)]
+
+    # -- our own statement -------------------------------------------------------------------------
+
+    def _state(self, now: float, **changes: object) -> list[Action]:
+        """Say anew where we stand: durably, then to all neighbours."""
+        assert self._sign is not None
+        ahead, own = self._ahead(), self._own
+        entries = tuple(ahead.entries[self._feed.stop :])
+        said = replace(
+            own or _blank(self._key, ahead.term),
+            number=own.number + 1 if own else 1,
+            decided=self._feed.stop,
+            stop=ahead.stop,
+            last=_last(ahead),
+            chain=ahead.chain,
+            entries=entries,
+            **changes,  # type: ignore[arg-type]
+        )
+        if self._organises(said):
+            said = replace(said, heard=said.number, silent=False)
+        said = replace(said, signature=self._sign(statement_message(self._feed.authority.run_id, said)))
+        self._own, self._beat_at = said, now + BEAT
+        self._tail = said.decided, entries
+        self._beats = {number: at for number, at in self._beats.items() if now - at <= LEASE} | {
+            said.number: now
+        }
+        told = self._told()
+        return [
+            KeepStatement(said),
+            *(Transmit(link.id, told) for link in self._links.values() if link.greeted),
+        ]
+
+    def _told(self) -> Statement:
+        """Return our statement as others get it: with entries if we organise, or want to."""
+        assert self._own is not None
+        proposes = self._organises() or self._stands()
+        return self._own if proposes else replace(self._own, entries=())
+
+    def _remember(self, said: Statement) -> None:
+        """Take in a statement of our own key that this node knows nothing of: it was restored, or is old."""
+        assert self._own is None or said.number > self._own.number
+        own = self._own
+        term, voted = max(said.term, own.term if own else 0), max(said.voted, own.voted if own else 0)
+        self._own = replace(said, term=term, voted=voted, entries=own.entries if own else ())
+        self._restored = True
+
+    def _knows_too_little(self) -> bool:
+        """Whether our key may have promised more than is known here; ends once more than half of the others
+        have told of the terms that there are: nothing is promised in these."""
+        if self._restored:
+            others = [key for key in self._feed.stand_ins if key != self._key]
+            if 2 * sum(key in self._heard for key in others) <= len(others):
+                return True
+            self._restored, latest = False, self._latest()
+            base = self._own or _blank(self._key, latest)
+            self._own = replace(base, term=latest, voted=latest, candidate=b"", ballot=b"")
+        return False
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    def _organises(self, said: Statement | None = None) -> bool:
+        """Whether our own key signs what comes next, in the term in which we take part."""
+        own, ahead = said or self._own, self._ahead()
+        return own is not None and (ahead.key, ahead.term) == (self._key, own.term)
+
+    def _leads_since(self, said: Statement) -> bool:
+        """Whether we organise, in no earlier term than a statement's."""
+        return self._organises() and self._ahead().term >= said.term
+
+    def _stands(self) -> bool:
+        """Whether we are a candidate, and not elected yet."""
+        own = self._own
+        return bool(own and own.candidate == self._key and own.voted == own.term and not self._organises())
+
+    def _is_organisers(self, said: Statement) -> bool:
+        """Whether a statement is of the one who organises in its term."""
+        if (said.key, said.term) == (self._feed.key, self._feed.term):
+            return True
+        ahead = self._with(said)
+        return ahead is not None and (ahead.key, ahead.term) == (said.key, said.term)
+
+    def _latest(self) -> int:
+        """Return the latest term that anybody takes part in."""
+        terms = [max(one.said.term, one.said.voted) for one in self._heard.values()]
+        return max([self._ours(), *filter(self._is_near, terms)])
+
+    def _ours(self) -> int:
+        """Return the latest term that we know of ourselves."""
+        return max([self._ahead().term, *([self._own.term, self._own.voted] if self._own else [])])
+
+    def _is_near(self, term: int) -> bool:
+        """Return whether a term may have begun by now: one stand-in alone cannot use them up."""
+        terms = self._feed.authority.terms
+        return term // terms == self._feed.term // terms and term <= self._ours() + LEAP
+
+    def _ahead(self) -> ControlFeed:
+        """Return the control feed with what is held here beyond it."""
+        return self._grown(*self._tail) or self._feed
+
+    def _with(self, said: Statement) -> ControlFeed | None:
+        """Return the control feed with what a statement proposes; None if that does not follow from ours."""
+        if said.decided > self._feed.stop:
+            return None
+        ahead = self._grown(said.decided, said.entries) or self._feed
+        return ahead if (ahead.stop, ahead.chain) == (said.stop, said.chain) else None
+
+    def _grown(self, first: int, entries: tuple[Entry, ...]) -> ControlFeed | None:
+        """Return the control feed with these as well, if they follow from all that is decided here."""
+        if not entries or first + len(entries) <= self._feed.stop or first > self._feed.stop:
+            return None
+        asked = self._feed.chain, first, entries
+        if asked not in self._memo:
+            ahead = self._feed.copy()
+            grown = ahead.add(first, entries)
+            follows = ahead.stop > self._feed.stop and ahead.chains[self._feed.stop] == self._feed.chain
+            found = ahead if follows and not isinstance(grown, ControlFork) else None
+            self._memo = {**dict([*self._memo.items()][-3:]), asked: found}
+        return self._memo[asked]
+
+    def _groups(self) -> list[Collection[bytes]]:
+        """Return the keys of those who stand in, and of those who will once what is held here is decided."""
+        return [group for group in (self._feed.stand_ins, *_named(self._tail[1])) if group]
+
+    def _everybody(self) -> set[bytes]:
+        """Return the keys of all whose statements are heard: of those, too, whom a statement that follows
+        from ours proposes."""
+        told = (
+            group
+            for one in self._heard.values()
+            for group in _named(one.said.entries)
+            if self._with(one.said)
+        )
+        return {key for group in (*self._groups(), *told) for key in group}
+
+    def _most(self, keys: Iterable[bytes]) -> bool:
+        """Return whether these, with us, are more than half of those who stand in, and of those who will."""
+        with_us = {*keys, self._key}
+        return all(2 * sum(key in with_us for key in group) > len(group) for group in self._groups())
+
+
+def _blank(key: bytes, term: int) -> Statement:
+    """Return the statement of a stand-in that has said nothing yet."""
+    return Statement(key, 0, term, 0, b"", b"", 0, 0, 0, bytes(32), 0, False, (), bytes(64))
+
+
+def _last(feed: ControlFeed) -> int:
+    """Return the term of the last decision."""
+    return feed.entries[-1].term if feed.entries else 0
+
+
+def _named(entries: Iterable[Entry]) -> list[tuple[bytes, ...]]:
+    """Return the keys of the stand-ins that these decisions name."""
+    turns = [turn_of(entry.record) for entry in entries]
+    return [tuple(one.key for one in turn.keys) for turn in turns if isinstance(turn, StandIns)]

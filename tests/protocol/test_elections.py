@@ -1,0 +1,322 @@
+"""Stand-ins: what is decided, and who organises when the organiser falls silent (SPEC O21 to O23)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sfprotocol import decisions
+from sfprotocol.decisions import Admit, Announce, StandIn, StandIns
+from sfprotocol.elections import BEAT, LEASE, SPREAD
+from sfprotocol.events import OwnDecision, OwnHandOver
+from sfprotocol.messages import ELECTED_TERMS, Statement
+from tests.protocol.feeds import origin_of
+from tests.protocol.swarm import Faults, Node, Swarm
+from tests.protocol.test_organised import AUTHORITY, ORGANISED
+
+RUN = replace(ORGANISED, organised=AUTHORITY._replace(terms=ELECTED_TERMS), version=4)
+CALM = Faults()
+ELECTION = LEASE + 3 * BEAT + 2 * SPREAD
+"""Seconds in which a fallen organiser is replaced."""
+
+
+def key_of(name: str) -> bytes:
+    """Return the public key with which a node stands in: the organiser's own, or one that it has made."""
+    return origin_of("organiser" if name == "a" else f"{name} stands in")
+
+
+def swarm(names: str = "a b c", others: str = "d", seed: int = 0, faults: Faults = CALM) -> Swarm:
+    """Return a swarm whose first node organises, with stand-ins and others that are members."""
+    made = Swarm(run=RUN, organiser="a", stand_ins=names.replace("a", ""), seed=seed, faults=faults)
+    for name in (names + " " + others).split():
+        made.add(name)
+    made.mesh()
+    made.run(5)
+    for name in (names + " " + others).split():
+        decide(made["a"], Admit(origin_of(name), 40, 0))
+    name_stand_ins(made, names)
+    made.run(2 * BEAT)
+    return made
+
+
+def name_stand_ins(made: Swarm, names: str, by: str = "a") -> None:
+    keys = tuple(StandIn(place, key_of(name)) for place, name in enumerate(names.split()))
+    decide(made[by], StandIns(keys))
+
+
+def decide(node: Node, decision: decisions.Decision) -> None:
+    node.handle(OwnDecision(decisions.encode(decision)))
+
+
+def feed(node: Node):  # type: ignore[no-untyped-def]
+    assert node.machine.organised
+    return node.machine.organised.control.feed
+
+
+def elections(node: Node):  # type: ignore[no-untyped-def]
+    assert node.machine.organised
+    return node.machine.organised.control.elections
+
+
+def leaders(made: Swarm) -> list[str]:
+    return [name for name, node in made.nodes.items() if elections(node).leads(made.now)]
+
+
+def said(node: Node) -> list[str]:
+    """Return what was announced, as a node has it."""
+    read = (decisions.read(entry.record).decision for entry in feed(node).entries)
+    return [one.text for one in read if isinstance(one, Announce)]
+
+
+def isolate(made: Swarm, *names: str) -> None:
+    """Cut the links between these nodes and all others."""
+    for name in names:
+        for other in [one for one in made.nodes if one not in names]:
+            made.cut(made[name], made[other])
+
+
+def test_what_is_decided_is_held_by_more_than_half_first() -> None:
+    made = swarm()
+    isolate(made, "a")
+    decide(made["a"], Announce("alone"))
+    made.run(5)
+    assert said(made["a"]) == []
+    made.mesh()
+    made.run(2 * BEAT)
+    assert all(said(node) == ["alone"] for node in made.nodes.values())
+
+
+def test_a_decision_takes_two_hops_and_no_beat() -> None:
+    made = swarm(faults=Faults(latency=(0.1, 0.1)))
+    decide(made["a"], Announce("soon"))
+    made.run(0.5)
+    assert said(made["d"]) == ["soon"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fallen_organiser_is_replaced_and_what_was_shown_stays(seed: int) -> None:
+    made = swarm("a b c", seed=seed)
+    decide(made["a"], Announce("before"))
+    made.run(1)
+    decide(made["a"], Announce("half"))
+    made.drop(made["a"])
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    decide(made[leader], Announce("after"))
+    made.run(2)
+    (told,) = {tuple(said(node)) for node in made.nodes.values()}
+    assert told in {("before", "after"), ("before", "half", "after")}
+    assert {feed(node).term for node in made.nodes.values()} == {1}
+
+
+def test_nobody_decides_without_more_than_half() -> None:
+    made = swarm("a b c")
+    isolate(made, "a"), isolate(made, "b"), isolate(made, "c")
+    made.run(20 * LEASE)
+    assert leaders(made) == []
+    for name in "abc":
+        decide(made[name], Announce(name))
+    made.run(LEASE)
+    assert all(said(node) == [] for node in made.nodes.values())
+    made.mesh()
+    made.run(ELECTION)
+    assert len(leaders(made)) == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_at_most_one_side_of_a_split_decides_and_the_other_follows(seed: int) -> None:
+    made = swarm("a b c d e", "f", seed=seed)
+    isolate(made, "a", "b")
+    made.run(LEASE + 1)
+    assert not elections(made["a"]).leads(made.now)
+    decide(made["a"], Announce("lost"))
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    assert leader in "cde"
+    decide(made[leader], Announce("kept"))
+    made.run(5)
+    made.mesh()
+    made.run(ELECTION)
+    assert leaders(made) == [leader]
+    assert {tuple(said(node)) for node in made.nodes.values()} == {("kept",)}
+    assert len({feed(node).chain for node in made.nodes.values()}) == 1
+
+
+def test_a_restarted_organiser_goes_on_in_its_term() -> None:
+    made = swarm()
+    decide(made["a"], Announce("before"))
+    made.run(1)
+    made["a"].restart()
+    made.mesh()
+    made.run(2 * BEAT)
+    assert leaders(made) == ["a"]
+    decide(made["a"], Announce("after"))
+    made.run(1)
+    assert said(made["d"]) == ["before", "after"]
+    assert feed(made["d"]).term == 0
+
+
+def test_a_promise_outlasts_a_crash() -> None:
+    """Whoever has elected one elects no other in the same term, whatever was in its memory."""
+    made = swarm()
+    made.drop(made["a"])
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    other = "b" if leader == "c" else "c"
+    before = made[other].statement
+    made[other].restart()
+    assert before
+    assert before.voted == 1
+    assert elections(made[other])._own == before
+
+
+def test_the_former_organiser_comes_back_as_a_stand_in() -> None:
+    made = swarm()
+    isolate(made, "a")
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    made.mesh()
+    made.run(3 * BEAT)
+    assert leaders(made) == [leader]
+    made.drop(made[leader])
+    made.run(ELECTION)
+    assert len(leaders(made)) == 1, "it stands in for its successor"
+
+
+def test_a_key_from_a_backup_promises_nothing_in_terms_that_had_begun() -> None:
+    made = swarm()
+    isolate(made, "a")
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    key = made["a"]
+    key.decided, key.authority, key.statement = [], [], None
+    key.restart()
+    elections(key)._restored = True
+    made.mesh()
+    made.run(3 * BEAT)
+    assert leaders(made) == [leader]
+    assert key.statement
+    assert key.statement.term == 1
+    assert key.statement.voted == 1
+    assert key.statement.candidate == b""
+
+
+def test_an_old_copy_of_the_organisers_folder_notices_that_it_is_one() -> None:
+    """It would sign other decisions at positions that it has forgotten."""
+    made = swarm()
+    kept = list(made["a"].decided), made["a"].statement
+    decide(made["a"], Announce("forgotten"))
+    made.run(2 * BEAT)
+    made["a"].decided, made["a"].statement = list(kept[0]), kept[1]
+    made["a"].restart()
+    made.mesh()
+    decide(made["a"], Announce("other"))
+    made.run(ELECTION)
+    assert not any(feed(node).frozen for node in made.nodes.values())
+    assert len({feed(node).chain for node in made.nodes.values()}) == 1
+    assert "forgotten" in said(made["d"])
+
+
+def test_one_stand_in_alone_ends_no_term() -> None:
+    """It hears nobody, and says so: the others go on as before."""
+    made = swarm("a b c", "")
+    isolate(made, "c")
+    made.run(10 * LEASE)
+    made.mesh()
+    made.run(3 * BEAT)
+    assert leaders(made) == ["a"]
+    assert feed(made["a"]).term == 0
+
+
+def test_others_are_named_by_more_than_half_of_both() -> None:
+    made = swarm("a b c", "d e")
+    made.stand_ins += ["d", "e"]
+    for name in "de":
+        made[name].restart()
+    made.mesh()
+    made.run(BEAT)
+    name_stand_ins(made, "a d e")
+    made.run(2 * BEAT)
+    assert {feed(node).stand_ins for node in made.nodes.values()} == {tuple(map(key_of, "ade"))}
+    made.drop(made["a"])
+    made.run(ELECTION)
+    assert leaders(made)[0] in "de"
+
+
+def test_nobody_counts_who_was_not_named() -> None:
+    made = swarm()
+    made.stand_ins.append("d")
+    made["d"].restart()
+    made.mesh()
+    isolate(made, "a", "d")
+    decide(made["a"], Announce("with a stranger's word"))
+    made.run(LEASE)
+    assert said(made["a"]) == []
+
+
+def test_a_run_of_version_3_has_no_stand_ins() -> None:
+    made = Swarm(run=ORGANISED, organiser="a")
+    made.add("a"), made.add("b")
+    made.mesh()
+    made.run(1)
+    name_stand_ins(made, "a b")
+    decide(made["a"], Announce("at once"))
+    made.run(1)
+    assert said(made["b"]) == ["at once"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_shown_is_taken_back_whoever_falls_or_is_cut_off(seed: int) -> None:
+    """Organisers fall and come back: never do two terms decide differently."""
+    faults = Faults(latency=(0.01, 3.0))
+    made = swarm("a b c d e", "f g", seed=seed, faults=faults)
+    made.run(60)
+    name_stand_ins(made, "a b c d e")
+    made.run(30)
+    shown: dict[str, list[str]] = {name: [] for name in made.nodes}
+    for turn in range(12):
+        made.run(made.random.uniform(1, 90))
+        victim = made[made.random.choice("abcde")]
+        if made.random.random() < 0.5:
+            victim.restart()
+        else:
+            isolate(made, victim.name)
+        for leader in leaders(made):
+            decide(made[leader], Announce(f"{turn} by {leader}"))
+        made.run(made.random.uniform(1, 60))
+        for name, node in made.nodes.items():
+            assert said(node)[: len(shown[name])] == shown[name]
+            shown[name] = said(node)
+        made.mesh()
+    made.run(3 * ELECTION)
+    assert len(leaders(made)) == 1
+    assert len({feed(node).chain for node in made.nodes.values()}) == 1
+    assert not any(feed(node).frozen for node in made.nodes.values())
+
+
+def test_statements_of_others_cost_a_stranger_nothing() -> None:
+    """Who is no stand-in hears of them and passes them on; a false one is charged to whoever brought it."""
+    made = swarm()
+    link = next(iter(made["d"].machine.links.values()))
+    known = next(iter(elections(made["d"])._heard.values())).said
+    spent = link.waste.tokens if hasattr(link.waste, "tokens") else None
+    forged = replace(known, number=known.number + 1)
+    assert isinstance(forged, Statement)
+    assert elections(made["d"]).heard(link, forged, made.now) == []
+    assert spent is None or link.waste.tokens <= spent
+
+
+def test_an_organiser_hands_over_at_once() -> None:
+    made = swarm()
+    decide(made["a"], Announce("before"))
+    made.run(BEAT)
+    made["a"].handle(OwnHandOver(key_of("c")))
+    made.run(2)
+    assert leaders(made) == ["c"]
+    decide(made["c"], Announce("after"))
+    made.run(1)
+    assert said(made["d"]) == ["before", "after"]
+    made["c"].handle(OwnHandOver(key_of("a")))
+    made.run(2)
+    assert leaders(made) == ["a"]
