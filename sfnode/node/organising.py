@@ -38,11 +38,12 @@ from sfnode.organising.events import (
     Summarise,
     Summarised,
 )
-from sfnode.organising.organiser import Organiser, OrganiserState
+from sfnode.organising.organiser import SETTLE_TIME, Organiser, OrganiserState
 from sfnode.organising.policy import WORK_BITS, is_wary, policy_of
 from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
+from sfnode.store.data_folder import signed_here
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.replay import counted_anew
 from sfprotocol import decisions
@@ -97,7 +98,11 @@ class Organising:
         self._untold: list[Event] = []
         """Events of which the organiser hears at the end of a round."""
         self._begun = False
-        """Whether it has begun the run because nobody else was to be found."""
+        """Whether it has begun the run, or gone on with it, because nobody else was to be found."""
+        self._peopled_at = node.clock()
+        """Time at which there was last a link, or none was wanted."""
+        self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
+        """The chain hash of all that the key has signed, where this log shows it; empty where it does not."""
         self._organiser = Organiser(
             View(node.machine, node.log),
             node.outside.policy or policy_of(node.manifest, node.settings),
@@ -171,12 +176,25 @@ class Organising:
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
         events: list[Event] = [Round(moved), *self._untold]
         self._untold.clear()
-        if not (self._begun or self._organised.control.feed.stop) and self._readiness.begins():
+        if not self._begun and self._is_nobody_else():
             self._begun = True
             events.append(NobodyElse())
         for event in events if not self._stopped else ():
             for action in self._organiser.handle(event, self._node.clock()):
                 self._do(action)
+
+    def _is_nobody_else(self) -> bool:
+        """Return whether nobody is there to tell more than is here, and it is for this node to decide: the
+        run is new, or all that its key has signed is here, since it has signed last in this very log."""
+        feed, now = self._organised.control.feed, self._node.clock()
+        if not feed.stop:
+            return self._readiness.begins()
+        if not self._node.peering.deserted:
+            self._peopled_at = now
+        waits = self.state is OrganiserState.RESTARTED and feed.chain == self._whole
+        if found := waits and now - self._peopled_at >= SETTLE_TIME:
+            log.info("no peer is there, and the last decisions were signed here: the organiser goes on alone")
+        return found
 
     def _do(self, action: Action) -> None:
         match action:
