@@ -40,6 +40,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.organiser import SETTLE_TIME, Organiser, OrganiserState
 from sfnode.organising.policy import WORK_BITS, is_wary, policy_of
+from sfnode.organising.reporting.alarms import Restarted
 from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
@@ -99,8 +100,8 @@ class Organising:
         """Events of which the organiser hears at the end of a round."""
         self._begun = False
         """Whether it has begun the run, or gone on with it, because nobody else was to be found."""
-        self._peopled_at = node.clock()
-        """Time at which there was last a link, or none was wanted."""
+        self._began_at = self._peopled_at = node.clock()
+        """Times of the start, and at which there was last a link, or none was wanted."""
         self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
         """The chain hash of all that the key has signed, where this log shows it; empty where it does not."""
         self._organiser = Organiser(
@@ -125,6 +126,20 @@ class Organising:
     def state(self) -> OrganiserState:
         """Whether it signs."""
         return self._organiser.state
+
+    @property
+    def restarted(self) -> Restarted | None:
+        """The wait of an organiser that does not sign yet; None once it does, and if it never will again."""
+        if self.state is not OrganiserState.RESTARTED:
+            return None
+        control, peering = self._organised.control, self._node.peering
+        more = max(0, control.claimed[0] - control.feed.stop)
+        return Restarted(
+            self._node.clock() - self._began_at,
+            more,
+            linked=not peering.deserted,
+            signed_here=control.feed.chain == self._whole,
+        )
 
     @property
     def guarded(self) -> bool:

@@ -14,6 +14,7 @@ from sflab.simulator.world.disk import Files, copy, put_back
 from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.world import World
 from sfnode.cli.ending import _budget_for_others
+from sfnode.errors import Code
 from sfnode.node.state import describe
 from sfnode.organising.organiser import SETTLE_TIME, OrganiserState
 from sfnode.schema.node_state import Wait
@@ -119,23 +120,31 @@ def test_an_organiser_whose_members_are_away_goes_on_within_half_a_minute(world:
 @pytest.mark.usefixtures("old")
 def test_an_organiser_of_which_a_neighbour_has_all_waits_for_nobody_else(world: World) -> None:
     restart(world, world["a"])
+    assert describe(world["a"].running).alarms == []
     assert sealed_after(world, SETTLE_TIME + 10)
 
 
-def test_an_old_copy_waits_for_a_peer_and_says_which_option_ends_that(world: World, old: Files) -> None:
+def test_an_old_copy_says_within_seconds_what_it_waits_for_and_which_option_ends_that(
+    world: World, old: Files
+) -> None:
     a, b = world["a"], world["b"]
     b.crash()
     a.layout.log.rename(a.layout.path / "lost")  # its inode is not given to another file
     restore(world, old)
     world.run_until(world.now + 10)
+    (alarm,) = describe(a.running).alarms
+    assert alarm.code == f"SF{Code.ORGANISER_SILENT:03d}"
+    assert "this folder may lack decisions, as it is a copy" in alarm.what
+    assert "`--organise --set organise.alone=yes`" in alarm.fix
     assert not sealed_after(world, 10 * SETTLE_TIME)
     said = describe(a.running)
     assert said.wait
     assert said.wait.reason is Wait.ORGANISER
-    assert "`--set organise.alone=yes`" in said.wait.text
+    assert alarm.fix in said.wait.text
     world.do(b.start)
     world.run_until(world.now + SETTLE_TIME + 15)
     assert signs(world)
+    assert describe(a.running).alarms == []
     assert sealed_after(world, 30)
     assert not a.organised.control.feed.frozen
 
