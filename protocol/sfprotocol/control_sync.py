@@ -233,7 +233,7 @@ class ControlSync:
         if revoked:  # once, however many there are: it looks at every feed
             self.changed |= self._held()
         self._tell_digest()
-        return [KeepControl(before, entries), *self._pass_on(before, entries, source)]
+        return [KeepControl(before, entries, ours=source is None), *self._pass_on(before, entries, source)]
 
     def _pass_on(self, first: int, entries: tuple[Entry, ...], source: Link | None) -> Iterable[Action]:
         short = sum(len(entry.record) + 80 for entry in entries) <= PUSHED_BYTES

@@ -269,6 +269,8 @@ class KeepControl:
 
     first: int
     entries: tuple[Entry, ...]
+    ours: bool = False
+    """Whether they were signed here, just now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -454,6 +454,8 @@ def _lines(s: OrganiserStatus) -> list[str]:
         + ("" if s.petitions is None else f", {s.petitions} newcomers wait"),
         f"health      {health_in_words(s.health)}",
     ]
+    if s.waits:
+        lines.append(f"waits       {s.waits}")
     if s.incomplete:
         lines.append("incomplete  decisions are lacking here that the last succession keeps")
     if s.frozen:

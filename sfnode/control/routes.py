@@ -25,7 +25,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.organising import Organising
 from sfnode.organising import owner_decisions
-from sfnode.organising.organiser import OrganiserState
+from sfnode.organising.reporting.alarms import ALONE_FIX
 from sfnode.organising.reporting.reports import Reports
 from sfnode.schema.organising import (
     DecisionRequest,
@@ -264,13 +264,8 @@ def _signing(organising: Organising | None) -> Organising:
             "this node does not have the organiser's key",
             "Ask the node that was started with --organise, or start this one so if you have the key.",
         )
-    if organising.state is OrganiserState.RESTARTED:
-        raise UserError(
-            Code.ORGANISER_NEEDED,
-            "the organiser was restarted and waits for peers to tell which of its decisions they have",
-            "Try again in a minute; if nobody else is there, start the node with --organise --set "
-            "organise.alone=yes.",
-        )
+    if restarted := organising.restarted:
+        raise UserError(Code.ORGANISER_NEEDED, restarted.what, f"Try again in a minute. {ALONE_FIX}")
     return organising
 
 

@@ -16,6 +16,7 @@ from sfnode.daemon_thread import DaemonExecutor
 from sfnode.logging import log
 from sfnode.node.link_pump import LinkPump
 from sfnode.resources.bandwidth_limits import Bandwidth
+from sfnode.store.data_folder import remember_signing
 from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.replay import remember_checkpoint
 from sfnode.transport.base import Link
@@ -63,6 +64,8 @@ class LogStore:
         """
         if commit.own is not None:
             self._continue_as(commit.own)
+        if commit.control:
+            remember_signing(self._log, all(kept.ours for kept in commit.control))
         records = [Record(admit.feed, admit.segment, admit.chain) for admit in commit.admits]
         cuts = [self._cut_record(cut.proof) for cut in commit.cuts]
         cuts += [CutRecord(feed, 0, genesis(self._run.run_id, feed), b"") for feed in commit.evicted]

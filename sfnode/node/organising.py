@@ -38,11 +38,13 @@ from sfnode.organising.events import (
     Summarise,
     Summarised,
 )
-from sfnode.organising.organiser import Organiser, OrganiserState
+from sfnode.organising.organiser import SETTLE_TIME, Organiser, OrganiserState
 from sfnode.organising.policy import WORK_BITS, is_wary, policy_of
+from sfnode.organising.reporting.alarms import Restarted
 from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
+from sfnode.store.data_folder import signed_here
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.replay import counted_anew
 from sfprotocol import decisions
@@ -97,7 +99,11 @@ class Organising:
         self._untold: list[Event] = []
         """Events of which the organiser hears at the end of a round."""
         self._begun = False
-        """Whether it has begun the run because nobody else was to be found."""
+        """Whether it has begun the run, or gone on with it, because nobody else was to be found."""
+        self._began_at = self._peopled_at = node.clock()
+        """Times of the start, and at which there was last a link, or none was wanted."""
+        self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
+        """The chain hash of all that the key has signed, where this log shows it; empty where it does not."""
         self._organiser = Organiser(
             View(node.machine, node.log),
             node.outside.policy or policy_of(node.manifest, node.settings),
@@ -120,6 +126,20 @@ class Organising:
     def state(self) -> OrganiserState:
         """Whether it signs."""
         return self._organiser.state
+
+    @property
+    def restarted(self) -> Restarted | None:
+        """The wait of an organiser that does not sign yet; None once it does, and if it never will again."""
+        if self.state is not OrganiserState.RESTARTED:
+            return None
+        control, peering = self._organised.control, self._node.peering
+        more = max(0, control.claimed[0] - control.feed.stop)
+        return Restarted(
+            self._node.clock() - self._began_at,
+            more,
+            linked=not peering.deserted,
+            signed_here=control.feed.chain == self._whole,
+        )
 
     @property
     def guarded(self) -> bool:
@@ -171,12 +191,25 @@ class Organising:
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
         events: list[Event] = [Round(moved), *self._untold]
         self._untold.clear()
-        if not (self._begun or self._organised.control.feed.stop) and self._readiness.begins():
+        if not self._begun and self._is_nobody_else():
             self._begun = True
             events.append(NobodyElse())
         for event in events if not self._stopped else ():
             for action in self._organiser.handle(event, self._node.clock()):
                 self._do(action)
+
+    def _is_nobody_else(self) -> bool:
+        """Return whether nobody is there to tell more than is here, and it is for this node to decide: the
+        run is new, or all that its key has signed is here, since it has signed last in this very log."""
+        feed, now = self._organised.control.feed, self._node.clock()
+        if not feed.stop:
+            return self._readiness.begins()
+        if not self._node.peering.deserted:
+            self._peopled_at = now
+        waits = self.state is OrganiserState.RESTARTED and feed.chain == self._whole
+        if found := waits and now - self._peopled_at >= SETTLE_TIME:
+            log.info("no peer is there, and the last decisions were signed here: the organiser goes on alone")
+        return found
 
     def _do(self, action: Action) -> None:
         match action:

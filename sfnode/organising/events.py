@@ -16,7 +16,7 @@ from sfprotocol.messages import Feed
 
 @dataclass(frozen=True, slots=True)
 class NobodyElse:
-    """The run is new, and no other node of it is to be found."""
+    """No other node of the run is to be found, and it is new, or nothing that was signed is lacking here."""
 
 
 @dataclass(frozen=True, slots=True)

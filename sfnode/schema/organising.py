@@ -118,6 +118,8 @@ class OrganiserStatus(Answer):
     """The first subspace for which bases may be published."""
     organiser: str | None
     """State of the organiser on this node; None if its key is elsewhere."""
+    waits: str | None
+    """Reason why it does not sign yet, and what ends that; None once it does, or where it is not."""
     petitions: int | None
     """Newcomers that wait for the owner; None where the organiser is elsewhere."""
     health: HealthStatus

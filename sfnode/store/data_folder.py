@@ -36,6 +36,10 @@ _SOCKET = "control.sock"
 _LOCATION = "place"
 """Key in the log's meta table under which lies where the log was when its feed was last continued."""
 
+_SIGNED_AT = "signed"
+"""Key under which lies where the log was when a decision was last signed in it; empty once others that were
+signed elsewhere have come since."""
+
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
@@ -167,6 +171,23 @@ def remember_location(log: UpdateLog) -> None:
     crash in between costs an incarnation but forks nothing.
     """
     log.set_meta(_LOCATION, _location(log))
+
+
+def signed_here(log: UpdateLog) -> bool:
+    """Return whether the newest decisions in this log were signed in this very file: then nothing that was
+    signed can be lacking, as it was durable before anybody got it. What this cannot see: as `moved`."""
+    return log.get_meta(_SIGNED_AT) == _location(log)
+
+
+def remember_signing(log: UpdateLog, ours: bool) -> None:
+    """Record whether decisions that are about to be written to this log are `ours`, signed here.
+
+    Should the process end in between: `ours` can only be signed by who has all that was signed before, and
+    what others have signed is not here yet.
+    """
+    here = _location(log) if ours else b""
+    if (log.get_meta(_SIGNED_AT) or b"") != here:
+        log.set_meta(_SIGNED_AT, here)
 
 
 def control_socket_path(path: Path) -> Path:

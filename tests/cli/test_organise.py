@@ -13,6 +13,7 @@ import pytest
 from sfnode.models import bases
 from sfnode.models.manifest_builder import build
 from sfnode.organising.admission import invitation_key
+from sfnode.organising.reporting.alarms import Restarted
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfprotocol import invitation
@@ -60,6 +61,9 @@ def test_status_shows_what_an_owner_has_to_know(node: OrganisedNode, organise: R
         in said.out
     )
     assert "announced   on Monday" in said.out
+    assert "waits" not in said.out
+    node.organising.restarted = Restarted(8.0, more=7, linked=True, signed_here=False)
+    assert "waits       the organiser here signs nothing yet: a neighbour says" in organise("status").out
     assert json.loads(organise("status", "--json").out)["health"]["verdict"] == "worse"
 
 

@@ -15,6 +15,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import build
 from sfnode.organising import owner_decisions
 from sfnode.organising.organiser import OrganiserState
+from sfnode.organising.reporting.alarms import Restarted
 from sfnode.organising.reporting.reports import Reports
 from sfnode.peers.invitations import compose, invite
 from sfnode.store.data_folder import Layout
@@ -49,6 +50,7 @@ class Organising:
 
     def __init__(self, node: OrganisedNode) -> None:
         self.state = OrganiserState.ORGANISING
+        self.restarted: Restarted | None = None
         self.guarded = False
         self.waiting: list[Petition] = []
         self._node = node

@@ -12,6 +12,7 @@ from sfnode.control.server import serve
 from sfnode.errors import Code, UserError
 from sfnode.organising.admission import work
 from sfnode.organising.organiser import OrganiserState
+from sfnode.organising.reporting.alarms import Restarted
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import DecisionResult
 from sfprotocol import decisions, wire_codec
@@ -170,7 +171,7 @@ async def test_what_is_no_decision_is_refused(client: Client) -> None:
 
 async def test_only_a_node_whose_organiser_signs_takes_wishes(node: OrganisedNode, client: Client) -> None:
     wish = decisions.encode(Finish())
-    node.organising.state = OrganiserState.RESTARTED
+    node.organising.restarted = Restarted(8.0, more=0, linked=True, signed_here=False)
     assert (await refused(client.decide(wish))).code == Code.ORGANISER_NEEDED
     node.api.organising = None
     assert (await refused(client.decide(wish))).code == Code.ORGANISER_NEEDED

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sfnode.node.startup import settled
+from sfnode.store.data_folder import remember_signing, signed_here
 from sfnode.store.log import UpdateLog
 from sfprotocol import decisions
 from sfprotocol.control_feed import succession_message
@@ -107,21 +110,56 @@ def test_the_named_history_takes_the_place_of_another(made: Logged) -> None:
     assert_kept(made)
 
 
-def test_decisions_that_a_succession_drops_are_dropped_from_the_log(made: Logged) -> None:
-    made["b"].compute(5)
-    made.swarm.run(2)
-    control = made["d"].machine.organised.control.feed  # type: ignore[union-attr]
-    kept, chain = control.stop, control.chain
-    made.close()
-    made.seal()
-    made.swarm.run(2)
-    succession = Succession(1, kept, chain, origin_of("new"), ())
+def hand_over(made: Logged, kept: int) -> None:
+    """Let node d go on as organiser after so many decisions, and make one."""
+    control = made["d"].machine.organised.control  # type: ignore[union-attr]
+    succession = Succession(1, kept, control.feed.chains[kept], origin_of("new"), ())
     message = succession_message(RUN.run_id, succession)
     votes = tuple(Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
     made["d"].handle(OwnSuccession(replace(succession, votes=votes)))
-    made["d"].machine.organised.control._sign = signing_key("new").sign  # type: ignore[union-attr]
+    control._sign = signing_key("new").sign
     made["d"].handle(OwnDecision(decisions.encode(Budget(19))))
     made.swarm.run(10)
+
+
+def test_decisions_that_a_succession_drops_are_dropped_from_the_log(made: Logged) -> None:
+    made["b"].compute(5)
+    made.swarm.run(2)
+    kept = made["d"].machine.organised.control.feed.stop  # type: ignore[union-attr]
+    made.close()
+    made.seal()
+    made.swarm.run(2)
+    hand_over(made, kept)
     assert {len(log.control()) for log in made.logs.values()} == {kept + 1}
     assert {made[name].machine.frontier.counting.budget for name in "abcd"} == {19}  # type: ignore[union-attr]
     assert_kept(made)
+
+
+# -- where decisions were signed -----------------------------------------------------------------------
+
+
+def test_who_has_signed_last_knows_that_nothing_of_it_is_lacking_here(made: Logged) -> None:
+    made.decide(Budget(17))
+    made.swarm.run(2)
+    assert {name for name, log in made.logs.items() if signed_here(log)} == {"a"}
+
+
+def test_a_copy_may_lack_what_was_signed_since_and_signs_last_once_it_has_signed(
+    made: Logged, tmp_path: Path
+) -> None:
+    copied = tmp_path / "copy.sqlite"
+    with closing(sqlite3.connect(made.logs["a"].path)) as log, closing(sqlite3.connect(copied)) as copy:
+        log.backup(copy)
+    with UpdateLog.open(copied, RUN.run_id) as log:
+        assert not signed_here(log)
+        remember_signing(log, True)
+        assert signed_here(log)
+    with UpdateLog.open(copied, RUN.run_id) as log:
+        assert signed_here(log)
+
+
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_what_was_signed_elsewhere_last_tells_that_more_may_be_lacking(made: Logged, dropped: int) -> None:
+    made.swarm.run(2)
+    hand_over(made, len(made.logs["a"].control()) - dropped)
+    assert {name for name, log in made.logs.items() if signed_here(log)} == {"d"}

@@ -95,6 +95,11 @@ class Peering:
         """Whether there is no link, and none is being opened."""
         return self.manager.alone
 
+    @property
+    def deserted(self) -> bool:
+        """Whether there is no link, and this node's owner would have it keep some."""
+        return self.manager.presence is events.Presence.OPEN and not self.manager.linked
+
     def sources(self) -> list[str]:
         """Return addresses of peers that may have what this node lacks: data, model, bases, a checkpoint."""
         return self.book.nodes(MODEL_SOURCES)

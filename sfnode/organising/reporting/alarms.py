@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.organising.evaluation.health import HealthVerdict
-from sfnode.printable import command, part_of
+from sfnode.printable import command, part_of, span
 from sfnode.schema.metrics import metric_of, result_in_words
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EvidenceStatus
@@ -33,6 +33,10 @@ NO_GAIN = 1 / 4
 be measured until then is hardly worth the rest."""
 
 
+RESTARTED_TIME = 5.0
+"""Seconds after its start from which an organiser that may wait for ever says so: links take a moment."""
+
+
 class Silence(NamedTuple):
     """Updates that wait while the organiser decides nothing."""
 
@@ -40,6 +44,45 @@ class Silence(NamedTuple):
     """Time since updates wait and no decision has come."""
     since_seal: float | None
     """Time since the last seal has come; None if none has since the start of this node."""
+
+
+class Restarted(NamedTuple):
+    """The wait of an organiser that was restarted and does not sign yet."""
+
+    seconds: float
+    """Time since its start."""
+    more: int
+    """Decisions that a neighbour says it has and that are not here."""
+    linked: bool
+    """Whether there is a neighbour, or none is wanted for now."""
+    signed_here: bool
+    """Whether the last decisions were signed in this log, so that it goes on if it stays alone."""
+
+    @property
+    def what(self) -> str:
+        """The reason in words, which stay the same while it does: the log has them when they change."""
+        if self.more:
+            why = f"a neighbour says that it has {self.more} decisions more, which have to come first"
+        elif self.linked or self.signed_here:
+            why = "it asks others which of its decisions they have, for half a minute as a rule"
+        else:
+            why = (
+                "this folder may lack decisions, as it is a copy or its key has signed elsewhere, and nobody "
+                "is there to tell"
+            )
+        return f"the organiser here signs nothing yet: {why}"
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it may wait for ever."""
+        ends = not self.more and (self.linked or self.signed_here)
+        return self.seconds >= RESTARTED_TIME and not ends
+
+
+ALONE_FIX = (
+    "If nobody else has decisions of this run, start this node again with `--organise --set "
+    "organise.alone=yes`."
+)
 
 
 def alarms(
@@ -51,9 +94,11 @@ def alarms(
     *,
     here: bool,
     guarded: bool = False,
+    restarted: Restarted | None = None,
 ) -> list[AlarmStatus]:
     """Return the alarms, the gravest first; `here`: this node has the organiser's key, and its organiser may
-    have a guard (`guarded`). `own`: the evidence about this node's own work."""
+    have a guard (`guarded`), or not sign yet (`restarted`). `own`: the evidence about this node's own
+    work."""
     found = []
     if feed.frozen:
         found.append(_frozen(here))
@@ -65,7 +110,10 @@ def alarms(
         found.append(_worse(verdict, fix))
     if verdict.no_gain and counting.counted >= NO_GAIN * counting.budget:
         found.append(_no_better(verdict, counting, here))
-    if silence and not feed.frozen:
+    if restarted and restarted.lasts and not feed.frozen:
+        what = f"{span(restarted.seconds)} after its start {restarted.what}"
+        found.append(UserError(Code.ORGANISER_SILENT, what, ALONE_FIX))
+    elif silence and not feed.frozen:
         found.append(_silent(silence, here))
     waits = own and own.skipped and not own.counts_at_last
     if own and waits and own.harmful_since is None:  # who is revoked is told so

@@ -16,7 +16,7 @@ from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, MembersEvidence
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.owner_decisions import link_in
-from sfnode.organising.reporting.alarms import Silence, alarms
+from sfnode.organising.reporting.alarms import ALONE_FIX, Restarted, Silence, alarms
 from sfnode.organising.reporting.run_history import Results
 from sfnode.printable import command, part_of
 from sfnode.schema.metrics import model_in_words, result_in_words, value_in_words
@@ -80,6 +80,11 @@ class Signing(Protocol):
     def state(self) -> OrganiserState: ...
 
     @property
+    def restarted(self) -> Restarted | None:
+        """The wait of one that does not sign yet."""
+        ...
+
+    @property
     def guarded(self) -> bool:
         """Whether a guard goes back when the run gets worse."""
         ...
@@ -138,6 +143,7 @@ class Reports:
             bases=[SubspaceBases(subspace=one.subspace, digest=one.digest.hex()) for one in counting.bases],
             next_subspace=counting.next_subspace(),
             organiser=organising.state.value if organising else None,
+            waits=_restarted(organising),
             petitions=len(organising.petitions()) if organising else None,
             health=self._health(),
             evaluations=self.evaluations(),
@@ -173,7 +179,9 @@ class Reports:
         own_evidence = None if own_number is None else self._evidence(own_number // INCARNATIONS)
         here, guarded = organising is not None, organising is not None and organising.guarded
         feed, counting = self._feed, self.counting
-        return alarms(self._verdict, feed, counting, silence, own_evidence, here=here, guarded=guarded)
+        restarted = organising.restarted if organising else None
+        about = self._verdict, feed, counting, silence, own_evidence
+        return alarms(*about, here=here, guarded=guarded, restarted=restarted)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
@@ -376,7 +384,8 @@ class Reports:
 
     def _not_admitted(self, own: Feed, asked: float | None, organising: Signing | None) -> WaitStatus:
         if organising is not None:
-            return WaitStatus(reason=Wait.ORGANISER, text=f"not admitted yet: {_signs_once(organising)}")
+            why = _restarted(organising) or f"the organiser here is {organising.state.value}"
+            return WaitStatus(reason=Wait.ORGANISER, text=f"not admitted yet: {why}")
         if asked is None:
             text = "not admitted yet: it computes the proof of work that asks for that"
             return WaitStatus(reason=Wait.WORK, text=text)
@@ -408,8 +417,8 @@ class Reports:
         )
 
     def _no_room(self, own: Feed, organising: Signing | None) -> WaitStatus:
-        if organising is not None and organising.state is OrganiserState.RESTARTED:
-            return WaitStatus(reason=Wait.ORGANISER, text=_signs_once(organising))
+        if why := _restarted(organising):
+            return WaitStatus(reason=Wait.ORGANISER, text=why)
         number, epoch = self.counting.number(own), self.counting.open_epoch
         assert number is not None  # who stands as a member has feeds
         quota = self._organised.quota(number // INCARNATIONS)
@@ -455,12 +464,10 @@ class Reports:
         return results
 
 
-def _signs_once(organising: Signing) -> str:
-    """Return what the organiser of this node waits for."""
-    return (
-        f"the organiser here is {organising.state.value} and signs once peers have told which of its "
-        "decisions they have; if nobody else takes part, start it again with `--set organise.alone=yes`"
-    )
+def _restarted(organising: Signing | None) -> str | None:
+    """Return what the organiser of this node waits for before it signs, and what ends that."""
+    restarted = organising.restarted if organising else None
+    return f"{restarted.what}. {ALONE_FIX}" if restarted else None
 
 
 def _numbers(counting: Counting) -> dict[str, int]:

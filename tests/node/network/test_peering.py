@@ -279,10 +279,14 @@ async def test_a_peer_that_was_given_and_comes_up_late_is_met(town: Town) -> Non
 
 
 async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town: Town) -> None:
-    a, b = await town.add("a"), await town.add("b", "a")
+    a = await town.add("a")
+    assert a.peering.deserted
+    b = await town.add("b", "a")
     await eventually(lambda: a.peers == ["b"])
+    assert not a.peering.deserted
     b.peering.stay_away(True)
     await eventually(lambda: a.peers == [])
+    assert (a.peering.deserted, b.peering.deserted) == (True, False), "b's owner wants no links"
     said: list[str] = []
     for name in ("announce", "find", "bootstrap", "connect"):
         calls = getattr(b.transport, name)

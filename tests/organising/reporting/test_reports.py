@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfnode.organising.evaluation.health import published
-from sfnode.organising.organiser import OrganiserState
+from sfnode.organising.reporting.alarms import ALONE_FIX, Restarted
 from sfnode.organising.reporting.reports import LOOK_INTERVAL, SILENT_TIME, UNANSWERED_TIME, Reports
 from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.status import AlarmStatus, WaitStatus
@@ -261,6 +261,40 @@ def test_an_organiser_is_silent_once_updates_have_waited_for_long(
     assert reports.alarms(None, began + SILENT_TIME) == []
 
 
+@pytest.mark.parametrize(
+    ("restarted", "alarms"),
+    [
+        (Restarted(3.0, more=0, linked=False, signed_here=False), 0),
+        (Restarted(5.0, more=0, linked=False, signed_here=False), 1),
+        (Restarted(5.0, more=0, linked=False, signed_here=True), 0),
+        (Restarted(5.0, more=0, linked=True, signed_here=False), 0),
+        (Restarted(5.0, more=7, linked=True, signed_here=True), 1),
+    ],
+)
+def test_an_organiser_that_may_wait_for_ever_says_so_within_seconds_and_no_other(
+    node: OrganisedNode, reports: Reports, restarted: Restarted, alarms: int
+) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    node.organising.restarted = restarted
+    found = reports.alarms(node.organising, 0.0)
+    assert codes(found) == ["SF073"] * alarms
+    for alarm in found:
+        assert "5 s after its start the organiser here signs nothing yet: " in alarm.what
+        assert "organise.alone=yes" in alarm.fix
+    assert reports.status(node.organising).waits == f"{restarted.what}. {ALONE_FIX}"
+
+
+def test_who_knows_for_what_its_organiser_waits_is_not_told_that_it_is_silent_too(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    node.compute(3)
+    reports.news(0.0)
+    node.organising.restarted = Restarted(SILENT_TIME, more=7, linked=True, signed_here=False)
+    (alarm,) = reports.alarms(node.organising, SILENT_TIME)
+    assert "7 decisions more" in alarm.what
+
+
 def test_a_decision_of_a_later_version_is_an_alarm(
     node: OrganisedNode, reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,10 +323,11 @@ def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
     decided = waits(node, UNANSWERED_TIME)
     assert decided
     assert f"`sfnode organise admit {A.hex()[:8]}`" in decided.text
-    node.organising.state = OrganiserState.RESTARTED
+    node.organising.restarted = Restarted(8.0, more=0, linked=True, signed_here=False)
     organiser = waits(node, organises=True)
     assert organiser
     assert organiser.reason is Wait.ORGANISER
+    assert node.organising.restarted.what in organiser.text
     node.decide(Admit(A, QUOTA, 0))
     assert waits(node) is None
 

@@ -10,9 +10,11 @@ import pytest
 
 from sflab.simulator.world import runs
 from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.disk import Files, copy, put_back
 from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.world import World
 from sfnode.cli.ending import _budget_for_others
+from sfnode.errors import Code
 from sfnode.node.state import describe
 from sfnode.organising.organiser import SETTLE_TIME, OrganiserState
 from sfnode.schema.node_state import Wait
@@ -80,19 +82,86 @@ def test_a_run_that_one_node_has_completed_alone_says_how_others_go_on_with_it(w
     assert _budget_for_others(node) is None
 
 
-def test_an_organiser_whose_members_are_away_says_which_option_ends_its_wait(world: World) -> None:
+@pytest.fixture
+def old(world: World) -> Files:
+    """A backup of "a" that lacks decisions which "b" has by now."""
+    join(world, "b")
+    assert sealed_after(world, 20)
+    files = copy(world["a"].layout)
+    assert sealed_after(world, 20)
+    return files
+
+
+def restore(world: World, files: Files) -> None:
+    """Have "a" come back with what a backup holds."""
+    a = world["a"]
+    a.crash()
+    put_back(a.layout, files)
+    a.forgets()
+    world.do(a.start)
+
+
+def signs(world: World) -> bool:
+    organising = world["a"].running.organising
+    assert organising
+    return organising.state is OrganiserState.ORGANISING
+
+
+def test_an_organiser_whose_members_are_away_goes_on_within_half_a_minute(world: World) -> None:
+    """All that it has ever signed was in this file before anybody got it."""
     b = join(world, "b")
     assert sealed_after(world, 20)
     b.crash()
     restart(world, world["a"])
+    assert not sealed_after(world, SETTLE_TIME - 10)
+    assert sealed_after(world, 30)
+
+
+@pytest.mark.usefixtures("old")
+def test_an_organiser_of_which_a_neighbour_has_all_waits_for_nobody_else(world: World) -> None:
+    restart(world, world["a"])
+    assert describe(world["a"].running).alarms == []
+    assert sealed_after(world, SETTLE_TIME + 10)
+
+
+def test_an_old_copy_says_within_seconds_what_it_waits_for_and_which_option_ends_that(
+    world: World, old: Files
+) -> None:
+    a, b = world["a"], world["b"]
+    b.crash()
+    a.layout.log.rename(a.layout.path / "lost")  # its inode is not given to another file
+    restore(world, old)
+    world.run_until(world.now + 10)
+    (alarm,) = describe(a.running).alarms
+    assert alarm.code == f"SF{Code.ORGANISER_SILENT:03d}"
+    assert "this folder may lack decisions, as it is a copy" in alarm.what
+    assert "`--organise --set organise.alone=yes`" in alarm.fix
     assert not sealed_after(world, 10 * SETTLE_TIME)
-    said = describe(world["a"].running)
+    said = describe(a.running)
     assert said.wait
     assert said.wait.reason is Wait.ORGANISER
-    assert "signs once peers have told" in said.wait.text
-    assert "`--set organise.alone=yes`" in said.wait.text
+    assert alarm.fix in said.wait.text
     world.do(b.start)
     world.run_until(world.now + SETTLE_TIME + 15)
-    assert world["a"].running.organising
-    assert world["a"].running.organising.state is OrganiserState.ORGANISING
+    assert signs(world)
+    assert describe(a.running).alarms == []
     assert sealed_after(world, 30)
+    assert not a.organised.control.feed.frozen
+
+
+def test_a_machine_that_was_set_back_forks_nothing_while_a_neighbour_has_more(
+    world: World, old: Files
+) -> None:
+    """Its files are the very ones that it had, and nothing in them tells that they are old."""
+    a, b = world["a"], world["b"]
+    had = b.organised.control.feed.stop
+    restore(world, old)
+    world.run_until(world.now + 10)
+    assert a.organised.control.feed.stop >= had
+    assert not signs(world)
+    b.crash()  # what has come from it tells that this log does not have all
+    world.run_until(world.now + 10 * SETTLE_TIME)
+    assert not signs(world)
+    world.do(b.start)
+    assert sealed_after(world, SETTLE_TIME + 30)
+    assert not a.organised.control.feed.frozen
