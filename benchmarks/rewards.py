@@ -244,7 +244,8 @@ def run(name: str, subject: Subject, given: argparse.Namespace, folder: Path) ->
     trusted = ["--verifier", RANDOM] if name == "random" else []
     base = ["--model", real_model.FOLDER]
     sfnode("init", *what, "--yes", *base, "--out", made, *settings)
-    ended = json.loads(sfnode("swarm", "--nodes", 3, "--run", made, *base, "--out", swarm, "--json", *trusted))
+    swarmed = "--nodes", 3, "--run", made, *base, "--out", swarm, "--json", *trusted
+    ended = json.loads(sfnode("swarm", *swarmed))
     assert ended["equal"], "digests differ"
     print(f"  {ended['counted']} of {ended['updates']} updates count", flush=True)
     sfnode("export", "--data-dir", swarm / "node-1", *base, "--out", model)

@@ -1,6 +1,6 @@
 """CPU of a swarm beside the forwards that it is about: where else the seconds of its nodes go.
 
-    python benchmarks/swarm_cpu.py run.toml [--nodes 2]
+    python benchmarks/swarm_cpu.py run.toml [--nodes 2] [--model FOLDER]
 
 The nodes of a local swarm train a run of `sfnode init`, no head, with one thread each. Prints, and exits with
 1 when it is above LIMIT,
@@ -128,7 +128,8 @@ def be_a_node(arguments: list[str]) -> None:
 @click.command()
 @click.argument("run", type=click.Path(exists=True, path_type=Path))
 @click.option("--nodes", default=2)
-def main(run: Path, nodes: int) -> None:
+@click.option("--model", type=click.Path(exists=True, path_type=Path))
+def main(run: Path, nodes: int, model: Path | None) -> None:
     import asyncio
     import tempfile
 
@@ -149,7 +150,7 @@ def main(run: Path, nodes: int) -> None:
 
         async def trained() -> local_swarm.SwarmProgress:
             async with local_swarm.LocalSwarm(
-                manifest, nodes=nodes, folder=folder, evaluate=False, beside=run.parent
+                manifest, nodes=nodes, folder=folder, model=model, evaluate=False, beside=run.parent
             ) as all_of:
                 return [progress async for progress in all_of][-1]
 

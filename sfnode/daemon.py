@@ -177,6 +177,7 @@ class Node:
             machine = startup.open_machine(
                 settings, manifest, data_dir, update_log, clock(), draw, self._outside
             )
+            stack.enter_context(startup.organising(settings, manifest, machine, self._passphrase, clock()))
             running = RunningNode(
                 RunContext(
                     settings, manifest, data_dir, update_log, transport, machine, clock, self._outside
@@ -187,7 +188,6 @@ class Node:
                 describe,
             )
             transport.on_request(answers_to_peers(running.context))
-            stack.enter_context(startup.organising(settings, manifest, machine, self._passphrase))
             await running.limiter.start()
             if self._outside.listens:
                 stack.push_async_callback(await server.serve(running, data_dir.control_socket))

@@ -24,8 +24,10 @@ another one there, or ends before, it folds anew.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from copy import copy
+from operator import attrgetter
 from typing import NamedTuple, TypeGuard
 
 from sfprotocol import decisions
@@ -98,7 +100,13 @@ class _Turn(NamedTuple):
 
     position: int
     term: int
-    decision: StandIns | Elected
+    keys: tuple[bytes, ...]
+    """Those who stand in from there on, or the one that is elected."""
+    members: tuple[int, ...] = ()
+    """Numbers of the members whose keys they are."""
+
+
+_POSITION, _TERM = attrgetter("position"), attrgetter("term")
 
 
 class ControlFeed:
@@ -117,8 +125,10 @@ class ControlFeed:
         """The succession that counts: that of the highest term that has only one."""
         self._sizes = [0]
         """Bytes that are kept for the first 0, 1, ... decisions (see MAX_CONTROL)."""
-        self._turns: list[_Turn] = []
-        """Decisions here about who signs, in order."""
+        self._named: list[_Turn] = []
+        """Decisions here that name stand-ins, in order."""
+        self._elected: list[_Turn] = []
+        """Decisions here that begin a term, in order."""
 
     @property
     def stop(self) -> int:
@@ -162,6 +172,20 @@ class ControlFeed:
         return next(iter(keys)) if len(keys) == 1 else None
 
     @property
+    def standing(self) -> dict[bytes, int]:
+        """The members who stand in, by their keys."""
+        named = _last_before(self._named, self.stop)
+        return dict(zip(named.keys, named.members, strict=True)) if named and self.stand_ins else {}
+
+    @property
+    def begun(self) -> int:
+        """The position with which the present term has begun."""
+        last = self._elected[-1] if self._elected else None
+        if last and last.term == self.term:
+            return last.position
+        return self.succession.kept if self.succession else 0
+
+    @property
     def next_term(self) -> int:
         """The first term for which no succession is known, be it void or not."""
         terms = self.authority.terms
@@ -171,7 +195,7 @@ class ControlFeed:
         """Return another one of the same decisions, which can grow by itself."""
         other = copy(self)
         other.entries, other.chains, other.forks = [*self.entries], [*self.chains], {**self.forks}
-        other._sizes, other._turns = [*self._sizes], [*self._turns]
+        other._sizes, other._named, other._elected = [*self._sizes], [*self._named], [*self._elected]
         return other
 
     def sign(self, record: bytes, sign: Sign) -> Entry:
@@ -300,8 +324,8 @@ class ControlFeed:
     def _term_at(self, position: int) -> int:
         """Return the term whose key signs at a position, but for an election there."""
         begun = self.succession.term if self.succession else 0
-        elected = (turn.term for turn in self._turns if turn.position < position and _elects(turn.decision))
-        return max([begun, *(term for term in elected if self._follows(begun, term))])
+        last = _last_before(self._elected, position)
+        return last.term if last and self._follows(begun, last.term) else begun
 
     def _follows(self, begun: int, term: int) -> bool:
         """Whether a term is a later one of the same succession."""
@@ -309,11 +333,9 @@ class ControlFeed:
 
     def _stand_ins_at(self, position: int, term: int) -> tuple[bytes, ...]:
         """Return the keys of those who elect whoever begins a term at a position: a succession ends them."""
-        for turn in reversed(self._turns):
-            if turn.position < position and isinstance(turn.decision, StandIns):
-                alike = self.authority.terms > 1 and (turn.term == term or self._follows(turn.term, term))
-                return tuple(one.key for one in turn.decision.keys) if alike else ()
-        return ()
+        last = _last_before(self._named, position)
+        alike = last is not None and (last.term == term or self._follows(last.term, term))
+        return last.keys if last and alike and self.authority.terms > 1 else ()
 
     def _allowed(self, position: int, entry: Entry) -> bool:
         """Whether a decision of this term, and of this size, may stand at this position."""
@@ -357,14 +379,20 @@ class ControlFeed:
         self.entries.append(entry)
         self.chains.append(chain)
         self._sizes.append(self._sizes[-1] + _cost(entry))
-        if turn := turn_of(entry.record):
-            self._turns.append(_Turn(self.stop - 1, entry.term, turn))
+        match turn_of(entry.record):
+            case StandIns(keys=named):
+                keys, members = tuple(one.key for one in named), tuple(one.member for one in named)
+                self._named.append(_Turn(self.stop - 1, entry.term, keys, members))
+            case Elected(key=key):
+                self._elected.append(_Turn(self.stop - 1, entry.term, (key,)))
 
     def _truncate(self, stop: int) -> None:
         del self.entries[stop:]
         del self.chains[stop + 1 :]
         del self._sizes[stop + 1 :]
-        self._turns = [turn for turn in self._turns if turn.position < stop]
+        for turns in self._named, self._elected:
+            while turns and turns[-1].position >= stop:
+                turns.pop()
 
     def _fork(self, position: int, entry: Entry, chain: bytes) -> ControlFork:
         """Return the proof that somebody has signed both our decision at this position and another one."""
@@ -378,7 +406,8 @@ class ControlFeed:
     def _keys(self, term: int) -> set[bytes]:
         """Return the keys that sign in a term: two, if the deputies have named two."""
         if term % self.authority.terms:
-            return {turn.decision.key for turn in self._turns if turn.term == term and _elects(turn.decision)}
+            place = bisect_left(self._elected, term, key=_TERM)
+            return {turn.keys[0] for turn in self._elected[place : place + 1] if turn.term == term}
         if term == 0:
             return {self.authority.organiser}
         return {succession.key for succession in self.successions.values() if succession.term == term}
@@ -428,6 +457,11 @@ class ControlFeed:
 
 def _cost(entry: Entry) -> int:
     return len(entry.record) + ENTRY_COST
+
+
+def _last_before(turns: list[_Turn], position: int) -> _Turn | None:
+    place = bisect_left(turns, position, key=_POSITION)
+    return turns[place - 1] if place else None
 
 
 def _elects(decision: StandIns | Elected | None) -> TypeGuard[Elected]:

@@ -93,7 +93,7 @@ class ControlSync:
             )
         for message in kept.authority:  # forks of terms that have begun in what was kept
             self._take_authority(message)
-        self.elections = Elections(self.feed, links, self._decided, kept.statement)
+        self.elections = Elections(self.feed, links, counters, self._decided, kept.statement)
         self._refold()
         self.changed = set()
 
@@ -111,6 +111,17 @@ class ControlSync:
             ((head.stop, peer) for head, peer in heads if head and head.term >= self.feed.term),
             default=(0, ""),
         )
+
+    @property
+    def key(self) -> bytes:
+        """The public key with which decisions are signed here, if it may; empty if there is none."""
+        return self.elections.key
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature by that key. Raises LocalProtocolError without one."""
+        if self._sign is None:
+            raise LocalProtocolError("a signature without a key")
+        return self._sign(message)
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
         """Sign decisions with this key, the organiser's or a stand-in's, from now on. `restored`: it may have
@@ -200,14 +211,12 @@ class ControlSync:
         """Sign a decision of our own; nothing if a fork or a succession that has come meanwhile leaves it no
         place, and nothing yet where stand-ins have to hold it first. Raises LocalProtocolError without a
         key."""
-        if self._sign is None:
-            raise LocalProtocolError("a decision without a key")
         before = self.feed.stop
         if self.feed.frozen or self.feed.behind:
             return []
         if self.elections.in_use:
             return self.elections.decide(record, now)
-        if self.feed.add(before, [self.feed.sign(record, self._sign)]) != 1:
+        if self.feed.add(before, [self.feed.sign(record, self.sign)]) != 1:
             return []  # another key signs now
         return [*self._grown(before, None), *self.elections.review(now)]
 

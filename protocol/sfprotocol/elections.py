@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 from sfprotocol.control_feed import ControlFeed, election_message, turn_of
 from sfprotocol.decisions import Ballot, Elected, StandIns
-from sfprotocol.events import Action, KeepStatement, LinkId, Transmit
+from sfprotocol.events import Action, Counters, KeepStatement, LinkId, Transmit
 from sfprotocol.link import Link
 from sfprotocol.messages import ControlFork, Entry, Statement
 from sfprotocol.rate_limit import FORGERY_COST, Bucket
@@ -83,16 +83,18 @@ class Elections:
         self,
         feed: ControlFeed,
         links: dict[LinkId, Link],
+        counters: Counters,
         grow: Callable[[tuple[Entry, ...]], list[Action]],
         own: Statement | None,
     ) -> None:
         """`grow` adds what is decided to the control feed; `own` is what was kept of our own statement."""
-        self._feed, self._links, self._grow = feed, links, grow
+        self._feed, self._links, self._counters, self._grow = feed, links, counters, grow
         self._heard: dict[bytes, _Heard] = {}
         self._own = own
         self._sign: Sign | None = None
-        self._key = b""
-        self._restored = False
+        self.key = b""
+        """The public key with which this node stands in, or would."""
+        self.restored = False
         """Whether our key may have promised what is not known here: it elects nobody until it has learnt of
         the terms that have begun."""
         self._tail: tuple[int, tuple[Entry, ...]] = (own.decided, own.entries) if own else (0, ())
@@ -118,11 +120,16 @@ class Elections:
     @property
     def takes_part(self) -> bool:
         """Whether this node is a stand-in."""
-        return self._sign is not None and self._key in self._everybody()
+        return self._sign is not None and self.key in self._everybody()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known here, durably, in which terms our key may promise nothing."""
+        return not self.restored and self._own is not None
 
     def leads(self, now: float) -> bool:
         """Return whether this node may decide: it organises, and more than half have answered of late."""
-        if not self.takes_part or self._feed.key != self._key:
+        if not self.takes_part or self._feed.key != self.key or not self._organises():
             return False
         return not self._feed.frozen and self._most(
             key for key, at in self._answered.items() if now - at <= LEASE
@@ -131,7 +138,7 @@ class Elections:
     def present(self, now: float) -> list[bytes]:
         """Return the keys of the stand-ins that were heard within a lease."""
         fresh = [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
-        return [key for key in self._feed.stand_ins if key == self._key or key in fresh]
+        return [key for key in self._feed.stand_ins if key == self.key or key in fresh]
 
     def deadline(self) -> float:
         """Return the time at which `review` has something to do."""
@@ -141,7 +148,7 @@ class Elections:
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
         """Take part with this key from now on. `restored`: it may have promised what is not known here."""
-        self._key, self._sign, self._restored = key, sign, restored
+        self.key, self._sign, self.restored = key, sign, restored
         self._organiser_at = self._beat_at = self._wake_at = now
         if self._own and self._own.key != key:
             self._own, self._tail = None, (0, ())
@@ -160,7 +167,7 @@ class Elections:
 
         Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
         """
-        before = self._own if said.key == self._key else None
+        before = self._own if said.key == self.key else None
         known = self._heard.get(said.key)
         newest = before or (known.said if known else None)
         if said.key not in self._everybody() or (newest and said.number <= newest.number):
@@ -174,10 +181,11 @@ class Elections:
         if not signed_by(said.key, statement_message(self._feed.authority.run_id, said), said.signature):
             link.waste.charge(FORGERY_COST, 0, now)
             return []
+        self._counters.statements += 1
         passed = [
             Transmit(other.id, said) for other in self._links.values() if other.greeted and other is not link
         ]
-        if said.key == self._key and self._sign:
+        if said.key == self.key and self._sign:
             self._remember(said)
             return [*passed, *self.review(now)]
         self._heard[said.key] = _Heard(said, now, bucket)
@@ -232,7 +240,7 @@ class Elections:
         said = max(organisers, key=lambda one: one.term, default=None)
         silent = now - self._organiser_at >= LEASE and not self._organises()
         if said is None or (said.term < term and (silent or not self._stands())) or self._leads_since(said):
-            return self._state(now) if own is None or own.silent != silent else []
+            return self._state(now, silent=silent) if own is None or own.silent != silent else []
         if self._with(said) is not None:
             self._tail = said.decided, said.entries
         ahead = self._ahead()
@@ -280,8 +288,8 @@ class Elections:
         if now < self._stand_at or self._sign is None or self._own is None:
             return []
         self._stand_at = now + 2 * BEAT + self._delay(now)
-        ballot = self._ballot(term, self._ahead(), self._key)
-        told = self._state(now, term=term, voted=term, candidate=self._key, ballot=ballot)
+        ballot = self._ballot(term, self._ahead(), self.key)
+        told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot)
         return [*told, *self._count_ballots(now)]
 
     def _ballot(self, term: int, ahead: ControlFeed, key: bytes) -> bytes:
@@ -299,7 +307,7 @@ class Elections:
 
     def _may_stand(self, now: float) -> bool:
         own = self._own
-        if (handed := self._handed_over()) and handed[1] == self._key and own and own.voted < handed[0]:
+        if (handed := self._handed_over()) and handed[1] == self.key and own and own.voted < handed[0]:
             return True
         if self._organises():
             later = self.leads(now) and self._latest() > self._feed.term
@@ -312,7 +320,7 @@ class Elections:
 
     def _delay(self, now: float) -> float:
         """Return the seconds until we stand: others who hold more go first."""
-        drawn = hashlib.blake2b(self._key + self._latest().to_bytes(4, "big"), digest_size=4).digest()
+        drawn = hashlib.blake2b(self.key + self._latest().to_bytes(4, "big"), digest_size=4).digest()
         draw = int.from_bytes(drawn, "big") / 2**32
         ahead = self._ahead()
         held = (_last(ahead), ahead.stop)
@@ -326,18 +334,18 @@ class Elections:
         own, ahead = self._own, self._ahead()
         if not self._stands() or own is None or self._sign is None:
             return []
-        message = election_message(self._feed.authority.run_id, own.term, ahead.stop, ahead.chain, self._key)
-        for_us = {self._key: own.ballot} | {
+        message = election_message(self._feed.authority.run_id, own.term, ahead.stop, ahead.chain, self.key)
+        for_us = {self.key: own.ballot} | {
             key: one.said.ballot
             for key, one in self._heard.items()
-            if (one.said.voted, one.said.candidate) == (own.term, self._key)
+            if (one.said.voted, one.said.candidate) == (own.term, self.key)
             and signed_by(key, message, one.said.ballot)
         }
         if not self._most(for_us):
             return []
         places = enumerate(ahead.stand_ins)
         ballots = tuple(Ballot(place, for_us[key]) for place, key in places if key in for_us)
-        begun = ahead.elect(own.term, Elected(self._key, ballots), self._sign)
+        begun = ahead.elect(own.term, Elected(self.key, ballots), self._sign)
         self._tail = self._feed.stop, (*ahead.entries[self._feed.stop :], begun)
         self._stand_at, self._answered = None, {}
         return self._state(now)
@@ -367,7 +375,7 @@ class Elections:
         ahead, own = self._ahead(), self._own
         entries = tuple(ahead.entries[self._feed.stop :])
         said = replace(
-            own or _blank(self._key, ahead.term),
+            own or _blank(self.key, ahead.term),
             number=own.number + 1 if own else 1,
             decided=self._feed.stop,
             stop=ahead.stop,
@@ -402,18 +410,18 @@ class Elections:
         own = self._own
         term, voted = max(said.term, own.term if own else 0), max(said.voted, own.voted if own else 0)
         self._own = replace(said, term=term, voted=voted, entries=own.entries if own else ())
-        self._restored = True
+        self.restored = True
 
     def _knows_too_little(self) -> bool:
         """Whether our key may have promised more than is known here; ends once more than half of the others
         have told of the terms that there are: nothing is promised in these."""
-        if self._restored:
-            others = [key for key in self._feed.stand_ins if key != self._key]
+        if self.restored:
+            others = [key for key in self._feed.stand_ins if key != self.key]
             if 2 * sum(key in self._heard for key in others) <= len(others):
                 return True
-            self._restored, latest = False, self._latest()
-            base = self._own or _blank(self._key, latest)
-            self._own = replace(base, term=latest, voted=latest, candidate=b"", ballot=b"")
+            self.restored, latest = False, self._latest()
+            base = self._own or _blank(self.key, latest)
+            self._own = replace(base, term=latest, voted=latest + 1, candidate=b"", ballot=b"")
         return False
 
     # -- what is known -----------------------------------------------------------------------------
@@ -421,7 +429,7 @@ class Elections:
     def _organises(self, said: Statement | None = None) -> bool:
         """Whether our own key signs what comes next, in the term in which we take part."""
         own, ahead = said or self._own, self._ahead()
-        return own is not None and (ahead.key, ahead.term) == (self._key, own.term)
+        return own is not None and not _may_not(own) and (ahead.key, ahead.term) == (self.key, own.term)
 
     def _leads_since(self, said: Statement) -> bool:
         """Whether we organise, in no earlier term than a statement's."""
@@ -430,10 +438,12 @@ class Elections:
     def _stands(self) -> bool:
         """Whether we are a candidate, and not elected yet."""
         own = self._own
-        return bool(own and own.candidate == self._key and own.voted == own.term and not self._organises())
+        return bool(own and own.candidate == self.key and own.voted == own.term and not self._organises())
 
     def _is_organisers(self, said: Statement) -> bool:
         """Whether a statement is of the one who organises in its term."""
+        if _may_not(said):
+            return False
         if (said.key, said.term) == (self._feed.key, self._feed.term):
             return True
         ahead = self._with(said)
@@ -494,8 +504,13 @@ class Elections:
 
     def _most(self, keys: Iterable[bytes]) -> bool:
         """Return whether these, with us, are more than half of those who stand in, and of those who will."""
-        with_us = {*keys, self._key}
+        with_us = {*keys, self.key}
         return all(2 * sum(key in with_us for key in group) > len(group) for group in self._groups())
+
+
+def _may_not(said: Statement) -> bool:
+    """Whether a stand-in organises nothing in its term, as its key may have signed there what it has lost."""
+    return said.voted > said.term and not said.candidate
 
 
 def _blank(key: bytes, term: int) -> Statement:

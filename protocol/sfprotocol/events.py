@@ -366,8 +366,12 @@ class Counters:
     decisions: int = 0
     """Decisions, successions and forks of the control feed that were news."""
 
+    statements: int = 0
+    """Statements of stand-ins that were news."""
+
     @property
     def news(self) -> int:
         """Number that increases with everything from others that is no waste: it changes our state, or it is
         put off for now."""
-        return self.admitted + self.cuts + self.cards + self.decisions + self.put_off
+        told = self.cards + self.decisions + self.statements
+        return self.admitted + self.cuts + told + self.put_off

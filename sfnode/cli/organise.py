@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,13 @@ from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
     from sfnode.control.client import SyncClient
-    from sfnode.schema.organising import DecisionResult, EvidenceStatus, MemberStatus, OrganiserStatus
+    from sfnode.schema.organising import (
+        DecisionResult,
+        EvidenceStatus,
+        MemberStatus,
+        OrganiserStatus,
+        StandInStatus,
+    )
     from sfprotocol.decisions import Decision
 
 PAGE = 1000
@@ -83,6 +90,12 @@ COMMANDS = {
         ),
         "next": Lazy(
             "organise:announce_next", "Announce the run that follows.", "sfnode organise next sfnode:AZMB..."
+        ),
+        "stand-in": Lazy(
+            "organise:stand_in", "Offer to organise when the organiser is away.", "sfnode organise stand-in"
+        ),
+        "stand-ins": Lazy(
+            "organise:stand_ins", "Name members who stand in for you.", "sfnode organise stand-ins 3 7 12"
         ),
         "end": Lazy("organise:end", "Complete the run, for good.", "sfnode organise end --dry-run"),
     },
@@ -355,6 +368,51 @@ def announce_next(_: SyncClient, link: str) -> Decision:
     return Announce(announcement(link))
 
 
+@click.command
+@data_dir_option
+def stand_in(data_dir: Path) -> None:
+    """Offer that this member stands in for the organiser. It does once the organiser has named it.
+
+    The node has to be up: more than half of those who stand in decide, and elect one of them when the
+    organiser falls silent. Restarted, it offers again until it is named.
+    """
+    running_node(data_dir).stand_in()
+    echo("this node tells everybody that it would stand in; the organiser names it with `stand-ins`")
+
+
+@click.command
+@click.argument("numbers", nargs=-1, type=click.IntRange(min=0), metavar="[MEMBER]...")
+@option("--nobody", is_flag=True, help="Let nobody stand in any more.")
+@deciding
+def stand_ins(node: SyncClient, numbers: tuple[int, ...], nobody: bool) -> Decision:
+    """Name the members who stand in for you, by their numbers, in place of those of before: two or four, as
+    you are one of them. They have offered it with `stand-in`, and their nodes are up.
+
+    From then on nothing is decided that more than half of you do not hold, so that the run goes on without
+    any one of you, and nobody has to be awake for that. Your recovery key outranks them all.
+    """
+    from sfprotocol.decisions import StandIn, StandIns
+
+    offers = {offer.member: offer for offer in node.petitions().offers}
+    own = [offer.member for offer in offers.values() if offer.own]
+    if nobody == bool(numbers):
+        raise click.UsageError("name the members, or say --nobody")
+    if not nobody and not own:
+        raise UserError(
+            Code.ORGANISER_NEEDED,
+            "this node does not organise, or is no member yet",
+            "Ask the organiser's node.",
+        )
+    named = sorted({*numbers, *own}) if numbers else []
+    if missing := [number for number in named if number not in offers]:
+        raise UserError(
+            Code.DECISION_REFUSED,
+            f"member {missing[0]} has not offered to stand in, or its node has been away for a minute",
+            "Have its owner say `sfnode organise stand-in`, and wait half a minute.",
+        )
+    return StandIns(tuple(StandIn(number, bytes.fromhex(offers[number].key)) for number in named))
+
+
 # -- asking the node ---------------------------------------------------------------------------------
 
 
@@ -447,13 +505,14 @@ def _lines(s: OrganiserStatus) -> list[str]:
     here = "elsewhere" if s.organiser is None else f"here, {s.organiser}"
     lines = [
         f"run         {s.run_name} ({s.run_id[:16]}){', complete' if s.complete else ''}",
-        f"organiser   {here}; term {s.term}, {s.decisions} decisions",
+        f"organiser   {here}; term {s.term}{_since(s)}, {s.decisions} decisions",
         f"epochs      {s.open_epoch} is open, {s.sealed} are sealed",
         f"updates     {s.counted} of {s.budget} count",
         f"members     {s.members}, {s.invitations} invitations"
         + ("" if s.petitions is None else f", {s.petitions} newcomers wait"),
         f"health      {health_in_words(s.health)}",
     ]
+    lines += [f"stands in   member {one.member} ({one.key[:16]}){_told_of(one)}" for one in s.stand_ins]
     if s.waits:
         lines.append(f"waits       {s.waits}")
     if s.incomplete:
@@ -472,6 +531,14 @@ def _lines(s: OrganiserStatus) -> list[str]:
     lines += [f"evaluation  {result_in_words(one)}, {one.count} rows" for one in s.evaluations[-3:]]
     lines += [f"skipped     {_doubted(one)}" for one in s.doubted]
     return lines + [f"announced   {text}" for text in s.announcements]
+
+
+def _since(s: OrganiserStatus) -> str:
+    return "" if s.term_since is None else f" since {datetime.fromtimestamp(s.term_since):%Y-%m-%d %H:%M}"
+
+
+def _told_of(one: StandInStatus) -> str:
+    return (", organises" if one.organises else "") + ("" if one.here else ", away")
 
 
 def _doubted(one: EvidenceStatus) -> str:

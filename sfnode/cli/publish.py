@@ -216,7 +216,7 @@ def _signer(
     control = control_of(run, update_log)
     try:
         passphrase = read_passphrase(passphrase_file) if passphrase_file else None
-        key = load_organiser_key(run.run_id, control.key or b"", keys_dir, passphrase)
+        key = load_organiser_key(run.run_id, [control.key or b""], keys_dir, passphrase)
     except UserError as error:
         told = error.code is not Code.KEY_NOT_FOUND
         return None, [f"run.json is not signed: {error.what}"] * told

@@ -43,6 +43,7 @@ keys_dir_option = option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Bring this proposal, which the deputies have signed, to the run.",
 )
+@option("--to", type=click.IntRange(min=0), metavar="MEMBER", help="Let this stand-in organise at once.")
 @option("--key", metavar="HEX", help="Public key of the next organiser.  [default: a new one, in --keys-dir]")
 @option(
     "--kept",
@@ -55,19 +56,31 @@ keys_dir_option = option(
 def hand_over(
     out: Path | None,
     submit: Path | None,
+    to: int | None,
     key: str | None,
     kept: int | None,
     keys_dir: Path,
     dry_run: bool,
     data_dir: Path,
 ) -> None:
-    """Propose that another key organises the run, for the deputies to `sign`; then --submit what they signed.
+    """Let another node organise: a member who stands in, at once (--to); or any key, by a proposal (--out)
+    that the deputies `sign`, and that you then --submit.
 
-    Needs a running node of the run, whoever organises it.
+    --to needs the organiser's node, the others any running node of the run.
     """
-    if (out is None) == (submit is None):
-        raise click.UsageError("name the file to write, with --out, or the signed one, with --submit")
+    if sum(given is not None for given in (out, submit, to)) != 1:
+        raise click.UsageError(
+            "say --to MEMBER, or name a file: to write (--out), or the signed one (--submit)"
+        )
     node = running_node(data_dir)
+    if to is not None:
+        key = next((one.key for one in node.organising().stand_ins if one.member == to), None)
+        if key is None:
+            fix = "`sfnode organise status` tells who does."
+            raise UserError(Code.BAD_OPTION, f"member {to} does not stand in", fix)
+        node.hand_over(key)
+        echo(f"member {to} is asked to organise; `sfnode organise status` tells when it does")
+        return
     if submit:
         said = _read(submit)
         _echo_proposal(said)

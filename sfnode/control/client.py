@@ -228,6 +228,14 @@ class Client:
         """Bring a succession that deputies have signed to the run."""
         await self._send("POST", "/organising/succession", dict(succession), ANSWER_DEADLINE)
 
+    async def stand_in(self) -> None:
+        """Have the node offer that it stands in for the organiser."""
+        await self._send("POST", "/organising/stand-in", None, ANSWER_DEADLINE)
+
+    async def hand_over(self, key: str) -> None:
+        """Have the organiser on the node let the stand-in with this key (hex) go on."""
+        await self._send("POST", "/organising/hand-over", {"key": key}, ANSWER_DEADLINE)
+
     async def finish(self) -> None:
         """Ask the node to complete what is running, hand it over, and leave."""
         await self._send("POST", "/finish", None, ANSWER_DEADLINE)
@@ -309,6 +317,8 @@ class SyncClient:
     decide = waiting(Client.decide)
     propose = waiting(Client.propose)
     succeed = waiting(Client.succeed)
+    stand_in = waiting(Client.stand_in)
+    hand_over = waiting(Client.hand_over)
     finish = waiting(Client.finish)
     leave = waiting(Client.leave)
 

@@ -13,6 +13,7 @@ GET /organising/succession?key=&kept=, which proposes one, and POST /organising/
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from inspect import isawaitable
@@ -25,11 +26,13 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.organising import Organising
 from sfnode.organising import owner_decisions
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.alarms import ALONE_FIX
-from sfnode.organising.reporting.reports import Reports
+from sfnode.organising.reporting.reports import CUT_OFF, Reports
 from sfnode.schema.organising import (
     DecisionRequest,
     DecisionResult,
+    HandOver,
     ProposalQuery,
     SuccessionFile,
 )
@@ -201,8 +204,23 @@ def organising_routes(node: RunningNode) -> list[web.RouteDef]:
         node.driver.post(OwnSuccession(_succession(node.manifest, said)))
         return {"taken": True}
 
+    async def status() -> BaseModel:
+        arrivals = await asyncio.to_thread(node.log.arrivals)
+        return reports().status(node.organising, node.clock(), arrivals)
+
+    def stand_in() -> dict[str, str]:
+        reports()
+        return {"key": node.stand_in()}
+
+    def hand_over(to: HandOver) -> dict[str, bool]:
+        reports()
+        _signing(node.organising).hand_over(bytes.fromhex(to.key))
+        return {"asked": True}
+
     return [
-        get("/organising", lambda: reports().status(node.organising)),
+        get("/organising", status),
+        post("/organising/stand-in", stand_in),
+        post("/organising/hand-over", hand_over, HandOver),
         get("/organising/members", lambda query: reports().members(query), OriginsQuery),
         get("/organising/petitions", lambda: reports().petitions(node.organising)),
         post("/organising/decision", decide, DecisionRequest),
@@ -263,6 +281,12 @@ def _signing(organising: Organising | None) -> Organising:
             Code.ORGANISER_NEEDED,
             "this node does not have the organiser's key",
             "Ask the node that was started with --organise, or start this one so if you have the key.",
+        )
+    if organising.state is OrganiserState.STANDING_BY:
+        raise UserError(
+            Code.ORGANISER_NEEDED,
+            CUT_OFF if organising.cut_off else "this node stands in, and another one organises",
+            "Ask the node that organises: `sfnode organise status` names it.",
         )
     if restarted := organising.restarted:
         raise UserError(Code.ORGANISER_NEEDED, restarted.what, f"Try again in a minute. {ALONE_FIX}")

@@ -46,13 +46,15 @@ from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.data_folder import signed_here
 from sfnode.store.disk_errors import disk_faults
+from sfnode.store.log import UpdateLog
 from sfnode.store.replay import counted_anew
+from sfnode.store.run_keys import forget_restored
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
-from sfprotocol.events import OwnDecision, OwnPetition
-from sfprotocol.messages import Feed, Petition
+from sfprotocol.events import OwnDecision, OwnHandOver, OwnPetition
+from sfprotocol.messages import Feed, Offer, Petition
 from sfprotocol.organised import Organised
-from sfprotocol.petitions import petition_message
+from sfprotocol.petitions import SEND_AGAIN, offer_message, petition_message
 from sfprotocol.weighing import Counted, counts_alike, made
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ if TYPE_CHECKING:
 SIGN_DEADLINE = 60.0
 """Seconds for an owner's decision to be signed: one is under way at a time, and each takes a commit."""
 
+OFFER_TIME = 3 * SEND_AGAIN
+"""Seconds for which an offer to stand in holds without being said again: who is named is there."""
+
 LOOK_INTERVAL = 5.0
 """Seconds between two looks whether this node is still a member: what takes that from it is rare."""
 
@@ -69,9 +74,27 @@ MEASURING_BASE = "measuring the base model"
 
 
 def organises(node: RunContext) -> bool:
-    """Return whether a node is to organise its run: it has the key, and the run has one."""
+    """Return whether a node is to organise its run, or may have to: it has the organiser's key, or stands in,
+    or would."""
     organised = node.machine.organised
-    return organised is not None and node.settings.organise and organised.control.feed.key is not None
+    if organised is None or not organised.control.key:
+        return False
+    control = organised.control
+    return node.settings.organise or control.key in control.feed.stand_ins or would_stand_in(node.log)
+
+
+_STANDS_IN = "stands in"
+"""Key in the log that says that this member would stand in for the organiser."""
+
+
+def note_offer(log: UpdateLog) -> None:
+    """Record durably that this member would stand in."""
+    log.set_meta(_STANDS_IN, b"yes")
+
+
+def would_stand_in(log: UpdateLog) -> bool:
+    """Return whether this member's owner has offered that it stands in."""
+    return log.get_meta(_STANDS_IN) is not None
 
 
 class Organising:
@@ -88,8 +111,7 @@ class Organising:
         a checkpoint; `fail` ends the node."""
         assert node.machine.organised is not None
         self._organised: Organised = node.machine.organised
-        feed, run = self._organised.control.feed, node.machine.run
-        assert feed.key is not None
+        control, run = self._organised.control, node.machine.run
         self._node, self._readiness, self._state_of = node, readiness, state_of
         self._fail = fail
         self._has_base = False
@@ -102,20 +124,34 @@ class Organising:
         """Whether it has begun the run, or gone on with it, because nobody else was to be found."""
         self._began_at = self._peopled_at = node.clock()
         """Times of the start, and at which there was last a link, or none was wanted."""
+        self._restored = control.elections.restored
+        """Whether the key has come from a backup, and has yet to learn of the terms that have begun."""
         self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
         """The chain hash of all that the key has signed, where this log shows it; empty where it does not."""
         self._organiser = Organiser(
             View(node.machine, node.log),
             node.outside.policy or policy_of(node.manifest, node.settings),
             node.outside.judge or at_rate(run.rate),
-            key=feed.key,
+            key=control.key,
             draw=node.outside.random.randbytes,
-            alone=node.settings.alone or not (node.settings.peers or self._has_admitted_others()),
+            alone=node.settings.alone
+            or not (node.settings.peers or self._restored or self._has_admitted_others()),
+            stands_in=not node.settings.organise,
             now=node.clock(),
         )
         node.driver.on_round = self._on_round
         node.driver.look_at = self._look_at
         node.driver.on_petition = self._tell
+        if not node.settings.organise and control.key not in control.feed.stand_ins:
+            self._offer()
+
+    def _offer(self) -> None:
+        """Tell everybody that this member would stand in, until it does."""
+        own, control = self._node.machine.own, self._organised.control
+        assert own is not None  # whoever has a key of its own to stand in with trains
+        message = offer_message(self._node.manifest.run_id, own.origin, control.key)
+        signatures = self._node.machine.sign(message), control.sign(message)
+        self._node.driver.post(OwnPetition(Offer(own.origin, control.key, signatures)))
 
     def _has_admitted_others(self) -> bool:
         """Return whether somebody else may have decisions that are not here, if this log is an old one."""
@@ -142,9 +178,31 @@ class Organising:
         )
 
     @property
+    def cut_off(self) -> bool:
+        """Whether it organises, and too few of those who stand in answer."""
+        control = self._organised.control
+        return self.state is OrganiserState.STANDING_BY and control.feed.key == control.key
+
+    @property
     def guarded(self) -> bool:
         """Whether a guard goes back when the run gets worse."""
         return self._organiser.guard is not None
+
+    def offers(self) -> dict[int, bytes]:
+        """Return the keys of those who would stand in, by the numbers of their members: this node's own, and
+        those that were heard within OFFER_TIME."""
+        own, number = self._node.machine.own, self._organised.counting.member_number
+        heard = {
+            origin: key
+            for origin, (key, at) in self._organiser.offers.items()
+            if self._node.clock() - at <= OFFER_TIME
+        }
+        offers = heard | ({own.origin: self._organised.control.key} if own else {})
+        return {n: key for origin, key in offers.items() if (n := number(origin)) is not None}
+
+    def hand_over(self, key: bytes) -> None:
+        """Have another stand-in organise at once."""
+        self._node.driver.post(OwnHandOver(key))
 
     def petitions(self) -> list[Petition]:
         """Return the petitions that wait for the owner."""
@@ -194,6 +252,9 @@ class Organising:
         if not self._begun and self._is_nobody_else():
             self._begun = True
             events.append(NobodyElse())
+        if self._restored and self._organised.control.elections.settled:
+            self._restored = False
+            forget_restored(self._node.manifest.run_id, self._node.settings.keys_dir)
         for event in events if not self._stopped else ():
             for action in self._organiser.handle(event, self._node.clock()):
                 self._do(action)
@@ -430,7 +491,7 @@ async def be_admitted(
     while True:
         if organised.counting.member(own.origin):
             waits = False
-        elif organising and organising.state is not OrganiserState.STOPPED:
+        elif organising and organising.state in (OrganiserState.ORGANISING, OrganiserState.RESTARTED):
             with suppress(UserError):  # it is carried out all the same, unless the node ends
                 await organising.decide(Admit(own.origin, node.manifest.organised.quota, 0))
         elif not waits:

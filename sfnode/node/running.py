@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sfnode.errors import Code, UserError
 from sfnode.loggers.background import Logger
 from sfnode.logging import log
 from sfnode.modelshare.data import find_data
@@ -26,7 +27,7 @@ from sfnode.node.exports import Exports
 from sfnode.node.following import follow
 from sfnode.node.network.peering import peering_of
 from sfnode.node.notifying import notify
-from sfnode.node.organising import Organising, be_admitted, organises
+from sfnode.node.organising import Organising, be_admitted, note_offer, organises
 from sfnode.node.privacy import Privacy
 from sfnode.node.readiness import Readiness
 from sfnode.node.recorder import Recorder, log_progress
@@ -199,6 +200,24 @@ class RunningNode:
         and with a wrong clock, which makes records of others stale, no DHT tells who is there."""
         its_part = self.settings.organise or self.machine.organised is None
         return its_part and not self.manifest.organised.private and not self.clock_check.problem
+
+    def stand_in(self) -> str:
+        """Offer that this member stands in for the organiser, now and after every restart until it is named;
+        return the public key with which it would, in hex.
+
+        Raises UserError BAD_OPTION for a relay, which is no member, and in a run of an earlier version.
+        """
+        organised = self.machine.organised
+        if organised is None or not organised.control.key or organised.control.feed.authority.terms == 1:
+            raise UserError(
+                Code.BAD_OPTION,
+                "this node cannot stand in: it is no member, or the run speaks an earlier protocol than 4",
+                "Join as a trainer; for an earlier run, hand over with `sfnode organise hand-over --out`.",
+            )
+        note_offer(self.log)
+        if self.organising is None:
+            self.organising = self._make_organising()
+        return organised.control.key.hex()
 
     # -- rounds ------------------------------------------------------------------------------------
 

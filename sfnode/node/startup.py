@@ -27,7 +27,7 @@ from sfnode.store.disk_errors import write_whole
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
-from sfnode.store.run_keys import held_organiser_key, read_passphrase
+from sfnode.store.run_keys import held_organiser_key, is_restored, read_passphrase
 from sfnode.transport.base import Transport
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.decisions import INCARNATIONS
@@ -173,14 +173,16 @@ def open_machine(
     own: Feed | None = None
     sign: Sign = _never_sign
     proven = True
+    stand_in: Identity | None = None
+    kept, is_new = kept_control(update_log), not data_dir.identity.exists()
+    restored = data_folder.moved(update_log) or not (is_new or kept.entries)
     if settings.role == "trainer":
-        is_new = not data_dir.identity.exists()
-        identity = _identity_of(data_dir, outside.random)
+        identity = stand_in = _identity_of(data_dir, outside.random)
         first = partial(_first_incarnation, is_new, draw) if parameters.organised else draw
         own, proven = own_feed(update_log, identity, frontier, first)
         sign = identity.sign
     with sound_control(update_log):
-        return Machine(
+        machine = Machine(
             parameters,
             frontier,
             own=own,
@@ -191,8 +193,12 @@ def open_machine(
             cards=kept_cards(update_log, parameters),
             names=Names(settings.display_name, settings.team),
             verify=outside.verify,
-            control=kept_control(update_log),
+            control=kept,
         )
+    if stand_in and machine.organised and not settings.organise:
+        key = stand_in.derived(b"stand-in" + manifest.run_id)
+        machine.organised.control.hold(key.public, key.sign, now, restored=restored)
+    return machine
 
 
 def _first_incarnation(is_new: bool, draw: Callable[[], int]) -> int:
@@ -211,13 +217,16 @@ def _identity_of(data_dir: DataDir, random: Random) -> Identity:
 
 @contextmanager
 def organising(
-    settings: Settings, manifest: Manifest, machine: Machine, passphrase: bytes | None
+    settings: Settings, manifest: Manifest, machine: Machine, passphrase: bytes | None, now: float
 ) -> Iterator[None]:
     """Let the machine sign decisions, and nobody else with the same key, if the settings say so.
 
     Raises UserError BAD_OPTION in an open run, for an unreadable file of the passphrase, and for a key as
     `held_organiser_key`.
     """
+    run_id, keys_dir = manifest.run_id, settings.keys_dir
+    if settings.passphrase_file:
+        passphrase = read_passphrase(settings.passphrase_file)
     if not settings.organise:
         yield
         return
@@ -228,10 +237,9 @@ def organising(
             "Leave the option out, or make an organised run with `sfnode init`.",
         )
     control = machine.organised.control
-    if settings.passphrase_file:
-        passphrase = read_passphrase(settings.passphrase_file)
-    with held_organiser_key(manifest.run_id, control.feed.key or b"", settings.keys_dir, passphrase) as key:
-        control.hold(key.sign)
+    organisers = [control.feed.key or b"", *control.feed.stand_ins]
+    with held_organiser_key(run_id, organisers, keys_dir, passphrase) as key:
+        control.hold(key.public, key.sign, now, restored=is_restored(run_id, keys_dir))
         yield
 
 

@@ -11,10 +11,12 @@ everything.
 Theory of operation.
 
     state        signs   left when
+    STANDING_BY  no      more than half of the stand-ins have elected this key and answer it; only where there
+                         are stand-ins, who tell what there is: then nobody is RESTARTED
     RESTARTED    no      enough peers have told that they have no more of the control feed, or `alone`, from
                          the start or since it was told so (NobodyElse)
-    ORGANISING   yes     decisions that were here are gone (to RESTARTED); the key may sign no more (to
-                         STOPPED)
+    ORGANISING   yes     decisions that were here are gone (to RESTARTED); stand-ins do not answer, or have
+                         elected another (to STANDING_BY); the key may sign no more (to STOPPED)
     STOPPED      no      never
 
 There is at most one decision under way. The next one is made from the state that has come of it, so that none
@@ -99,7 +101,7 @@ from sfprotocol.decisions import (
     read,
 )
 from sfprotocol.events import Petitioned
-from sfprotocol.messages import Feed, Petition
+from sfprotocol.messages import Feed, Offer, Petition
 from sfprotocol.quotas import UNPROVEN_PART
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
@@ -129,6 +131,9 @@ SIGN_AGAIN = 10.0
 MOVES_PER_CLOSE = 7_500
 """Feeds that one close moves: with 26 bytes each they fit MAX_DECISION."""
 
+MAX_OFFERS = 256
+"""Members that would stand in, of whom it is remembered: fifteen are named at most."""
+
 ALONE = 2
 """Times as long that the rounds of a head last at least while nobody but the one who began the run is a
 member: others are to find a run that goes on."""
@@ -157,6 +162,7 @@ UNSUPPORTED = "the control feed has a decision that this version does not know"
 class OrganiserState(Enum):
     """State of an organiser; the table above says what each may do."""
 
+    STANDING_BY = "standing by"
     RESTARTED = "restarted"
     ORGANISING = "organising"
     STOPPED = "stopped"
@@ -174,16 +180,18 @@ class Organiser:
         key: bytes,
         draw: Callable[[int], bytes],
         alone: bool = False,
+        stands_in: bool = False,
         now: float,
     ) -> None:
-        """`key` is the public half of the organiser's key; `draw` returns random bytes. `alone`: the owner
+        """`key` is the public half of the organiser's key, or with `stands_in` of one of a member that would
+        organise in its place; `draw` returns random bytes. `alone`: the owner
         says that nobody knows more of the control feed than this node; while it has no peers it names what it
         alone holds."""
         self.state = OrganiserState.RESTARTED
         self.stopped: str | None = None
         """The reason for which nothing is signed any more."""
         self.policy = policy
-        self._view, self._key = view, key
+        self._view, self._key, self._stands_in = view, key, stands_in
         self._judge = judge
         self.search = Search(policy, view.counting) if policy.search_rows and policy.seal_wait else None
         """The searches; None if there are none."""
@@ -212,6 +220,8 @@ class Organiser:
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
         self._petitions = PendingPetitions(view.control.authority.run_id, policy)
+        self.offers: dict[bytes, tuple[bytes, float]] = {}
+        """Keys with which members would stand in, and when each was heard, by origin; the oldest first."""
         self._unanswered: list[Decision] = []
         """Decisions that the owner wants, until they are signed or refused."""
         self._queue: list[Decision] = []
@@ -252,8 +262,13 @@ class Organiser:
                 self._on_moved(moved, now)
             case NobodyElse():
                 self._alone, self._wake_at = True, now
-            case Petitioned(petition=petition, via=via):
+            case Petitioned(petition=Petition() as petition, via=via):
                 self._petitions.hear(petition, via, self._counting, now)
+            case Petitioned(petition=Offer(origin=origin, key=key)):
+                self.offers.pop(origin, None)
+                self.offers[origin] = key, now
+                if len(self.offers) > MAX_OFFERS:
+                    del self.offers[next(iter(self.offers))]
             case EvaluationEnded():
                 self._on_evaluated(event, now)
             case Summarised(checkpoint=checkpoint):
@@ -302,7 +317,7 @@ class Organiser:
     def _why_silent(self) -> str | None:
         """Return the reason for which our key signs nothing; None while it does."""
         feed = self._view.control
-        if feed.key != self._key:
+        if feed.key != self._key and not (self._stands_in or self._key in feed.stand_ins):
             return PASSED_ON
         if feed.frozen:
             return FORKED
@@ -350,13 +365,14 @@ class Organiser:
         self._peers = self._view.peers()
         self._feeds.hear(self._view)
         self._lacking = NEVER
-        if self._signing:
-            self._sign(self._signing, now)  # the same: a position is signed once
-            return
-        if self.state is OrganiserState.RESTARTED and self._has_head(now):
-            self.state = OrganiserState.ORGANISING
         if self.state is OrganiserState.STOPPED:
             self._owners()
+        else:
+            self.state = self._standing(now)
+        if self._signing and self.state is OrganiserState.ORGANISING:
+            self._sign(self._signing, now)  # the same: a position is signed once
+            return
+        self._signing = None
         decision = self._due(now) if self.state is OrganiserState.ORGANISING else None
         rest = LOOK_INTERVAL_PER_FEED * len(self._feeds)
         self._look_from = now + rest
@@ -364,6 +380,14 @@ class Organiser:
             self._wake_at, self._look_at = min(now + LOOK_INTERVAL + rest, self._look_at), float("inf")
             return
         self._sign(Sign(self._counting.decisions, decision), now)
+
+    def _standing(self, now: float) -> OrganiserState:
+        """Return the state of an organiser whose key may sign, now or later."""
+        if self._view.stand_ins or self._view.control.key != self._key:
+            leads = self._view.leads(now)
+            return OrganiserState.ORGANISING if leads else OrganiserState.STANDING_BY
+        signs = self.state is OrganiserState.ORGANISING or self._has_head(now)
+        return OrganiserState.ORGANISING if signs else OrganiserState.RESTARTED
 
     def _sign(self, sign: Sign, now: float) -> None:
         self._checkpoints.signing(sign.decision)

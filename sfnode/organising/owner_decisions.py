@@ -22,6 +22,7 @@ from sfprotocol.decisions import (
     Recorded,
     Revoke,
     RevokeInvitation,
+    StandIns,
     Void,
     encode,
 )
@@ -66,7 +67,7 @@ def refusal(counting: Counting, wanted: Decision) -> str | None:
             )
         case Budget() | Finish():
             return _unless(_replaces(counting, wanted), _REPLACES_NOTHING[type(wanted)])
-        case Announce():
+        case Announce() | StandIns():
             return None
         case _:
             return "the organiser decides this by itself"

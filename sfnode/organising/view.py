@@ -62,6 +62,15 @@ class View:
         """The state of the run by them."""
         return self._organised.counting
 
+    @property
+    def stand_ins(self) -> tuple[bytes, ...]:
+        """The keys of whom more than half hold what is decided; none if nobody stands in."""
+        return self.control.stand_ins
+
+    def leads(self, now: float) -> bool:
+        """Return whether more than half of the stand-ins have answered this node, which organises."""
+        return self._organised.control.elections.leads(now)
+
     def feeds(self) -> list[Feed]:
         """Return the feeds of which something is known."""
         return [state.feed for state in self._machine.frontier]

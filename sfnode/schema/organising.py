@@ -83,13 +83,26 @@ class SubspaceBases(Answer):
     digest: str
 
 
+class StandInStatus(Answer):
+    """A member of whom more than half hold what is decided, and elect who organises (SPEC O21)."""
+
+    member: int
+    key: str
+    here: bool
+    """Whether it was heard within a minute."""
+    organises: bool
+
+
 class OrganiserStatus(Answer):
     """`GET /organising`: an organised run as this node knows it. Epochs are labels, counted from 0."""
 
     run_id: str
     run_name: str
     term: int
-    """Number of successions that led to the key that signs now."""
+    """Term of the key that signs now: 0 for the manifest's; every succession, every election begins one."""
+    term_since: float | None
+    """When this node heard of the first decision of that term, in seconds since 1970; None before it."""
+    stand_ins: list[StandInStatus]
     decisions: int
     chain: str
     """The chain hash after them."""
@@ -171,10 +184,29 @@ class PetitionStatus(Answer):
     """Whether this invitation holds."""
 
 
+class OfferStatus(Answer):
+    """A member that would stand in for the organiser."""
+
+    member: int
+    key: str
+    own: bool
+    """Whether it is this node itself."""
+
+
 class PetitionList(Answer):
     """`GET /organising/petitions`."""
 
     petitions: list[PetitionStatus]
+    offers: list[OfferStatus]
+    """Those who would stand in, and were heard of late; none where the organiser is elsewhere."""
+
+
+class HandOver(Answer):
+    """`POST /organising/hand-over`: have another stand-in organise at once."""
+
+    model_config = _STRICT
+
+    key: Hex32
 
 
 class DecisionRequest(Answer):

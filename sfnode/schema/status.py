@@ -147,6 +147,12 @@ class RunStatus(Answer):
     """Evidence about this node's own work; None as long as nothing of it was measured."""
     announced: str | None = None
     """The organiser's last announcement."""
+    term: int = 0
+    """Term of the key that organises; every succession and every election begins one."""
+    stand_ins: int = 0
+    """Members who stand in for the organiser, itself among them."""
+    stand_ins_here: int = 0
+    """Those of them that were heard within a minute."""
 
 
 class Status(Answer):

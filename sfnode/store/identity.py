@@ -10,6 +10,7 @@ else may be able to sign as this node.
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,14 @@ class Identity:
     @classmethod
     def _of(cls, key: Ed25519PrivateKey, exposed: bool = False) -> Identity:
         return cls(key.public_key().public_bytes_raw(), exposed, key)
+
+    def derived(self, purpose: bytes) -> Identity:
+        """Return the key pair of this identity for one purpose: others cannot tell that the two belong
+        together, and it is in no file."""
+        secret = hashlib.blake2b(
+            self._key.private_bytes_raw() + purpose, digest_size=32, person=b"sfnode-derived"
+        )
+        return self._of(Ed25519PrivateKey.from_private_bytes(secret.digest()))
 
     def sign(self, data: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature of `data`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,7 +86,7 @@ def mark_restored(run_id: bytes, keys_dir: Path) -> None:
 
 
 def forget_restored(run_id: bytes, keys_dir: Path) -> None:
-    """Take that mark away, once a term has begun that is this key's. Raises UserError DATA_DIR_UNUSABLE."""
+    """Take that mark away, once it is known which terms had begun. Raises UserError DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
         path.unlink(missing_ok=True)
@@ -98,19 +98,20 @@ def _mark(run_id: bytes, keys_dir: Path) -> Path:
 
 
 def load_organiser_key(
-    run_id: bytes, organiser: bytes, keys_dir: Path, passphrase: bytes | None = None
+    run_id: bytes, organisers: Collection[bytes], keys_dir: Path, passphrase: bytes | None = None
 ) -> Identity:
-    """Return the key with which `organiser` (the public half) signs the decisions of a run.
+    """Return the key with which one of `organisers` (public halves) signs the decisions of a run.
 
     Raises UserError KEY_NOT_FOUND, KEY_EXPOSED, WRONG_PASSPHRASE (also if there is none and the key needs
     one), WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
     """
-    return _load(organiser_key(run_id, keys_dir), "the organiser's key of this run", [organiser], passphrase)
+    path = organiser_key(run_id, keys_dir)
+    return _load(path, "the organiser's key of this run", organisers, passphrase)
 
 
 @contextmanager
 def held_organiser_key(
-    run_id: bytes, organiser: bytes, keys_dir: Path, passphrase: bytes | None = None
+    run_id: bytes, organisers: Collection[bytes], keys_dir: Path, passphrase: bytes | None = None
 ) -> Iterator[Identity]:
     """Hold the organiser's key, so that no other process signs with the same file meanwhile.
 
@@ -118,7 +119,7 @@ def held_organiser_key(
     process in whatever way, reaches into every container that has the file mounted, and needs no right to
     write. Copies of the file are beyond it. Raises UserError KEY_IN_USE, and as `load_organiser_key`.
     """
-    key, path = load_organiser_key(run_id, organiser, keys_dir, passphrase), organiser_key(run_id, keys_dir)
+    key, path = load_organiser_key(run_id, organisers, keys_dir, passphrase), organiser_key(run_id, keys_dir)
     with disk_faults(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -147,7 +148,7 @@ def load_deputy_key(path: Path, deputies: Sequence[bytes], passphrase: bytes | N
     return _load(path, "the key of a deputy of this run", deputies, passphrase)
 
 
-def _load(path: Path, what: str, holders: Sequence[bytes], passphrase: bytes | None) -> Identity:
+def _load(path: Path, what: str, holders: Collection[bytes], passphrase: bytes | None) -> Identity:
     """Return the key in a file, which is to be `what`: one of those with these public halves."""
     with disk_faults(path):
         if not path.exists():

@@ -62,7 +62,7 @@ def test_an_organised_run_goes_on_with_keys_from_a_backup(
     assert said.status == 0
     assert said.out.splitlines() == [f"restored: {line}" for line in own]
     assert load_or_create(Layout(node).identity) == identity
-    with held_organiser_key(run.run_id, bytes.fromhex(organised.organiser), keys) as key:
+    with held_organiser_key(run.run_id, [bytes.fromhex(organised.organiser)], keys) as key:
         assert len(key.sign(b"decision")) == 64
     assert load_deputy_key(recovery_key(run.run_id, keys), [bytes.fromhex(organised.deputies[0])])
     assert is_restored(run.run_id, keys)

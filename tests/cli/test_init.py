@@ -682,7 +682,7 @@ def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_d
     said, run_id = manifest.organised, manifest.run_id
     assert said.votes == 1
     assert said.quota == 4 * manifest.training.epoch_updates
-    assert load_organiser_key(run_id, bytes.fromhex(said.organiser), KEYS).public.hex() == said.organiser
+    assert load_organiser_key(run_id, [bytes.fromhex(said.organiser)], KEYS).public.hex() == said.organiser
     (deputy,) = said.deputies
     assert Identity.read(recovery_key(run_id, KEYS)).public.hex() == deputy
     assert (manifest.training.schedule, manifest.data.validation_limit) == ("constant", 256)
@@ -757,7 +757,7 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
     )
     manifest = Manifest.from_toml(Path("run.toml"))
     organiser = bytes.fromhex(manifest.organised.organiser)
-    assert load_organiser_key(manifest.run_id, organiser, KEYS, b"horse").public == organiser
+    assert load_organiser_key(manifest.run_id, [organiser], KEYS, b"horse").public == organiser
     with pytest.raises(WrongPassphraseError):
         Identity.read(recovery_key(manifest.run_id, KEYS))
 

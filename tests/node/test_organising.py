@@ -190,7 +190,7 @@ async def test_an_organiser_whose_admission_its_succession_has_dropped_asks_its_
 ) -> None:
     monkeypatch.setattr(organising, "LOOK_INTERVAL", 0.01)
     a, b = await succession(swarm_of, tmp_path, Identity.generate())
-    await b.until(lambda: a.machine.own.origin in b.machine.organised._petitions._seen)
+    await b.until(lambda: (Petition, a.machine.own.origin) in b.machine.organised._petitions._seen)
 
 
 async def test_the_owner_decides_and_is_told_what_would_change_nothing(

@@ -192,14 +192,25 @@ def test_a_key_from_a_backup_promises_nothing_in_terms_that_had_begun() -> None:
     key = made["a"]
     key.decided, key.authority, key.statement = [], [], None
     key.restart()
-    elections(key)._restored = True
+    elections(key).restored = True
     made.mesh()
     made.run(3 * BEAT)
     assert leaders(made) == [leader]
     assert key.statement
     assert key.statement.term == 1
-    assert key.statement.voted == 1
+    assert key.statement.voted == 2
     assert key.statement.candidate == b""
+
+
+def test_an_organiser_from_a_backup_leads_no_term_that_had_begun() -> None:
+    made = swarm()
+    made["a"].decided, made["a"].authority, made["a"].statement = [], [], None
+    made["a"].restart()
+    elections(made["a"]).restored = True
+    made.mesh()
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    assert leader in "bc"
 
 
 def test_an_old_copy_of_the_organisers_folder_notices_that_it_is_one() -> None:

@@ -53,6 +53,8 @@ from tests.protocol.vectors import generate
 
 VECTORS = generate.FOLDER
 HEX_FIELDS = {
+    "candidate",
+    "ballot",
     "origin",
     "run_id",
     "signature",
@@ -91,7 +93,7 @@ def feed_of(fields: dict[str, Any]) -> Feed:
 def read_field(name: str, value: Any) -> Any:
     if name in HEX_FIELDS:
         return bytes.fromhex(value)
-    if name in ("feed_key", "known", "nonce"):
+    if name in ("feed_key", "known", "nonce", "number", "heard"):
         return int(value)
     if name == "feed":
         return feed_of(value)

@@ -40,7 +40,7 @@ def written(keys_dir: Path, passphrase: bytes | None = None) -> Identity:
 
 def refused(keys_dir: Path, organiser: bytes, passphrase: bytes | None = None) -> UserError:
     with pytest.raises(UserError) as caught:
-        load_organiser_key(RUN, organiser, keys_dir, passphrase)
+        load_organiser_key(RUN, [organiser], keys_dir, passphrase)
     return caught.value
 
 
@@ -55,13 +55,13 @@ def test_a_key_is_kept_where_nobody_else_looks(keys_dir: Path) -> None:
 @pytest.mark.parametrize("passphrase", [None, b"correct horse"])
 def test_what_is_loaded_signs_as_the_organiser(keys_dir: Path, passphrase: bytes | None) -> None:
     key = written(keys_dir, passphrase)
-    loaded = load_organiser_key(RUN, key.public, keys_dir, passphrase)
+    loaded = load_organiser_key(RUN, [key.public], keys_dir, passphrase)
     Ed25519PublicKey.from_public_bytes(key.public).verify(loaded.sign(b"decision"), b"decision")
 
 
 def test_a_passphrase_that_is_not_needed_does_no_harm(keys_dir: Path) -> None:
     key = written(keys_dir)
-    assert load_organiser_key(RUN, key.public, keys_dir, b"any") == key
+    assert load_organiser_key(RUN, [key.public], keys_dir, b"any") == key
 
 
 def test_an_encrypted_key_is_a_file_that_ordinary_tools_read(keys_dir: Path) -> None:
@@ -110,12 +110,12 @@ def test_a_key_that_others_can_reach_is_refused_and_left_as_it_is(keys_dir: Path
 def test_who_holds_the_key_keeps_others_from_signing_until_it_ends(keys_dir: Path) -> None:
     key = written(keys_dir)
     organiser_key(RUN, keys_dir).chmod(0o400)  # as a secret is mounted
-    with held_organiser_key(RUN, key.public, keys_dir) as held:
+    with held_organiser_key(RUN, [key.public], keys_dir) as held:
         assert held == key
-        with pytest.raises(UserError) as caught, held_organiser_key(RUN, key.public, keys_dir):
+        with pytest.raises(UserError) as caught, held_organiser_key(RUN, [key.public], keys_dir):
             pass
     assert caught.value.code is Code.KEY_IN_USE
-    with held_organiser_key(RUN, key.public, keys_dir) as again:
+    with held_organiser_key(RUN, [key.public], keys_dir) as again:
         assert again == key
 
 
@@ -125,7 +125,7 @@ def test_the_keys_of_a_new_run_are_what_its_manifest_says(keys_dir: Path) -> Non
     assert files == (organiser_key(RUN, keys_dir), recovery_key(RUN, keys_dir))
     said = OrganisedSection(**keys.options(), quota=1)
     assert (
-        load_organiser_key(RUN, bytes.fromhex(said.organiser), keys_dir, b"correct horse") == keys.organiser
+        load_organiser_key(RUN, [bytes.fromhex(said.organiser)], keys_dir, b"correct horse") == keys.organiser
     )
     deputies = [bytes.fromhex(deputy) for deputy in said.deputies]
     assert load_deputy_key(files[1], deputies, b"correct horse") == keys.recovery

@@ -7,6 +7,7 @@ Time is an argument (seconds of any monotonic clock).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Protocol
 
@@ -28,9 +29,11 @@ from sfnode.schema.organising import (
     HealthStatus,
     Members,
     MemberStatus,
+    OfferStatus,
     OrganiserStatus,
     PetitionList,
     PetitionStatus,
+    StandInStatus,
     SubspaceBases,
     SuccessionFile,
 )
@@ -69,6 +72,11 @@ there are (`OrganiserPolicy.longest_epoch`)."""
 UNANSWERED_TIME = 2 * SEND_AGAIN
 """Seconds after which a petition without an answer is likely to wait for a person."""
 
+CUT_OFF = (
+    "the organiser is here, and more than half of those who stand in do not answer: it decides nothing until "
+    "they do, and they may elect another. Look at this machine's network, and ask them whether they are up"
+)
+
 KEY_DIGITS = 8
 """Hex digits of a key by which the owner admits a newcomer."""
 
@@ -85,12 +93,21 @@ class Signing(Protocol):
         ...
 
     @property
+    def cut_off(self) -> bool:
+        """Whether it organises, and too few of those who stand in answer."""
+        ...
+
+    @property
     def guarded(self) -> bool:
         """Whether a guard goes back when the run gets worse."""
         ...
 
     def petitions(self) -> list[Petition]:
         """Return those that wait for the owner."""
+        ...
+
+    def offers(self) -> dict[int, bytes]:
+        """Return the keys of those who would stand in, by the numbers of their members."""
         ...
 
 
@@ -119,13 +136,18 @@ class Reports:
     def _feed(self) -> ControlFeed:
         return self._organised.control.feed
 
-    def status(self, organising: Signing | None) -> OrganiserStatus:
-        """Return the state of the run; `organising` is the organiser if it is here."""
+    def status(
+        self, organising: Signing | None, now: float, arrivals: Sequence[int | None] = ()
+    ) -> OrganiserStatus:
+        """Return the state of the run; `organising` is the organiser if it is here, `arrivals` the times at
+        which decisions came, in seconds since 1970."""
         counting, feed, results = self.counting, self._feed, self._look()
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
             run_name=self._manifest.name,
             term=feed.term,
+            term_since=arrivals[feed.begun] if feed.begun < len(arrivals) else None,
+            stand_ins=self.stand_ins(now),
             decisions=feed.stop,
             chain=feed.chain.hex(),
             incomplete=feed.behind,
@@ -168,7 +190,18 @@ class Reports:
             health=self._health(),
             evidence=None if number is None else self._evidence(number // INCARNATIONS),
             announced=self._announced(),
+            term=self._feed.term,
+            stand_ins=len(self._feed.stand_ins),
+            stand_ins_here=len(self._organised.control.elections.present(now)),
         )
+
+    def stand_ins(self, now: float) -> list[StandInStatus]:
+        """Return who stands in for the organiser, and is here."""
+        feed, present = self._feed, self._organised.control.elections.present(now)
+        return [
+            StandInStatus(member=member, key=key.hex(), here=key in present, organises=key == feed.key)
+            for key, member in feed.standing.items()
+        ]
 
     def alarms(self, organising: Signing | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
         """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
@@ -223,7 +256,9 @@ class Reports:
             self._waiting_since = min(now, self._waiting_since) if waits else float("inf")
         succeeded, self._term = feed.term > self._term, feed.term
         lines = (
-            ["another organiser goes on with this run; there is nothing for you to do"] if succeeded else []
+            [f"another {self._by()} organises this run now; there is nothing for you to do"]
+            if succeeded
+            else []
         )
         if head == (feed.stop, feed.chain):
             return lines
@@ -234,6 +269,10 @@ class Reports:
         if head[0] < feed.stop and feed.chains[head[0]] == head[1]:
             lines += self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]])
         return lines
+
+    def _by(self) -> str:
+        member = self._feed.standing.get(self._feed.key or b"")
+        return "key" if member is None else f"member, number {member},"
 
     def evaluations(self) -> list[EpochEvaluation]:
         """Return what the organiser has measured on the validation rows: the last ones, oldest first."""
@@ -272,7 +311,11 @@ class Reports:
                     invited=invited(run_id, petition, self.counting),
                 )
                 for petition in waiting
-            ]
+            ],
+            offers=[
+                OfferStatus(member=member, key=key.hex(), own=key == self._organised.control.key)
+                for member, key in sorted(organising.offers().items() if organising else ())
+            ],
         )
 
     def changes(self, decision: Decision) -> list[Change]:
@@ -467,6 +510,8 @@ class Reports:
 def _restarted(organising: Signing | None) -> str | None:
     """Return what the organiser of this node waits for before it signs, and what ends that."""
     restarted = organising.restarted if organising else None
+    if organising and organising.cut_off:
+        return CUT_OFF
     return f"{restarted.what}. {ALONE_FIX}" if restarted else None
 
 

@@ -31,6 +31,7 @@ from sfprotocol.decisions import (
     Checkpoint,
     Close,
     Decision,
+    Elected,
     Evaluated,
     Finish,
     Invite,
@@ -39,6 +40,7 @@ from sfprotocol.decisions import (
     Revoke,
     RevokeInvitation,
     Seal,
+    StandIns,
     Unknown,
     Validators,
     Void,
@@ -295,4 +297,15 @@ def _about_members(decision: Decision, counting: Counting, names: Called) -> str
         case Amend(feed=feed, epoch=epoch):
             whose = member(feed // INCARNATIONS)
             return f"leaves out what round {epoch} has of {whose}, which is lost"
+    return _about_stand_ins(decision)
+
+
+def _about_stand_ins(decision: Decision) -> str:
+    match decision:
+        case StandIns(keys=keys) if keys:
+            return f"names {len(keys)} who stand in for the organiser"
+        case StandIns():
+            return "nobody stands in any more"
+        case Elected(key=key, ballots=ballots):
+            return f"begins a new term: {len(ballots)} stand-ins have elected {key.hex()[:DIGITS]}"
     return str(decision)

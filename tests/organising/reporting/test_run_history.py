@@ -23,6 +23,7 @@ from sfprotocol.decisions import (
     Checkpoint,
     Close,
     Decision,
+    Elected,
     Finish,
     Invite,
     Move,
@@ -31,6 +32,8 @@ from sfprotocol.decisions import (
     Revoke,
     RevokeInvitation,
     Seal,
+    StandIn,
+    StandIns,
     Unknown,
     Validators,
     Void,
@@ -80,6 +83,9 @@ def seal(epoch: int) -> Seal:
         (Finish(), "ends the run"),
         (Bases(2, bytes(32)), f"publishes new directions of training, {'0' * 16}, number 2"),
         (Announce("hello"), "announces: hello"),
+        (StandIns((StandIn(0, bytes(32)),)), "names 1 who stand in for the organiser"),
+        (StandIns(()), "nobody stands in any more"),
+        (Elected(bytes(32), ()), f"begins a new term: 0 stand-ins have elected {'0' * 16}"),
         (Validators((0,)), f"has rounds measured by member 0, {A}"),
         (
             Checkpoint(0, bytes(32), bytes(32)),
@@ -123,9 +129,14 @@ def test_no_kind_of_decision_is_forgotten() -> None:
         Announce,
         Validators,
     }
-    assert said | {Checkpoint, decisions.Evaluated, decisions.Oversized, decisions.Worth} == {
-        kind for kind, _ in decisions._KINDS.values()
-    }
+    assert said | {
+        StandIns,
+        Elected,
+        Checkpoint,
+        decisions.Evaluated,
+        decisions.Oversized,
+        decisions.Worth,
+    } == {kind for kind, _ in decisions._KINDS.values()}
 
 
 def test_an_epoch_stands_where_it_was_sealed_with_its_close_and_evaluation() -> None:

@@ -25,7 +25,7 @@ from sfprotocol.messages import (
     Vote,
 )
 
-WIDE = frozenset({"feed_key", "known", "nonce"})
+WIDE = frozenset({"feed_key", "known", "nonce", "number", "heard"})
 """Names of fields that have 64 bits."""
 
 
