@@ -90,8 +90,9 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
         (organising.DecisionResult, organising.DecisionRequest),
     ),
     "organise hand-over": (
-        "A succession file: what `GET /organising/succession` gives, and `POST` there takes.",
-        (organising.SuccessionFile, organising.ProposalQuery),
+        "A succession file: what `GET /organising/succession` gives, and `POST` there takes; `--to` is "
+        "`POST /organising/hand-over`, which takes a [HandOver](#handover).",
+        (organising.SuccessionFile, organising.ProposalQuery, organising.HandOver),
     ),
     "swarm --json": ("", (results.SwarmResult,)),
     "GET /digest": ("", (status.CoreStatus,)),

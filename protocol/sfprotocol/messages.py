@@ -392,12 +392,12 @@ class Offer:
     origin: bytes
     key: bytes
     signatures: tuple[bytes, bytes]
-    """By the origin and by the key."""
+    """Signatures by the origin and by the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Where a stand-in stands: of two with one key the one with the higher number counts (SPEC O22)."""
+    """The state of a stand-in: of two with one key the one with the higher number counts (SPEC O22)."""
 
     key: bytes
     number: int
@@ -422,9 +422,9 @@ class Statement:
     silent: bool
     """Whether it has missed too many of these."""
     entries: tuple[Entry, ...]
-    """What follows the first `decided`, from whoever organises or wants to."""
+    """Decisions after the first `decided`, from whoever organises or wants to."""
     signature: bytes
-    """By the key, over `elections.statement_message`."""
+    """Signature by the key, over `elections.statement_message`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class OrganiserStatus(Answer):
     term: int
     """Term of the key that signs now: 0 for the manifest's; every succession, every election begins one."""
     term_since: float | None
-    """When this node heard of the first decision of that term, in seconds since 1970; None before it."""
+    """Time at which its first decision came here, in seconds since 1970; None before."""
     stand_ins: list[StandInStatus]
     decisions: int
     chain: str

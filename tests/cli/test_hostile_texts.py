@@ -233,8 +233,12 @@ ROWS: dict[str, list[str]] = {
     "organise bases": ["{files}/archive.sfnode --data-dir {running}"],
     "organise announce": ["hello --data-dir {running}", "{long} --data-dir {running}"],
     "organise next": ["{long} --data-dir {running}"],
+    "organise stand-in": ["--data-dir {running}"],
+    "organise stand-ins": ["0 1 --data-dir {running}", "--nobody --data-dir {running} --dry-run"],
     "organise end": ["--data-dir {running} --yes", "--data-dir {running} --dry-run"],
     "organise hand-over": ["--data-dir {running} --out {files}/over.json", "--submit {files}/next.json"],
+    "keys backup": ["--data-dir {node} --out {files}/made.keys --passphrase-file {table}"],
+    "keys restore": ["{files}/archive.sfnode --data-dir {files}/restored --passphrase-file {table}"],
     "organise sign": ["{files}/next.json"],
     "use": [
         "--from {export} one two three",

@@ -136,7 +136,7 @@ def test_forward_passes_alone_may_be_asked_for(sfnode: Run, monkeypatch: pytest.
     ended = sfnode("init", "tickets.csv", "--set", "training.estimator=zeroth-order", *flags)
     assert ended.status == 0, ended.err
     assert lines(ended.out)["How is it learnt?"] == "by forward passes alone: it learns far less"
-    assert (run().protocol, run().training.estimator, run().training.basis) == (3, "zeroth-order", "features")
+    assert (run().protocol, run().training.estimator, run().training.basis) == (4, "zeroth-order", "features")
 
 
 def test_a_run_by_gradients_says_how_long_it_takes_and_if_asked_its_numbers(

@@ -51,12 +51,20 @@ class Organising:
     def __init__(self, node: OrganisedNode) -> None:
         self.state = OrganiserState.ORGANISING
         self.restarted: Restarted | None = None
-        self.guarded = False
+        self.guarded = self.cut_off = False
+        self.handed_over: list[bytes] = []
+        self.offered: dict[int, bytes] = {}
         self.waiting: list[Petition] = []
         self._node = node
 
     def petitions(self) -> list[Petition]:
         return self.waiting
+
+    def offers(self) -> dict[int, bytes]:
+        return self.offered
+
+    def hand_over(self, key: bytes) -> None:
+        self.handed_over.append(key)
 
     async def decide(self, decision: Decision) -> str | None:
         reason = owner_decisions.refusal(self._node.organised.counting, decision)
@@ -81,6 +89,8 @@ class OrganisedNode:
         self.api.machine = self.swarm["a"].machine
         self.api.reports = Reports(self.manifest, organised, 0.0)
         self.api.driver.post = self.post
+        self.api.clock = lambda: self.swarm.now
+        self.api.log.arrivals = list
         self.api.organising = self.organising
         self.api.views.invitation = lambda: invite(
             self.manifest, compose(self.manifest.run_id, [ADDRESS], [])

@@ -81,7 +81,7 @@ class Folder:
             control=kept_control(self.log),
         )
         if self.machine.organised and self._organises:
-            self.machine.organised.control.hold(signing_key("organiser").sign)
+            self.machine.organised.control.hold(origin_of("organiser"), signing_key("organiser").sign, 0.0)
         self.store = LogStore(self.log, self.run, lambda feed: None)
         self.host = Host(self.machine, self.store)
         self.settle()

@@ -58,7 +58,8 @@ def organised_status() -> OrganiserStatus:
         "frozen": False, "unsupported": False, "open_epoch": 3, "sealed": 3, "counted": 40, "budget": 50,
         "complete": False, "quota": 9, "members": 2, "invitations": 1, "behind": 0, "organiser": "organising",
         "bases": [], "next_subspace": 1, "petitions": 0, "health": health,
-        "evaluations": [], "announcements": ["Welcome.", "The run ends."],
+        "term_since": None, "stand_ins": [], "waits": None, "evaluations": [],
+        "announcements": ["Welcome.", "The run ends."],
         "doubted": [],
     })  # fmt: skip
 

@@ -255,11 +255,7 @@ class Reports:
             waits = not self.counting.complete and self._organised.unnamed > 0
             self._waiting_since = min(now, self._waiting_since) if waits else float("inf")
         succeeded, self._term = feed.term > self._term, feed.term
-        lines = (
-            [f"another {self._by()} organises this run now; there is nothing for you to do"]
-            if succeeded
-            else []
-        )
+        lines = [f"{self._by()} with this run; there is nothing for you to do"] if succeeded else []
         if head == (feed.stop, feed.chain):
             return lines
         self._head, self._waiting_since, self._look_at = (feed.stop, feed.chain), float("inf"), now
@@ -272,7 +268,7 @@ class Reports:
 
     def _by(self) -> str:
         member = self._feed.standing.get(self._feed.key or b"")
-        return "key" if member is None else f"member, number {member},"
+        return "another organiser goes on" if member is None else f"member {member}, who stood in, goes on"
 
     def evaluations(self) -> list[EpochEvaluation]:
         """Return what the organiser has measured on the validation rows: the last ones, oldest first."""

@@ -103,7 +103,7 @@ def test_who_is_left_out_reads_in_three_sentences_why_and_what_to_do(
     assert alarm.what.endswith("the organiser has measured it, and cannot tell that it helps")
     assert alarm.fix.startswith("Chance does that to honest nodes, so let it go on")
     check(f"{alarm.what}. {alarm.fix}")
-    assert [one.member for one in reports.status(None).doubted] == [run.evidence.member]
+    assert [one.member for one in reports.status(None, 0.0).doubted] == [run.evidence.member]
 
 
 def test_who_helps_and_who_was_never_measured_reads_of_no_doubt(
@@ -116,7 +116,7 @@ def test_who_helps_and_who_was_never_measured_reads_of_no_doubt(
     assert evidence
     assert not evidence.skipped
     assert reports.alarms(None, 0.0, own) == []
-    assert reports.status(None).doubted == []
+    assert reports.status(None, 0.0).doubted == []
 
 
 def test_whose_work_counts_in_the_end_in_any_case_is_not_alarmed(
@@ -129,7 +129,7 @@ def test_whose_work_counts_in_the_end_in_any_case_is_not_alarmed(
     assert evidence.skipped
     assert evidence.bound < evidence.evidence < 0
     assert reports.alarms(None, 0.0, own) == []
-    assert [one.member for one in reports.status(None).doubted] == [evidence.member]
+    assert [one.member for one in reports.status(None, 0.0).doubted] == [evidence.member]
 
 
 def test_nor_is_whose_new_work_counts_though_that_of_a_spoilt_epoch_never_may(
@@ -281,7 +281,7 @@ def test_an_organiser_that_may_wait_for_ever_says_so_within_seconds_and_no_other
     for alarm in found:
         assert "5 s after its start the organiser here signs nothing yet: " in alarm.what
         assert "organise.alone=yes" in alarm.fix
-    assert reports.status(node.organising).waits == f"{restarted.what}. {ALONE_FIX}"
+    assert reports.status(node.organising, 0.0).waits == f"{restarted.what}. {ALONE_FIX}"
 
 
 def test_who_knows_for_what_its_organiser_waits_is_not_told_that_it_is_silent_too(
