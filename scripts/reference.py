@@ -135,7 +135,10 @@ def cli_page() -> str:
     found = [(f"sfnode {name}", command) for name, command in commands()]
     uses = Counter(line for _, one in found for line in {option_line(option) for option in options(one)})
     shared = {line for line, count in uses.items() if count >= SHARED}
-    common = "".join(f"- {line}\n" for line in sorted(shared))
+    known = {key for option in options(dict(found)["sfnode init"]) if (key := getattr(option, "key", ""))}
+    forked = options(dict(found)["sfnode history fork"])  # whose keys are described with init
+    shared |= {option_line(option) for option in forked if getattr(option, "key", "") in known}
+    common = "".join(f"- {line}\n" for line in sorted(shared) if uses[line] >= SHARED)
     sections = "\n".join(section(name, command, shared) for name, command in found)
     return f"{CLI}\n## Options of many commands\n\n{common}\n{section('sfnode', cli, shared)}\n{sections}"
 
@@ -160,8 +163,11 @@ def section(name: str, command: click.Command, shared: set[str]) -> str:
     lines = {option_line(option): option for option in options(command)}
     if own := "".join(f"- {line}\n" for line in lines if line not in shared):
         text += f"\n{own}"
-    if others := ", ".join(f"`{option.opts[0]}`" for line, option in lines.items() if line in shared):
-        text += f"\nAlso {others}.\n"
+    others = [
+        getattr(option, "key", "") or option.opts[0] for line, option in lines.items() if line in shared
+    ]
+    if told := ", ".join(f"`{one}`" for one in others if one != "--profile"):  # goes with --data-dir
+        text += f"\nAlso {told}.\n"
     return text
 
 

@@ -371,10 +371,9 @@ def announce_next(_: SyncClient, link: str) -> Decision:
 @click.command
 @data_dir_option
 def stand_in(data_dir: Path) -> None:
-    """Offer that this member stands in for the organiser. It does once the organiser has named it.
+    """Offer that this member stands in for the organiser, until it is named, also after a restart.
 
-    The node has to be up: more than half of those who stand in decide, and elect one of them when the
-    organiser falls silent. Restarted, it offers again until it is named.
+    More than half of those who stand in decide, and elect one of them when the organiser falls silent.
     """
     running_node(data_dir).stand_in()
     echo("this node tells everybody that it would stand in; the organiser names it with `stand-ins`")
@@ -385,11 +384,11 @@ def stand_in(data_dir: Path) -> None:
 @option("--nobody", is_flag=True, help="Let nobody stand in any more.")
 @deciding
 def stand_ins(node: SyncClient, numbers: tuple[int, ...], nobody: bool) -> Decision:
-    """Name the members who stand in for you, by their numbers, in place of those of before: two or four, as
-    you are one of them. They have offered it with `stand-in`, and their nodes are up.
+    """Name the members who stand in for you, by their numbers: two or four, who have offered it with
+    `stand-in`, and you. Those of before are replaced.
 
-    From then on nothing is decided that more than half of you do not hold, so that the run goes on without
-    any one of you, and nobody has to be awake for that. Your recovery key outranks them all.
+    Nothing is decided then that more than half of you do not hold, so that the run goes on without any one of
+    you, with nobody awake. Your recovery key outranks them all.
     """
     from sfprotocol.decisions import StandIn, StandIns
 
