@@ -212,7 +212,7 @@ class RunningNode:
             raise UserError(
                 Code.BAD_OPTION,
                 "this node cannot stand in: it is no member, or the run speaks an earlier protocol than 4",
-                "Join as a trainer; an earlier run is handed over with `sfnode organise hand-over --out FILE`.",
+                "Join as a trainer; an earlier run passes on by `sfnode organise hand-over --out FILE`.",
             )
         note_offer(self.log)
         if self.organising is None:

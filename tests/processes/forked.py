@@ -38,6 +38,11 @@ SHORTER = {
     ("sfnode.node.shutdown", "SETTLE_TIME"): 0.5,
     ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,
     ("sfnode.organising.organiser", "FIRST_TIME"): 1.0,
+    ("sfprotocol.elections", "BEAT"): 1.0,
+    ("sfprotocol.elections", "LEASE"): 6.0,
+    ("sfprotocol.elections", "SPREAD"): 1.0,
+    ("sfprotocol.petitions", "SEND_AGAIN"): 3.0,
+    ("sfprotocol.petitions", "REPEAT_TIME"): 2.0,
 }
 """Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are
 tested with clocks (`test_shutdown.py` and `test_contacts.py` of `tests/node`, `tests/organising`)."""

@@ -1,0 +1,87 @@
+"""The drill: a run whose organiser is gone for good goes on, with nobody awake (SPEC O21 to O23)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from sfnode.control.client import Client
+from sfnode.schema.organising import OfferStatus
+from sfnode.store.data_folder import Layout
+from sfnode.store.run_keys import mark_restored
+from tests.processes.helpers import LOOPBACK, Node, nodes, printed_json, sfnode, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+TRAINER = (*LOOPBACK, "--set", "node.samples=0", "--limit", "cpu=25")
+BUDGET = 4_000
+
+
+def decides(home: Path, node: Node, *words: object) -> None:
+    ended = sfnode(home, "organise", *words, "--data-dir", node.folder)
+    assert ended.returncode == 0, ended.stderr
+
+
+def offers(node: Node) -> list[OfferStatus]:
+    return asyncio.run(Client(Layout(node.folder).control_socket).petitions()).offers
+
+
+def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_path: Path) -> None:
+    options = (
+        f"training.update_budget={BUDGET}",
+        "task.loss=plain",
+        "init.calibrate=no",
+        "organised.quota=100000",
+    )
+    said = (word for option in options for word in ("--set", option))
+    made = sfnode(tmp_path, "init", "--model", "builtin:tiny", "--task", "reviews", *said)
+    assert made.returncode == 0, made.stderr
+    with nodes(tmp_path) as make:
+        organiser = make("organiser", "--run", "run.toml", "--organise", *TRAINER).start()
+        organiser.until("it trains", lambda status: status.own_updates > 0)
+        link = printed_json(
+            sfnode(tmp_path, "organise", "invite", "--uses", 9, "--data-dir", organiser.folder, "--json")
+        )["link"]
+        members = [make(name, link, *TRAINER).start() for name in ("b", "c", "d", "e")]
+        for member in members:
+            member.until(
+                "it is a member", lambda status: status.organised and status.organised.member is not None
+            )
+        numbers = [member.status().organised.member for member in members]  # type: ignore[union-attr]
+        for member in members[:2]:
+            decides(tmp_path, member, "stand-in")
+        until("all have offered", lambda: len(offers(organiser)) == 3)
+        decides(tmp_path, organiser, "stand-ins", *numbers[:2])
+        members[3].until_organised("all know who stands in", lambda status: len(status.stand_ins) == 3)
+        members[3].until("all are here", lambda status: status.organised.stand_ins_here == 3)
+
+        shown = members[3].until_organised("something counts", lambda status: status.counted > 0)
+        organiser.end(signal.SIGKILL)
+        kept = tmp_path / "backup.pem"
+        shutil.copy(organiser.folder / "identity.pem", kept)
+        shutil.rmtree(organiser.folder)
+
+        for member in members:
+            after = member.until_organised("another organises", lambda status: status.term == 1)
+            assert after.counted >= shown.counted
+            member.until_organised(
+                "updates count again", lambda status, before=after.counted: status.counted > before
+            )
+
+        organiser.folder.mkdir(parents=True)
+        shutil.copy(kept, organiser.folder / "identity.pem")
+        mark_restored(bytes.fromhex(after.run_id), tmp_path / ".local/share/sfnode/keys")
+        way = printed_json(sfnode(tmp_path, "invite", "--data-dir", members[3].folder, "--json"))["link"]
+        back = make("organiser", way, "--organise", *TRAINER).start()
+        back.until_organised("it stands by", lambda status: status.organiser == "standing by")
+
+        everyone = [*members, back]
+        for one in everyone:
+            one.until("the run is complete", lambda status: status.state == "complete")
+        until(
+            "all have the same", lambda: len({one.until("it answers", bool).digest for one in everyone}) == 1
+        )
