@@ -162,7 +162,7 @@ class Settings(Section):
     samples: int = Field(default=4, ge=0, le=16)
     """Test rows whose answers are recorded for the dashboard; 0: none."""
     notify: Annotated[str, AfterValidator(_command)] = ""
-    """Run CMD EVENT TEXT when complete, worse or offline."""
+    """Run CMD EVENT TEXT when complete, worse, offline or organised by another."""
     log_to: tuple[str, ...] = ()
     """Record figures: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT."""
 

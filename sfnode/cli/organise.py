@@ -142,10 +142,10 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
     """List the members of the run, and the newcomers that wait to be admitted."""
     node = running_node(data_dir)
     admitted = [] if waiting else _members(node, "")
-    waiting = node.petitions()
-    petitions = waiting.petitions
+    asked = node.petitions()
+    petitions = asked.petitions
     if as_json:
-        both = {"members": plain(admitted), "petitions": plain(petitions), "offers": plain(waiting.offers)}
+        both = {"members": plain(admitted), "petitions": plain(petitions), "offers": plain(asked.offers)}
         echo(json.dumps(both, indent=2, ensure_ascii=False))
         return
     for member in admitted:
@@ -154,7 +154,7 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
         stranger = "" if member.vouched else ", stranger"
         unproven = "" if member.proven else ", no credit"
         quota = f"{member.counted} count, quota {member.quota}"
-        stands = ", would stand in" if member.number in {one.member for one in waiting.offers} else ""
+        stands = ", would stand in" if member.number in {one.member for one in asked.offers} else ""
         about = f"{quota}{stranger}{unproven}{came}{revoked}{stands}"
         echo(f"{member.number:>6} {member.origin[:16]}  {about}")
     for petition in petitions:

@@ -135,6 +135,10 @@ def _run_lines(run: RunStatus) -> list[str]:
         f"rounds   {run.sealed} count{last}{here}",
         f"model    {health_in_words(run.health)}",
     ]
+    if run.stand_ins:
+        lines.append(
+            f"organise {run.stand_ins_here} of {run.stand_ins} who stand in for the organiser are here"
+        )
     if run.member is not None:
         left = f"{run.room} of {run.quota} updates left in this round"
         lines.append(f"member   number {run.member} of {run.members}, {left}")

@@ -237,7 +237,8 @@ def _state(now: Now) -> Text:
         line.append("  largest lag  ", "bold").append(count(max(node.lag for node in now.near)))
     line.append(f"  lacking {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
     run = now.status.organised
-    return line.append(f"  behind {count(run.behind)}" if run and run.behind else "", "yellow")
+    line.append(f"  behind {count(run.behind)}" if run and run.behind else "", "yellow")
+    return line.append(f"  {run.stand_ins_here} of {run.stand_ins} stand in" if run and run.stand_ins else "")
 
 
 def _machine(now: Now) -> list[Text]:

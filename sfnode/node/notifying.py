@@ -1,4 +1,5 @@
-"""Runs a command of the owner's when the run completes, the model gets worse, or the node is offline."""
+"""Runs a command of the owner's when the run completes, the model gets worse, another node organises it, or
+this one is offline."""
 
 from __future__ import annotations
 
@@ -32,11 +33,17 @@ async def notify(status: Callable[[], Status], clock: Callable[[], float], comma
     It runs without a shell. Its environment says the same: SFNODE_EVENT, SFNODE_TEXT, SFNODE_RUN_NAME.
     """
     before: frozenset[str] = frozenset()
+    term: int | None = None
     linked: float | None = None
     while True:
         now, at = status(), clock()
         linked = at if now.links else linked
         events = dict(_events(now, linked is not None and at - linked > OFFLINE_AFTER))
+        if now.organised and term is not None and now.organised.term > term:
+            await _run(
+                command, "organiser", f"another node organises the run {now.run_name} now", now.run_name
+            )
+        term = now.organised.term if now.organised else None
         for event in [one for one in events if one not in before]:
             await _run(command, event, paragraph(events[event]), now.run_name)
         before = frozenset(events)

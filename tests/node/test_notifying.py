@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,6 +64,12 @@ def test_it_is_told_once_when_the_run_completes_the_model_gets_worse_or_all_othe
         ["two words", "complete"],
     ]
     assert found[0][2:] == ["the run gets worse", "worse", STATUS.run_name]
+
+
+def test_it_is_told_that_another_node_organises_the_run(told: Callable[..., list[Any]]) -> None:
+    terms = [{"organised": Mock(term=term)} for term in (3, 3, 4, 4)]
+    found = told(*(LINKED | term for term in terms))
+    assert [words[1] for words in found] == ["organiser"]
 
 
 def test_a_node_that_never_had_a_neighbour_is_not_offline(told: Callable[..., list[Any]]) -> None:

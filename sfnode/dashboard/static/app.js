@@ -89,7 +89,7 @@ function showProgress(status, progress) {
   tell("swarm-rate", pace(progress.updates_per_second));
   tell("loss-now", status.role === "relay" ? "none" : number(told(status.loss)));
   const run = status.organised;
-  if (run) tell("counted-text", `${count(run.sealed)} rounds count, with ${count(run.counted)} updates${run.behind ? `; ${count(run.behind)} of them are not here yet` : ""}.`);
+  if (run) tell("counted-text", `${count(run.sealed)} rounds count, with ${count(run.counted)} updates${run.behind ? `; ${count(run.behind)} of them are not here yet` : ""}.${run.stand_ins ? ` ${run.stand_ins_here} of ${run.stand_ins} who stand in for the organiser are here.` : ""}`);
 }
 
 const told = (loss) => (trained.rises && loss !== null ? 1 - loss : loss);
