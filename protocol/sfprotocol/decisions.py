@@ -258,6 +258,9 @@ class StandIns:
     them; nobody, to end that (SPEC O21)."""
 
     keys: tuple[StandIn, ...]
+    admission: int = 0
+    """Newcomers whom any of them admits, while it organises, without asking: 0 those with an invitation, 1
+    the same, and the others wait for a person, 2 those who show work, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +439,7 @@ _KINDS: dict[int, tuple[type, tuple[Field, ...]]] = {
     16: (Budget, (U32,)),
     18: (Finish, ()),
     20: (Bases, (U32, B32)),
-    22: (StandIns, (_STAND_INS,)),
+    22: (StandIns, (_STAND_INS, U8)),
     24: (Elected, (B32, _BALLOTS)),
     1: (Announce, (_text(MAX_TEXT),)),
     3: (Evaluated, (U32, _text(64), I64, I64, I64, I64, U32)),

@@ -39,7 +39,7 @@ from sfnode.organising.events import (
     Summarised,
 )
 from sfnode.organising.organiser import SETTLE_TIME, Organiser, OrganiserState
-from sfnode.organising.policy import WORK_BITS, is_wary, policy_of
+from sfnode.organising.policy import WORK_BITS, Admission, is_wary, policy_of
 from sfnode.organising.reporting.alarms import Restarted
 from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, StepShare
@@ -50,7 +50,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import counted_anew
 from sfnode.store.run_keys import forget_restored
 from sfprotocol import decisions
-from sfprotocol.decisions import Admit, Amend, Decision
+from sfprotocol.decisions import Admit, Amend, Decision, StandIns
 from sfprotocol.events import OwnDecision, OwnHandOver, OwnPetition
 from sfprotocol.messages import Feed, Offer, Petition
 from sfprotocol.organised import Organised
@@ -213,6 +213,9 @@ class Organising:
 
         Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
         """
+        if isinstance(decision, StandIns):  # who admits whom stays as it is, whoever organises
+            admission = list(Admission).index(self._organiser.policy.admission)
+            decision = replace(decision, admission=admission)
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((decision, done))
         self._tell(OwnerDecision(decision))

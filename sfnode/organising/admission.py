@@ -95,7 +95,7 @@ class PendingPetitions:
 
     def __init__(self, run_id: bytes, policy: OrganiserPolicy) -> None:
         self._run_id = run_id
-        self._policy = policy
+        self.policy = policy
         self._pending: dict[bytes, _Pending] = {}
         """Petitions by origin; the one that came first is first."""
         self._bucket = Bucket(float("inf"), 0.0)
@@ -123,7 +123,7 @@ class PendingPetitions:
 
     def next(self, counting: Counting, now: float) -> Admit | None:
         """Return the next admission that needs no owner, if there is one and the rate allows it."""
-        rate, burst = self._policy.admissions_per_minute / 60, self._policy.admission_burst
+        rate, burst = self.policy.admissions_per_minute / 60, self.policy.admission_burst
         self._drop(counting, now)
         for pending in self._pending.values():
             if not (pending.granted and self._bucket.holds(1, now, rate=rate)):
@@ -137,15 +137,15 @@ class PendingPetitions:
 
     @property
     def _owner_is_asked(self) -> bool:
-        return self._policy.admission is Admission.APPROVE
+        return self.policy.admission is Admission.APPROVE
 
     def _admits(self, petition: Petition, counting: Counting) -> Admit | None:
         """Return the admission that a petition earns by itself."""
         if invited(self._run_id, petition, counting):
-            return Admit(petition.origin, self._policy.quota, petition.invitation)
-        if self._policy.admission is not Admission.ANYONE:
+            return Admit(petition.origin, self.policy.quota, petition.invitation)
+        if self.policy.admission is not Admission.ANYONE:
             return None
-        enough = work(self._run_id, petition.origin, petition.nonce) >= self._policy.work_bits
+        enough = work(self._run_id, petition.origin, petition.nonce) >= self.policy.work_bits
         return Admit(petition.origin, 0, 0) if enough else None
 
     def _drop(self, counting: Counting, now: float) -> None:

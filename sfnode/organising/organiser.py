@@ -57,6 +57,7 @@ Peers who say that they have it delay that, and no more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 
 from sfnode.organising import owner_decisions
@@ -83,7 +84,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.feeds import HeldFeeds, Nameable
 from sfnode.organising.guard import Guard
-from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.renewing import Renewal
 from sfnode.organising.sanctions import Sanctions
 from sfnode.organising.steps import IDLE_ROUNDS, may_be_idle
@@ -98,6 +99,7 @@ from sfprotocol.decisions import (
     Oversized,
     Recount,
     Seal,
+    StandIns,
     read,
 )
 from sfprotocol.events import Petitioned
@@ -330,6 +332,9 @@ class Organiser:
         self._sanctions.take(decision)
         if self.guard:
             self.guard.take(decision)
+        if isinstance(decision, StandIns) and self._stands_in:
+            admission = dict(enumerate(Admission)).get(decision.admission, Admission.LINKS)
+            self.policy = self._petitions.policy = replace(self.policy, admission=admission)
 
     def _on_moved(self, moved: tuple[Feed, ...], now: float) -> None:
         changed, self._unseen = dict.fromkeys([*self._unseen, *moved]), []

@@ -33,7 +33,7 @@ from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS as INCARNATIONS
 from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, encode
 from sfprotocol.frontier import FeedState
-from sfprotocol.messages import Authority, Entry, Feed
+from sfprotocol.messages import ELECTED_TERMS, Authority, Entry, Feed
 from sfprotocol.quotas import UNPROVEN_PART
 
 D = TypeVar("D", bound=Decision)
@@ -92,7 +92,7 @@ class Node(View):
 
     def __init__(self, counting: Counting) -> None:
         self.folded = counting
-        self.feed = ControlFeed(Authority(RUN_ID, KEY, (), 0))
+        self.feed = ControlFeed(Authority(RUN_ID, KEY, (), 0, ELECTED_TERMS))
         self.held: dict[Feed, list[Boundary]] = {}
         self.forked: dict[Feed, int] = {}
         self.shows: dict[Feed, int] = {}
@@ -149,6 +149,10 @@ class Bench:
 
     policy: OrganiserPolicy = UNEVALUATED
     alone: bool = False
+    key: bytes = KEY
+    """Another one than the organiser's stands in, if it is named."""
+    leads: bool = False
+    """Whether enough of those who stand in have elected it, and answer."""
     judge: Judge = CONSTANT
     budget: int = BUDGET
     bases: bytes = b""
@@ -182,8 +186,10 @@ class Bench:
     def start(self) -> None:
         """Start an organiser on what is here, as after a restart."""
         self.organiser = Organiser(
-            self.node, self.policy, self.judge, key=KEY, draw=self._draw, alone=self.alone, now=self.now
-        )
+            self.node, self.policy, self.judge, key=self.key, draw=self._draw, alone=self.alone,
+            stands_in=self.key != KEY, now=self.now,
+        )  # fmt: skip
+        self.node.leads = lambda now: self.leads  # type: ignore[method-assign]
 
     @property
     def counting(self) -> Counting:

@@ -8,7 +8,7 @@ import pytest
 
 from sfnode.organising import sanctions
 from sfnode.organising.evaluation.judging import Judgement, at_rate
-from sfnode.organising.events import NobodyElse, Round
+from sfnode.organising.events import NobodyElse, OwnerDecision, Round
 from sfnode.organising.organiser import (
     ACTIVE_TIME,
     FIRST_TIME,
@@ -22,7 +22,7 @@ from sfnode.organising.organiser import (
     UNPROVEN_EPOCH,
     OrganiserState,
 )
-from sfnode.organising.policy import LEAST_EPOCH
+from sfnode.organising.policy import LEAST_EPOCH, Admission
 from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -36,12 +36,15 @@ from sfprotocol.decisions import (
     Recount,
     Revoke,
     Seal,
+    StandIn,
+    StandIns,
     Unknown,
 )
 from sfprotocol.messages import ControlFork
 from tests.organising.bench import (
     BUDGET,
     EVALUATED,
+    KEY,
     RATE,
     RUN_ID,
     UNEVALUATED,
@@ -582,3 +585,33 @@ def test_a_position_is_signed_once_however_long_it_takes() -> None:
     bench.advance(100)
     assert len(bench.outbox) > 5
     assert len(set(bench.outbox)) == 1
+
+
+NAMED = StandIns((StandIn(0, KEY), StandIn(1, ANNE.origin), StandIn(2, BOB.origin)), admission=1)
+
+
+def test_who_stands_in_decides_once_elected_and_admits_whom_the_organiser_did() -> None:
+    bench = Bench(key=ANNE.origin)
+    bench.advance(1)
+    assert bench.organiser.state is OrganiserState.STANDING_BY
+    bench.node.decide(NAMED)
+    bench.advance(1)
+    assert bench.organiser.policy.admission is Admission.APPROVE
+    bench.do(OwnerDecision(Announce("not yet")))
+    bench.advance(5)
+    assert bench.signed == []
+    bench.leads = True
+    bench.advance(1)
+    assert bench.organiser.state is OrganiserState.ORGANISING
+    assert bench.signed == [Announce("not yet")]
+
+
+def test_an_organiser_decides_nothing_while_too_few_who_stand_in_answer() -> None:
+    bench = Bench(alone=True)
+    bench.advance(1)
+    bench.node.decide(NAMED)
+    bench.advance(5)
+    assert bench.organiser.state is OrganiserState.STANDING_BY
+    bench.leads = True
+    bench.advance(1)
+    assert bench.organiser.state is OrganiserState.ORGANISING

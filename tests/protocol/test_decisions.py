@@ -69,7 +69,7 @@ EVERY_KIND: dict[int, Decision] = {
     16: Budget(2**32 - 1),
     18: Finish(),
     20: Bases(3, DIGEST),
-    22: StandIns((StandIn(0, DIGEST), StandIn(2**31 - 1, DIGEST[::-1]))),
+    22: StandIns((StandIn(0, DIGEST), StandIn(2**31 - 1, DIGEST[::-1])), 2),
     24: Elected(DIGEST, (Ballot(0, bytes(64)), Ballot(2, bytes(64)))),
     1: Announce("We stop on Friday. Zürich 東"),
     3: Evaluated(1, "accuracy", 910_000, 900_000, 920_000, -(2**63), 872),

@@ -80,7 +80,7 @@ EXAMPLES: dict[str, tuple[Decision, tuple[Extension, ...]]] = {
     "finish with an extension that can be ignored": (Finish(), (Extension(3, b"more"),)),
     "finish with one that cannot": (Finish(), (Extension(3, b""), Extension(4, b""))),
     "bases": (Bases(2**32 - 1, DIGEST), ()),
-    "stand-ins": (StandIns((StandIn(0, DIGEST), StandIn(7, SUCCESSOR))), ()),
+    "stand-ins": (StandIns((StandIn(0, DIGEST), StandIn(7, SUCCESSOR)), 1), ()),
     "no stand-ins": (StandIns(()), ()),
     "elected": (Elected(SUCCESSOR, (Ballot(0, SALT * 8), Ballot(2, SALT * 8))), ()),
     "announcement": (Announce("The run ends on Friday. Zürich 東"), ()),
