@@ -106,6 +106,8 @@ class Elections:
         """The time, by key, of the last of our statements that it has answered."""
         self._stand_at: float | None = None
         self._challenged_at: float | None = None
+        self._hands_to: tuple[bytes, float] | None = None
+        """Whom we let organise in our place, until when: meanwhile nothing new is decided."""
         self._beat_at = self._wake_at = float("-inf")
         self._memo: dict[tuple[bytes, int, tuple[Entry, ...]], ControlFeed | None] = {}
         """The control feed with what a few statements propose: looked at again and again."""
@@ -199,18 +201,31 @@ class Elections:
     def decide(self, record: bytes, now: float) -> list[Action]:
         """Propose a decision; nothing while another is under way, or while we may decide nothing."""
         ahead = self._ahead()
-        if not self.leads(now) or ahead.stop > self._feed.stop or self._sign is None:
+        if not self.leads(now) or self._hands_to or ahead.stop > self._feed.stop or self._sign is None:
             return []
         self._tail = ahead.stop, (ahead.sign(record, self._sign),)
         return [*self._state(now), *self.review(now)]
 
     def hand_over(self, key: bytes, now: float) -> list[Action]:
-        """Elect another stand-in for the next term, while we organise: it stands at once, and others follow.
+        """Elect another stand-in for the next term once what is under way is decided: it stands at once, and
+        others follow. Nothing where we may decide nothing, or the other one is away."""
+        if not self.leads(now) or key not in self.present(now) or key == self.key:
+            return []
+        self._hands_to = key, now + LEASE
+        return self.review(now)
 
-        Nothing while a decision is under way, or where we may decide nothing.
-        """
-        ahead = self._ahead()
-        if not self.leads(now) or ahead.stop > self._feed.stop or key not in ahead.stand_ins:
+    def _hand_over(self, now: float) -> list[Action]:
+        if not self._hands_to:
+            return []
+        key, until = self._hands_to
+        if now >= until or not self.leads(now):
+            self._hands_to = None
+        ahead, own = self._ahead(), self._own
+        if (
+            not self._hands_to
+            or ahead.stop > self._feed.stop
+            or (own and own.candidate == key and own.voted > own.term)
+        ):
             return []
         term = self._latest() + 1
         return self._state(now, voted=term, candidate=key, ballot=self._ballot(term, ahead, key))
@@ -225,7 +240,15 @@ class Elections:
         if not self.takes_part or self._feed.frozen or self._feed.behind or self._knows_too_little():
             return []
         actions: list[Action] = []
-        for step in (self._follow, self._count_ballots, self._elect, self._stand, self._count_answers):
+        steps = (
+            self._follow,
+            self._count_ballots,
+            self._elect,
+            self._stand,
+            self._count_answers,
+            self._hand_over,
+        )
+        for step in steps:
             actions += step(now)
         if now >= self._beat_at:
             actions += self._state(now)

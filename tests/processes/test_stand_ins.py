@@ -30,6 +30,24 @@ def offers(node: Node) -> list[OfferStatus]:
     return asyncio.run(Client(Layout(node.folder).control_socket).petitions()).offers
 
 
+def term(node: Node) -> int:
+    return node.until_organised("it answers", bool).term
+
+
+def organises(node: Node) -> bool:
+    return node.until_organised("it answers", bool).organiser == "organising"
+
+
+def goes_on(members: list[Node], term: int) -> int:
+    """Wait until updates of all members count in this term, by another organiser; return how many do."""
+    for member in members:
+        begun = member.until_organised("another organises", lambda status: status.term == term).counted
+        counted = member.until_organised(
+            "updates count again", lambda status, begun=begun: status.counted > begun
+        ).counted
+    return counted
+
+
 def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_path: Path) -> None:
     options = (
         f"training.update_budget={BUDGET}",
@@ -51,6 +69,7 @@ def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_
             member.until(
                 "it is a member", lambda status: status.organised and status.organised.member is not None
             )
+        run_id = bytes.fromhex(members[0].until("it is of a run", bool).run_id)
         numbers = [member.status().organised.member for member in members]  # type: ignore[union-attr]
         for member in members[:2]:
             decides(tmp_path, member, "stand-in")
@@ -59,22 +78,26 @@ def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_
         members[3].until_organised("all know who stands in", lambda status: len(status.stand_ins) == 3)
         members[3].until("all are here", lambda status: status.organised.stand_ins_here == 3)
 
-        shown = members[3].until_organised("something counts", lambda status: status.counted > 0)
+        organiser.send(signal.SIGSTOP)  # a laptop that sleeps
+        shown = goes_on(members, 1)
+        organiser.send(signal.SIGCONT)
+        organiser.until_organised("it stands by", lambda status: status.organiser == "standing by")
+
+        leader = next(member for member in members if organises(member))
+        decides(tmp_path, leader, "hand-over", "--to", 0)
+        organiser.until_organised("it organises again", lambda status: status.organiser == "organising")
+        assert term(organiser) == 2
+
         organiser.end(signal.SIGKILL)
         kept = tmp_path / "backup.pem"
         shutil.copy(organiser.folder / "identity.pem", kept)
         shutil.rmtree(organiser.folder)
 
-        for member in members:
-            after = member.until_organised("another organises", lambda status: status.term == 1)
-            assert after.counted >= shown.counted
-            member.until_organised(
-                "updates count again", lambda status, before=after.counted: status.counted > before
-            )
+        assert goes_on(members, 3) >= shown
 
         organiser.folder.mkdir(parents=True)
         shutil.copy(kept, organiser.folder / "identity.pem")
-        mark_restored(bytes.fromhex(after.run_id), tmp_path / ".local/share/sfnode/keys")
+        mark_restored(run_id, tmp_path / ".local/share/sfnode/keys")
         way = printed_json(sfnode(tmp_path, "invite", "--data-dir", members[3].folder, "--json"))["link"]
         back = make("organiser", way, "--organise", *TRAINER).start()
         back.until_organised("it stands by", lambda status: status.organiser == "standing by")

@@ -322,12 +322,14 @@ def test_an_organiser_hands_over_at_once() -> None:
     made = swarm()
     decide(made["a"], Announce("before"))
     made.run(BEAT)
+    decide(made["a"], Announce("under way"))
     made["a"].handle(OwnHandOver(key_of("c")))
+    decide(made["a"], Announce("too late"))
     made.run(2)
     assert leaders(made) == ["c"]
     decide(made["c"], Announce("after"))
     made.run(1)
-    assert said(made["d"]) == ["before", "after"]
+    assert said(made["d"]) == ["before", "under way", "after"]
     made["c"].handle(OwnHandOver(key_of("a")))
     made.run(2)
     assert leaders(made) == ["a"]
