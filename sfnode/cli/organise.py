@@ -21,7 +21,7 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.groups import Lazy, LazyGroup
 from sfnode.cli.options import data_dir_option, dry_run_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats
+from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats, term_in_words
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
 from sfnode.schema.metrics import result_in_words
@@ -506,7 +506,7 @@ def _lines(s: OrganiserStatus) -> list[str]:
     here = "elsewhere" if s.organiser is None else f"here, {s.organiser}"
     lines = [
         f"run         {s.run_name} ({s.run_id[:16]}){', complete' if s.complete else ''}",
-        f"organiser   {here}; term {s.term}{_since(s)}, {s.decisions} decisions",
+        f"organiser   {here}; term {term_in_words(s.term)}{_since(s)}, {s.decisions} decisions",
         f"epochs      {s.open_epoch} is open, {s.sealed} are sealed",
         f"updates     {s.counted} of {s.budget} count",
         f"members     {s.members}, {s.invitations} invitations"

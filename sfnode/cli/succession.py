@@ -15,6 +15,7 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, dry_run_option, option, out_option, require_new_file
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import passphrase_file_option, unlocked
+from sfnode.dashboard.formatting import term_in_words
 from sfnode.defaults import KEYS_DIR, located
 from sfnode.errors import Code, UserError
 from sfnode.schema.unchecked import plain
@@ -206,8 +207,9 @@ def _valid(said: SuccessionFile) -> int:
 
 
 def _echo_proposal(said: SuccessionFile) -> None:
+    term = term_in_words(said.term)
     echo(
-        f"run {said.run_name} ({said.run_id[:16]}): from term {said.term} on, key {said.key} signs;\n"
+        f"run {said.run_name} ({said.run_id[:16]}): from term {term} on, key {said.key} signs;\n"
         f"the first {said.kept} decisions stay (chain hash {said.chain[:16]}); "
         f"{_valid(said)} of {said.needed} votes"
     )

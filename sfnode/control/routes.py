@@ -39,7 +39,7 @@ from sfnode.schema.organising import (
 from sfnode.schema.views import FeedsQuery, GenerateRequest, HistoryQuery, OriginsQuery, TimelineQuery
 from sfprotocol import decisions
 from sfprotocol.control_feed import genesis, valid_votes
-from sfprotocol.decisions import Decision
+from sfprotocol.decisions import Decision, StandIns
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import OwnSuccession
 from sfprotocol.messages import Succession, Vote
@@ -249,6 +249,8 @@ async def _decided(
 ) -> DecisionResult:
     decision = _decision(wanted)
     refusal = owner_decisions.refusal(reports.counting, decision)
+    if isinstance(decision, StandIns) and not reports.elects:
+        refusal = "members stand in from protocol 4 on, and this run is of an earlier one"
     if refusal is None and wanted.dry_run:
         return DecisionResult(signed=False, changes=reports.changes(decision), invitation=None)
     if refusal is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sfnode.printable import size_text
 from sfnode.schema.metrics import figure, measured, metric_of, value_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
+from sfprotocol.messages import ELECTED_TERMS
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, ProbeEvaluation
@@ -113,6 +114,12 @@ def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
     ]
     lacking = "TF-IDF with logistic regression would stand here: `pip install 'sfnode[compare]'`"
     return [*said, lacking] if len(said) == 1 else said
+
+
+def term_in_words(term: int) -> str:
+    """Return a term as people read it: its succession, and its election after that (SPEC O4)."""
+    succession, election = divmod(term, ELECTED_TERMS)
+    return f"{succession}.{election}" if succession else str(election)
 
 
 def health_in_words(health: HealthStatus) -> str:

@@ -13,12 +13,13 @@ import pytest
 from sfnode.models import bases
 from sfnode.models.manifest_builder import build
 from sfnode.organising.admission import invitation_key
+from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.alarms import Restarted
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfprotocol import invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
-from sfprotocol.messages import OLDEST_VERSION, Petition
+from sfprotocol.messages import ELECTED_TERMS, OLDEST_VERSION, Petition
 from tests.cli.helpers import Ended
 from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
@@ -203,7 +204,7 @@ def test_a_run_passes_to_another_key_by_a_file_that_deputies_sign(
     assert node.organised.control.feed.term == 0
     assert organise("hand-over", "--submit", file).status == 0
     feed = node.organised.control.feed
-    assert feed.term == 1
+    assert feed.term == ELECTED_TERMS
     assert feed.key == Identity.read(keys_dir / node.manifest.run_id.hex()).public
 
 
@@ -238,6 +239,55 @@ def test_only_deputies_sign_and_no_key_and_no_file_is_overwritten(
     assert "would take its place" in organise(*other, "--keys-dir", key.parent).err
     file.write_text("{}")
     assert sfnode("organise", "sign", file).err.startswith("sfnode: SF067")
+
+
+# -- who stands in -----------------------------------------------------------------------------------
+
+
+def test_an_owner_names_those_who_have_offered_to_stand_in(node: OrganisedNode, organise: Run) -> None:
+    node.decide(Admit(A, QUOTA, 0), Admit(B, QUOTA, 0))
+    node.organising.offered = {0: node.organised.control.key, 1: B}
+    assert "would stand in" in organise("members").out
+    assert "member 7 has not offered" in organise("stand-ins", 7).err
+    assert organise("stand-ins", 1, "--dry-run").status == 0
+    assert not node.organised.control.feed.stand_ins
+    assert organise("stand-ins", 1).status == 0
+    assert node.organised.control.feed.standing == {node.organised.control.key: 0, B: 1}
+    said = organise("status").out
+    assert f"stands in   member 0 ({node.organised.control.key.hex()[:16]}), organises" in said
+    assert f"stands in   member 1 ({B.hex()[:16]}), away" in said
+
+
+def test_nobody_stands_in_in_a_run_of_an_earlier_protocol(tmp_path: Path, sfnode: Run) -> None:
+    node = OrganisedNode(OLDEST_VERSION)
+    node.decide(Admit(A, QUOTA, 0), Admit(B, QUOTA, 0))
+    node.organising.offered = {0: node.organised.control.key, 1: B}
+    with node.served(tmp_path / "old"):
+        refused = sfnode("organise", "stand-ins", 1, "--data-dir", tmp_path / "old")
+    assert "from protocol 4 on" in refused.err
+    assert not node.organised.control.feed.standing
+
+
+def test_only_who_stands_in_is_handed_the_run_to(node: OrganisedNode, organise: Run) -> None:
+    node.decide(Admit(A, QUOTA, 0), Admit(B, QUOTA, 0))
+    assert "member 1 does not stand in" in organise("hand-over", "--to", 1).err
+    node.organising.offered = {0: node.organised.control.key, 1: B}
+    assert organise("stand-ins", 1).status == 0
+    assert organise("hand-over", "--to", 1).status == 0
+    assert node.organising.handed_over == [B]
+
+
+def test_a_node_that_does_not_organise_names_nobody_and_says_who_would(
+    node: OrganisedNode, organise: Run
+) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    node.organising.state, node.organising.offered = (
+        OrganiserState.STANDING_BY,
+        {0: node.organised.control.key},
+    )
+    assert "another one organises" in organise("stand-ins", 0).err
+    node.organising.cut_off = True
+    assert "do not answer" in organise("stand-ins", 0).err
 
 
 # -- published bases ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from sfprotocol import decisions
 from sfprotocol.control_feed import decision_message, extend
 from sfprotocol.decisions import Announce, Decision
 from sfprotocol.events import Event, OwnDecision
-from sfprotocol.messages import ControlFork, Entry, Petition
+from sfprotocol.messages import PROTOCOL_VERSION, ControlFork, Entry, Petition
 from tests.protocol.feeds import origin_of, own_updates, signing_key
 from tests.protocol.swarm import Swarm
 
@@ -32,8 +32,8 @@ QUOTA = 40
 ADDRESS = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
 
 
-def organised_run(**training: object) -> Manifest:
-    fields = build({}).fields()
+def organised_run(protocol: int = PROTOCOL_VERSION, **training: object) -> Manifest:
+    fields = build({}).fields() | {"protocol": protocol}
     fields["admission"] = "organised"
     fields["organised"] = {
         "organiser": origin_of("organiser").hex(),
@@ -76,8 +76,8 @@ class Organising:
 class OrganisedNode:
     """Node "a" of a run; `api` stands for it in the control API."""
 
-    def __init__(self, **training: object) -> None:
-        self.manifest = organised_run(**training)
+    def __init__(self, protocol: int = PROTOCOL_VERSION, **training: object) -> None:
+        self.manifest = organised_run(protocol, **training)
         self.swarm = Swarm(run=self.manifest.parameters(), organiser="a")
         self.swarm.add("a")
         organised = self.swarm["a"].machine.organised

@@ -133,6 +133,11 @@ class Reports:
         return self._organised.counting
 
     @property
+    def elects(self) -> bool:
+        """Whether members may stand in for the organiser, as from version 4 of the protocol on."""
+        return self._feed.authority.terms > 1
+
+    @property
     def _feed(self) -> ControlFeed:
         return self._organised.control.feed
 

@@ -126,7 +126,8 @@ class RunHistory(Results):
 
     def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
         super()._take(position, entry, recorded)
-        if entry.term != (self._lines[-1].term if self._lines else 0):
+        elected = isinstance(recorded.decision, Elected)  # which says itself that it begins a term
+        if not elected and entry.term != (self._lines[-1].term if self._lines else 0):
             self._lines.append(_Line(position, entry.term, "succession"))
         counting, decision = self.counting, recorded.decision
         sealed, closed = counting.sealed, counting.open_epoch
