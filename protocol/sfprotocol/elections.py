@@ -509,8 +509,9 @@ class Elections:
 
 
 def _may_not(said: Statement) -> bool:
-    """Whether a stand-in organises nothing in its term, as its key may have signed there what it has lost."""
-    return said.voted > said.term and not said.candidate
+    """Whether a stand-in organises nothing in its term: it has elected another for a later one, who need not
+    keep what it would decide now, or its key may have signed there what it has lost."""
+    return said.voted > said.term
 
 
 def _blank(key: bytes, term: int) -> Statement:
