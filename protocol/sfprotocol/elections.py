@@ -282,12 +282,13 @@ class Elections:
         if not self._may_stand(now):
             self._stand_at = None
             return []
-        term, wanted = self._handed_over() or (self._latest() + 1, b"")
+        handed = self._handed_to_us()
         if self._stand_at is None:
-            self._stand_at = now if wanted else now + self._delay(now)
+            self._stand_at = now if handed else now + self._delay(now)
         if now < self._stand_at or self._sign is None or self._own is None:
             return []
         self._stand_at = now + 2 * BEAT + self._delay(now)
+        term = handed or self._latest() + 1
         ballot = self._ballot(term, self._ahead(), self.key)
         told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot)
         return [*told, *self._count_ballots(now)]
@@ -305,9 +306,14 @@ class Elections:
             return None
         return heard.said.voted, heard.said.candidate
 
+    def _handed_to_us(self) -> int:
+        """Return the term for which the organiser has elected us; 0 if we have elected since."""
+        term, key = self._handed_over() or (0, b"")
+        return term if key == self.key and self._own and term > max(self._own.voted, self._own.term) else 0
+
     def _may_stand(self, now: float) -> bool:
         own = self._own
-        if (handed := self._handed_over()) and handed[1] == self.key and own and own.voted < handed[0]:
+        if self._handed_to_us():
             return True
         if self._organises():
             later = self.leads(now) and self._latest() > self._feed.term

@@ -351,3 +351,9 @@ def test_whoever_has_handed_over_decides_nothing_more() -> None:
     world = told(beginning(), "a hands over to c")
     assert decide("too late", world.sites["a"].copied()) == []
     assert "a decides" not in dict(futures(world))
+
+
+def test_a_term_that_was_handed_to_one_is_taken_by_no_other() -> None:
+    """Whoever has elected that one would elect itself as well."""
+    world = told(beginning(), f"{STORIES['a candidate']}; b hears c; a hands over to c; b hears a; b waits")
+    assert sorted(term for name, term, _ in world.promised if name == "b") == [1, 2]
