@@ -12,7 +12,7 @@ sent, so that a promise, once made, holds after a crash.
     silent       says so; elects whoever stands and has no less      candidate, once more than half are
                  than it                                             silent and a random time has passed
     candidate    elects itself in a new term                         organiser, by more than half;
-                                                                     follower, if one is heard again
+                                                                     follower, of one as late or later
     organiser    beats; proposes one decision at a time              follower, of a later term
 
     undecided    follows the decisions here, held by some: nobody else has seen it, nothing counts by it
@@ -192,7 +192,7 @@ class Elections:
         if self._own and said.term == self._own.term and said.heard in self._beats:
             answered = self._answered.get(said.key, float("-inf"))
             self._answered[said.key] = max(answered, self._beats[said.heard])
-        if self._is_organisers(said) and (not self._own or said.term >= self._own.term or self._stands()):
+        if self._is_organisers(said) and (not self._own or said.term >= self._own.term):
             self._organiser_at = now
         return [*passed, *self.review(now)]
 
@@ -234,12 +234,14 @@ class Elections:
         return actions
 
     def _follow(self, now: float) -> list[Action]:
-        """Hold what the organiser of the latest term proposes, and answer it."""
-        own, term = self._own, self._own.term if self._own else 0
+        """Hold what the organiser of the latest term proposes, and answer it; but nothing older than what we
+        have answered, which others may still tell us after a restart."""
+        own = self._own
+        latest = (own.term, own.heard) if own else (0, 0)
         organisers = [heard.said for heard in self._heard.values() if self._is_organisers(heard.said)]
         said = max(organisers, key=lambda one: one.term, default=None)
         silent = now - self._organiser_at >= LEASE and not self._organises()
-        if said is None or (said.term < term and (silent or not self._stands())) or self._leads_since(said):
+        if said is None or (said.term, said.number) < latest or self._leads_since(said):
             return self._state(now, silent=silent) if own is None or own.silent != silent else []
         if self._with(said) is not None:
             self._tail = said.decided, said.entries
@@ -274,7 +276,7 @@ class Elections:
         theirs = self._with(one)
         assert theirs is not None  # as of all who are standing
         ballot = self._ballot(one.term, theirs, one.key)
-        return self._state(now, term=one.term, voted=one.term, candidate=one.key, ballot=ballot)
+        return self._state(now, term=one.term, voted=one.term, candidate=one.key, ballot=ballot, heard=0)
 
     def _stand(self, now: float) -> list[Action]:
         """Stand for a new term once more than half hear nothing of the organiser, and a while has passed; or
@@ -290,7 +292,7 @@ class Elections:
         self._stand_at = now + 2 * BEAT + self._delay(now)
         term = handed or self._latest() + 1
         ballot = self._ballot(term, self._ahead(), self.key)
-        told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot)
+        told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot, heard=0)
         return [*told, *self._count_ballots(now)]
 
     def _ballot(self, term: int, ahead: ControlFeed, key: bytes) -> bytes:
@@ -427,7 +429,7 @@ class Elections:
                 return True
             self.restored, latest = False, self._latest()
             base = self._own or _blank(self.key, latest)
-            self._own = replace(base, term=latest, voted=latest + 1, candidate=b"", ballot=b"")
+            self._own = replace(base, term=latest, voted=latest + 1, candidate=b"", ballot=b"", heard=0)
         return False
 
     # -- what is known -----------------------------------------------------------------------------

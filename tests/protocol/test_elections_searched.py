@@ -353,6 +353,12 @@ def test_whoever_has_handed_over_decides_nothing_more() -> None:
     assert "a decides" not in dict(futures(world))
 
 
+def test_what_was_answered_is_held_although_somebody_tells_what_was_said_before() -> None:
+    """A stand-in that has started again hears of the organiser what its neighbours know, which is older."""
+    world = told(beginning(), "a decides; c hears a; a hears c; c falls; c hears a by b")
+    assert world.sites["c"].elections._ahead().stop == world.sites["a"].feed.stop
+
+
 def test_a_term_that_was_handed_to_one_is_taken_by_no_other() -> None:
     """Whoever has elected that one would elect itself as well."""
     world = told(beginning(), f"{STORIES['a candidate']}; b hears c; a hands over to c; b hears a; b waits")
