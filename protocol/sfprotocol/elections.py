@@ -137,8 +137,12 @@ class Elections:
 
     def present(self, now: float) -> list[bytes]:
         """Return the keys of the stand-ins that were heard within a lease."""
-        fresh = [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
-        return [key for key in self._feed.stand_ins if key == self.key or key in fresh]
+        fresh = {*self._fresh(now), self.key}
+        return [key for key in self._feed.stand_ins if key in fresh]
+
+    def _fresh(self, now: float) -> list[bytes]:
+        """Return the keys of all others that were heard within a lease."""
+        return [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
 
     def deadline(self) -> float:
         """Return the time at which `review` has something to do."""
@@ -317,8 +321,8 @@ class Elections:
         own = self._own
         if self._handed_to_us():
             return True
-        if self._organises():
-            later = self.leads(now) and self._latest() > self._feed.term
+        if own and self._organises():
+            later = self._latest() > own.term and self._most(self._fresh(now))
             self._challenged_at = (self._challenged_at or now) if later else None
             return self._challenged_at is not None and now - self._challenged_at >= LEASE
         silent = [

@@ -346,6 +346,22 @@ STORIES = {
 }
 
 
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_no_order_of_a_few_events_takes_back_what_was_folded_or_begins_a_term_twice(story: str) -> None:
+    worlds = search(told(beginning(), story), 3 + MORE)
+    assert len(worlds) > 300
+
+
+@pytest.mark.parametrize("seed", range(60 << MORE))
+def test_whatever_has_happened_any_two_of_three_go_on(seed: int) -> None:
+    world, past = walked(beginning(5, 4), seed)
+    for up in ("abc", "ab", "ac", "bc"):
+        try:
+            comes_to_rest(world, up)
+        except Wrong as wrong:
+            raise Wrong(f"{wrong}, after {'; '.join(past)}") from wrong
+
+
 def test_whoever_has_handed_over_decides_nothing_more() -> None:
     """Who takes over need not know of it: one that has elected it would have helped to decide it, too."""
     world = told(beginning(), "a hands over to c")
@@ -363,3 +379,9 @@ def test_a_term_that_was_handed_to_one_is_taken_by_no_other() -> None:
     """Whoever has elected that one would elect itself as well."""
     world = told(beginning(), f"{STORIES['a candidate']}; b hears c; a hands over to c; b hears a; b waits")
     assert sorted(term for name, term, _ in world.promised if name == "b") == [1, 2]
+
+
+def test_an_organiser_goes_on_with_those_who_have_elected_somebody_that_fell() -> None:
+    """It holds no lease any more, and they answer it nothing, as they are of a later term."""
+    world = told(beginning(), f"{STORIES['a candidate']}; a is alone")
+    comes_to_rest(told(world, "b hears c"), "ab")
