@@ -179,11 +179,11 @@ class Elections:
         if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
             return []
         bucket = known.bucket if known else Bucket(STATEMENT_BURST, now)
-        size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
-        if not bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST):
-            return []
         if not signed_by(said.key, statement_message(self._feed.authority.run_id, said), said.signature):
             link.waste.charge(FORGERY_COST, 0, now)
+            return []
+        size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
+        if not bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST):
             return []
         self._counters.statements += 1
         passed = [

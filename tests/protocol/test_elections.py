@@ -10,7 +10,7 @@ from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Announce, StandIn, StandIns
 from sfprotocol.elections import BEAT, LEASE, SPREAD
 from sfprotocol.events import OwnDecision, OwnHandOver
-from sfprotocol.messages import ELECTED_TERMS, Statement
+from sfprotocol.messages import ELECTED_TERMS, Entry, Statement
 from tests.protocol.feeds import origin_of
 from tests.protocol.swarm import Faults, Node, Swarm
 from tests.protocol.test_organised import AUTHORITY, ORGANISED
@@ -316,6 +316,21 @@ def test_statements_of_others_cost_a_stranger_nothing() -> None:
     assert isinstance(forged, Statement)
     assert elections(made["d"]).heard(link, forged, made.now) == []
     assert spent is None or link.waste.tokens <= spent
+
+
+def test_forged_statements_use_up_nothing_of_what_a_stand_in_may_say() -> None:
+    made = swarm()
+    told = elections(made["a"])._told()
+    isolate(made, "a")
+    made.run(BEAT)
+    at_b = elections(made["b"])
+    link = next(iter(made["b"].machine.links.values()))
+    for size in (180_000, 180_000, 163_000, 0, 0):
+        forged = replace(told, number=told.number + 1, entries=(Entry(0, bytes(size), bytes(64)),))
+        assert at_b.heard(link, forged, made.now) == []
+    said = elections(made["a"])._told()
+    at_b.heard(link, replace(said, entries=()), made.now)
+    assert at_b._heard[said.key].said.number == said.number
 
 
 def test_an_organiser_hands_over_at_once() -> None:
