@@ -174,7 +174,9 @@ class Elections:
         before = self._own if said.key == self.key else None
         known = self._heard.get(said.key)
         newest = before or (known.said if known else None)
-        if said.key not in self._everybody() or (newest and said.number <= newest.number):
+        if said.key not in self._everybody() or (newest and said.number < newest.number):
+            return []
+        if newest and said.number == newest.number and (before or not self._mends(link, said, newest, now)):
             return []
         if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
             return []
@@ -199,6 +201,14 @@ class Elections:
         if self._is_organisers(said) and (not self._own or said.term >= self._own.term):
             self._organiser_at = now
         return [*passed, *self.review(now)]
+
+    def _mends(self, link: Link, said: Statement, newest: Statement, now: float) -> bool:
+        """Whether a statement has the entries that its chain hash tells, where somebody had sent it with
+        others: they are not signed. Raises as `heard`."""
+        if said.entries == newest.entries or self._with(newest):
+            return False
+        link.waste.charge(FORGERY_COST, 0, now)
+        return self._with(said) is not None
 
     def decide(self, record: bytes, now: float) -> list[Action]:
         """Propose a decision; nothing while another is under way, or while we may decide nothing."""

@@ -385,3 +385,16 @@ def test_an_organiser_goes_on_with_those_who_have_elected_somebody_that_fell() -
     """It holds no lease any more, and they answer it nothing, as they are of a later term."""
     world = told(beginning(), f"{STORIES['a candidate']}; a is alone")
     comes_to_rest(told(world, "b hears c"), "ab")
+
+
+def test_a_neighbour_that_takes_a_proposal_away_is_not_believed_for_long() -> None:
+    """What is proposed is not signed with the rest of a statement: who passes it on may leave it out."""
+    world = told(beginning(), "a decides")
+    said = world.sent["a"]
+    for mangled in ((), (said.entries[0]._replace(record=b""),)):
+        spoilt = after(world, "c", partial(hear, replace(said, entries=mangled)))
+        assert spoilt.sites["c"].elections._ahead().stop == said.decided
+        whole = after(spoilt, "c", partial(hear, said))
+        assert whole.sites["c"].elections._ahead().stop == said.stop
+        again = after(whole, "c", partial(hear, replace(said, entries=mangled)))
+        assert again.sites["c"].elections._ahead().stop == said.stop
