@@ -105,7 +105,6 @@ class Elections:
         self._answered: dict[bytes, float] = {}
         """The time, by key, of the last of our statements that it has answered."""
         self._stand_at: float | None = None
-        self._challenged_at: float | None = None
         self._beat_at = self._wake_at = float("-inf")
         self._memo: dict[tuple[bytes, int, tuple[Entry, ...]], ControlFeed | None] = {}
         """The control feed with what a few statements propose: looked at again and again."""
@@ -294,7 +293,7 @@ class Elections:
 
     def _stand(self, now: float) -> list[Action]:
         """Stand for a new term once more than half hear nothing of the organiser, and a while has passed; or
-        once somebody takes part in a later one than ours, and we organise."""
+        once we organise and they do not answer, as somebody takes part in a later term than ours."""
         if not self._may_stand(now):
             self._stand_at = None
             return []
@@ -304,7 +303,7 @@ class Elections:
         if now < self._stand_at or self._sign is None or self._own is None:
             return []
         self._stand_at = now + 2 * BEAT + self._delay(now)
-        term = handed or self._latest() + 1
+        term = handed or self._next_term(now)
         ballot = self._ballot(term, self._ahead(), self.key)
         told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot, heard=0)
         return [*told, *self._count_ballots(now)]
@@ -332,9 +331,7 @@ class Elections:
         if self._handed_to_us():
             return True
         if own and self._organises():
-            later = self._latest() > own.term and self._most(self._fresh(now))
-            self._challenged_at = (self._challenged_at or now) if later else None
-            return self._challenged_at is not None and now - self._challenged_at >= LEASE
+            return self._latest() > own.term and not self.leads(now) and self._most(self._fresh(now))
         silent = [
             key for key, one in self._heard.items() if one.said.silent and now - one.at <= 2 * BEAT + SPREAD
         ]
@@ -475,6 +472,16 @@ class Elections:
         """Return the latest term that anybody takes part in."""
         terms = [max(one.said.term, one.said.voted) for one in self._heard.values()]
         return max([self._ours(), *filter(self._is_near, terms)])
+
+    def _next_term(self, now: float) -> int:
+        """Return the first term in which more than half may elect us, by what they say: one that tells of a
+        late term, in good faith or not, brings nobody there."""
+        terms = {
+            key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
+        }
+        known = [sorted(terms[key] for key in group if key in terms) for group in self._groups()]
+        needed = [told[: len(group) // 2][-1:] for told, group in zip(known, self._groups(), strict=True)]
+        return 1 + max([self._ours(), *(term for told in needed for term in told)])
 
     def _ours(self) -> int:
         """Return the latest term that we know of ourselves."""

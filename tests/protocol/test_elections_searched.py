@@ -242,7 +242,7 @@ def identity(world: World) -> object:
 
     def whole(site: Site) -> object:
         one, now = site.elections, site.now
-        times = (one._organiser_at, one._stand_at, one._challenged_at, one._beat_at)
+        times = (one._organiser_at, one._stand_at, one._beat_at)
         return (
             (site.feed.chain, brief(site.statement), one._ahead().chain, *(ago(at, now) for at in times)),
             tuple(sorted((key, brief(heard.said), ago(heard.at, now)) for key, heard in one._heard.items())),
@@ -312,7 +312,7 @@ def comes_to_rest(world: World, up: str) -> None:
     if len(leading) != 1:
         raise Wrong(f"{leading} organise at last, of {up}")
     stop = world.sites[leading[0]].feed.stop
-    world = calm(after(world, leading[0], partial(decide, "at last")), 2, up)
+    world = calm(after(world, leading[0], partial(decide, "at last")), 4, up)
     if {world.sites[name].feed.stop for name in up} != {stop + 1}:
         raise Wrong(f"nothing is decided any more by {up}")
 
@@ -398,3 +398,15 @@ def test_a_neighbour_that_takes_a_proposal_away_is_not_believed_for_long() -> No
         assert whole.sites["c"].elections._ahead().stop == said.stop
         again = after(whole, "c", partial(hear, replace(said, entries=mangled)))
         assert again.sites["c"].elections._ahead().stop == said.stop
+
+
+def test_a_stand_in_that_tells_of_late_terms_makes_no_candidate_unheard_of() -> None:
+    """A candidate stands for a term in which more than half can elect it, not one that a liar has made up."""
+    world = told(beginning(), STORIES["the organiser is not heard"])
+    late = world.sites["a"].elections._ahead().term + elections.LEAP
+    said = replace(world.sent["a"], number=99, term=late, voted=late, candidate=KEYS["w"], signature=b"")
+    lie = replace(said, signature=mac(KEYS["a"], elections.statement_message(bytes(32), said)))
+    for name in "bc":
+        world = after(world, name, partial(hear, lie))
+    comes_to_rest(world, "bc")
+    assert calm(world, ROUNDS, "bc").sites["b"].feed.term < elections.LEAP
