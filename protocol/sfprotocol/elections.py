@@ -354,7 +354,7 @@ class Elections:
         if not self._stands() or own is None or self._sign is None:
             return []
         message = election_message(self._feed.authority.run_id, own.term, ahead.stop, ahead.chain, self.key)
-        for_us = {self.key: own.ballot} | {
+        for_us = {self.key: self._sign(message)} | {
             key: one.said.ballot
             for key, one in self._heard.items()
             if (one.said.voted, one.said.candidate) == (own.term, self.key)

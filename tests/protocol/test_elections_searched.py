@@ -410,3 +410,10 @@ def test_a_stand_in_that_tells_of_late_terms_makes_no_candidate_unheard_of() -> 
         world = after(world, name, partial(hear, lie))
     comes_to_rest(world, "bc")
     assert calm(world, ROUNDS, "bc").sites["b"].feed.term < elections.LEAP
+
+
+def test_a_candidate_that_learns_of_decisions_is_elected_with_them() -> None:
+    """Its own ballot is for what it has now, as those of the others are."""
+    world = told(beginning(), "b is alone; c is alone; c hears b; a decides; b hears a; a hears b; c waits")
+    world = told(world, "c folds as a; c waits; c waits; b folds as a; b is alone; b hears c; c hears b")
+    assert world.sites["c"].elections._organises()
