@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 from random import Random
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -83,7 +86,7 @@ def started(name: str, entries: tuple[Entry, ...], statement: Statement | None, 
     """Return a node that begins with what is on its disk."""
     feed = ControlFeed(AUTHORITY)
     assert feed.add(0, entries) == len(entries)
-    site = Site(name, feed, Elections(feed, {}, Counters(), list, statement), statement, entries, now)
+    site = Site(name, feed, Elections(feed, {}, Counters(), lambda _: [], statement), statement, entries, now)
     site.elections._grow = site.grow
     if name != "w":
         site.elections.hold(KEYS[name], partial(mac, KEYS[name]), now)
@@ -255,7 +258,8 @@ def identity(world: World) -> object:
 
 def search(start: World, depth: int) -> list[World]:
     """Return all worlds that so many events lead to. Raises Wrong, with the events, where something is."""
-    seen, border = {identity(start)}, [(start, ())]
+    seen = {identity(start)}
+    border: list[tuple[World, tuple[str, ...]]] = [(start, ())]
     for _ in range(depth):
         following: list[tuple[World, tuple[str, ...]]] = []
         for world, past in border:
@@ -417,3 +421,60 @@ def test_a_candidate_that_learns_of_decisions_is_elected_with_them() -> None:
     world = told(beginning(), "b is alone; c is alone; c hears b; a decides; b hears a; a hears b; c waits")
     world = told(world, "c folds as a; c waits; c waits; b folds as a; b is alone; b hears c; c hears b")
     assert world.sites["c"].elections._organises()
+
+
+def test_whom_an_undecided_decision_names_alone_does_not_elect_itself_alone() -> None:
+    """More than half of those who stand in have to agree, too, until that is decided."""
+    alone = decisions.encode(StandIns((StandIn(2, KEYS["c"]),)))
+    world = after(beginning(), "a", lambda site: site.elections.decide(alone, site.now))
+    world = told(world, "c hears a; c is alone")
+    assert world.sites["c"].elections._ahead().stand_ins == (KEYS["c"],)
+    for _ in range(9):
+        world = told(world, "c waits")
+    assert not world.sites["c"].elections._organises()
+
+
+MUTATIONS: dict[str, tuple[str, str]] = {
+    "who has handed over goes on": ("return said.voted > said.term", "return False"),
+    "a term that was handed over is for everybody": (
+        "term = handed or self._next_term(now)",
+        "term = (self._handed_over() or (self._next_term(now), b''))[0]",
+    ),
+    "what was said before takes away what was answered": (
+        "(said.term, said.number) < latest",
+        "said.term < latest[0]",
+    ),
+    "whoever holds less is elected": (">= (_last(ahead), ahead.stop)", ">= (0, 0)"),
+    "what is held need not be the same": (
+        "(one.said.stop, one.said.chain) == (ahead.stop, ahead.chain)",
+        "True",
+    ),
+    "half is enough": ("in with_us for key in group) >", "in with_us for key in group) + 2 >"),
+    "two are elected in one term": ("> max(own.voted, own.term)\n", ">= own.term\n"),
+    "ballots are not durable": (
+        "KeepStatement(said)",
+        "KeepStatement(replace(said, term=0, voted=0, candidate=b''))",
+    ),
+    "what is held is not durable": ("KeepStatement(said)", "KeepStatement(replace(said, entries=()))"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+def test_the_walks_find_what_would_be_wrong(
+    mutation: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(elections.__file__).read_text()
+    assert source.count(mutation[0]) == 1
+    mutant = ModuleType("mutant")
+    monkeypatch.setitem(sys.modules, "mutant", mutant)
+    exec(compile(source.replace(*mutation), "mutant", "exec"), mutant.__dict__)
+    mutant.__dict__.update(signed_by=vars(elections)["signed_by"], STATEMENT_BURST=1e12)
+    monkeypatch.setitem(globals(), "Elections", mutant.Elections)
+    with pytest.raises(Wrong):
+        many_walks()
+
+
+def many_walks() -> None:
+    scenes = [told(beginning(5, 4), story) for story in STORIES.values()]
+    for seed in range(10_000):
+        walked(scenes[seed % len(scenes)], seed, 25)
