@@ -169,7 +169,9 @@ class ControlSync:
         link.control.sent = max(link.control.sent, want.first + len(entries))
         if again:
             link.waste.charge(min(size, PAGE_BYTES), len(self._frontier), now)
-        return [Transmit(link.id, Control(want.first, tuple(entries)))]
+        last = want.first + len(entries) == self.feed.stop
+        forks = self.feed.forks.values() if last else ()  # of a term that begins in these
+        return [Transmit(link.id, message) for message in (Control(want.first, tuple(entries)), *forks)]
 
     def heard(self, link: Link, control: Control, now: float) -> list[Action]:
         """Take in decisions. Those that do not follow from ours bring nothing: the peer may hold others."""

@@ -12,7 +12,7 @@ sent, so that a promise, once made, holds after a crash.
     silent       says so; elects whoever stands and has no less      candidate, once more than half are
                  than it                                             silent and a random time has passed
     candidate    elects itself in a new term                         organiser, by more than half;
-                                                                     follower, if one is heard again
+                                                                     follower, of one as late or later
     organiser    beats; proposes one decision at a time              follower, of a later term
 
     undecided    follows the decisions here, held by some: nobody else has seen it, nothing counts by it
@@ -105,7 +105,6 @@ class Elections:
         self._answered: dict[bytes, float] = {}
         """The time, by key, of the last of our statements that it has answered."""
         self._stand_at: float | None = None
-        self._challenged_at: float | None = None
         self._hands_to: tuple[bytes, float] | None = None
         """Whom we let organise in our place, until when: meanwhile nothing new is decided."""
         self._beat_at = self._wake_at = float("-inf")
@@ -139,8 +138,12 @@ class Elections:
 
     def present(self, now: float) -> list[bytes]:
         """Return the keys of the stand-ins that were heard within a lease."""
-        fresh = [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
-        return [key for key in self._feed.stand_ins if key == self.key or key in fresh]
+        fresh = {*self._fresh(now), self.key}
+        return [key for key in self._feed.stand_ins if key in fresh]
+
+    def _fresh(self, now: float) -> list[bytes]:
+        """Return the keys of all others that were heard within a lease."""
+        return [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
 
     def deadline(self) -> float:
         """Return the time at which `review` has something to do."""
@@ -172,16 +175,18 @@ class Elections:
         before = self._own if said.key == self.key else None
         known = self._heard.get(said.key)
         newest = before or (known.said if known else None)
-        if said.key not in self._everybody() or (newest and said.number <= newest.number):
+        if said.key not in self._everybody() or (newest and said.number < newest.number):
+            return []
+        if newest and said.number == newest.number and (before or not self._mends(link, said, newest, now)):
             return []
         if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
             return []
         bucket = known.bucket if known else Bucket(STATEMENT_BURST, now)
-        size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
-        if not bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST):
-            return []
         if not signed_by(said.key, statement_message(self._feed.authority.run_id, said), said.signature):
             link.waste.charge(FORGERY_COST, 0, now)
+            return []
+        size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
+        if not bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST):
             return []
         self._counters.statements += 1
         passed = [
@@ -194,9 +199,17 @@ class Elections:
         if self._own and said.term == self._own.term and said.heard in self._beats:
             answered = self._answered.get(said.key, float("-inf"))
             self._answered[said.key] = max(answered, self._beats[said.heard])
-        if self._is_organisers(said) and (not self._own or said.term >= self._own.term or self._stands()):
+        if self._is_organisers(said) and (not self._own or said.term >= self._own.term):
             self._organiser_at = now
         return [*passed, *self.review(now)]
+
+    def _mends(self, link: Link, said: Statement, newest: Statement, now: float) -> bool:
+        """Whether a statement has the entries that its chain hash tells, where somebody had sent it with
+        others: they are not signed. Raises as `heard`."""
+        if said.entries == newest.entries or self._with(newest):
+            return False
+        link.waste.charge(FORGERY_COST, 0, now)
+        return self._with(said) is not None
 
     def decide(self, record: bytes, now: float) -> list[Action]:
         """Propose a decision; nothing while another is under way, or while we may decide nothing."""
@@ -257,12 +270,14 @@ class Elections:
         return actions
 
     def _follow(self, now: float) -> list[Action]:
-        """Hold what the organiser of the latest term proposes, and answer it."""
-        own, term = self._own, self._own.term if self._own else 0
+        """Hold what the organiser of the latest term proposes, and answer it; but nothing older than what we
+        have answered, which others may still tell us after a restart."""
+        own = self._own
+        latest = (own.term, own.heard) if own else (0, 0)
         organisers = [heard.said for heard in self._heard.values() if self._is_organisers(heard.said)]
         said = max(organisers, key=lambda one: one.term, default=None)
         silent = now - self._organiser_at >= LEASE and not self._organises()
-        if said is None or (said.term < term and (silent or not self._stands())) or self._leads_since(said):
+        if said is None or (said.term, said.number) < latest or self._leads_since(said):
             return self._state(now, silent=silent) if own is None or own.silent != silent else []
         if self._with(said) is not None:
             self._tail = said.decided, said.entries
@@ -297,22 +312,23 @@ class Elections:
         theirs = self._with(one)
         assert theirs is not None  # as of all who are standing
         ballot = self._ballot(one.term, theirs, one.key)
-        return self._state(now, term=one.term, voted=one.term, candidate=one.key, ballot=ballot)
+        return self._state(now, term=one.term, voted=one.term, candidate=one.key, ballot=ballot, heard=0)
 
     def _stand(self, now: float) -> list[Action]:
         """Stand for a new term once more than half hear nothing of the organiser, and a while has passed; or
-        once somebody takes part in a later one than ours, and we organise."""
+        once we organise and they do not answer, as somebody takes part in a later term than ours."""
         if not self._may_stand(now):
             self._stand_at = None
             return []
-        term, wanted = self._handed_over() or (self._latest() + 1, b"")
+        handed = self._handed_to_us()
         if self._stand_at is None:
-            self._stand_at = now if wanted else now + self._delay(now)
+            self._stand_at = now if handed else now + self._delay(now)
         if now < self._stand_at or self._sign is None or self._own is None:
             return []
         self._stand_at = now + 2 * BEAT + self._delay(now)
+        term = handed or self._next_term(now)
         ballot = self._ballot(term, self._ahead(), self.key)
-        told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot)
+        told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot, heard=0)
         return [*told, *self._count_ballots(now)]
 
     def _ballot(self, term: int, ahead: ControlFeed, key: bytes) -> bytes:
@@ -328,14 +344,17 @@ class Elections:
             return None
         return heard.said.voted, heard.said.candidate
 
+    def _handed_to_us(self) -> int:
+        """Return the term for which the organiser has elected us; 0 if we have elected since."""
+        term, key = self._handed_over() or (0, b"")
+        return term if key == self.key and self._own and term > max(self._own.voted, self._own.term) else 0
+
     def _may_stand(self, now: float) -> bool:
         own = self._own
-        if (handed := self._handed_over()) and handed[1] == self.key and own and own.voted < handed[0]:
+        if self._handed_to_us():
             return True
-        if self._organises():
-            later = self.leads(now) and self._latest() > self._feed.term
-            self._challenged_at = (self._challenged_at or now) if later else None
-            return self._challenged_at is not None and now - self._challenged_at >= LEASE
+        if own and self._organises():
+            return self._latest() > own.term and not self.leads(now) and self._most(self._fresh(now))
         silent = [
             key for key, one in self._heard.items() if one.said.silent and now - one.at <= 2 * BEAT + SPREAD
         ]
@@ -358,7 +377,7 @@ class Elections:
         if not self._stands() or own is None or self._sign is None:
             return []
         message = election_message(self._feed.authority.run_id, own.term, ahead.stop, ahead.chain, self.key)
-        for_us = {self.key: own.ballot} | {
+        for_us = {self.key: self._sign(message)} | {
             key: one.said.ballot
             for key, one in self._heard.items()
             if (one.said.voted, one.said.candidate) == (own.term, self.key)
@@ -444,7 +463,7 @@ class Elections:
                 return True
             self.restored, latest = False, self._latest()
             base = self._own or _blank(self.key, latest)
-            self._own = replace(base, term=latest, voted=latest + 1, candidate=b"", ballot=b"")
+            self._own = replace(base, term=latest, voted=latest + 1, candidate=b"", ballot=b"", heard=0)
         return False
 
     # -- what is known -----------------------------------------------------------------------------
@@ -476,6 +495,16 @@ class Elections:
         """Return the latest term that anybody takes part in."""
         terms = [max(one.said.term, one.said.voted) for one in self._heard.values()]
         return max([self._ours(), *filter(self._is_near, terms)])
+
+    def _next_term(self, now: float) -> int:
+        """Return the first term in which more than half may elect us, by what they say: one that tells of a
+        late term, in good faith or not, brings nobody there."""
+        terms = {
+            key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
+        }
+        known = [sorted(terms[key] for key in group if key in terms) for group in self._groups()]
+        needed = [told[: len(group) // 2][-1:] for told, group in zip(known, self._groups(), strict=True)]
+        return 1 + max([self._ours(), *(term for told in needed for term in told)])
 
     def _ours(self) -> int:
         """Return the latest term that we know of ourselves."""
@@ -532,8 +561,9 @@ class Elections:
 
 
 def _may_not(said: Statement) -> bool:
-    """Whether a stand-in organises nothing in its term, as its key may have signed there what it has lost."""
-    return said.voted > said.term and not said.candidate
+    """Whether a stand-in organises nothing in its term: it has elected another for a later one, who need not
+    keep what it would decide now, or its key may have signed there what it has lost."""
+    return said.voted > said.term
 
 
 def _blank(key: bytes, term: int) -> Statement:

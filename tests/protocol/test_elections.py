@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sfprotocol import decisions
+from sfprotocol.control_feed import extend
 from sfprotocol.decisions import Admit, Announce, StandIn, StandIns
 from sfprotocol.elections import BEAT, LEASE, SPREAD
 from sfprotocol.events import OwnDecision, OwnHandOver
-from sfprotocol.messages import ELECTED_TERMS, Statement
-from tests.protocol.feeds import origin_of
+from sfprotocol.messages import ELECTED_TERMS, ControlFork, Entry, Statement
+from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm
 from tests.protocol.test_organised import AUTHORITY, ORGANISED
 
@@ -316,6 +317,39 @@ def test_statements_of_others_cost_a_stranger_nothing() -> None:
     assert isinstance(forged, Statement)
     assert elections(made["d"]).heard(link, forged, made.now) == []
     assert spent is None or link.waste.tokens <= spent
+
+
+def test_forged_statements_use_up_nothing_of_what_a_stand_in_may_say() -> None:
+    made = swarm()
+    told = elections(made["a"])._told()
+    isolate(made, "a")
+    made.run(BEAT)
+    at_b = elections(made["b"])
+    link = next(iter(made["b"].machine.links.values()))
+    for size in (180_000, 180_000, 163_000, 0, 0):
+        forged = replace(told, number=told.number + 1, entries=(Entry(0, bytes(size), bytes(64)),))
+        assert at_b.heard(link, forged, made.now) == []
+    said = elections(made["a"])._told()
+    at_b.heard(link, replace(said, entries=()), made.now)
+    assert at_b._heard[said.key].said.number == said.number
+
+
+def test_a_newcomer_learns_of_a_fork_of_a_term_that_was_elected() -> None:
+    """It can tell whose key has signed two decisions only after it has the election."""
+    made = swarm()
+    made.drop(made["a"])
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    known, sign = feed(made[leader]), signing_key(f"{leader} stands in").sign
+    both = [known.sign(decisions.encode(Announce(text)), sign) for text in ("one", "other")]
+    chains = tuple(extend(known.chain, entry.term, entry.record) for entry in both)
+    signatures = tuple(entry.signature for entry in both)
+    fork = ControlFork(known.term, known.stop + 1, (chains[0], chains[1]), (signatures[0], signatures[1]))
+    assert all(feed(node).freeze(fork) for node in made.nodes.values())
+    made.add("e")
+    made.connect(made["e"], made["d"])
+    made.run(20)
+    assert feed(made["e"]).frozen
 
 
 def test_an_organiser_hands_over_at_once() -> None:

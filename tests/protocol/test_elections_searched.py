@@ -1,0 +1,480 @@
+"""Small elections, searched (SPEC O21 to O23): three stand-ins and a member that watches, every order of a
+few events, with crashes before and after a statement is durable, and what is told at any time or never.
+
+The stand-ins are those that ship; each has a clock of its own. A signature is a keyed hash here: what
+signatures are worth is tested elsewhere. `SFNODE_DEPTH` says by how many events more the search goes, beyond
+the few that a test has time for, and doubles as often the number of the walks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from sfprotocol import control_feed, decisions, elections
+from sfprotocol.control_feed import ControlFeed
+from sfprotocol.decisions import Announce, StandIn, StandIns
+from sfprotocol.elections import BEAT, LEASE, SPREAD, Elections
+from sfprotocol.events import Action, Counters, KeepStatement
+from sfprotocol.link import Link
+from sfprotocol.messages import ELECTED_TERMS, Authority, Entry, Statement
+
+MORE = int(os.environ.get("SFNODE_DEPTH", "0"))
+NAMES = "abcw"
+KEYS = {name: name.encode() * 32 for name in NAMES}
+AUTHORITY = Authority(bytes(32), KEYS["a"], (bytes(32),), 1, ELECTED_TERMS)
+OFTEN = {"hears": 6, "folds": 2, "waits": 3, "is": 1, "decides": 2, "hands": 1}
+"""How often which kind of events is drawn, of those that may be."""
+
+ROUNDS = 60
+"""Rounds of five seconds in which there has to be an organiser: two elections."""
+
+LINK = Link(0, "peer", 0.0)
+
+
+def mac(key: bytes, message: bytes) -> bytes:
+    return hashlib.blake2b(message, key=key).digest()
+
+
+@pytest.fixture(autouse=True)
+def signatures_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in control_feed, elections:
+        monkeypatch.setattr(module, "signed_by", lambda key, message, told: told == mac(key, message))
+    monkeypatch.setattr(elections, "STATEMENT_BURST", 1e12)  # of all branches together
+
+
+class Wrong(AssertionError):  # noqa: N818
+    """What never may be."""
+
+
+@dataclass(slots=True)
+class Site:
+    """One node: its disk, its memory, its clock."""
+
+    name: str
+    feed: ControlFeed
+    elections: Elections
+    statement: Statement | None = None
+    entries: tuple[Entry, ...] = ()
+    now: float = 0.0
+
+    def copied(self) -> Site:
+        feed, made = self.feed.copy(), copy(self.elections)
+        made._feed, made._heard, made._answered = feed, {**made._heard}, {**made._answered}
+        site = replace(self, feed=feed, elections=made)
+        made._grow = site.grow
+        return site
+
+    def grow(self, entries: tuple[Entry, ...]) -> list[Action]:
+        self.feed.add(self.feed.stop, entries)
+        return []
+
+
+def started(name: str, entries: tuple[Entry, ...], statement: Statement | None, now: float) -> Site:
+    """Return a node that begins with what is on its disk."""
+    feed = ControlFeed(AUTHORITY)
+    assert feed.add(0, entries) == len(entries)
+    site = Site(name, feed, Elections(feed, {}, Counters(), lambda _: [], statement), statement, entries, now)
+    site.elections._grow = site.grow
+    if name != "w":
+        site.elections.hold(KEYS[name], partial(mac, KEYS[name]), now)
+    return site
+
+
+class World(NamedTuple):
+    """All nodes, what has been sent, and what has been seen of them so far."""
+
+    sites: dict[str, Site]
+    sent: dict[str, Statement]
+    """The newest statement of each that has left its node."""
+    folded: tuple[bytes, ...]
+    """Chain hashes of all that anybody has folded."""
+    promised: frozenset[tuple[str, int, bytes]]
+    """Whom each has elected in which term."""
+    led: frozenset[tuple[int, str]]
+    left: tuple[int, int]
+    """Decisions and crashes that may still be."""
+
+
+def after(world: World, name: str, do: Callable[[Site], list[Action]], crash: str = "") -> World:
+    """Return the world after something happened at one node, which then may fall before anybody hears."""
+    site = world.sites[name].copied()
+    stop = site.feed.stop
+    stated = [one.statement for one in do(site) if isinstance(one, KeepStatement)]
+    if len(stated) > 4 or site.feed.stop < stop:
+        raise Wrong(f"{name} takes something back, or says a lot")
+    site.entries, site.statement = tuple(site.feed.entries), [site.statement, *stated][-1]
+    sent, left = world.sent, world.left
+    if crash:
+        site, left = started(name, site.entries, site.statement, site.now), (left[0], left[1] - 1)
+    elif stated:
+        sent = {**sent, name: site.elections._told()}
+    return looked_at(world._replace(sites={**world.sites, name: site}, sent=sent, left=left), site)
+
+
+def looked_at(world: World, site: Site) -> World:
+    """Return the world with what is seen of a node. Raises Wrong where that contradicts what was before."""
+    longer = max(world.folded, tuple(site.feed.chains), key=len)
+    if any(longer[: len(one)] != one for one in (world.folded, tuple(site.feed.chains))):
+        raise Wrong("two have folded different decisions at one position")
+    sites = {**world.sites, site.name: site}
+    holding = [sites[name].elections._ahead().chains[len(longer) - 1 :][:1] for name in "abc"]
+    if holding.count([longer[-1]]) < 2:
+        raise Wrong("what somebody has folded is not held by more than half")
+    own, promised, led = site.statement, world.promised, world.led
+    if own and own.candidate:
+        promised |= {(site.name, own.voted, own.candidate)}
+    if len({(name, term) for name, term, _ in promised}) < len(promised):
+        raise Wrong("somebody has elected two in one term")
+    if site.elections.takes_part and site.elections._organises():
+        led |= {(site.elections._ahead().term, site.name)}
+    if len({term for term, _ in led}) < len(led):
+        raise Wrong("two organise in one term")
+    return world._replace(folded=longer, promised=promised, led=led)
+
+
+# -- what may happen ---------------------------------------------------------------------------------
+
+
+def hear(said: Statement, site: Site) -> list[Action]:
+    return site.elections.heard(LINK, said, site.now)
+
+
+def fold(entries: list[Entry], site: Site) -> list[Action]:
+    site.feed.add(0, entries)
+    return site.elections.review(site.now)
+
+
+def wait(seconds: float, site: Site) -> list[Action]:
+    """Let a node's clock go on: until something is due, or by so much."""
+    site.now = site.now + seconds if seconds else max(site.now, site.elections.deadline())
+    return site.elections.review(site.now)
+
+
+def decide(text: str, site: Site) -> list[Action]:
+    return site.elections.decide(decisions.encode(Announce(text)), site.now)
+
+
+def hand_over(key: bytes, site: Site) -> list[Action]:
+    return site.elections.hand_over(key, site.now)
+
+
+def nothing(site: Site) -> list[Action]:
+    return []
+
+
+Happening = tuple[str, str, Callable[[Site], list[Action]]]
+
+
+def happenings(world: World) -> Iterator[Happening]:
+    """Yield what may happen next: what, at which node, and how."""
+    sites = world.sites
+    for name, site in sites.items():
+        for other, theirs in sites.items():
+            if other != name and theirs.feed.stop > site.feed.stop:
+                yield f"{name} folds as {other}", name, partial(fold, theirs.feed.entries)
+        if name == "w":
+            continue
+        for other in "abc".replace(name, ""):
+            known = site.elections._heard.get(KEYS[other])
+            for way, said in tellings(world, other, name):
+                if not known or known.said.number < said.number:
+                    yield f"{name} hears {other}{way}", name, partial(hear, said)
+        yield f"{name} waits", name, partial(wait, 0.0)
+        if site.now - site.elections._organiser_at < LEASE:
+            yield f"{name} is alone", name, partial(wait, LEASE)
+        if world.left[0] and site.elections.leads(site.now):
+            yield f"{name} decides", name, partial(decide, f"{name}{world.left[0]}")
+            for other in "abc".replace(name, ""):
+                yield f"{name} hands over to {other}", name, partial(hand_over, KEYS[other])
+
+
+def tellings(world: World, of: str, to: str) -> Iterator[tuple[str, Statement]]:
+    """Yield what somebody has said last, and what others have heard of it, as they tell a new neighbour."""
+    if of in world.sent:
+        yield "", world.sent[of]
+    for name in "abc".replace(of, "").replace(to, ""):
+        heard = world.sites[name].elections._heard.get(KEYS[of])
+        if heard and heard.said is not world.sent.get(of):
+            yield f" by {name}", heard.said
+
+
+def futures(world: World) -> Iterator[tuple[str, World]]:
+    """Yield the worlds that may be next; Wrong is raised with what has led there."""
+    for what, name, do in happenings(world):
+        spent = world
+        if "decides" in what or "hands" in what:
+            spent = world._replace(left=(world.left[0] - 1, world.left[1]))
+        yield what, after(spent, name, do)
+        if world.left[1]:
+            fallen = after(spent, name, do, "unsent")
+            if fallen.sites[name].statement is not world.sites[name].statement:
+                yield f"{what}, and falls before it tells", fallen
+    for name in "abc" if world.left[1] else "":
+        yield f"{name} falls", after(world, name, nothing, "restart")
+
+
+def identity(world: World) -> object:
+    """Return what of a world decides what follows: numbers by their order, times by what they let happen."""
+    numbers = {said.number for said in world.sent.values()}
+    for site in world.sites.values():
+        numbers |= {one.said.number for one in site.elections._heard.values()}
+        numbers |= {number for one in (site.statement,) if one for number in (one.number, one.heard)}
+    ranks = {number: rank for rank, number in enumerate(sorted(numbers))}
+
+    def brief(said: Statement | None) -> object:
+        if said is None:
+            return None
+        numbers = (ranks[said.number], said.term, said.voted, said.decided, ranks.get(said.heard, -1))
+        return numbers, said.candidate, said.ballot, said.chain, said.silent, len(said.entries)
+
+    def ago(at: float | None, now: float) -> object:
+        return at is None or sum(now - at >= one for one in (0.0, BEAT, 2 * BEAT + SPREAD, LEASE))
+
+    def whole(site: Site) -> object:
+        one, now = site.elections, site.now
+        times = (one._organiser_at, one._stand_at, one._beat_at)
+        return (
+            (site.feed.chain, brief(site.statement), one._ahead().chain, *(ago(at, now) for at in times)),
+            tuple(sorted((key, brief(heard.said), ago(heard.at, now)) for key, heard in one._heard.items())),
+            tuple(sorted((key, ago(at, now)) for key, at in one._answered.items())),
+        )
+
+    sites = tuple(whole(site) for site in world.sites.values())
+    return sites, tuple(brief(said) for said in world.sent.values()), world.left
+
+
+def search(start: World, depth: int) -> list[World]:
+    """Return all worlds that so many events lead to. Raises Wrong, with the events, where something is."""
+    seen = {identity(start)}
+    border: list[tuple[World, tuple[str, ...]]] = [(start, ())]
+    for _ in range(depth):
+        following: list[tuple[World, tuple[str, ...]]] = []
+        for world, past in border:
+            try:
+                for what, then in futures(world):
+                    if (name := identity(then)) not in seen:
+                        seen.add(name)
+                        following.append((then, (*past, what)))
+            except Wrong as wrong:
+                raise Wrong(f"{wrong}, after {'; '.join(past)}") from wrong
+        border = following
+    return [world for world, _ in border]
+
+
+def told(world: World, story: str) -> World:
+    """Return the world after these events, each as `futures` names it."""
+    for what in story.split("; "):
+        world = dict(futures(world))[what]
+    return world
+
+
+def beginning(decisions_left: int = 2, crashes_left: int = 1) -> World:
+    """Return three stand-ins of which the first organises, and that have heard one another."""
+    feed = ControlFeed(AUTHORITY)
+    named = StandIns(tuple(StandIn(place, KEYS[name]) for place, name in enumerate("abc")))
+    feed.add(0, [feed.sign(decisions.encode(named), partial(mac, KEYS["a"]))])
+    sites = {name: started(name, tuple(feed.entries), None, 0.0) for name in NAMES}
+    left = decisions_left, crashes_left
+    return calm(World(sites, {}, tuple(feed.chains), frozenset(), frozenset(), left), 4)
+
+
+def calm(world: World, rounds: int, up: str = "abc") -> World:
+    """Return the world after so many rounds of five seconds in which all that are up tell each other all."""
+    for _ in range(rounds):
+        for name in up:
+            world = after(world, name, later)
+        for name, other in permutations(up, 2):
+            if other in world.sent:
+                world = after(world, name, partial(hear, world.sent[other]))
+            world = after(world, name, partial(fold, world.sites[other].feed.entries))
+    return world
+
+
+def later(site: Site) -> list[Action]:
+    """Let five seconds pass."""
+    site.now += 5.0
+    return site.elections.review(site.now) if site.now >= site.elections.deadline() else []
+
+
+def comes_to_rest(world: World, up: str) -> None:
+    """Raises Wrong unless those who are up have one organiser before long, whose next decision all have."""
+    world = calm(world, ROUNDS, up)
+    leading = [name for name in up if world.sites[name].elections.leads(world.sites[name].now)]
+    if len(leading) != 1:
+        raise Wrong(f"{leading} organise at last, of {up}")
+    stop = world.sites[leading[0]].feed.stop
+    world = calm(after(world, leading[0], partial(decide, "at last")), 4, up)
+    if {world.sites[name].feed.stop for name in up} != {stop + 1}:
+        raise Wrong(f"nothing is decided any more by {up}")
+
+
+def walked(world: World, seed: int, steps: int = 40) -> tuple[World, list[str]]:
+    """Return the world after some events drawn at random, and which they were."""
+    random, past = Random(seed), []
+    for _ in range(steps):
+        kinds: dict[str, list[Happening]] = {}
+        for happening in happenings(world):
+            kinds.setdefault(happening[0].split()[1], []).append(happening)
+        (kind,) = random.choices(list(kinds), [OFTEN[kind] for kind in kinds])
+        what, name, do = random.choice(kinds[kind])
+        crash = "unsent" if world.left[1] and random.random() < 0.1 else ""
+        past.append(f"{what}{', and falls' if crash else ''}")
+        try:
+            world = after(world, name, nothing if crash and random.random() < 0.5 else do, crash)
+        except Wrong as wrong:
+            raise Wrong(f"{wrong}, after {'; '.join(past)}") from wrong
+    return world, past
+
+
+# -- what must not be --------------------------------------------------------------------------------
+
+STORIES = {
+    "all is well": "a waits",
+    "a decision is held": "a decides; c hears a; a hears c",
+    "handed over": "a hands over to c; c hears a; b hears a",
+    "the organiser is not heard": "b is alone; c is alone; b hears c; c hears b",
+    "a candidate": "b is alone; c is alone; b hears c; c hears b; c waits",
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_no_order_of_a_few_events_takes_back_what_was_folded_or_begins_a_term_twice(story: str) -> None:
+    worlds = search(told(beginning(), story), 3 + MORE)
+    assert len(worlds) > 300
+
+
+@pytest.mark.parametrize("seed", range(60 << MORE))
+def test_whatever_has_happened_any_two_of_three_go_on(seed: int) -> None:
+    world, past = walked(beginning(5, 4), seed)
+    for up in ("abc", "ab", "ac", "bc"):
+        try:
+            comes_to_rest(world, up)
+        except Wrong as wrong:
+            raise Wrong(f"{wrong}, after {'; '.join(past)}") from wrong
+
+
+def test_whoever_has_handed_over_decides_nothing_more() -> None:
+    """Who takes over need not know of it: one that has elected it would have helped to decide it, too."""
+    world = told(beginning(), "a hands over to c")
+    assert decide("too late", world.sites["a"].copied()) == []
+    assert "a decides" not in dict(futures(world))
+
+
+def test_what_was_answered_is_held_although_somebody_tells_what_was_said_before() -> None:
+    """A stand-in that has started again hears of the organiser what its neighbours know, which is older."""
+    world = told(beginning(), "a decides; c hears a; a hears c; c falls; c hears a by b")
+    assert world.sites["c"].elections._ahead().stop == world.sites["a"].feed.stop
+
+
+def test_a_term_that_was_handed_to_one_is_taken_by_no_other() -> None:
+    """Whoever has elected that one would elect itself as well."""
+    world = told(beginning(), f"{STORIES['a candidate']}; b hears c; a hands over to c; b hears a; b waits")
+    assert sorted(term for name, term, _ in world.promised if name == "b") == [1, 2]
+
+
+def test_an_organiser_goes_on_with_those_who_have_elected_somebody_that_fell() -> None:
+    """It holds no lease any more, and they answer it nothing, as they are of a later term."""
+    world = told(beginning(), f"{STORIES['a candidate']}; a is alone")
+    comes_to_rest(told(world, "b hears c"), "ab")
+
+
+def test_a_neighbour_that_takes_a_proposal_away_is_not_believed_for_long() -> None:
+    """What is proposed is not signed with the rest of a statement: who passes it on may leave it out."""
+    world = told(beginning(), "a decides")
+    said = world.sent["a"]
+    for mangled in ((), (said.entries[0]._replace(record=b""),)):
+        spoilt = after(world, "c", partial(hear, replace(said, entries=mangled)))
+        assert spoilt.sites["c"].elections._ahead().stop == said.decided
+        whole = after(spoilt, "c", partial(hear, said))
+        assert whole.sites["c"].elections._ahead().stop == said.stop
+        again = after(whole, "c", partial(hear, replace(said, entries=mangled)))
+        assert again.sites["c"].elections._ahead().stop == said.stop
+
+
+def test_a_stand_in_that_tells_of_late_terms_makes_no_candidate_unheard_of() -> None:
+    """A candidate stands for a term in which more than half can elect it, not one that a liar has made up."""
+    world = told(beginning(), STORIES["the organiser is not heard"])
+    late = world.sites["a"].elections._ahead().term + elections.LEAP
+    said = replace(world.sent["a"], number=99, term=late, voted=late, candidate=KEYS["w"], signature=b"")
+    lie = replace(said, signature=mac(KEYS["a"], elections.statement_message(bytes(32), said)))
+    for name in "bc":
+        world = after(world, name, partial(hear, lie))
+    comes_to_rest(world, "bc")
+    assert calm(world, ROUNDS, "bc").sites["b"].feed.term < elections.LEAP
+
+
+def test_a_candidate_that_learns_of_decisions_is_elected_with_them() -> None:
+    """Its own ballot is for what it has now, as those of the others are."""
+    world = told(beginning(), "b is alone; c is alone; c hears b; a decides; b hears a; a hears b; c waits")
+    world = told(world, "c folds as a; c waits; c waits; b folds as a; b is alone; b hears c; c hears b")
+    assert world.sites["c"].elections._organises()
+
+
+def test_whom_an_undecided_decision_names_alone_does_not_elect_itself_alone() -> None:
+    """More than half of those who stand in have to agree, too, until that is decided."""
+    alone = decisions.encode(StandIns((StandIn(2, KEYS["c"]),)))
+    world = after(beginning(), "a", lambda site: site.elections.decide(alone, site.now))
+    world = told(world, "c hears a; c is alone")
+    assert world.sites["c"].elections._ahead().stand_ins == (KEYS["c"],)
+    for _ in range(9):
+        world = told(world, "c waits")
+    assert not world.sites["c"].elections._organises()
+
+
+MUTATIONS: dict[str, tuple[str, str]] = {
+    "who has handed over goes on": ("return said.voted > said.term", "return False"),
+    "a term that was handed over is for everybody": (
+        "term = handed or self._next_term(now)",
+        "term = (self._handed_over() or (self._next_term(now), b''))[0]",
+    ),
+    "what was said before takes away what was answered": (
+        "(said.term, said.number) < latest",
+        "said.term < latest[0]",
+    ),
+    "whoever holds less is elected": (">= (_last(ahead), ahead.stop)", ">= (0, 0)"),
+    "what is held need not be the same": (
+        "(one.said.stop, one.said.chain) == (ahead.stop, ahead.chain)",
+        "True",
+    ),
+    "half is enough": ("in with_us for key in group) >", "in with_us for key in group) + 2 >"),
+    "two are elected in one term": ("> max(own.voted, own.term)\n", ">= own.term\n"),
+    "ballots are not durable": (
+        "KeepStatement(said)",
+        "KeepStatement(replace(said, term=0, voted=0, candidate=b''))",
+    ),
+    "what is held is not durable": ("KeepStatement(said)", "KeepStatement(replace(said, entries=()))"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+def test_the_walks_find_what_would_be_wrong(
+    mutation: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(elections.__file__).read_text()
+    assert source.count(mutation[0]) == 1
+    mutant = ModuleType("mutant")
+    monkeypatch.setitem(sys.modules, "mutant", mutant)
+    exec(compile(source.replace(*mutation), "mutant", "exec"), mutant.__dict__)
+    mutant.__dict__.update(signed_by=vars(elections)["signed_by"], STATEMENT_BURST=1e12)
+    monkeypatch.setitem(globals(), "Elections", mutant.Elections)
+    with pytest.raises(Wrong):
+        many_walks()
+
+
+def many_walks() -> None:
+    scenes = [told(beginning(5, 4), story) for story in STORIES.values()]
+    for seed in range(10_000):
+        walked(scenes[seed % len(scenes)], seed, 25)
