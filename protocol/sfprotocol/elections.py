@@ -131,6 +131,8 @@ class Elections:
         """Return whether this node may decide: it organises, and more than half have answered of late."""
         if not self.takes_part or self._feed.key != self.key or not self._organises():
             return False
+        if self._own and self._own.voted > self._own.term:
+            return False  # it has handed over: what it proposed would call the other one back
         return not self._feed.frozen and self._most(
             key for key, at in self._answered.items() if now - at <= LEASE
         )
@@ -239,7 +241,8 @@ class Elections:
         organisers = [heard.said for heard in self._heard.values() if self._is_organisers(heard.said)]
         said = max(organisers, key=lambda one: one.term, default=None)
         silent = now - self._organiser_at >= LEASE and not self._organises()
-        if said is None or (said.term < term and (silent or not self._stands())) or self._leads_since(said):
+        stays = silent or not self._stands() or self._handed_over() == (term, self.key)
+        if said is None or (said.term < term and stays) or self._leads_since(said):
             return self._state(now, silent=silent) if own is None or own.silent != silent else []
         if self._with(said) is not None:
             self._tail = said.decided, said.entries
@@ -310,7 +313,7 @@ class Elections:
         if (handed := self._handed_over()) and handed[1] == self.key and own and own.voted < handed[0]:
             return True
         if self._organises():
-            later = self.leads(now) and self._latest() > self._feed.term
+            later = self._latest() > self._feed.term
             self._challenged_at = (self._challenged_at or now) if later else None
             return self._challenged_at is not None and now - self._challenged_at >= LEASE
         silent = [

@@ -240,6 +240,26 @@ def test_one_stand_in_alone_ends_no_term() -> None:
     assert feed(made["a"]).term == 0
 
 
+def test_an_organiser_whom_those_of_a_later_term_do_not_answer_stands_anew() -> None:
+    """A candidate has heard it again before it heard of those who had elected it: they are in its term, and
+    too few to elect another."""
+    made = swarm("a b c d e", "", faults=Faults(latency=(0.2, 0.2)))
+    made.drop(made["e"])
+    isolate(made, "a")
+    while not any(elections(node)._stands() for node in made.nodes.values()):
+        made.run(0.05)
+    (candidate,) = [node for node in made.nodes.values() if elections(node)._stands()]
+    made.connect(made["a"], candidate)
+    made.run(0.21)
+    for name in "bcd".replace(candidate.name, ""):
+        made.cut(candidate, made[name])
+    made.run(0.4)
+    assert sorted(elections(node)._own.term for node in made.nodes.values()) == [0, 0, 1, 1]
+    made.mesh()
+    made.run(ELECTION)
+    assert len(leaders(made)) == 1
+
+
 def test_others_are_named_by_more_than_half_of_both() -> None:
     made = swarm("a b c", "d e")
     made.stand_ins += ["d", "e"]
@@ -331,3 +351,25 @@ def test_an_organiser_hands_over_at_once() -> None:
     made["c"].handle(OwnHandOver(key_of("a")))
     made.run(2)
     assert leaders(made) == ["a"]
+
+
+def test_an_organiser_that_hands_over_decides_nothing_more() -> None:
+    """The other one would take it for the organiser again, while those who have elected that one wait."""
+    made = swarm("a b c d", "", faults=Faults(latency=(0.2, 0.2)))
+    made["a"].handle(OwnHandOver(key_of("c")))
+    made.run(0.3)
+    decide(made["a"], Announce("late"))
+    made.run(5)
+    assert leaders(made) == ["c"]
+    assert said(made["d"]) == []
+
+
+def test_an_organiser_goes_on_if_nobody_takes_over() -> None:
+    made = swarm()
+    isolate(made, "c")
+    made["a"].handle(OwnHandOver(key_of("c")))
+    made.run(LEASE + 2 * BEAT)
+    assert leaders(made) == ["a"]
+    decide(made["a"], Announce("again"))
+    made.run(1)
+    assert said(made["d"]) == ["again"]
