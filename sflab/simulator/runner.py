@@ -27,6 +27,7 @@ from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
 from sflab.simulator.world.traffic import quantiles
 from sflab.simulator.world.world import World
 from sfnode.manifest import Manifest
+from sfnode.organising.policy import OrganiserPolicy
 from sfnode.printable import command
 from sfprotocol.decisions import Budget, StandIn, StandIns
 
@@ -166,7 +167,7 @@ class Run:
         self.world = World(
             seed,
             manifest=manifest_of(scenario, seed),
-            policy=runs.POLICY if scenario.organised else None,
+            policy=_policy_of(scenario),
             judge=runs.anything if scenario.judged else runs.falling,
             judged=scenario.judged,
             elects=bool(scenario.stand_ins),
@@ -403,6 +404,12 @@ def manifest_of(scenario: Scenario, seed: int) -> Manifest:
     vectors = scenario.first_order or turn == 3
     organised = runs.with_stand_ins(organised) if scenario.stand_ins else organised
     return runs.first_order(organised, 1 + seed // 4 % 4) if vectors else organised
+
+
+def _policy_of(scenario: Scenario) -> OrganiserPolicy | None:
+    if not scenario.organised:
+        return None
+    return runs.SELDOM if scenario.stand_ins else runs.POLICY
 
 
 @contextmanager

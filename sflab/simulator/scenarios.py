@@ -278,7 +278,7 @@ ORGANISED: tuple[Scenario, ...] = (
 
 def _standing(name: str, says: str, *faults: kinds.Fault, **more: object) -> Scenario:
     settings: dict[str, object] = {
-        "nodes": 8,
+        "nodes": 6,
         "stand_ins": 5,
         "seconds": 240.0,
         "settle": 240.0,

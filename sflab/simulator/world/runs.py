@@ -66,6 +66,9 @@ POLICY = OrganiserPolicy(
 )
 """A policy for runs of seconds."""
 
+SELDOM = replace(POLICY, longest_epoch=12.0)
+"""The same where elections take minutes."""
+
 FACTORS = (0, 2048, 4096, 6963)
 """Factors of seals where they are judged: 0, 1/2, 1 and 1.7."""
 
