@@ -9,7 +9,7 @@ import pytest
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Announce, StandIn, StandIns
 from sfprotocol.elections import BEAT, LEASE, SPREAD
-from sfprotocol.events import OwnDecision, OwnHandOver
+from sfprotocol.events import OwnDecision, OwnHandOver, Transmit
 from sfprotocol.messages import ELECTED_TERMS, Statement
 from tests.protocol.feeds import origin_of
 from tests.protocol.swarm import Faults, Node, Swarm
@@ -373,3 +373,30 @@ def test_an_organiser_goes_on_if_nobody_takes_over() -> None:
     decide(made["a"], Announce("again"))
     made.run(1)
     assert said(made["d"]) == ["again"]
+
+
+def test_whoever_passes_a_statement_on_cannot_leave_out_or_change_what_it_proposes() -> None:
+    """It would come before the true one, in its place."""
+    made = swarm()
+    bad = next(link for link in made["b"].machine.links.values() if link.peer == "d")
+    good = next(link for link in made["b"].machine.links.values() if link.peer == "a")
+    proposed = elections(made["a"]).decide(decisions.encode(Announce("soon")), made.now)
+    (said,) = {one.message for one in proposed if isinstance(one, Transmit)}
+    assert isinstance(said, Statement)
+    changed = tuple(one._replace(record=b"") for one in said.entries)
+    for entries in (), changed:
+        assert elections(made["b"]).heard(bad, replace(said, entries=entries), made.now) == []
+    assert elections(made["b"]).heard(good, said, made.now)
+    assert elections(made["b"])._ahead().stop == said.stop == feed(made["b"]).stop + 1
+
+
+def test_statements_that_nobody_has_signed_use_up_nothing_of_whose_they_seem_to_be() -> None:
+    made = swarm()
+    bad = next(link for link in made["b"].machine.links.values() if link.peer == "d")
+    proposed = elections(made["a"]).decide(decisions.encode(Announce("soon")), made.now)
+    (said,) = {one.message for one in proposed if isinstance(one, Transmit)}
+    assert isinstance(said, Statement)
+    large = (said.entries[0]._replace(record=bytes(decisions.MAX_DECISION)),)
+    for _ in range(3):
+        elections(made["b"]).heard(bad, replace(said, entries=large), made.now)
+    assert elections(made["b"]).heard(bad, said, made.now)
