@@ -159,6 +159,8 @@ class Elections:
         self._organiser_at = self._beat_at = self._wake_at = now
         if self._own and self._own.key != key:
             self._own, self._tail = None, (0, ())
+        if self._own and self._own.silent:
+            self._organiser_at -= LEASE  # or those who restart now and then would never elect anybody
 
     def forgive(self, missed: float) -> None:
         """Count no time in which this node itself did not run as the organiser's silence."""
@@ -203,7 +205,9 @@ class Elections:
         if self._own and said.term == self._own.term and said.heard in self._beats:
             answered = self._answered.get(said.key, float("-inf"))
             self._answered[said.key] = max(answered, self._beats[said.heard])
-        if self._is_organisers(said) and (not self._own or said.term >= self._own.term or self._stands()):
+        own, stands = self._own, self._stands()
+        again = own is not None and said.number == own.heard  # a neighbour tells us after a restart
+        if not again and self._is_organisers(said) and (not own or said.term >= own.term or stands):
             self._organiser_at = now
         return [*passed, *self.review(now)]
 

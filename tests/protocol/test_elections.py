@@ -275,6 +275,18 @@ def test_others_are_named_by_more_than_half_of_both() -> None:
     assert leaders(made)[0] in "de"
 
 
+def test_whoever_was_silent_still_is_after_a_restart() -> None:
+    """Others tell what the organiser has said last: that is no news of it."""
+    made = swarm()
+    made.drop(made["a"])
+    isolate(made, "b")
+    made.run(LEASE + BEAT)
+    made["b"].restart(), made["c"].restart()
+    made.mesh()
+    made.run(2 * BEAT + 2 * SPREAD)
+    assert len(leaders(made)) == 1
+
+
 def test_nobody_counts_who_was_not_named() -> None:
     made = swarm()
     made.stand_ins.append("d")
