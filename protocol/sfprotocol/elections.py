@@ -57,14 +57,19 @@ _STATEMENT = b"sfnode-statement"
 
 
 def statement_message(run_id: bytes, said: Statement) -> bytes:
-    """Return what the key of a statement signs: all but the entries, which its chain hash tells."""
+    """Return what the key of a statement signs: all of it, or who passes it on could leave out entries."""
     numbers = (
         (said.number, 8), (said.term, 4), (said.voted, 4), (said.decided, 8), (said.stop, 8), (said.last, 4),
         (said.heard, 8), (said.silent, 1),
     )  # fmt: skip
     fixed = b"".join(int(number).to_bytes(width, "big") for number, width in numbers)
     candidate, ballot = said.candidate or bytes(32), said.ballot or bytes(64)
-    return b"".join((_STATEMENT, run_id, said.key, fixed, candidate, ballot, said.chain))
+    numbered = (
+        (one, one.term.to_bytes(4, "big") + len(one.record).to_bytes(4, "big")) for one in said.entries
+    )
+    told = b"".join(part for one, head in numbered for part in (head, one.record, one.signature))
+    entries = hashlib.blake2b(told, digest_size=32).digest()
+    return b"".join((_STATEMENT, run_id, said.key, fixed, candidate, ballot, said.chain, entries))
 
 
 @dataclass(slots=True)
@@ -157,6 +162,8 @@ class Elections:
         self._organiser_at = self._beat_at = self._wake_at = now
         if self._own and self._own.key != key:
             self._own, self._tail = None, (0, ())
+        if self._own and self._own.silent:
+            self._organiser_at -= LEASE  # or those who restart now and then would never elect anybody
 
     def forgive(self, missed: float) -> None:
         """Count no time in which this node itself did not run as the organiser's silence."""
@@ -165,7 +172,10 @@ class Elections:
     def introduce(self, link: Link) -> list[Action]:
         """Tell a new neighbour where every stand-in stands."""
         known = [heard.said for heard in self._heard.values()]
-        return [Transmit(link.id, said) for said in [*known, *([self._told()] if self._own else [])]]
+        return [
+            Transmit(link.id, said)
+            for said in [*known, *([self._told()] if self._own and self._sign else [])]
+        ]
 
     def heard(self, link: Link, said: Statement, now: float) -> list[Action]:
         """Take in a statement, and pass it on if it is news.
@@ -175,19 +185,18 @@ class Elections:
         before = self._own if said.key == self.key else None
         known = self._heard.get(said.key)
         newest = before or (known.said if known else None)
-        if said.key not in self._everybody() or (newest and said.number < newest.number):
-            return []
-        if newest and said.number == newest.number and (before or not self._mends(link, said, newest, now)):
+        if said.key not in self._everybody() or (newest and said.number <= newest.number):
             return []
         if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
             return []
         bucket = known.bucket if known else Bucket(STATEMENT_BURST, now)
+        size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
+        if not bucket.holds(float(size), now, rate=STATEMENT_RATE):
+            return []
         if not signed_by(said.key, statement_message(self._feed.authority.run_id, said), said.signature):
             link.waste.charge(FORGERY_COST, 0, now)
             return []
-        size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
-        if not bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST):
-            return []
+        bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST)
         self._counters.statements += 1
         passed = [
             Transmit(other.id, said) for other in self._links.values() if other.greeted and other is not link
@@ -199,17 +208,11 @@ class Elections:
         if self._own and said.term == self._own.term and said.heard in self._beats:
             answered = self._answered.get(said.key, float("-inf"))
             self._answered[said.key] = max(answered, self._beats[said.heard])
-        if self._is_organisers(said) and (not self._own or said.term >= self._own.term):
+        own = self._own
+        again = own is not None and said.number == own.heard  # a neighbour tells us after a restart
+        if not again and self._is_organisers(said) and (not own or said.term >= own.term):
             self._organiser_at = now
         return [*passed, *self.review(now)]
-
-    def _mends(self, link: Link, said: Statement, newest: Statement, now: float) -> bool:
-        """Whether a statement has the entries that its chain hash tells, where somebody had sent it with
-        others: they are not signed. Raises as `heard`."""
-        if said.entries == newest.entries or self._with(newest):
-            return False
-        link.waste.charge(FORGERY_COST, 0, now)
-        return self._with(said) is not None
 
     def decide(self, record: bytes, now: float) -> list[Action]:
         """Propose a decision; nothing while another is under way, or while we may decide nothing."""
@@ -428,7 +431,6 @@ class Elections:
         )
         if self._organises(said):
             said = replace(said, heard=said.number, silent=False)
-        said = replace(said, signature=self._sign(statement_message(self._feed.authority.run_id, said)))
         self._own, self._beat_at = said, now + BEAT
         self._tail = said.decided, entries
         self._beats = {number: at for number, at in self._beats.items() if now - at <= LEASE} | {
@@ -441,10 +443,12 @@ class Elections:
         ]
 
     def _told(self) -> Statement:
-        """Return our statement as others get it: with entries if we organise, or want to."""
+        """Return our statement as others get it: with entries if we organise, or want to; signed."""
         assert self._own is not None
+        assert self._sign is not None
         proposes = self._organises() or self._stands()
-        return self._own if proposes else replace(self._own, entries=())
+        told = self._own if proposes else replace(self._own, entries=())
+        return replace(told, signature=self._sign(statement_message(self._feed.authority.run_id, told)))
 
     def _remember(self, said: Statement) -> None:
         """Take in a statement of our own key that this node knows nothing of: it was restored, or is old."""

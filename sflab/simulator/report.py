@@ -13,6 +13,7 @@ def lines(outcome: Outcome) -> list[str]:
     head = f"{outcome.scenario}: {outcome.nodes} nodes, {outcome.topology}, seed {outcome.seed}"
     said = [f"{head}: {'FAILED' if outcome.failure else 'ok'}"]
     said += _result(outcome)
+    said += _elections(outcome)
     said += _costs(outcome)
     if outcome.failure:
         said += _why(outcome)
@@ -50,6 +51,17 @@ def _result(outcome: Outcome) -> list[str]:
         f"{100 * outcome.delivered:.2f} % was everywhere when the faults ended; {settled}",
         f"  delivery  median {outcome.latency_p50:.3f} s, 99 % {outcome.latency_p99:.3f} s, "
         f"slowest {outcome.latency_max:.3f} s",
+    ]
+
+
+def _elections(outcome: Outcome) -> list[str]:
+    if not outcome.elections:
+        return []
+    led, counted = (
+        ", ".join(f"{seconds:.0f}" for seconds in found) for found in (outcome.elections, outcome.counting)
+    )
+    return [
+        f"  elections {led} s from the death of whoever organised; more updates counted after {counted} s"
     ]
 
 

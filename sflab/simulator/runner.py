@@ -13,19 +13,23 @@ from types import FrameType
 from typing import Any, TextIO
 
 from sflab.simulator.adversaries.actors import KINDS, Attack
-from sflab.simulator.adversaries.turncoats import TURNCOATS
+from sflab.simulator.adversaries.stand_ins import FalseStandIn
+from sflab.simulator.adversaries.turncoats import TURNCOATS, Turncoat
 from sflab.simulator.checks import invariants, organised_runs
 from sflab.simulator.faults.injection import FaultInjection, heal
 from sflab.simulator.guard import guarded
 from sflab.simulator.scenario import Scenario
 from sflab.simulator.world import runs
+from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
 from sflab.simulator.world.traffic import quantiles
 from sflab.simulator.world.world import World
 from sfnode.manifest import Manifest
+from sfnode.organising.policy import OrganiserPolicy
 from sfnode.printable import command
+from sfprotocol.decisions import Budget, StandIn, StandIns
 
 STAGGER = 1.0
 """Seconds within which the first nodes start, so that they do not tick in step."""
@@ -44,6 +48,13 @@ thousand authors and a few hundred updates a run would consist of little else.""
 
 KNOWN = 2
 """Addresses that a user has for a node that finds its neighbours itself."""
+
+APPOINTED = 60.0
+"""Seconds within which members are admitted and named as stand-ins: an offer that was lost is said again
+after 30 s."""
+
+MORE = 20
+"""Updates that a run with stand-ins lacks when all else is over, until it is complete."""
 
 AFTERMATH = 3.0
 """Seconds after convergence in which nothing may change any more."""
@@ -90,6 +101,10 @@ class Outcome:
     bytes_in: float = 0.0
     """Bytes a second that an honest node receives, on average; `bytes_out` likewise."""
     bytes_out: float = 0.0
+    elections: list[float] = field(default_factory=list)
+    """Seconds from each death of whoever organised a run with stand-ins until somebody else did."""
+    counting: list[float] = field(default_factory=list)
+    """The same until more updates counted."""
     drops: dict[str, int] = field(default_factory=dict)
     """Links that honest nodes dropped, by the rule that was broken."""
     steps: int = 0
@@ -105,6 +120,27 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "command": self.command}
+
+
+class Appointing:
+    """How members come to stand in: they offer it once they are admitted, and the organiser names them."""
+
+    def __init__(self, organiser: Computer, others: list[Computer]) -> None:
+        self._organiser, self._others = organiser, others
+        self._offered: set[str] = set()
+
+    def go_on(self) -> None:
+        """Do what can be done by now."""
+        counting = self._organiser.organised.counting
+        for node in self._others:
+            if node.up and node.name not in self._offered and counting.member(node.origin):
+                node.stand_in()
+                self._offered.add(node.name)
+        organising = self._organiser.running.organising
+        offers = organising.offers() if organising else {}
+        if len(offers) > len(self._others):
+            keys = tuple(StandIn(number, key) for number, key in sorted(offers.items()))
+            self._organiser.decide(StandIns(keys))
 
 
 class Run:
@@ -131,9 +167,10 @@ class Run:
         self.world = World(
             seed,
             manifest=manifest_of(scenario, seed),
-            policy=runs.POLICY if scenario.organised else None,
+            policy=_policy_of(scenario),
             judge=runs.anything if scenario.judged else runs.falling,
             judged=scenario.judged,
+            elects=bool(scenario.stand_ins),
             conditions=scenario.conditions,
             hardware=scenario.hardware,
             managed=self.topology == MANAGED,
@@ -184,12 +221,28 @@ class Run:
         self._founders = frozenset(names)
         self._plan_attack()
         self._run(WARM)
+        if self.scenario.stand_ins:
+            self._appoint(names)
+
+    def _appoint(self, names: list[str]) -> None:
+        """Have members stand in for the organiser, until they are named."""
+        world = self.world
+        organiser, *others = (world[name] for name in names[: self.scenario.stand_ins])
+        others += [one for one in world.others.values() if isinstance(one, FalseStandIn)]
+        appointing = Appointing(organiser, others)
+        while not organiser.organised.control.feed.stand_ins:
+            if world.now > APPOINTED:
+                raise Violation("elections", "nobody stands in", (organiser.name,))
+            world.do(appointing.go_on)
+            self._run(WARM)
+        self._run(APPOINTED / 4)
 
     def _plan_attack(self) -> None:
         attack = self.scenario.attack
         if attack is None:
             return
-        kind = KINDS.get(attack.kind) or TURNCOATS[attack.kind]
+        turncoats: dict[str, type[Turncoat]] = {**TURNCOATS, "stand-in": FalseStandIn}
+        kind = KINDS.get(attack.kind) or turncoats[attack.kind]
         targets = self._targets(attack)
         for number in range(attack.actors):
             actor = kind(self.world, number, attack, targets)
@@ -238,6 +291,22 @@ class Run:
         self._run(AFTERMATH)
         if not invariants.equal(world) or complete(world):
             raise Violation("convergence", "nodes that were equal no longer are, and nothing was made")
+        if self.scenario.stand_ins:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Let the run come to an end by its budget, which takes somebody who organises."""
+        world = self.world
+        start, staying = world.now, list(world.staying())
+        leader = next((node for node in staying if node.leads), None)
+        if leader:
+            world.do(leader.decide, Budget(leader.organised.counting.counted + MORE))
+        while not all(node.up and node.organised.counting.complete for node in staying):
+            if leader is None or world.now - start > self.scenario.settle:
+                raise Violation("elections", "the run does not come to its end")
+            for node in staying:
+                world.do(node.compute, 1)
+            self._run(1.0)
 
     def _settled_now(self) -> bool:
         """Whether all are equal and, in an organised run, everything has been judged."""
@@ -318,6 +387,8 @@ class Run:
             peak_entries=self.checks.peak_entries,
             bytes_in=sum(node.bytes_in for node in nodes) / node_seconds,
             bytes_out=sum(node.bytes_out for node in nodes) / node_seconds,
+            elections=self.checks.stand_ins.elections if self.checks.stand_ins else [],
+            counting=self.checks.stand_ins.counting if self.checks.stand_ins else [],
             drops=dict(sorted(drops.items())),
             steps=world.loop.turns,
             trace_hash=world.trace.digest(),
@@ -331,7 +402,14 @@ def manifest_of(scenario: Scenario, seed: int) -> Manifest:
         return runs.OPEN_RUN
     organised, turn = runs.manifest(seed), seed % 4
     vectors = scenario.first_order or turn == 3
+    organised = runs.with_stand_ins(organised) if scenario.stand_ins else organised
     return runs.first_order(organised, 1 + seed // 4 % 4) if vectors else organised
+
+
+def _policy_of(scenario: Scenario) -> OrganiserPolicy | None:
+    if not scenario.organised:
+        return None
+    return runs.SELDOM if scenario.stand_ins else runs.POLICY
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class Scenario:
     attack: Attack | None = None
     organised: bool = False
     """Whether an organiser, on the first node, says what counts."""
+    stand_ins: int = 0
+    """Honest nodes that stand in for the organiser, itself among them; adversaries that do come on top."""
     judged: bool = False
     """Whether its seals have factors of all kinds, rates of coming epochs, and skip and recount feeds."""
     first_order: bool = False

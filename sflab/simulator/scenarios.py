@@ -275,4 +275,57 @@ ORGANISED: tuple[Scenario, ...] = (
     ),
 )
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (*FAIR, *ORGANISED, *ATTACKS)}
+
+def _standing(name: str, says: str, *faults: kinds.Fault, **more: object) -> Scenario:
+    settings: dict[str, object] = {
+        "nodes": 6,
+        "stand_ins": 5,
+        "seconds": 240.0,
+        "settle": 240.0,
+        "load": Load(rate=1, most=4),
+        "topology": MANAGED,
+        **more,
+    }
+    return _organised(name, says, *faults, **settings)
+
+
+STAND_INS: tuple[Scenario, ...] = (
+    _standing(
+        "stand-ins",
+        "The organiser dies for good in the middle of a decision, then another; stand-ins die and come back.",
+        kinds.LeaderFalls(10, during=True),
+        kinds.HandOver(110),
+        kinds.LeaderFalls(125, back=160, during=True),
+        kinds.Crashes(40.0, down=(0.5, 30.0)),
+        kinds.Crashes(60.0, power_cut=True),
+    ),
+    _standing(
+        "stand-ins-apart",
+        "Stand-ins hear nothing of each other, in groups of two and three, of one and two, and one by one.",
+        kinds.Split(5, 85, (2, 3)),
+        kinds.Split(100, 150, (2, 2, 1)),
+        kinds.Split(160, 235, (1, 4)),
+        kinds.SlowPeers(0.3),
+    ),
+    _standing(
+        "stand-ins-late",
+        "Whoever organises is stopped for an hour of its clock, and another has a clock a day ahead.",
+        kinds.Stopped(5, 90, shown=3600),
+        kinds.ClockAhead(150, 86_400),
+        kinds.Stopped(160, 50, shown=50),
+        kinds.ClockJumps(20.0, most=120),
+        kinds.SlowPeers(0.3),
+    ),
+    _standing(
+        "stand-ins-false",
+        "Two of seven stand-ins flood, elect everybody, claim late terms, more than they hold, or silence.",
+        kinds.LeaderFalls(20),
+        kinds.HandOver(150),
+        kinds.Flaps(5.0),
+        attack=Attack("stand-in", actors=2, start=-1, renames=False),
+    ),
+)
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario for scenario in (*FAIR, *ORGANISED, *STAND_INS, *ATTACKS)
+}

@@ -39,6 +39,9 @@ from sfprotocol.names import Names
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.signing import Sign
 
+_STAND_IN_SALT = "stand-in salt"
+"""Key in the log of what this node's key to stand in with is derived from, beside its own."""
+
 _INCARNATION = "incarnation"
 _MET_PEERS = "peers"
 
@@ -175,9 +178,10 @@ def open_machine(
     proven = True
     stand_in: Identity | None = None
     kept, is_new = kept_control(update_log), not data_dir.identity.exists()
-    restored = data_folder.moved(update_log) or not (is_new or kept.entries)
     if settings.role == "trainer":
-        identity = stand_in = _identity_of(data_dir, outside.random)
+        identity = _identity_of(data_dir, outside.random)
+        if parameters.organised and not settings.organise:
+            stand_in = stand_in_key(update_log, identity, manifest.run_id, outside.random)
         first = partial(_first_incarnation, is_new, draw) if parameters.organised else draw
         own, proven = own_feed(update_log, identity, frontier, first)
         sign = identity.sign
@@ -195,10 +199,20 @@ def open_machine(
             verify=outside.verify,
             control=kept,
         )
-    if stand_in and machine.organised and not settings.organise:
-        key = stand_in.derived(b"stand-in" + manifest.run_id)
-        machine.organised.control.hold(key.public, key.sign, now, restored=restored)
+    if stand_in and machine.organised:
+        machine.organised.control.hold(stand_in.public, stand_in.sign, now)
     return machine
+
+
+def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, random: Random) -> Identity:
+    """Return the key with which this node would stand in. It belongs to this very log, whose copy gets
+    another one: what a key has promised (SPEC O22) is never where the key is not. Call it before
+    `own_feed`, which takes a copy for the original from then on."""
+    salt = update_log.get_meta(_STAND_IN_SALT)
+    if salt is None or data_folder.moved(update_log):
+        salt = random.randbytes(16)
+        update_log.set_meta(_STAND_IN_SALT, salt)
+    return identity.derived(b"stand-in" + run_id + salt)
 
 
 def _first_incarnation(is_new: bool, draw: Callable[[], int]) -> int:

@@ -10,7 +10,7 @@ from sfprotocol import decisions
 from sfprotocol.control_feed import extend
 from sfprotocol.decisions import Admit, Announce, StandIn, StandIns
 from sfprotocol.elections import BEAT, LEASE, SPREAD
-from sfprotocol.events import OwnDecision, OwnHandOver
+from sfprotocol.events import OwnDecision, OwnHandOver, Transmit
 from sfprotocol.messages import ELECTED_TERMS, ControlFork, Entry, Statement
 from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm
@@ -241,6 +241,26 @@ def test_one_stand_in_alone_ends_no_term() -> None:
     assert feed(made["a"]).term == 0
 
 
+def test_an_organiser_whom_those_of_a_later_term_do_not_answer_stands_anew() -> None:
+    """A candidate has not heard of those who have elected it: they are in its term, and too few to elect
+    another."""
+    made = swarm("a b c d e", "", faults=Faults(latency=(0.2, 0.2)))
+    made.drop(made["e"])
+    isolate(made, "a")
+    while not any(elections(node)._stands() for node in made.nodes.values()):
+        made.run(0.05)
+    (candidate,) = [node for node in made.nodes.values() if elections(node)._stands()]
+    made.connect(made["a"], candidate)
+    made.run(0.21)
+    for name in "bcd".replace(candidate.name, ""):
+        made.cut(candidate, made[name])
+    made.run(0.4)
+    assert sorted(elections(node)._own.term for node in made.nodes.values()) == [0, 1, 1, 1]
+    made.mesh()
+    made.run(ELECTION)
+    assert len(leaders(made)) == 1
+
+
 def test_others_are_named_by_more_than_half_of_both() -> None:
     made = swarm("a b c", "d e")
     made.stand_ins += ["d", "e"]
@@ -254,6 +274,18 @@ def test_others_are_named_by_more_than_half_of_both() -> None:
     made.drop(made["a"])
     made.run(ELECTION)
     assert leaders(made)[0] in "de"
+
+
+def test_whoever_was_silent_still_is_after_a_restart() -> None:
+    """Others tell what the organiser has said last: that is no news of it."""
+    made = swarm()
+    made.drop(made["a"])
+    isolate(made, "b")
+    made.run(LEASE + BEAT)
+    made["b"].restart(), made["c"].restart()
+    made.mesh()
+    made.run(2 * BEAT + 2 * SPREAD)
+    assert len(leaders(made)) == 1
 
 
 def test_nobody_counts_who_was_not_named() -> None:
@@ -367,3 +399,52 @@ def test_an_organiser_hands_over_at_once() -> None:
     made["c"].handle(OwnHandOver(key_of("a")))
     made.run(2)
     assert leaders(made) == ["a"]
+
+
+def test_an_organiser_that_hands_over_decides_nothing_more() -> None:
+    """The other one would take it for the organiser again, while those who have elected that one wait."""
+    made = swarm("a b c d", "", faults=Faults(latency=(0.2, 0.2)))
+    made["a"].handle(OwnHandOver(key_of("c")))
+    made.run(0.3)
+    decide(made["a"], Announce("late"))
+    made.run(5)
+    assert leaders(made) == ["c"]
+    assert said(made["d"]) == []
+
+
+def test_somebody_goes_on_if_the_one_to_whom_it_was_handed_over_does_not() -> None:
+    made = swarm()
+    isolate(made, "c")
+    made["a"].handle(OwnHandOver(key_of("c")))
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    decide(made[leader], Announce("again"))
+    made.run(1)
+    assert said(made["d"]) == ["again"]
+
+
+def test_whoever_passes_a_statement_on_cannot_leave_out_or_change_what_it_proposes() -> None:
+    """It would come before the true one, in its place."""
+    made = swarm()
+    bad = next(link for link in made["b"].machine.links.values() if link.peer == "d")
+    good = next(link for link in made["b"].machine.links.values() if link.peer == "a")
+    proposed = elections(made["a"]).decide(decisions.encode(Announce("soon")), made.now)
+    (said,) = {one.message for one in proposed if isinstance(one, Transmit)}
+    assert isinstance(said, Statement)
+    changed = tuple(one._replace(record=b"") for one in said.entries)
+    for entries in (), changed:
+        assert elections(made["b"]).heard(bad, replace(said, entries=entries), made.now) == []
+    assert elections(made["b"]).heard(good, said, made.now)
+    assert elections(made["b"])._ahead().stop == said.stop == feed(made["b"]).stop + 1
+
+
+def test_statements_that_nobody_has_signed_use_up_nothing_of_whose_they_seem_to_be() -> None:
+    made = swarm()
+    bad = next(link for link in made["b"].machine.links.values() if link.peer == "d")
+    proposed = elections(made["a"]).decide(decisions.encode(Announce("soon")), made.now)
+    (said,) = {one.message for one in proposed if isinstance(one, Transmit)}
+    assert isinstance(said, Statement)
+    large = (said.entries[0]._replace(record=bytes(decisions.MAX_DECISION)),)
+    for _ in range(3):
+        elections(made["b"]).heard(bad, replace(said, entries=large), made.now)
+    assert elections(made["b"]).heard(bad, said, made.now)

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from sflab.simulator.checks.organised_runs import OrganisedRuns
 from sflab.simulator.checks.outbound import OutboundLinks
+from sflab.simulator.checks.stand_ins import StandIns
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.world import World
@@ -48,6 +49,7 @@ class Checks:
         self._world = world
         self._outbound = OutboundLinks(world)
         self._organised = OrganisedRuns(world) if world.run.organised else None
+        self.stand_ins = StandIns(world) if world.elects else None
         self._total_of: dict[bytes, int | bytes] = {}
         self._digest_of: dict[int | bytes, bytes] = {}
         self._turn = 0
@@ -62,6 +64,8 @@ class Checks:
             self._own_feed(node)
             self._named(node)
         self._outbound.look()
+        if self.stand_ins:
+            self.stand_ins.look(living)
         self._turn += SAMPLE
         for node in (living[self._turn % len(living) :] + living)[:SAMPLE] if living else ():
             self._bounded(node)

@@ -34,6 +34,9 @@ RESTORING = 1.0
 NEWCOMERS_LINKS = 3
 """Links of a node that joins a fixed set of links later."""
 
+BUSY_LOOK = 0.02
+"""Seconds between two looks whether it is the moment: what is decided takes two hops, of 50 ms each."""
+
 TWIN = "-twin"
 """Suffix of the name of a node that is a copy of another."""
 
@@ -111,6 +114,10 @@ class FaultInjection:
             case kinds.OrganiserTwice(start=start, succeeded=succeeded):
                 self._at(start, self._decide_twice)
                 self._at(succeeded, self._succeed_fork)
+            case (
+                kinds.LeaderFalls() | kinds.HandOver() | kinds.Split() | kinds.Stopped() | kinds.ClockAhead()
+            ):
+                self._at(fault.start if isinstance(fault, kinds.Split) else fault.at, self._strike, fault)
             case kinds.Undo(at=at, what=what):
                 self._at(at, self._undo, what)
             case kinds.Loss(at=at):
@@ -328,6 +335,58 @@ class FaultInjection:
         node.give_key(key)
         restart(self.world, node)
 
+    # -- stand-ins ---------------------------------------------------------------------------------
+
+    def _strike(self, fault: kinds.Fault) -> None:
+        """Do what befalls whoever organises, once somebody does."""
+        leader = next((node for node in self.world.living() if node.leads), None)
+        if leader is None or (isinstance(fault, kinds.LeaderFalls) and fault.during and not _is_busy(leader)):
+            if self.world.now < self._stop:
+                self.world.agenda.later(BUSY_LOOK, self._strike, fault)
+            return
+        match fault:
+            case kinds.LeaderFalls(at=at, back=back):
+                self._fall(leader, None if back is None else (back - at) * self._scale)
+            case kinds.HandOver():
+                self._hand_over(leader)
+            case kinds.Split(start=start, stop=stop, groups=groups):
+                self._split(leader, groups)
+                self.world.agenda.later((stop - start) * self._scale, self._rejoin)
+            case kinds.Stopped(seconds=seconds, shown=shown):
+                leader.freeze(seconds * self._scale, shown)
+            case kinds.ClockAhead(seconds=seconds):
+                leader.leap(seconds)
+
+    def _fall(self, leader: Computer, away: float | None) -> None:
+        self.world.leaderless_since = self.world.now
+        if away is not None:
+            leader.crash()
+            self.world.agenda.later(away, restart, self.world, leader)
+            return
+        leader.organises = False  # as only such leave
+        self._leave(leader)
+
+    def _hand_over(self, leader: Computer) -> None:
+        organising = leader.running.organising
+        others = [node.organised.control.key for node in self._standing() if node is not leader]
+        if organising and others:
+            leader._context.run(organising.hand_over, self.world.random.choice(others))
+
+    def _standing(self) -> list[Computer]:
+        """Return the honest nodes that stand in and are up."""
+        return [node for node in self.world.living() if node.organised.control.elections.takes_part]
+
+    def _split(self, leader: Computer, groups: tuple[int, ...]) -> None:
+        others = [node for node in self._standing() if node is not leader]
+        self.world.random.shuffle(others)
+        places = [number for number, size in enumerate(groups) for _ in range(size)]
+        for node in self.world.staying():
+            node.island = self.world.random.randrange(len(groups))
+        for node, place in zip([leader, *others], places, strict=False):
+            node.island = place
+        islands = range(len(groups))
+        self.world.network.deaf = {(a, b) for a in islands for b in islands if a != b}
+
     def _victim(self, node: Computer) -> int | None:
         """Return the number of a random feed that is named, of whose origin nothing was taken back yet."""
         counting = node.organised.counting
@@ -387,6 +446,14 @@ class FaultInjection:
         if link := self._any_link(node for node in nodes if node.up):
             link.out.stall(True)
             self.world.agenda.later(self.world.random.uniform(*slow.stall), link.out.stall, False)
+
+
+def _is_busy(leader: Computer) -> bool:
+    """Whether others are to hold a decision of its, or an evaluation is under way."""
+    elections, organising = leader.organised.control.elections, leader.running.organising
+    return elections._ahead().stop > leader.organised.control.feed.stop or bool(
+        organising and organising._running
+    )
 
 
 def restart(world: World, node: Computer) -> None:

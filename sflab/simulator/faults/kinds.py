@@ -146,6 +146,50 @@ class OrganiserLost:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderFalls:
+    """Whoever organises a run with stand-ins at `at` dies, for good or until `back`. With `during`, in the
+    middle of something: of a decision of any kind that others are to hold, or of an evaluation."""
+
+    at: float
+    back: float | None = None
+    during: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Whoever organises at `at` passes that on to another stand-in."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Stand-ins in groups of these sizes that hear nothing of each other from `start` to `stop`, whoever
+    organises in the first; other nodes are with some of them."""
+
+    start: float
+    stop: float
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Whoever organises at `at` is stopped for `seconds`, after which its clock says that `shown` passed."""
+
+    at: float
+    seconds: float
+    shown: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAhead:
+    """The clock of whoever organises at `at` leaps."""
+
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Undo:
     """The owner takes back something of a random member's at this moment."""
 
@@ -175,6 +219,11 @@ Fault = (
     | OrganiserAway
     | OrganiserLost
     | OrganiserTwice
+    | LeaderFalls
+    | HandOver
+    | Split
+    | Stopped
+    | ClockAhead
     | Undo
     | Loss
 )

@@ -30,6 +30,7 @@ from sfnode.daemon import Node
 from sfnode.errors import UserError
 from sfnode.limits import Limits
 from sfnode.manifest import Manifest
+from sfnode.node.driver import Driver
 from sfnode.node.network.peering import Peering
 from sfnode.node.outside import Outside
 from sfnode.node.running import RunningNode
@@ -249,6 +250,25 @@ class Computer:
         organising = self.running.organising if self.up else None
         if organising:
             self._context.run(self.world.begin, _unless_it_ends(organising.decide(decision)))
+
+    def stand_in(self) -> None:
+        """Offer that this member stands in for the organiser, as its owner would."""
+        self._context.run(self.running.stand_in)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it organises a run with stand-ins, and more than half of them answer."""
+        return self.up and self.organised.control.elections.leads(self.clock())
+
+    def freeze(self, seconds: float, shown: float) -> None:
+        """Let it stand still for so long, as a process that is stopped; its clock shows `shown`."""
+        self._note("stopped", f"{shown:g} s")
+        self._context.run(self.world.begin, self._stand_still(self.running.driver, seconds, shown))
+
+    async def _stand_still(self, driver: Driver, seconds: float, shown: float) -> None:
+        async with driver.between_rounds:
+            await asyncio.sleep(seconds)
+            self._offset += shown - seconds
 
     def clock(self) -> float:
         """Return the time by this computer's monotonic clock."""

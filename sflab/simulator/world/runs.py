@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from sflab.simulator.world.keys import origin_of, signing_key
-from sfnode.manifest import Manifest
+from sfnode.manifest import FIRST_ORDER_VERSION, Manifest
 from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
@@ -66,6 +66,9 @@ POLICY = OrganiserPolicy(
 )
 """A policy for runs of seconds."""
 
+SELDOM = replace(POLICY, longest_epoch=12.0)
+"""The same where elections take minutes."""
+
 FACTORS = (0, 2048, 4096, 6963)
 """Factors of seals where they are judged: 0, 1/2, 1 and 1.7."""
 
@@ -105,6 +108,11 @@ def manifest(seed: int) -> Manifest:
     return OPEN_RUN.model_copy(
         update={"admission": "organised", "organised": organised, "training": training}
     )
+
+
+def with_stand_ins(manifest: Manifest) -> Manifest:
+    """Return the same run in the version of the protocol that has stand-ins."""
+    return manifest.model_copy(update={"protocol": FIRST_ORDER_VERSION})
 
 
 def anything(counting: Counting) -> Judgement:

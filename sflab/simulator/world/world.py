@@ -96,6 +96,7 @@ class World:
         policy: OrganiserPolicy | None = None,
         judge: Judge | None = None,
         judged: bool = False,
+        elects: bool = False,
     ) -> None:
         """Let all nodes reach each other if `managed`, and else only those that are linked by `want`."""
         self.seed = seed
@@ -107,8 +108,14 @@ class World:
         self.judge = judge
         self.judged = judged
         """Whether seals have other factors than 1, and skip and recount feeds."""
+        self.elects = elects
+        """Whether members stand in: what one has shown is never taken back."""
         self.signed: dict[tuple[int, int], tuple[bytes, set[str]]] = {}
         """Chain heads after decisions by term and position, and whose disks have had them."""
+        self.shown: dict[int, tuple[bytes, str]] = {}
+        """In a run with stand-ins: the chain head after each decision that any disk has had, and the node."""
+        self.leaderless_since: float | None = None
+        """The time at which whoever organised has died, until somebody else does."""
         self.undone: set[bytes] = set()
         """Origins of which the organiser has taken something back."""
         self.may_fork: set[int] = set()
@@ -302,6 +309,16 @@ class World:
                     raise Violation("organiser", said, (node.name,))
                 self.signed[entry.term, position] = chain, holders
             holders.add(node.name)
+            if self.elects and not node.hostile:
+                self._shown(node, position, chain)
+
+    def _shown(self, node: Computer, position: int, chain: bytes) -> None:
+        """Note what a node has shown to its owner. Raises Violation where another has shown something else:
+        one of them is to be taken back."""
+        known, by = self.shown.setdefault(position, (chain, node.name))
+        if known != chain:
+            said = f"{by} and {node.name} have shown different decisions at position {position}"
+            raise Violation("elections", said, (by, node.name))
 
     def _delivered(self, node: Computer, feed: Feed, first: int, stop: int) -> None:
         self.traffic.deliveries += stop - first
