@@ -135,7 +135,7 @@ class Elections:
 
     def leads(self, now: float) -> bool:
         """Return whether this node may decide: it organises, and more than half have answered of late."""
-        if not self.takes_part or self._feed.key != self.key or not self._organises():
+        if not self.takes_part or self.restored or self._feed.key != self.key or not self._organises():
             return False
         return not self._feed.frozen and self._most(
             key for key, at in self._answered.items() if now - at <= LEASE

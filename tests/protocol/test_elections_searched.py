@@ -434,6 +434,24 @@ def test_whom_an_undecided_decision_names_alone_does_not_elect_itself_alone() ->
     assert not world.sites["c"].elections._organises()
 
 
+def test_an_organiser_that_hears_more_of_its_key_than_it_knows_decides_nothing() -> None:
+    """It is an old copy, or there is another one: what it would sign may be signed already."""
+    world = beginning()
+    said = replace(world.sent["a"], number=99, signature=b"")
+    told_by_a = replace(said, signature=mac(KEYS["a"], elections.statement_message(bytes(32), said)))
+    world = after(
+        world._replace(sites={**world.sites, "a": unheard(world.sites["a"])}), "a", partial(hear, told_by_a)
+    )
+    assert decide("again", world.sites["a"].copied()) == []
+
+
+def unheard(site: Site) -> Site:
+    """Return a node that has what others have answered, and does not know any more what they have said."""
+    site = site.copied()
+    site.elections._heard.clear()
+    return site
+
+
 MUTATIONS: dict[str, tuple[str, str]] = {
     "who has handed over goes on": ("return said.voted > said.term", "return False"),
     "a term that was handed over is for everybody": (
