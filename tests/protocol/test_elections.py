@@ -94,6 +94,16 @@ def test_a_decision_takes_two_hops_and_no_beat() -> None:
     assert said(made["d"]) == ["soon"]
 
 
+def test_a_decision_costs_each_stand_in_one_statement() -> None:
+    made = swarm("a b c d e", "")
+    made.run(BEAT - 1)
+    before = {name: elections(node)._own.number for name, node in made.nodes.items()}
+    decide(made["a"], Announce("soon"))
+    made.run(0.5)
+    assert said(made["e"]) == ["soon"]
+    assert {elections(node)._own.number - before[name] for name, node in made.nodes.items()} == {1}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_fallen_organiser_is_replaced_and_what_was_shown_stays(seed: int) -> None:
     made = swarm("a b c", seed=seed)
