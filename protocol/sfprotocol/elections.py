@@ -410,7 +410,7 @@ class Elections:
         ]
         if not self._most(held):
             return []
-        return [*self._grow(tuple(ahead.entries[self._feed.stop :])), *self._state(now)]
+        return self._grow(tuple(ahead.entries[self._feed.stop :]))  # which tells others that it is decided
 
     # -- our own statement -------------------------------------------------------------------------
 

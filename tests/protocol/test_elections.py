@@ -95,6 +95,16 @@ def test_a_decision_takes_two_hops_and_no_beat() -> None:
     assert said(made["d"]) == ["soon"]
 
 
+def test_a_decision_costs_each_stand_in_one_statement() -> None:
+    made = swarm("a b c d e", "")
+    made.run(BEAT - 1)
+    before = {name: elections(node)._own.number for name, node in made.nodes.items()}
+    decide(made["a"], Announce("soon"))
+    made.run(0.5)
+    assert said(made["e"]) == ["soon"]
+    assert {elections(node)._own.number - before[name] for name, node in made.nodes.items()} == {1}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_fallen_organiser_is_replaced_and_what_was_shown_stays(seed: int) -> None:
     made = swarm("a b c", seed=seed)
@@ -286,6 +296,27 @@ def test_whoever_was_silent_still_is_after_a_restart() -> None:
     made.mesh()
     made.run(2 * BEAT + 2 * SPREAD)
     assert len(leaders(made)) == 1
+
+
+def test_a_false_stand_in_on_both_sides_of_a_split_costs_one_side_what_it_saw_and_nobody_the_run() -> None:
+    """More than half of three share one that lies: the later term stays, the same for all."""
+    made = swarm("a b c", "d")
+    there_too = made.add("c2")
+    there_too.decided, there_too.statement = list(made["c"].decided), made["c"].statement
+    there_too.restart()
+    key = signing_key("c stands in")
+    elections(there_too).hold(key_of("c"), key.sign, made.now)
+    made.mesh()
+    isolate(made, "a", "c")
+    made.run(ELECTION + LEASE)
+    for leader in leaders(made):
+        decide(made[leader], Announce(leader))
+    made.run(BEAT)
+    assert (said(made["a"]), said(made["d"])) in ((["a"], ["b"]), (["a"], ["c2"]))
+    made.mesh()
+    made.run(2 * ELECTION)
+    assert {tuple(said(node)) for node in made.nodes.values()} == {tuple(said(made["d"]))} != {("a",)}
+    assert not any(feed(node).frozen for node in made.nodes.values())
 
 
 def test_nobody_counts_who_was_not_named() -> None:
