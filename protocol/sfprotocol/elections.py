@@ -109,9 +109,13 @@ class Elections:
         """The times of our own statements of late, by number."""
         self._answered: dict[bytes, float] = {}
         """The time, by key, of the last of our statements that it has answered."""
+        self._way: LinkId | None = None
+        """The link on which the organiser's last statement has come."""
+        self._told_at: dict[bytes, float] = {}
+        """The time, by key, at which all neighbours were last told where a stand-in stands."""
         self._stand_at: float | None = None
         self._hands_to: tuple[bytes, float] | None = None
-        """Whom we let organise in our place, until when: meanwhile nothing new is decided."""
+        """The one that is to organise in our place, and until when we wait for that and decide nothing new."""
         self._beat_at = self._wake_at = float("-inf")
         self._memo: dict[tuple[bytes, int, tuple[Entry, ...]], ControlFeed | None] = {}
         """The control feed with what a few statements propose: looked at again and again."""
@@ -198,13 +202,13 @@ class Elections:
             return []
         bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST)
         self._counters.statements += 1
-        passed = [
-            Transmit(other.id, said) for other in self._links.values() if other.greeted and other is not link
-        ]
+        passed = self._pass_on(said, newest, link, now)
         if said.key == self.key and self._sign:
             self._remember(said)
             return [*passed, *self.review(now)]
         self._heard[said.key] = _Heard(said, now, bucket)
+        if self._is_organisers(said):
+            self._way = link.id
         if self._own and said.term == self._own.term and said.heard in self._beats:
             answered = self._answered.get(said.key, float("-inf"))
             self._answered[said.key] = max(answered, self._beats[said.heard])
@@ -252,6 +256,7 @@ class Elections:
         """Do what follows from all that is known: answer, elect, stand or decide."""
         for key in [key for key in self._heard if key not in self._everybody()]:
             del self._heard[key]
+            self._told_at.pop(key, None)
         self._wake_at = now + BEAT
         if not self.takes_part or self._feed.frozen or self._feed.behind or self._knows_too_little():
             return []
@@ -436,11 +441,21 @@ class Elections:
         self._beats = {number: at for number, at in self._beats.items() if now - at <= LEASE} | {
             said.number: now
         }
-        told = self._told()
-        return [
-            KeepStatement(said),
-            *(Transmit(link.id, told) for link in self._links.values() if link.greeted),
-        ]
+        return [KeepStatement(said), *self._pass_on(self._told(), own, None, now)]
+
+    def _pass_on(
+        self, said: Statement, before: Statement | None, source: Link | None, now: float
+    ) -> list[Action]:
+        """Tell all neighbours but the `source`; what only answers the organiser goes the way that its last
+        statement has come, and to all every half beat."""
+        links = [link for link in self._links.values() if link.greeted]
+        if before and _stance(before) == _stance(said) and not self._is_organisers(said):
+            way = [link for link in links if link.id == self._way]
+            if (way or self._organises()) and now - self._told_at.get(said.key, now - BEAT) < BEAT / 2:
+                links = [] if self._organises() else way
+            else:
+                self._told_at[said.key] = now
+        return [Transmit(link.id, said) for link in links if link is not source]
 
     def _told(self) -> Statement:
         """Return our statement as others get it: with entries if we organise, or want to; signed."""
@@ -562,6 +577,11 @@ class Elections:
         """Return whether these, with us, are more than half of those who stand in, and of those who will."""
         with_us = {*keys, self.key}
         return all(2 * sum(key in with_us for key in group) > len(group) for group in self._groups())
+
+
+def _stance(said: Statement) -> tuple[int, int, bytes, bool]:
+    """Return what everybody has to know of a statement at once."""
+    return said.term, said.voted, said.candidate, said.silent
 
 
 def _may_not(said: Statement) -> bool:

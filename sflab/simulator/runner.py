@@ -309,9 +309,13 @@ class Run:
             self._run(1.0)
 
     def _settled_now(self) -> bool:
-        """Whether all are equal and, in an organised run, everything has been judged."""
-        judged = not self.world.run.organised or not organised_runs.lacking(self.world)
-        return judged and invariants.equal(self.world)
+        """Whether all are equal and, in an organised run, everything has been judged, and applied: an engine
+        takes in a decision some milliseconds after it is on disk."""
+        world = self.world
+        judged = not world.run.organised or (
+            not organised_runs.lacking(world) and all(node.quiet for node in world.staying())
+        )
+        return judged and invariants.equal(world)
 
     def judge(self) -> None:
         """Check what else the scenario requires."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from sfnode.printable import size_text
 from sfnode.schema.metrics import figure, measured, metric_of, value_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
-from sfprotocol.messages import ELECTED_TERMS
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, ProbeEvaluation
@@ -118,6 +117,8 @@ def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
 
 def term_in_words(term: int) -> str:
     """Return a term as people read it: its succession, and its election after that (SPEC O4)."""
+    from sfprotocol.messages import ELECTED_TERMS
+
     succession, election = divmod(term, ELECTED_TERMS)
     return f"{succession}.{election}" if succession else str(election)
 

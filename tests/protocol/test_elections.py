@@ -479,3 +479,17 @@ def test_statements_that_nobody_has_signed_use_up_nothing_of_whose_they_seem_to_
     for _ in range(3):
         elections(made["b"]).heard(bad, replace(said, entries=large), made.now)
     assert elections(made["b"]).heard(bad, said, made.now)
+
+
+def test_answers_go_to_the_organiser_and_not_to_everybody() -> None:
+    """A decision costs a swarm about as many statements as stand-ins have links on the way."""
+    made = swarm("a b c", "d e f g h i")
+    made.run(BEAT)
+    before = sum(node.sent["Statement"] for node in made.nodes.values())
+    for number in range(10):
+        decide(made["a"], Announce(str(number)))
+        made.run(0.3)
+    sent = sum(node.sent["Statement"] for node in made.nodes.values()) - before
+    assert said(made["i"]) == [str(number) for number in range(10)]
+    proposals = len(made.nodes) * (len(made.nodes) - 1)
+    assert sent / 10 < 1.2 * proposals, "the proposal over every link; answers over one or two"
