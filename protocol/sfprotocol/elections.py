@@ -115,7 +115,7 @@ class Elections:
         """The time, by key, at which all neighbours were last told where a stand-in stands."""
         self._stand_at: float | None = None
         self._hands_to: tuple[bytes, float] | None = None
-        """The one that is to organise in our place, and until when we wait for that and decide nothing new."""
+        """The one that is to organise in our place, and until when we wait for that and decide nothing."""
         self._beat_at = self._wake_at = float("-inf")
         self._memo: dict[tuple[bytes, int, tuple[Entry, ...]], ControlFeed | None] = {}
         """The control feed with what a few statements propose: looked at again and again."""
