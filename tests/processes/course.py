@@ -24,7 +24,7 @@ from sfnode.schema.views import FeedStatus
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.run_keys import RunKeys
-from sfprotocol.messages import Feed
+from sfprotocol.messages import ELECTED_TERMS, Feed
 from sfprotocol.names import Names
 from tests.processes.helpers import LOOPBACK, Node, fresh, here, p2pd_of, sfnode, until
 
@@ -134,11 +134,13 @@ class Course:
         here("organise", "sign", file, "--keys-dir", self.home / "keys")
         self._organise("steady", "hand-over", "--submit", file)
         self.nodes["revenant"].until_organised("it stops", lambda said: said.organiser == "stopped")
-        late.until_organised("it has heard of it", lambda said: said.term == 1)
+        late.until_organised("it has heard of it", lambda said: said.term == ELECTED_TERMS)
         self._end("late", SIGTERM)
         late.arguments += ("--organise", "--set", "organise.alone=yes", *next_key)
         late.start()
-        sealed = steady.until_organised("it has heard of it, too", lambda said: said.term == 1).sealed
+        sealed = steady.until_organised(
+            "it has heard of it, too", lambda said: said.term == ELECTED_TERMS
+        ).sealed
         steady.until_organised("the next one seals", lambda said: said.sealed > sealed)
         self._organise("late", "end", "--yes")
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfprotocol import wire_codec
-from sfprotocol.messages import Card
+from sfprotocol.messages import ELECTED_TERMS, Card
 from tests.processes import course
 from tests.processes.course import BUDGET, NAMES, STEPS, SURVIVORS, Course, length
 from tests.processes.helpers import here, nodes
@@ -146,7 +146,7 @@ def test_a_node_survives_the_death_of_its_network_daemon(seen: Course, audits: d
 
 
 def test_another_organiser_whom_the_recovery_key_has_named_ends_the_run(seen: Course) -> None:
-    assert all((said.term, said.complete) == (1, True) for said in seen.organised.values())
+    assert all((said.term, said.complete) == (ELECTED_TERMS, True) for said in seen.organised.values())
     assert {name: said.organiser for name, said in seen.organised.items()} == {
         **dict.fromkeys(seen.organised), "revenant": "stopped", "late": "organising"
     }  # fmt: skip
