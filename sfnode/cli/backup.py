@@ -43,7 +43,8 @@ def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: 
     """Put the keys of a backup where they belong. Those that are there stay as they are.
 
     What a restored key has signed since may be unknown here. So a node goes on with a new feed, as the same
-    member, and an organiser's key signs nothing in a term that has begun before.
+    member. An organiser's key signs nothing in a term that has begun before where members stand in, and
+    elsewhere once others have told that they have no more decisions.
     """
     from sfnode.store import key_backup
 

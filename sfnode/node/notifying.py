@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from sfnode.errors import Code
 from sfnode.logging import log
+from sfnode.organising.organiser import OrganiserState
 from sfnode.printable import paragraph
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import Status
@@ -40,9 +41,9 @@ async def notify(status: Callable[[], Status], clock: Callable[[], float], comma
         linked = at if now.links else linked
         events = dict(_events(now, linked is not None and at - linked > OFFLINE_AFTER))
         if now.organised and term is not None and now.organised.term > term:
-            await _run(
-                command, "organiser", f"another node organises the run {now.run_name} now", now.run_name
-            )
+            who = "this" if now.organised.organiser == OrganiserState.ORGANISING.value else "another"
+            text = f"{who} node organises the run {now.run_name} now"
+            await _run(command, "organiser", text, now.run_name)
         term = now.organised.term if now.organised else None
         for event in [one for one in events if one not in before]:
             await _run(command, event, paragraph(events[event]), now.run_name)

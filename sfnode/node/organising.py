@@ -255,8 +255,10 @@ class Organising:
         if not self._begun and self._is_nobody_else():
             self._begun = True
             events.append(NobodyElse())
-        if self._restored and self._organised.control.elections.settled:
-            self._restored = False
+        elections = self._organised.control.elections
+        signs = self.state is OrganiserState.ORGANISING and not elections.in_use  # others have no more
+        if self._restored and (elections.settled or signs):
+            self._restored = elections.restored = False
             forget_restored(self._node.manifest.run_id, self._node.settings.keys_dir)
         for event in events if not self._stopped else ():
             for action in self._organiser.handle(event, self._node.clock()):

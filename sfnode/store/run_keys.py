@@ -74,7 +74,8 @@ def write_key(key: Identity, path: Path, passphrase: bytes | None = None) -> Non
 
 def is_restored(run_id: bytes, keys_dir: Path) -> bool:
     """Return whether the organiser's key of a run has come from a backup: what it has signed since may be
-    unknown here, so it signs in no term that had begun before. Raises UserError DATA_DIR_UNUSABLE."""
+    unknown here, so it signs in no term that had begun before where members stand in. Raises UserError
+    DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
         return path.exists()

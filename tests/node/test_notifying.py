@@ -67,9 +67,13 @@ def test_it_is_told_once_when_the_run_completes_the_model_gets_worse_or_all_othe
 
 
 def test_it_is_told_that_another_node_organises_the_run(told: Callable[..., list[Any]]) -> None:
-    terms = [{"organised": Mock(term=term)} for term in (3, 3, 4, 4)]
-    found = told(*(LINKED | term for term in terms))
-    assert [words[1] for words in found] == ["organiser"]
+    terms = ((3, None), (3, None), (4, "standing by"), (4, None), (5, "organising"))
+    states = [{"organised": Mock(term=term, organiser=organiser)} for term, organiser in terms]
+    found = told(*(LINKED | state for state in states))
+    assert [(words[1], words[2].split()[0]) for words in found] == [
+        ("organiser", "another"),
+        ("organiser", "this"),
+    ]
 
 
 def test_a_node_that_never_had_a_neighbour_is_not_offline(told: Callable[..., list[Any]]) -> None:

@@ -12,7 +12,6 @@ import pytest
 from sfnode.control.client import Client
 from sfnode.schema.organising import OfferStatus
 from sfnode.store.data_folder import Layout
-from sfnode.store.run_keys import mark_restored
 from tests.processes.helpers import LOOPBACK, Node, nodes, printed_json, sfnode, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -69,7 +68,6 @@ def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_
             member.until(
                 "it is a member", lambda status: status.organised and status.organised.member is not None
             )
-        run_id = bytes.fromhex(members[0].until("it is of a run", bool).run_id)
         numbers = [member.status().organised.member for member in members]  # type: ignore[union-attr]
         for member in members[:2]:
             decides(tmp_path, member, "stand-in")
@@ -88,16 +86,19 @@ def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_
         organiser.until_organised("it organises again", lambda status: status.organiser == "organising")
         assert term(organiser) == 2
 
+        secret = tmp_path / "secret"
+        secret.write_text("correct horse\n")
+        keys = "--data-dir", organiser.folder, "--passphrase-file", secret
+        backed_up = sfnode(tmp_path, "keys", "backup", "--out", "backup", *keys)
+        assert backed_up.returncode == 0, backed_up.stderr
         organiser.end(signal.SIGKILL)
-        kept = tmp_path / "backup.pem"
-        shutil.copy(organiser.folder / "identity.pem", kept)
         shutil.rmtree(organiser.folder)
+        shutil.rmtree(tmp_path / ".local/share/sfnode/keys")
 
         assert goes_on(members, 3) >= shown
 
-        organiser.folder.mkdir(parents=True)
-        shutil.copy(kept, organiser.folder / "identity.pem")
-        mark_restored(run_id, tmp_path / ".local/share/sfnode/keys")
+        restored = sfnode(tmp_path, "keys", "restore", "backup", *keys)
+        assert restored.returncode == 0, restored.stderr
         way = printed_json(sfnode(tmp_path, "invite", "--data-dir", members[3].folder, "--json"))["link"]
         back = make("organiser", way, "--organise", *TRAINER).start()
         back.until_organised("it stands by", lambda status: status.organiser == "standing by")
