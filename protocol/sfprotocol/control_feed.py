@@ -27,19 +27,21 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple, TypeGuard
 
 from sfprotocol import decisions
 from sfprotocol.decisions import MAX_DECISION, Elected, StandIns
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
-from sfprotocol.messages import Authority, ControlFork, Entry, Succession, Vote
+from sfprotocol.messages import Authority, ControlFork, DoubleVote, Entry, Statement, Succession, Vote
 from sfprotocol.signing import Sign, signed_by
 
 _CHAIN = b"sfnode-control"
 _HEAD = b"sfnode-decision"
 _SUCCESSION = b"sfnode-succession"
 _ELECTION = b"sfnode-election"
+_STATEMENT = b"sfnode-statement"
 
 _TURNS = tuple(decisions.encode(one)[1:2] for one in (StandIns(()), Elected(bytes(32), ())))
 """The kinds of decisions about who signs, where a record has its own: of others nothing is decoded."""
@@ -84,6 +86,26 @@ def election_message(run_id: bytes, term: int, kept: int, chain: bytes, key: byt
     return b"".join((_ELECTION, run_id, term.to_bytes(4, "big"), kept.to_bytes(8, "big"), chain, key))
 
 
+def statement_message(run_id: bytes, said: Statement, entries: bytes = b"") -> bytes:
+    """Return what the key of a statement signs: all of it, or who passes it on could leave out entries. Their
+    hash stands for them where they are not here any more."""
+    numbers = (
+        (said.number, 8), (said.term, 4), (said.voted, 4), (said.decided, 8), (said.stop, 8), (said.last, 4),
+        (said.heard, 8), (said.silent, 1),
+    )  # fmt: skip
+    fixed = b"".join(int(number).to_bytes(width, "big") for number, width in numbers)
+    candidate, ballot = said.candidate or bytes(32), said.ballot or bytes(64)
+    told = entries or hash_of(said.entries)
+    return b"".join((_STATEMENT, run_id, said.key, fixed, candidate, ballot, said.chain, told))
+
+
+def hash_of(entries: Iterable[Entry]) -> bytes:
+    """Return the 32 bytes that stand for the entries of a statement in what its key signs."""
+    heads = ((one, one.term.to_bytes(4, "big") + len(one.record).to_bytes(4, "big")) for one in entries)
+    told = b"".join(part for one, head in heads for part in (head, one.record, one.signature))
+    return hashlib.blake2b(told, digest_size=32).digest()
+
+
 def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
     """Return the votes of deputies, one of each, whose signature holds."""
     message = succession_message(authority.run_id, succession)
@@ -119,6 +141,8 @@ class ControlFeed:
         """Chain hashes, after 0, 1, ... decisions."""
         self.forks: dict[int, ControlFork] = {}
         """The fork at the lowest position, by term, of those with one key."""
+        self.liars: dict[bytes, DoubleVote] = {}
+        """The proof, by key, that a stand-in has elected two for one term: its word counts no more."""
         self.successions: dict[bytes, Succession] = {}
         """Successions by what was signed: of each term one, or the lowest two, which void each other."""
         self.succession: Succession | None = None
@@ -151,9 +175,16 @@ class ControlFeed:
         return self._stand_ins_at(self.stop, self.term)
 
     @property
-    def frozen(self) -> bool:
-        """Whether the present term's key has signed two sequences: a succession has to go on."""
+    def forked(self) -> bool:
+        """Whether the present term's key has signed two sequences."""
         return self.term in self.forks
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nobody can decide, as the key has signed two sequences, or half of the stand-ins have lied:
+        a succession has to go on."""
+        honest = sum(key not in self.liars for key in self.stand_ins)
+        return self.forked or (bool(self.stand_ins) and 2 * honest <= len(self.stand_ins))
 
     @property
     def behind(self) -> bool:
@@ -195,6 +226,7 @@ class ControlFeed:
         """Return another one of the same decisions, which can grow by itself."""
         other = copy(self)
         other.entries, other.chains, other.forks = [*self.entries], [*self.chains], {**self.forks}
+        other.liars = {**self.liars}
         other._sizes, other._named, other._elected = [*self._sizes], [*self._named], [*self._elected]
         return other
 
@@ -225,7 +257,7 @@ class ControlFeed:
         again. Decisions that were here may be gone afterwards, if this node is behind or has missed an
         election.
         """
-        if self.frozen and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
+        if self.forked and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
             new = trial.stop - next(
                 (at for at, (a, b) in enumerate(zip(self.chains, trial.chains, strict=False)) if a != b),
                 len(self.chains),
@@ -268,6 +300,27 @@ class ControlFeed:
         self.forks[fork.term] = fork
         self._settle()
         return True
+
+    def convict(self, proof: DoubleVote) -> bool:
+        """Take in a proof that a stand-in has elected two for one term; return whether that is news.
+
+        Raises RemoteProtocolError (SPEC O24) if it proves nothing.
+        """
+        one, other = proof.statements
+        if not _elect_two(one, other) or any(said.entries for said in proof.statements):
+            raise RemoteProtocolError("O24", "two statements that do not elect two for one term")
+        if one.key in self.liars or not any(one.key in turn.keys for turn in self._named):
+            return False
+        for said, entries in zip(proof.statements, proof.hashes, strict=True):
+            message = statement_message(self.authority.run_id, said, entries)
+            if not signed_by(one.key, message, said.signature):
+                raise RemoteProtocolError("O24", "a statement that its key has not signed")
+        self.liars[one.key] = proof
+        return True
+
+    def proofs(self) -> list[ControlFork | DoubleVote]:
+        """Return all that is proven about keys."""
+        return [*self.forks.values(), *self.liars.values()]
 
     def succeed(self, succession: Succession) -> bool:
         """Take in a succession; return whether it changes anything.
@@ -453,6 +506,22 @@ class ControlFeed:
     def _signed(self, term: int, stop: int, chain: bytes, signature: bytes) -> bool:
         message = decision_message(self.authority.run_id, term, stop, chain)
         return any(signed_by(key, message, signature) for key in sorted(self._keys(term)))
+
+
+def double_vote(one: Statement, other: Statement) -> DoubleVote | None:
+    """Return the proof that one stand-in has elected two for one term; None if these do not tell so."""
+    if not _elect_two(one, other):
+        return None
+    stripped = replace(one, entries=()), replace(other, entries=())
+    return DoubleVote(stripped, (hash_of(one.entries), hash_of(other.entries)))
+
+
+def _elect_two(one: Statement, other: Statement) -> bool:
+    return (
+        (one.key, one.voted) == (other.key, other.voted)
+        and one.candidate != other.candidate
+        and b"" not in (one.candidate, other.candidate)
+    )
 
 
 def _cost(entry: Entry) -> int:

@@ -25,8 +25,10 @@ from sfprotocol.messages import (
     ControlFork,
     ControlHead,
     ControlWant,
+    DoubleVote,
     Entry,
     Feed,
+    HigherWord,
     Message,
     Statement,
     Succession,
@@ -51,7 +53,7 @@ class Kept:
     """The part of the control feed that a node has kept."""
 
     entries: tuple[Entry, ...] = ()
-    authority: tuple[Succession | ControlFork, ...] = ()
+    authority: tuple[HigherWord, ...] = ()
     statement: Statement | None = None
     """Our own as a stand-in."""
 
@@ -91,9 +93,11 @@ class ControlSync:
             raise RemoteProtocolError(
                 "O3", "what was kept of the control feed does not follow, or is not signed"
             )
-        for message in kept.authority:  # forks of terms that have begun in what was kept
+        for message in kept.authority:  # proofs about terms and stand-ins that have begun in what was kept
             self._take_authority(message)
-        self.elections = Elections(self.feed, links, counters, self._decided, kept.statement)
+        self.elections = Elections(
+            self.feed, links, counters, grow=self._decided, prove=self._learn, own=kept.statement
+        )
         self._refold()
         self.changed = set()
 
@@ -137,7 +141,7 @@ class ControlSync:
     def introduce(self, link: Link) -> list[Action]:
         """Tell a new neighbour how much is here, and who has a say."""
         link.control.told = self.head()
-        told: list[Message] = [*self.feed.successions.values(), *self.feed.forks.values(), self.head()]
+        told: list[Message] = [*self.feed.successions.values(), *self.feed.proofs(), self.head()]
         return [*(Transmit(link.id, message) for message in told), *self.elections.introduce(link)]
 
     def tell(self, link: Link, now: float) -> list[Action]:
@@ -170,8 +174,8 @@ class ControlSync:
         if again:
             link.waste.charge(min(size, PAGE_BYTES), len(self._frontier), now)
         last = want.first + len(entries) == self.feed.stop
-        forks = self.feed.forks.values() if last else ()  # of a term that begins in these
-        return [Transmit(link.id, message) for message in (Control(want.first, tuple(entries)), *forks)]
+        proofs = self.feed.proofs() if last else ()  # about a term or a stand-in that begins in these
+        return [Transmit(link.id, message) for message in (Control(want.first, tuple(entries)), *proofs)]
 
     def heard(self, link: Link, control: Control, now: float) -> list[Action]:
         """Take in decisions. Those that do not follow from ours bring nothing: the peer may hold others."""
@@ -188,16 +192,14 @@ class ControlSync:
         link.control.back = 0
         return [*self._grown(before, link), *self._ask(link, now), *self.elections.review(now)]
 
-    def heard_authority(
-        self, link: Link | None, message: Succession | ControlFork, now: float
-    ) -> list[Action]:
-        """Take in a succession or a fork, and pass it on if it is news."""
+    def heard_authority(self, link: Link | None, message: HigherWord, now: float) -> list[Action]:
+        """Take in what stands above decisions, and pass it on if it is news."""
         if link:
             link.waste.charge(FORGERY_COST, len(self._frontier), now)
         return self._learn(message, link, now)
 
-    def _learn(self, message: Succession | ControlFork, source: Link | None, now: float) -> list[Action]:
-        """Keep a succession or a fork that is news, and tell everybody but the `source` that has shown it."""
+    def _learn(self, message: HigherWord, source: Link | None, now: float) -> list[Action]:
+        """Keep such a word that is news, and tell everybody but the `source` that has shown it."""
         before = self.feed.stop
         if not self._take_authority(message):
             return []
@@ -299,8 +301,14 @@ class ControlSync:
         said = b"".join((feed.stop.to_bytes(8, "big"), feed.chain, *forks, *sorted(feed.successions)))
         self._frontier.tell_control(hashlib.blake2b(said, digest_size=32).digest())
 
-    def _take_authority(self, message: Succession | ControlFork) -> bool:
-        return self.feed.freeze(message) if isinstance(message, ControlFork) else self.feed.succeed(message)
+    def _take_authority(self, message: HigherWord) -> bool:
+        match message:
+            case ControlFork():
+                return self.feed.freeze(message)
+            case DoubleVote():
+                return self.feed.convict(message)
+            case Succession():
+                return self.feed.succeed(message)
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -319,7 +327,7 @@ class ControlSync:
             return []
         behind = theirs.stop > self.feed.stop and not control.back
         common = self.feed.stop if behind else min(theirs.stop, self.feed.stop) - max(1, control.back)
-        if self.feed.frozen and not behind:
+        if self.feed.forked and not behind:
             return []  # what the two have signed is proven; a succession has to say which of them holds
         control.asked_at = now
         return [Transmit(link.id, ControlWant(max(0, common)))]

@@ -1,5 +1,5 @@
 """Stand-ins: what is decided once more than half of them hold it, and who organises when the organiser falls
-silent (SPEC O21 to O23). Raft (Ongaro and Ousterhout 2014), told as a state that floods.
+silent (SPEC O21 to O24). Raft (Ongaro and Ousterhout 2014), told as a state that floods.
 
 Theory of operation. Each stand-in has one Statement, signed and numbered: the term in which it takes part,
 the key that it has elected, what it holds of the control feed beyond what is decided. The newest of each key
@@ -28,11 +28,11 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from sfprotocol.control_feed import ControlFeed, election_message, turn_of
+from sfprotocol.control_feed import ControlFeed, double_vote, election_message, statement_message, turn_of
 from sfprotocol.decisions import Ballot, Elected, StandIns
 from sfprotocol.events import Action, Counters, KeepStatement, LinkId, Transmit
 from sfprotocol.link import Link
-from sfprotocol.messages import ControlFork, Entry, Statement
+from sfprotocol.messages import ControlFork, DoubleVote, Entry, HigherWord, Statement
 from sfprotocol.rate_limit import FORGERY_COST, Bucket
 from sfprotocol.signing import Sign, signed_by
 
@@ -53,23 +53,9 @@ The largest decision is 192 KiB, and comes to that in runs of thousands, whose r
 LEAP = 1024
 """Terms by which others may be ahead: every one takes seconds in which more than half are silent."""
 
-_STATEMENT = b"sfnode-statement"
-
-
-def statement_message(run_id: bytes, said: Statement) -> bytes:
-    """Return what the key of a statement signs: all of it, or who passes it on could leave out entries."""
-    numbers = (
-        (said.number, 8), (said.term, 4), (said.voted, 4), (said.decided, 8), (said.stop, 8), (said.last, 4),
-        (said.heard, 8), (said.silent, 1),
-    )  # fmt: skip
-    fixed = b"".join(int(number).to_bytes(width, "big") for number, width in numbers)
-    candidate, ballot = said.candidate or bytes(32), said.ballot or bytes(64)
-    numbered = (
-        (one, one.term.to_bytes(4, "big") + len(one.record).to_bytes(4, "big")) for one in said.entries
-    )
-    told = b"".join(part for one, head in numbered for part in (head, one.record, one.signature))
-    entries = hashlib.blake2b(told, digest_size=32).digest()
-    return b"".join((_STATEMENT, run_id, said.key, fixed, candidate, ballot, said.chain, entries))
+KEPT_VOTES = 8
+"""Votes of one stand-in that are kept to compare others with: of terms that are not over, honest ones have
+less."""
 
 
 @dataclass(slots=True)
@@ -89,12 +75,18 @@ class Elections:
         feed: ControlFeed,
         links: dict[LinkId, Link],
         counters: Counters,
+        *,
         grow: Callable[[tuple[Entry, ...]], list[Action]],
+        prove: Callable[[HigherWord, Link | None, float], list[Action]],
         own: Statement | None,
     ) -> None:
-        """`grow` adds what is decided to the control feed; `own` is what was kept of our own statement."""
-        self._feed, self._links, self._counters, self._grow = feed, links, counters, grow
+        """`grow` adds what is decided to the control feed, `prove` keeps and tells a proof; `own` is what was
+        kept of our own statement."""
+        self._feed, self._links, self._counters = feed, links, counters
+        self._grow, self._prove = grow, prove
         self._heard: dict[bytes, _Heard] = {}
+        self._votes: dict[bytes, list[Statement]] = {}
+        """Statements of each key that elect somebody, of terms that are not over: one of each term."""
         self._own = own
         self._sign: Sign | None = None
         self.key = b""
@@ -175,21 +167,23 @@ class Elections:
 
     def introduce(self, link: Link) -> list[Action]:
         """Tell a new neighbour where every stand-in stands."""
-        known = [heard.said for heard in self._heard.values()]
-        return [
-            Transmit(link.id, said)
-            for said in [*known, *([self._told()] if self._own and self._sign else [])]
-        ]
+        own = [self._told()] if self._own and self._sign else []
+        votes = (vote for votes in self._votes.values() for vote in votes)
+        newest = (heard.said for heard in self._heard.values())
+        told = {(said.key, said.voted, said.candidate): said for said in (*votes, *newest, *own)}
+        return [Transmit(link.id, said) for said in told.values()]
 
     def heard(self, link: Link, said: Statement, now: float) -> list[Action]:
-        """Take in a statement, and pass it on if it is news.
+        """Take in a statement, and pass it on if it is news; a proof if it elects another than one before.
 
         Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
         """
         before = self._own if said.key == self.key else None
         known = self._heard.get(said.key)
         newest = before or (known.said if known else None)
-        if said.key not in self._everybody() or (newest and said.number <= newest.number):
+        proof = self._double_vote(said)
+        old = newest is not None and said.number <= newest.number
+        if said.key not in self._everybody() or (old and not proof):
             return []
         if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
             return []
@@ -202,10 +196,13 @@ class Elections:
             return []
         bucket.take(float(size), now, rate=STATEMENT_RATE, burst=STATEMENT_BURST)
         self._counters.statements += 1
+        if proof:
+            return self._prove(proof, None, now)  # to the neighbour, too: it may not know both
         passed = self._pass_on(said, newest, link, now)
         if said.key == self.key and self._sign:
             self._remember(said)
             return [*passed, *self.review(now)]
+        self._keep_vote(said)
         self._heard[said.key] = _Heard(said, now, bucket)
         if self._is_organisers(said):
             self._way = link.id
@@ -217,6 +214,17 @@ class Elections:
         if not again and self._is_organisers(said) and (not own or said.term >= own.term):
             self._organiser_at = now
         return [*passed, *self.review(now)]
+
+    def _double_vote(self, said: Statement) -> DoubleVote | None:
+        proofs = (double_vote(vote, said) for vote in self._votes.get(said.key, ()))
+        return next((proof for proof in proofs if proof), None)
+
+    def _keep_vote(self, said: Statement) -> None:
+        """Keep a vote for a term that is not over. The first ones stay: more of them could hide one."""
+        if said.candidate and said.voted >= self._feed.term:
+            votes = [one for one in self._votes.get(said.key, ()) if one.voted >= self._feed.term]
+            fresh = all(one.voted != said.voted for one in votes)
+            self._votes[said.key] = [*votes, said][:KEPT_VOTES] if fresh else votes
 
     def decide(self, record: bytes, now: float) -> list[Action]:
         """Propose a decision; nothing while another is under way, or while we may decide nothing."""
@@ -255,8 +263,8 @@ class Elections:
     def review(self, now: float) -> list[Action]:
         """Do what follows from all that is known: answer, elect, stand or decide."""
         for key in [key for key in self._heard if key not in self._everybody()]:
-            del self._heard[key]
-            self._told_at.pop(key, None)
+            for known in (self._heard, self._votes, self._told_at):
+                known.pop(key, None)
         self._wake_at = now + BEAT
         if not self.takes_part or self._feed.frozen or self._feed.behind or self._knows_too_little():
             return []
@@ -564,18 +572,19 @@ class Elections:
 
     def _everybody(self) -> set[bytes]:
         """Return the keys of all whose statements are heard: of those, too, whom a statement that follows
-        from ours proposes."""
+        from ours proposes; of nobody who has lied."""
         told = (
             group
             for one in self._heard.values()
             for group in _named(one.said.entries)
             if self._with(one.said)
         )
-        return {key for group in (*self._groups(), *told) for key in group}
+        return {key for group in (*self._groups(), *told) for key in group} - self._feed.liars.keys()
 
     def _most(self, keys: Iterable[bytes]) -> bool:
-        """Return whether these, with us, are more than half of those who stand in, and of those who will."""
-        with_us = {*keys, self.key}
+        """Return whether these, with us, are more than half of those who stand in, and of those who will; who
+        has lied is among those, and never among these."""
+        with_us = {*keys, self.key} - self._feed.liars.keys()
         return all(2 * sum(key in with_us for key in group) > len(group) for group in self._groups())
 
 

@@ -13,10 +13,10 @@ from sfprotocol.checkpoints import Base
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.messages import (
     Card,
-    ControlFork,
     Entry,
     EpochScalars,
     Feed,
+    HigherWord,
     Message,
     Offer,
     Petition,
@@ -277,7 +277,7 @@ class KeepControl:
 class KeepAuthority:
     """Keep this succession or fork of the control feed durably."""
 
-    message: Succession | ControlFork
+    message: HigherWord
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,15 +61,14 @@ from sfprotocol.events import (
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Card,
-    ControlFork,
     Feed,
     Form,
+    HigherWord,
     Message,
     Proof,
     RunParameters,
     Segment,
     Statement,
-    Succession,
 )
 from sfprotocol.signing import genesis
 
@@ -103,7 +102,7 @@ class Commit:
     """Our own feed from now on; None if it has not changed."""
     control: tuple[KeepControl, ...] = ()
     """Changes of the control feed, in order."""
-    authority: tuple[Succession | ControlFork, ...] = ()
+    authority: tuple[HigherWord, ...] = ()
     statement: Statement | None = None
     """Our own as a stand-in; None if it has not changed."""
     rebase: Rebase | None = None

@@ -36,6 +36,7 @@ from sfprotocol.messages import (
     ControlFork,
     ControlHead,
     ControlWant,
+    DoubleVote,
     Feed,
     Finding,
     Floor,
@@ -71,7 +72,7 @@ TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
 }
 """The states that may follow each state."""
 
-_DECIDED = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, Floor})
+_DECIDED = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, DoubleVote, Floor})
 _CONTROL = _DECIDED | {Petition, Offer, Statement, Commitment, Finding}
 _AFTER_HELLO = frozenset({Segment, Summary, Have, Want, Prune, Proof, Card, Goodbye}) | _CONTROL
 

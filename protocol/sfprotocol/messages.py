@@ -424,7 +424,21 @@ class Statement:
     entries: tuple[Entry, ...]
     """Decisions after the first `decided`, from whoever organises or wants to."""
     signature: bytes
-    """Signature by the key, over `elections.statement_message`."""
+    """Signature by the key, over `control_feed.statement_message`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleVote:
+    """Two statements with which one stand-in elects two keys for one term (SPEC O24)."""
+
+    statements: tuple[Statement, Statement]
+    """The two, without their entries."""
+    hashes: tuple[bytes, bytes]
+    """Hashes of their entries, as they were signed."""
+
+
+HigherWord = Succession | ControlFork | DoubleVote
+"""A word that stands above decisions: who signs them, and whose statements count no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,5 +500,6 @@ Message = (
     | Finding
     | Offer
     | Statement
+    | DoubleVote
     | Goodbye
 )

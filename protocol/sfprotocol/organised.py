@@ -42,6 +42,7 @@ from sfprotocol.messages import (
     ControlFork,
     ControlHead,
     ControlWant,
+    DoubleVote,
     Feed,
     Finding,
     Floor,
@@ -252,7 +253,7 @@ class Organised:
                 return self.control.wanted(link, message, now)
             case Control():
                 return self._decided(self.control.heard(link, message, now), now)
-            case Succession() | ControlFork():
+            case Succession() | ControlFork() | DoubleVote():
                 return self._decided(self.control.heard_authority(link, message, now), now)
             case Petition() | Offer():
                 return self._petitions.heard(link, message, self.counting, now)

@@ -45,6 +45,7 @@ from sfprotocol.messages import (
     ControlFork,
     ControlHead,
     ControlWant,
+    DoubleVote,
     Entry,
     EpochScalars,
     Feed,
@@ -222,6 +223,10 @@ _ENTRIES = listed(array(row(Entry, U32, _RECORD, B64)), MAX_ENTRIES)
 _TAIL = listed(array(row(Entry, U32, _RECORD, B64)), MAX_TAIL)
 _VOTES = listed(array(row(Vote, U8, B64)), MAX_ENTRIES, attrgetter("deputy"))
 _MEASURED = listed(array(row(Part, U31, U32, I64, I64)), MAX_ENTRIES, attrgetter("feed"))
+_STATEMENT = row(
+    Statement,
+    *(B32, U64, U32, U32, binary(0, 32), binary(0, 64), U32, U32, U32, B32, U64, _BOOLEAN, _TAIL, B64),
+)
 _SEGMENT = "hops", "feed_key", "first", "parts", "signature"
 """Fields in the order in which they travel."""
 
@@ -255,31 +260,14 @@ def _messages(form: Form) -> dict[int, Field]:
         20: row(Commitment, U32, B32, B32, B64),
         21: row(Finding, U32, B32, U64, U32, _MEASURED),
         22: row(Offer, B32, B32, pair(B64)),
-        23: row(
-            Statement,
-            *(
-                B32,
-                U64,
-                U32,
-                U32,
-                binary(0, 32),
-                binary(0, 64),
-                U32,
-                U32,
-                U32,
-                B32,
-                U64,
-                _BOOLEAN,
-                _TAIL,
-                B64,
-            ),
-        ),
+        23: _STATEMENT,
+        24: row(DoubleVote, pair(_STATEMENT), pair(B32)),
     }
 
 
 _KINDS = (
     *(Hello, Segment, Summary, Want, ManifestRequest, ManifestReply, Goodbye, Have, Prune, Proof),
     *(PartRequest, PartReply, Card, ControlHead, ControlWant, Control, Succession, ControlFork),
-    *(Petition, Floor, Commitment, Finding, Offer, Statement),
+    *(Petition, Floor, Commitment, Finding, Offer, Statement, DoubleVote),
 )
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}

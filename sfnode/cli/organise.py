@@ -520,7 +520,8 @@ def _lines(s: OrganiserStatus) -> list[str]:
         lines.append("incomplete  decisions are lacking here that the last succession keeps")
     if s.frozen:
         lines.append(
-            "FROZEN      the organiser's key has signed two sequences: the deputies have to hand over"
+            "FROZEN      the organiser's key has signed two sequences, or half of those who stand in have"
+            " voted twice: the deputies have to hand over"
         )
     if s.unsupported:
         lines.append(
@@ -539,6 +540,8 @@ def _since(s: OrganiserStatus) -> str:
 
 
 def _told_of(one: StandInStatus) -> str:
+    if one.lied:
+        return ", OUT: it has voted twice in one election. Name others: `sfnode organise stand-ins`"
     return (", organises" if one.organises else "") + ("" if one.here else ", away")
 
 

@@ -156,7 +156,8 @@ SALT_BYTES = 8
 
 
 PASSED_ON = "the deputies have passed the run on to another key"
-FORKED = "the key of the present term has signed two sequences"
+FORKED = "the key of the present term has signed two sequences, or half of the stand-ins have voted twice"
+LIED = "this node's key has voted twice in one election"
 UNSUPPORTED = "the control feed has a decision that this version does not know"
 """Reasons for which an organiser signs nothing any more."""
 
@@ -323,6 +324,8 @@ class Organiser:
             return PASSED_ON
         if feed.frozen:
             return FORKED
+        if self._key in feed.liars:
+            return LIED
         return UNSUPPORTED if self._counting.unsupported else None
 
     def _on_decision(self, decision: Decision) -> None:

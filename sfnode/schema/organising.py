@@ -91,6 +91,8 @@ class StandInStatus(Answer):
     here: bool
     """Whether it was heard within a minute."""
     organises: bool
+    lied: bool = False
+    """Whether it is proven that it has voted twice in one election: its word counts no more (SPEC O24)."""
 
 
 class OrganiserStatus(Answer):

@@ -44,7 +44,7 @@ from sfprotocol import seeds, wire_codec
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import KeepControl
 from sfprotocol.host import cut_chain
-from sfprotocol.messages import Card, ControlFork, Entry, Feed, Proof, RunParameters, Succession
+from sfprotocol.messages import Card, Entry, Feed, HigherWord, Proof, RunParameters
 from sfprotocol.signing import extend, genesis
 
 FORMAT = 1
@@ -383,7 +383,7 @@ class _ArchiveReader:
                 self._log.append([], control=[KeepControl(self._decisions, decided)])
                 self._decisions += len(decided)
             case EntryKind.AUTHORITY:
-                said = [self._message(Succession | ControlFork, *fields)[1] for fields in entries]
+                said = [self._message(HigherWord, *fields)[1] for fields in entries]
                 self._log.append([], authority=said)
             case EntryKind.UPDATES:
                 self._log.append([self._row(*fields) for fields in entries])

@@ -26,14 +26,13 @@ from sfprotocol.decisions import Checkpoint
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import (
-    ControlFork,
     Entry,
     EpochScalars,
     Feed,
+    HigherWord,
     RunParameters,
     Segment,
     Statement,
-    Succession,
 )
 from sfprotocol.seeds import GOLDEN, I64, U64, mix64, update_seeds
 from sfprotocol.segments import drop_updates, first_updates, size_of
@@ -134,7 +133,7 @@ def state_digest(manifest: Manifest, frontier: Frontier) -> bytes:
 def kept_control(update_log: UpdateLog) -> Kept:
     """Return what the log has of the control feed: nothing in an open run."""
     messages = map(wire_codec.decode, update_log.authority())
-    authority = (message for message in messages if isinstance(message, Succession | ControlFork))
+    authority = (message for message in messages if isinstance(message, HigherWord))
     said = update_log.get_meta(STATEMENT)
     statement = wire_codec.decode(said) if said else None
     return Kept(tuple(update_log.control()), tuple(authority), cast(Statement | None, statement))

@@ -22,17 +22,16 @@ from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_cha
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Card,
-    ControlFork,
     Entry,
     EpochScalars,
     Feed,
+    HigherWord,
     Offer,
     Petition,
     Proof,
     RunParameters,
     Segment,
     Statement,
-    Succession,
 )
 from sfprotocol.names import NAMELESS, Names
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
@@ -98,7 +97,7 @@ class Node:
         self.key = key or name
         self.decided: list[Entry] = []
         """The control feed as it is kept."""
-        self.authority: list[Succession | ControlFork] = []
+        self.authority: list[HigherWord] = []
         self.statement: Statement | None = None
         """Our own as a stand-in, as it is kept."""
         self.petitions: list[Petition | Offer] = []

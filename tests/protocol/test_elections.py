@@ -1,4 +1,4 @@
-"""Stand-ins: what is decided, and who organises when the organiser falls silent (SPEC O21 to O23)."""
+"""Stand-ins: what is decided, and who organises when the organiser falls silent (SPEC O21 to O24)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from sfprotocol import decisions
-from sfprotocol.control_feed import extend
+from sfprotocol.control_feed import double_vote, extend, statement_message
 from sfprotocol.decisions import Admit, Announce, StandIn, StandIns
 from sfprotocol.elections import BEAT, LEASE, SPREAD
-from sfprotocol.events import OwnDecision, OwnHandOver, Transmit
-from sfprotocol.messages import ELECTED_TERMS, ControlFork, Entry, Statement
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.events import OwnDecision, OwnHandOver, Received, Transmit
+from sfprotocol.messages import ELECTED_TERMS, ControlFork, DoubleVote, Entry, Statement
 from sfprotocol.rate_limit import FORGERY_COST
+from sfprotocol.wire_codec import encode
 from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm
-from tests.protocol.test_organised import AUTHORITY, ORGANISED
+from tests.protocol.test_organised import AUTHORITY, ORGANISED, succeeded
 
 RUN = replace(ORGANISED, organised=AUTHORITY._replace(terms=ELECTED_TERMS), version=4)
 CALM = Faults()
@@ -495,3 +497,110 @@ def test_answers_go_to_the_organiser_and_not_to_everybody() -> None:
     assert said(made["i"]) == [str(number) for number in range(10)]
     proposals = len(made.nodes) * (len(made.nodes) - 1)
     assert sent / 10 < 1.2 * proposals, "the proposal over every link; answers over one or two"
+
+
+# -- votes for two (O24) -------------------------------------------------------------------------------
+
+
+def vote(made: Swarm, name: str, candidate: str, number: int = 1 << 20, term: int = 1) -> Statement:
+    """Return a statement of a stand-in that elects somebody, as a liar signs it."""
+    at, key = elections(made[name]), signing_key("organiser" if name == "a" else f"{name} stands in")
+    elects = replace(at._own, number=number, voted=term, candidate=key_of(candidate), entries=())
+    return replace(elects, signature=key.sign(statement_message(RUN.run_id, elects)))
+
+
+def tell(made: Swarm, liar: str, told: dict[str, Statement]) -> None:
+    """Let a liar send each of these its own statement."""
+    for name, statement in told.items():
+        link = next(link for link in made[name].machine.links.values() if link.peer == liar)
+        made[name].handle(Received(link.id, encode(statement, *RUN.form)))
+
+
+def test_who_votes_for_two_is_out_and_the_others_go_on() -> None:
+    made = swarm("a b c d e", "f")
+    tell(made, "b", {"c": vote(made, "b", "c"), "d": vote(made, "b", "d")})
+    made.run(2 * BEAT)
+    assert all([*feed(node).liars] == [key_of("b")] for node in made.nodes.values())
+    decide(made["a"], Announce("by three of four"))
+    made.run(2)
+    assert said(made["f"]) == ["by three of four"]
+    made.drop(made["a"])
+    made.run(ELECTION)
+    (leader,) = leaders(made)
+    assert leader in "cde"
+    assert not any(feed(node).frozen for node in made.nodes.values())
+
+
+def test_an_organiser_whom_only_a_liar_answers_leads_no_more() -> None:
+    made = swarm("a b c", "d")
+    isolate(made, "c")
+    made.run(LEASE + BEAT)
+    assert leaders(made) == ["a"]
+    tell(made, "b", {"a": vote(made, "b", "b")})
+    tell(made, "b", {"a": vote(made, "b", "c")})
+    assert leaders(made) == []
+
+
+def test_votes_that_were_hidden_from_each_other_are_found_when_their_holders_meet() -> None:
+    """The liar has said something else to both since."""
+    made = swarm("a b c", "d e")
+    isolate(made, "a", "d"), isolate(made, "c", "e")
+    for name, candidate in ("a", "b"), ("c", "c"):
+        made.connect(made["b"], made[name])
+        made.run(1)
+        tell(made, "b", {name: vote(made, "b", candidate)})
+        tell(made, "b", {name: vote(made, "b", "b", 2 << 20, 0)})
+        isolate(made, "b")
+    made.connect(made["a"], made["c"])
+    made.run(5)
+    assert all([*feed(made[name]).liars] == [key_of("b")] for name in "acde")
+
+
+def test_where_half_have_voted_for_two_nobody_decides_until_the_deputies_have_spoken() -> None:
+    made = swarm("a b c", "d")
+    for liar, other in ("b", "c"), ("c", "b"):
+        tell(made, liar, {"a": vote(made, liar, liar), "d": vote(made, liar, other)})
+    made.run(BEAT)
+    assert all(feed(node).frozen for node in made.nodes.values())
+    decide(made["a"], Announce("alone"))
+    made.run(2 * LEASE)
+    assert (leaders(made), said(made["d"])) == ([], [])
+    made["a"].handle(succeeded(made["a"], feed(made["a"]).stop))
+    made.run(BEAT)
+    assert not any(feed(node).frozen for node in made.nodes.values())
+    assert feed(made["d"]).key == origin_of("new")
+
+
+def test_a_proof_is_kept_and_a_newcomer_is_told_and_who_was_away() -> None:
+    made = swarm("a b c", "d")
+    isolate(made, "d")
+    tell(made, "b", {"a": vote(made, "b", "b"), "c": vote(made, "b", "c")})
+    made.run(BEAT)
+    made["c"].restart()
+    assert [*feed(made["c"]).liars] == [key_of("b")]
+    made.add("e")
+    for name in "d", "e":
+        made.connect(made[name], made["a"])
+        made.run(20)
+        assert [*feed(made[name]).liars] == [key_of("b")]
+
+
+def test_nothing_else_proves_a_lie() -> None:
+    """Neither the same vote told twice, nor votes of two terms, nor a key of nobody who stands in, nor what
+    the key has not signed."""
+    made = swarm("a b c", "d")
+    known = feed(made["d"])
+    one, other = vote(made, "b", "b"), vote(made, "b", "c")
+    for same in replace(one, number=3), replace(other, voted=2), replace(other, candidate=b""):
+        assert double_vote(one, same) is None
+        with pytest.raises(RemoteProtocolError, match="O24"):
+            known.convict(DoubleVote((one, same), (bytes(32), bytes(32))))
+    proof = double_vote(one, other)
+    assert proof
+    with pytest.raises(RemoteProtocolError, match="O24"):
+        known.convict(replace(proof, hashes=(bytes(32), bytes(32))))
+    strangers = replace(one, key=bytes(32)), replace(other, key=bytes(32))
+    assert not known.convict(replace(proof, statements=strangers))
+    assert known.liars == {}
+    assert known.convict(proof)
+    assert not known.convict(proof)

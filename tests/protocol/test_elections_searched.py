@@ -73,6 +73,7 @@ class Site:
     def copied(self) -> Site:
         feed, made = self.feed.copy(), copy(self.elections)
         made._feed, made._heard, made._answered = feed, {**made._heard}, {**made._answered}
+        made._votes = {**made._votes}
         site = replace(self, feed=feed, elections=made)
         made._grow = site.grow
         return site
@@ -82,11 +83,16 @@ class Site:
         return []
 
 
+def never(*proof: object) -> list[Action]:
+    raise Wrong(f"an honest node is said to have voted twice: {proof}")
+
+
 def started(name: str, entries: tuple[Entry, ...], statement: Statement | None, now: float) -> Site:
     """Return a node that begins with what is on its disk."""
     feed = ControlFeed(AUTHORITY)
     assert feed.add(0, entries) == len(entries)
-    site = Site(name, feed, Elections(feed, {}, Counters(), lambda _: [], statement), statement, entries, now)
+    made = Elections(feed, {}, Counters(), grow=lambda _: [], prove=never, own=statement)
+    site = Site(name, feed, made, statement, entries, now)
     site.elections._grow = site.grow
     if name != "w":
         site.elections.hold(KEYS[name], partial(mac, KEYS[name]), now)
@@ -409,7 +415,7 @@ def test_a_stand_in_that_tells_of_late_terms_makes_no_candidate_unheard_of() -> 
     world = told(beginning(), STORIES["the organiser is not heard"])
     late = world.sites["a"].elections._ahead().term + elections.LEAP
     said = replace(world.sent["a"], number=99, term=late, voted=late, candidate=KEYS["w"], signature=b"")
-    lie = replace(said, signature=mac(KEYS["a"], elections.statement_message(bytes(32), said)))
+    lie = replace(said, signature=mac(KEYS["a"], control_feed.statement_message(bytes(32), said)))
     for name in "bc":
         world = after(world, name, partial(hear, lie))
     comes_to_rest(world, "bc")
@@ -438,7 +444,7 @@ def test_an_organiser_that_hears_more_of_its_key_than_it_knows_decides_nothing()
     """It is an old copy, or there is another one: what it would sign may be signed already."""
     world = beginning()
     said = replace(world.sent["a"], number=99, signature=b"")
-    told_by_a = replace(said, signature=mac(KEYS["a"], elections.statement_message(bytes(32), said)))
+    told_by_a = replace(said, signature=mac(KEYS["a"], control_feed.statement_message(bytes(32), said)))
     world = after(
         world._replace(sites={**world.sites, "a": unheard(world.sites["a"])}), "a", partial(hear, told_by_a)
     )

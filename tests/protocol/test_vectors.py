@@ -25,10 +25,9 @@ from sfprotocol import (
     wire_codec,
 )
 from sfprotocol.checkpoints import Base, feeds_digest
-from sfprotocol.control_feed import ControlFeed, election_message, succession_message
+from sfprotocol.control_feed import ControlFeed, election_message, statement_message, succession_message
 from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.decisions import Part, RateFrom
-from sfprotocol.elections import statement_message
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
@@ -101,9 +100,11 @@ def read_field(name: str, value: Any) -> Any:
         return read(messages, value) if isinstance(value, dict) else value
     if name == "entries":
         return tuple(entry_of(entry) for entry in value)
+    if name == "statements":
+        return tuple(read(messages, said) for said in value)
     if name == "feed_keys":
         return tuple(int(key) for key in value)
-    if name in ("chains", "signatures"):
+    if name in ("chains", "hashes", "signatures"):
         return tuple(bytes.fromhex(item) for item in value)
     if name == "votes":
         return tuple(Vote(vote["deputy"], bytes.fromhex(vote["signature"])) for vote in value)
@@ -543,6 +544,10 @@ def test_an_election_and_what_a_stand_in_states() -> None:
     assert said.chain == feed.chain
     assert statement_message(run_id, said).hex() == vector["stated"]
     assert signed_by(said.key, bytes.fromhex(vector["stated"]), said.signature)
+    proof = wire_codec.decode(bytes.fromhex(vector["double_vote"]))
+    assert isinstance(proof, messages.DoubleVote)
+    assert proof.statements[0] == replace(said, entries=())
+    assert feed.convict(proof)
 
 
 def test_what_counts_after_every_decision() -> None:

@@ -10,8 +10,8 @@ from sflab.simulator.adversaries.actors import Attack
 from sflab.simulator.adversaries.turncoats import Turncoat
 from sfnode.node.running import RunningNode
 from sfprotocol import wire_codec
-from sfprotocol.control_feed import election_message
-from sfprotocol.elections import LEAP, Elections, statement_message
+from sfprotocol.control_feed import election_message, statement_message
+from sfprotocol.elections import LEAP, Elections
 from sfprotocol.events import Action, LinkId
 from sfprotocol.host import Effect, Send
 from sfprotocol.link import Link

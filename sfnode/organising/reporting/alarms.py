@@ -163,8 +163,9 @@ def _no_better(verdict: HealthVerdict, counting: Counting, here: bool) -> UserEr
 
 def _frozen(here: bool) -> UserError:
     what = (
-        "the run is frozen: the organiser's key has signed two sequences of decisions. Training goes on "
-        "within limits, and none of it counts before the deputies have named another key"
+        "the run is frozen: the organiser's key has signed two sequences of decisions, or half of those who "
+        "stand in for it have voted twice. Training goes on within limits, and none of it counts before the "
+        "deputies have named another key"
     )
     fix = (
         "Stop every other node with this key, and pass the run on: `sfnode organise hand-over`."

@@ -204,7 +204,13 @@ class Reports:
         """Return who stands in for the organiser, and is here."""
         feed, present = self._feed, self._organised.control.elections.present(now)
         return [
-            StandInStatus(member=member, key=key.hex(), here=key in present, organises=key == feed.key)
+            StandInStatus(
+                member=member,
+                key=key.hex(),
+                here=key in present,
+                organises=key == feed.key,
+                lied=key in feed.liars,
+            )
             for key, member in feed.standing.items()
         ]
 

@@ -19,6 +19,7 @@ from sfprotocol.messages import (
     ControlFork,
     ControlHead,
     ControlWant,
+    DoubleVote,
     Entry,
     EpochScalars,
     Feed,
@@ -107,6 +108,11 @@ def messages() -> list[tuple[str, Message, int]]:
         (
             "statement of an organiser",
             replace(_said(signature), entries=(Entry(5, b"\x92\x12\x90", signature),)),
+            2,
+        ),
+        (
+            "votes for two",
+            DoubleVote((_said(signature), replace(_said(signature), candidate=RUN_ID)), (RUN_ID, bytes(32))),
             2,
         ),
         ("floor", Floor(1001), 2),

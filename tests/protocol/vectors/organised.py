@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfprotocol import control_feed, decisions, elections, holding, signing, wire_codec
+from sfprotocol import control_feed, decisions, holding, signing, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, multiplier, named_digest
@@ -227,15 +227,21 @@ def _election() -> dict[str, Any]:
         _public(SUCCESSOR), 7, 1, 1, _public(SUCCESSOR), ballots[0].signature, 1, 3, 1, feed.chain, 7, False,
         tuple(feed.entries[1:]), b"",
     )  # fmt: skip
-    signed = elections.statement_message(RUN_ID, said)
+    signed = control_feed.statement_message(RUN_ID, said)
+    said = replace(said, signature=_key(SUCCESSOR).sign(signed))
+    other = replace(said, number=8, candidate=_public(ORGANISER))
+    other = replace(other, signature=_key(SUCCESSOR).sign(control_feed.statement_message(RUN_ID, other)))
+    proof = control_feed.double_vote(said, other)
+    assert proof is not None
     return {
         "run_id": RUN_ID.hex(),
         "organiser": authority.organiser.hex(),
         "terms": authority.terms,
         "entries": [_entry(*one) for one in zip(feed.entries, feed.chains[1:], strict=True)],
         "elected_by": message.hex(),
-        "statement": wire_codec.encode(replace(said, signature=_key(SUCCESSOR).sign(signed))).hex(),
+        "statement": wire_codec.encode(said).hex(),
         "stated": signed.hex(),
+        "double_vote": wire_codec.encode(proof).hex(),
     }
 
 
