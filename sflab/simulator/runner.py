@@ -228,7 +228,7 @@ class Run:
         """Have members stand in for the organiser, until they are named."""
         world = self.world
         organiser, *others = (world[name] for name in names[: self.scenario.stand_ins])
-        others += [one for one in world.others.values() if isinstance(one, FalseStandIn)]
+        others += self._false()
         appointing = Appointing(organiser, others)
         while not organiser.organised.control.feed.stand_ins:
             if world.now > APPOINTED:
@@ -236,6 +236,9 @@ class Run:
             world.do(appointing.go_on)
             self._run(WARM)
         self._run(APPOINTED / 4)
+
+    def _false(self) -> list[FalseStandIn]:
+        return [one for one in self.world.others.values() if isinstance(one, FalseStandIn)]
 
     def _plan_attack(self) -> None:
         attack = self.scenario.attack
@@ -298,7 +301,7 @@ class Run:
         """Let the run come to an end by its budget, which takes somebody who organises."""
         world = self.world
         start, staying = world.now, list(world.staying())
-        leader = next((node for node in staying if node.leads), None)
+        leader = next((node for node in [*staying, *self._false()] if node.leads), None)
         if leader:
             world.do(leader.decide, Budget(leader.organised.counting.counted + MORE))
         while not all(node.up and node.organised.counting.complete for node in staying):

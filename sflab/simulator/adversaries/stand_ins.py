@@ -60,6 +60,7 @@ class FalseStandIn(Turncoat):
         """Return how a statement is sent, with the next number."""
         self._number += 1
         said = replace(said, number=self._number)
+        self._elections._beats[self._number] = self.world.now  # or nobody's answer would let it organise
         message = statement_message(self.world.run.run_id, said)
         signed = replace(said, signature=self.organised.control.sign(message))
         return Send(link, signed, wire_codec.encode(signed, *self.world.run.form))
