@@ -17,7 +17,7 @@ import click
 
 from sfnode.models.manifest_builder import build
 from sfnode.store.run_keys import RunKeys
-from sfnode.swarm.local_swarm import LocalSwarm
+from sfnode.swarm import LocalSwarm
 from sfnode.tasks.presets import PRESETS
 
 

@@ -145,8 +145,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     from sfnode.manifest import Manifest
     from sfnode.models.manifest_builder import build
     from sfnode.store.run_keys import RunKeys
-    from sfnode.swarm import local_swarm
-    from sfnode.swarm.node_process import NodeProcess
+    from sfnode.swarm import NodeProcess, local_swarm
 
     numbers = {"update_budget": asked.budget} if asked.budget else {}
     run = Manifest.from_toml(asked.run) if asked.run else build(numbers | RunKeys.generate().options())

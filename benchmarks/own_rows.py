@@ -22,8 +22,7 @@ from benchmarks import real
 from scripts import real_model
 from sfnode.cli import trained_model
 from sfnode.manifest import Manifest
-from sfnode.swarm.local_swarm import LocalSwarm
-from sfnode.swarm.node_process import NodeProcess
+from sfnode.swarm import LocalSwarm, NodeProcess
 from sfnode.tasks.prompts import Row
 
 NODES, PUBLIC = 4, 1024

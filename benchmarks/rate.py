@@ -32,7 +32,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import RunKeys
-from sfnode.swarm.local_swarm import LocalSwarm
+from sfnode.swarm import LocalSwarm
 from sfprotocol.weighing import once
 from tests.node.training.test_engine_loading import ROWS, make_model
 

@@ -133,8 +133,8 @@ def main(run: Path, nodes: int, model: Path | None) -> None:
     import asyncio
     import tempfile
 
+    from sfnode import swarm as local_swarm
     from sfnode.manifest import Manifest
-    from sfnode.swarm import local_swarm
 
     manifest = Manifest.from_toml(run)
     passes = manifest.update_forwards / manifest.training.batch_size

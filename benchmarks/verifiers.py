@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import click
 
 from sfnode.errors import UserError
-from sfnode.verifiers.base import MAX_ANSWER, MAX_MARKER
+from sfnode.verifiers.schemas import MAX_ANSWER
 from sfnode.verifiers.scoring import score
-from sfnode.verifiers.specs import Verifier, read
+from sfnode.verifiers.specs import MAX_MARKER, Verifier, read
 
 
 class Subject(NamedTuple):

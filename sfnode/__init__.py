@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sfnode.manifest import Manifest
     from sfnode.settings import Settings
     from sfnode.store.log import UpdateLog
-    from sfnode.swarm.local_swarm import LocalSwarm
+    from sfnode.swarm import LocalSwarm
 
 __version__ = "0.2.0"
 
@@ -26,7 +26,7 @@ __all__ = ["Client", "LocalSwarm", "Manifest", "Node", "Settings", "SyncClient",
 
 _MODULES = {
     "Client": "sfnode.control.client",
-    "LocalSwarm": "sfnode.swarm.local_swarm",
+    "LocalSwarm": "sfnode.swarm",
     "Manifest": "sfnode.manifest",
     "Node": "sfnode.daemon",
     "Settings": "sfnode.settings",

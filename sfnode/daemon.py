@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from sfnode.control import prometheus, server
-from sfnode.loggers.open import opened
+from sfnode.loggers import opened
 from sfnode.logging import begins
 from sfnode.node import equipment, startup
 from sfnode.node.network import contacts

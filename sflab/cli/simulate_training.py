@@ -124,7 +124,7 @@ def training(
     the same command. SeedFlood's clients are nodes in virtual time that share one engine.
     """
     from sflab.experiments.runner import Place, run_cell
-    from sfnode.loggers.open import opened
+    from sfnode.loggers import opened
 
     cell = cell_of(fields, options)
     what = f"{cell.method}, {cell.network.clients} clients"

@@ -28,7 +28,7 @@ from sflab.experiments.problem import LoadedProblem
 from sflab.experiments.seedflood import SeedFlood
 from sfnode import __version__
 from sfnode.errors import Code, UserError
-from sfnode.loggers.background import LoggedRecord, Logger
+from sfnode.loggers import LoggedRecord, Logger
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 

@@ -29,7 +29,7 @@ from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
 from sfnode.schema.views import Samples
-from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
+from sfnode.swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from sfnode.tasks.verifying import permit
 
 

@@ -24,7 +24,7 @@ from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.resources.sensors import NetworkDaemon, Nvidia, Sensors, allowed_here
 from sfnode.schema.status import GpuStatus, MachineStatus
-from sfnode.stats.time_series import Rate
+from sfnode.stats import Rate
 from sfnode.store.log import UpdateLog
 from sfprotocol.signing import Verify, verifies
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import sfnode
-from sfnode.loggers.background import Kind, LoggedRecord, Logger
+from sfnode.loggers import Kind, LoggedRecord, Logger
 from sfnode.logging import log
 from sfnode.node.run_context import RunContext
 from sfnode.node.startup import in_thread

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
-from sfnode.loggers.background import Logger
+from sfnode.loggers import Logger
 from sfnode.logging import log
 from sfnode.modelshare.data import find_data
 from sfnode.modelshare.download import Givers
@@ -39,7 +39,7 @@ from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.model import LoadEngine, LocalModel
 from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
-from sfnode.resources.quotas import DailyTraffic
+from sfnode.resources.bandwidth_limits import DailyTraffic
 from sfnode.schema.evaluation import (
     BaselineEvaluation,
     Drift,

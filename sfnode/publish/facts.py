@@ -17,7 +17,7 @@ from sfnode.organising.evaluation.health import HealthVerdict
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, CurvePoint, PublishedSeal, RunQuality
 from sfnode.schema.metrics import task_of
-from sfnode.stats.contributions import Contributions
+from sfnode.stats import Contributions
 from sfnode.store.checkout import last_seal
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import state_digest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from sfnode.verifiers.base import WHITE_SPACE
+from sfnode.verifiers.schemas import WHITE_SPACE
 
 # Numbers as people write them, read exactly: signs, thousands separators, decimals, fractions, exponents.
 

@@ -1,4 +1,5 @@
-"""The subset of JSON Schema (2020-12) that answers are held to, with the meaning that it has there.
+"""The tables of which a verifier consists, and the subset of JSON Schema (2020-12) that answers are held to,
+with the meaning that it has there.
 
 A subset of our own: libraries follow references, match patterns by backtracking and compare items pairwise.
 What is here is linear in the text. A keyword that is not here is refused when the verifier is read.
@@ -13,9 +14,55 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from sfnode.verifiers.base import MAX_ANSWER, MAX_LISTED, MAX_NAME, Name, Names, Table
+# Bounds that keep the time for an answer below 10 ms, as benchmarks/verifiers.py measures it.
+
+
+MAX_ANSWER = 4096
+"""Characters of an answer, or of a value of a row, that are looked at: about 1,000 tokens."""
+
+MAX_NAME = 200
+"""Characters of the name of a column, a function, a parameter, a module or a member of an object."""
+
+MAX_LISTED = 64
+"""Entries of any list in a verifier."""
+
+WHITE_SPACE = " \t\n\v\f\r"
+"""The white space of ASCII: no answer then depends on a version of Unicode."""
+
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Names = Annotated[tuple[Name, ...], Field(max_length=MAX_LISTED, strict=False)]
+"""Read from a list too, which is not strict: TOML and JSON have no tuples."""
+
+
+class Table(BaseModel):
+    """A frozen table; unknown keys are errors, and nothing is converted into another type.
+
+    A key that has its default is not written: TOML has no null, and a key added later leaves what was written
+    before as it was.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        usual = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        return {
+            name: value
+            for name, value in write(self).items()
+            if name == "kind" or getattr(self, name) != usual[name]
+        }
+
 
 # JSON texts: how an answer is read, and how its value is compared with another.
 

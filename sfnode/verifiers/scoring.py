@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple, assert_never
 
-from sfnode.verifiers import arithmetic, patterns, plugins, schemas, specs
-from sfnode.verifiers.base import MAX_ANSWER, WHITE_SPACE
+from sfnode.verifiers import arithmetic, plugins, schemas, specs
+from sfnode.verifiers.schemas import MAX_ANSWER, WHITE_SPACE
 
 Row = Mapping[str, str]
 """Values of a row as text, by column."""
@@ -32,7 +32,7 @@ def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
         case specs.Numeric():
             return float(_close(text, _value(row, verifier.column), verifier))
         case specs.Regex():
-            return float(patterns.matches(verifier.pattern, text, whole=verifier.whole))
+            return float(specs.matches(verifier.pattern, text, whole=verifier.whole))
         case specs.Json():
             return _json(text, row, verifier)
         case specs.Countdown():

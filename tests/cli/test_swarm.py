@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from sfnode import swarm as local_swarm
 from sfnode.cli.swarm import MADE_UP, closing, measurement_line, progress_line, progress_table
 from sfnode.defaults import DATA_DIR
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
-from sfnode.swarm import local_swarm
 from sfnode.tasks import verifying
 from sfnode.verifiers import plugins
 from tests.cli.helpers import Ended

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from sfnode.loggers.background import LONGEST_NAME, MAX_WAITING, BackgroundLogger, LoggedRecord
+from sfnode.loggers import LONGEST_NAME, MAX_WAITING, BackgroundLogger, LoggedRecord
 
 
 def record(step: int) -> LoggedRecord:

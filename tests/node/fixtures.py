@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from sfnode import stats
 from sfnode.node import link_pump, organising, readiness, shutdown
 from sfnode.organising import organiser
 from sfnode.peers import address_book, intervals
-from sfnode.stats import history
 from sfnode.transport.libp2p import restarts
 from sfprotocol import anti_entropy, machine, pulls
 from tests.node.helpers import Swarm
@@ -42,8 +42,8 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "ASK_TIMEOUT", 2.0)
     monkeypatch.setattr(readiness, "ASK_TIMEOUT", 2.0)
     monkeypatch.setattr(shutdown, "SETTLE_TIME", 0.5)
-    monkeypatch.setattr(history, "MIN_AGE", 0.0)
-    monkeypatch.setattr(history, "AGE_FACTOR", 0)
+    monkeypatch.setattr(stats, "MIN_AGE", 0.0)
+    monkeypatch.setattr(stats, "AGE_FACTOR", 0)
 
 
 def work_takes_no_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:

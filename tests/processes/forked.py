@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from sfnode.defaults import variable
-from sfnode.swarm.node_process import NodeProcess, _environment
+from sfnode.swarm import NodeProcess, _environment
 from tests.network.namespaces import move_to
 
 LIBRARIES = (

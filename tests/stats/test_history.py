@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sfnode import stats
 from sfnode.schema.views import Origins
-from sfnode.stats import history
-from sfnode.stats.history import LogIndex
+from sfnode.stats import LogIndex
 from sfnode.store.log import CutRecord, UpdateLog
 from sfprotocol import signing
 from sfprotocol.checkpoints import Base
@@ -66,18 +66,18 @@ def test_a_log_too_long_for_one_question_is_counted_over_several(
     log: UpdateLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append([record(RUN, "a", [1]), record(RUN, "b", [2]), record(RUN, "c", [3])])
-    monkeypatch.setattr(history, "PATIENCE", -1.0)
+    monkeypatch.setattr(stats, "PATIENCE", -1.0)
     index = LogIndex(log, dict, RUN.parameters())
     assert origins(index).indexed == 0
     assert origins(index).origins == []
-    monkeypatch.setattr(history, "PATIENCE", 2.0)
+    monkeypatch.setattr(stats, "PATIENCE", 2.0)
     assert origins(index).indexed == 3
 
 
 def test_a_question_asked_again_at_once_has_the_same_answer(
     log: UpdateLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "MIN_AGE", 3600.0)
+    monkeypatch.setattr(stats, "MIN_AGE", 3600.0)
     log.append([record(RUN, "a", [1])])
     index = LogIndex(log, dict, RUN.parameters())
     first, course = origins(index), index.history(5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.schema.views import Origins
-from sfnode.stats.history import MAX_TEAMS, LogIndex
+from sfnode.stats import MAX_TEAMS, LogIndex
 from sfnode.store.log import UpdateLog
 from sfprotocol.names import NAMELESS, Names
 from tests.node.helpers import Node, Swarm, eventually, feed_of, manifest, record

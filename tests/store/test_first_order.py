@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.history.time_travel import Past
-from sfnode.stats.contributions import Contributions
+from sfnode.stats import Contributions
 from sfnode.store import archive, checkpoint, records
 from sfnode.store.disk_errors import BrokenRowError
 from sfnode.store.known_feeds import MAX_SCALARS, SEGMENTS_PER_FEED, SegmentCache

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from sfnode.swarm import local_swarm
+from sfnode import swarm as local_swarm
 from tests.swarm.helpers import Script, ScriptedProcess
 
 

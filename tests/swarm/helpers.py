@@ -107,7 +107,7 @@ class Script:
 
 
 class ScriptedProcess:
-    """Stands in for `sfnode.swarm.node_process.NodeProcess`; `made_by(script)` returns its constructor."""
+    """Stands in for `sfnode.swarm.NodeProcess`; `made_by(script)` returns its constructor."""
 
     def __init__(self, script: Script, number: int, folder: Path) -> None:
         self.number = number

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from sfnode import swarm as local_swarm
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus
-from sfnode.swarm import local_swarm
-from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
+from sfnode.swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
 from tests.swarm.helpers import (
     COMMONEST,

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from sfnode.errors import Code, UserError
-from sfnode.verifiers import patterns
+from sfnode.verifiers import specs
 from sfnode.verifiers.specs import PRESETS, read
 
 LENGTH = {"kind": "length", "most": 9}
@@ -142,7 +142,7 @@ def test_the_way_to_what_cannot_even_be_read_has_an_end() -> None:
 
 def test_a_pattern_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
-    patterns.compiled.cache_clear()
+    specs.compiled.cache_clear()
     with pytest.raises(UserError, match="google-re2") as caught:
         read({"kind": "regex", "pattern": "a"})
     assert caught.value.code is Code.EXTRA_MISSING

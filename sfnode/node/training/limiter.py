@@ -18,7 +18,7 @@ from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.logging import log
-from sfnode.resources.bandwidth_limits import Bandwidth
+from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
 from sfnode.resources.policy import (
     ComputeRate,
     ComputeUsage,
@@ -27,7 +27,6 @@ from sfnode.resources.policy import (
     pause_reasons,
     spare_cores,
 )
-from sfnode.resources.quotas import DailyTraffic
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node.training.engine_thread import Order
-from sfnode.stats.time_series import Rate
+from sfnode.stats import Rate
 from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
 from sfprotocol.joining import Joining

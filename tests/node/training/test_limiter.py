@@ -21,9 +21,8 @@ from sfnode.limits import Limits
 from sfnode.node import shutdown
 from sfnode.node.training import limiter
 from sfnode.node.training.limiter import asked_text
-from sfnode.resources.bandwidth_limits import Bandwidth
+from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
 from sfnode.resources.policy import BURST, Readings
-from sfnode.resources.quotas import DailyTraffic
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually
 

@@ -11,7 +11,7 @@ from sfnode.organising.evaluation import health
 from sfnode.organising.reporting.run_history import RunHistory
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.history import HistoryEntry
-from sfnode.stats.history import timeline_entry
+from sfnode.stats import timeline_entry
 from sfprotocol import decisions
 from sfprotocol.decisions import (
     FACTOR_ONE,

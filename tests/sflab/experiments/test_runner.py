@@ -14,7 +14,7 @@ from sflab.experiments.cell import Cell, Place
 from sflab.experiments.runner import finished, run_cell
 from sfnode.engine import loading
 from sfnode.errors import Code, UserError
-from sfnode.loggers.background import LoggedRecord
+from sfnode.loggers import LoggedRecord
 from tests.sflab.experiments.conftest import LOAD
 from tests.sflab.experiments.helpers import small
 

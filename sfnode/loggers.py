@@ -1,0 +1,430 @@
+"""Places for the numbers of a training run, by what a user writes: `jsonl:FILE`, `tensorboard:FOLDER`,
+`wandb:PROJECT`, `trackio:PROJECT`.
+
+All share one wrapper: a thread of its own, so that whoever measures never waits and never fails. What a disk,
+a network or a library does wrong costs a line in the log and some records, nothing else. Packages that are
+extras are imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.printable import printable
+
+# One measurement of a training run, and the interface of what takes it.
+#
+# A node, the simulator and a program that uses the library all say the same four kinds of things; where those
+# go is up to the logger.
+
+
+Kind = Literal["step", "epoch", "evaluation", "traffic"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRecord:
+    """Numbers that were measured together."""
+
+    kind: Kind
+    step: int
+    """Place on the x-axis: updates known to a node, or local steps of a simulated client."""
+    values: Mapping[str, float]
+    """Numbers by name, in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
+
+
+class Logger(Protocol):
+    """Interface of a place for records."""
+
+    def begin(self, name: str, settings: Mapping[str, object]) -> None:
+        """Begin a run, once, with its name and all that its numbers follow from."""
+        ...
+
+    def record(self, record: LoggedRecord) -> None:
+        """Take a record. Must not block for long, and raises nothing for what goes wrong elsewhere."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+        ...
+
+
+MAX_WAITING = 1024
+"""Records that may wait, 1 MB: an hour of a node while a logger waits for its network."""
+
+PATIENCE = 10.0
+"""Seconds for which `close` waits for what is left, unless told otherwise."""
+
+LONGEST_NAME = 128
+"""Characters of a run's name that are passed on."""
+
+
+class BackgroundLogger:
+    """Loggers in a thread beside: takes records at once, drops them when too many wait. Does nothing without
+    loggers."""
+
+    def __init__(self, loggers: Mapping[str, Logger], patience: float = PATIENCE) -> None:
+        """`loggers` have the names by which the log speaks of them; they are this one's from now on."""
+        self.dropped = 0
+        """Records that nobody had room for."""
+        self._writers = [_Writer(name, logger) for name, logger in loggers.items()]
+        self._patience = patience
+        self._waiting: queue.Queue[Callable[[_Writer], None] | None] = queue.Queue(MAX_WAITING)
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="loggers", daemon=True)
+
+    def begin(self, name: str, settings: Mapping[str, object]) -> None:
+        """Begin a run with all loggers. Its name may be a stranger's text: it is made printable and short."""
+        if self._writers:
+            self._thread.start()
+        shown = printable(name)[:LONGEST_NAME]
+        self._take(lambda writer: writer.begin(shown, settings))
+
+    def record(self, record: LoggedRecord) -> None:
+        self._take(lambda writer: writer.record(record))
+
+    def close(self) -> None:
+        """Wait until everything is written and all loggers are closed, for so long as patience lasts."""
+        if self._closing:
+            return
+        self._closing = True
+        if not self._thread.is_alive():  # never begun
+            self._end()
+            return
+        with suppress(queue.Full):  # then it is at work, and looks at `_closing` itself
+            self._waiting.put_nowait(None)
+        self._thread.join(self._patience)
+        if self._thread.is_alive():
+            names = ", ".join(writer.name for writer in self._writers)
+            log.warning("gave up waiting for %s: what was recorded last may be lost", names)
+
+    def _take(self, work: Callable[[_Writer], None]) -> None:
+        if not self._writers:
+            return
+        try:
+            self._waiting.put_nowait(work)
+        except queue.Full:
+            self.dropped += 1
+            if _tells(self.dropped):
+                log.warning("loggers are too slow: %d records were dropped so far", self.dropped)
+
+    def _work(self) -> None:
+        while not (self._closing and self._waiting.empty()):
+            if work := self._waiting.get():
+                for writer in self._writers:
+                    writer.attempt(work)
+        self._end()
+
+    def _end(self) -> None:
+        for writer in self._writers:
+            writer.attempt(lambda writer: writer.close())
+        self._writers = []
+
+
+class _Writer:
+    """One logger, and how often it has failed."""
+
+    def __init__(self, name: str, logger: Logger) -> None:
+        self.name = name
+        self._logger = logger
+        self._begin: Callable[[], None] | None = None
+        """Function that begins the run, until it has succeeded."""
+        self._failed = 0
+
+    def attempt(self, work: Callable[[_Writer], None]) -> None:
+        """Do some work; log what it fails with, the first time and whenever failures have doubled."""
+        try:
+            work(self)
+        except Exception as error:  # of any library
+            self._failed += 1
+            if _tells(self._failed):
+                log.warning("%s fails, %d times so far: %s", self.name, self._failed, error or type(error))
+
+    def begin(self, name: str, settings: Mapping[str, object]) -> None:
+        self._begin = lambda: self._logger.begin(name, settings)
+        self._begun()
+
+    def record(self, record: LoggedRecord) -> None:
+        self._begun()
+        self._logger.record(record)
+
+    def close(self) -> None:
+        self._logger.close()
+
+    def _begun(self) -> None:
+        """Begin the run unless that was done: what fails once, without a network, may succeed later."""
+        if self._begin:
+            self._begin()
+            self._begin = None
+
+
+def _tells(count: int) -> bool:
+    return count & (count - 1) == 0
+
+
+# A logger that appends to a file, one JSON object a line: the only one that needs no extra.
+
+
+class JsonLines:
+    """Lines in a file: `{"run", "time", "settings"}` for each start, `{"kind", "step", "time", "values"}` for
+    each record. Numbers that JSON lacks are the strings `nan`, `inf` and `-inf`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if the file cannot be appended to."""
+        self._file = path.open("ab", buffering=0)
+        self._torn = self._file.tell() > 0 and not _ends_a_line(path)
+        """Whether the last line is not whole: the disk was full, or the process was killed."""
+
+    def begin(self, name: str, settings: Mapping[str, object]) -> None:
+        self._write({"run": name, "time": _now(), "settings": dict(settings)})
+
+    def record(self, record: LoggedRecord) -> None:
+        values = {key: _plain(value) for key, value in record.values.items()}
+        self._write({"kind": record.kind, "step": record.step, "time": _now(), "values": values})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, said: Mapping[str, Any]) -> None:
+        """Append a line. Raises OSError; the next line is whole again."""
+        line = b"\n" * self._torn + json.dumps(said, default=str).encode() + b"\n"
+        self._torn = True
+        written = self._file.write(line)
+        self._torn = written != len(line)
+        if self._torn:
+            raise OSError("no room for the whole line")
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read() == b"\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(float(value))
+
+
+class TensorBoard:
+    """Event files in a folder: a scalar `kind/name` for each number, the run's settings as text.
+
+    By the writer of the `tensorboard` package, without its thread: whoever logs has one, which is to see what
+    fails. torch's own writer needs that package, too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError if the folder cannot be made or written to."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._files = 0
+        self._event = Event
+        self._writer = self._opened()
+
+    def begin(self, name: str, settings: Mapping[str, object]) -> None:
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        said = json.dumps({"run": name, "settings": dict(settings)}, indent=2, default=str)
+        code = "\n".join(f"    {line}" for line in said.splitlines())  # as Markdown has it: nothing is markup
+        text = {"dtype": "DT_STRING", "string_val": [code.encode()], "tensor_shape": {}}
+        metadata = create_summary_metadata(display_name="settings", description="")
+        self._write(0, {"tag": "settings", "metadata": metadata, "tensor": text})
+
+    def record(self, record: LoggedRecord) -> None:
+        named = {f"{record.kind}/{name}": value for name, value in record.values.items()}
+        self._write(record.step, *({"tag": name, "simple_value": value} for name, value in named.items()))
+
+    def close(self) -> None:
+        if self._writer:
+            self._writer.close()
+
+    def _write(self, step: int, *values: Mapping[str, Any]) -> None:
+        """Append an event. Raises OSError; the next one then begins a new file, as nobody reads on after half
+        of one."""
+        writer, self._writer = self._writer or self._opened(), None
+        try:
+            self._append(writer, step=step, summary={"value": values})
+        except OSError:
+            with suppress(OSError):  # closes it without what could not be written to it
+                writer.close()
+            raise
+        self._writer = writer
+
+    def _append(self, writer: Any, **event: Any) -> None:
+        writer.write(self._event(wall_time=time.time(), **event).SerializeToString())
+        writer.flush()
+
+    def _opened(self) -> Any:
+        """Begin the next file, whose name TensorBoard knows by its beginning and sorts by the time in it."""
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._files += 1
+        now, host = int(time.time()), socket.gethostname()
+        name = f"events.out.tfevents.{now:010d}.{host}.{os.getpid()}.{self._files}"
+        writer = RecordWriter((self._folder / name).open("xb"))
+        self._append(writer, file_version="brain.Event:2")
+        return writer
+
+
+class Trackio:
+    """One run of a project in trackio's local database, which `trackio show` reads; TRACKIO_DIR says where.
+
+    By trackio's own storage: `trackio.init` would print to standard output, ask Hugging Face who is logged
+    in, watch the processor, and swallow what fails in a thread of its own.
+    """
+
+    def __init__(self, project: str) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self._storage = SQLiteStorage
+        self._project = project
+        self._name = ""
+        self._id = uuid.uuid4().hex
+        self._config: dict[str, object] | None = None
+        """Settings of the run, until they are written with the first record."""
+
+    def begin(self, name: str, settings: Mapping[str, object]) -> None:
+        self._name = name
+        created = {"_Username": None, "_Created": datetime.now(UTC).isoformat(), "_Group": None}
+        self._config = {**settings, **created}
+
+    def record(self, record: LoggedRecord) -> None:
+        values = {f"{record.kind}/{name}": value for name, value in record.values.items()}
+        self._storage.bulk_log(
+            self._project, self._name, [values], steps=[record.step], config=self._config, run_id=self._id
+        )
+        self._config = None
+
+    def close(self) -> None:
+        pass
+
+
+STEP = "step"
+"""The x-axis of all curves. wandb's own step must not fall, and updates known may."""
+
+
+class WeightsAndBiases:
+    """One run of a project. Without credentials it is an offline run, which `wandb sync` uploads later; where
+    runs go, WANDB_MODE, WANDB_DIR and others say.
+
+    wandb starts a process of its own, which does what the network takes; it ends with ours. It would send
+    along the command line (which may hold an invitation), the git state and standard output: all is off.
+    """
+
+    def __init__(self, project: str) -> None:
+        import wandb
+
+        self._wandb = wandb
+        self._project = project
+        self._run: Any = None
+
+    def begin(self, name: str, settings: Mapping[str, object]) -> None:
+        wandb = self._wandb
+        quiet = wandb.Settings(
+            silent=True,
+            console="off",
+            x_save_requirements=False,
+            **{f"disable_{one}": True for one in ("git", "code", "job_creation")},
+            **{f"x_disable_{one}": True for one in ("meta", "stats", "machine_info")},
+        )
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
+            log.info("no credentials for Weights & Biases: an offline run, which `wandb sync` uploads")
+            quiet.mode = "offline"
+        self._run = wandb.init(
+            project=self._project, name=name, config=dict(settings), settings=quiet, reinit="create_new"
+        )
+        self._run.define_metric(STEP)
+        self._run.define_metric("*", step_metric=STEP)
+
+    def record(self, record: LoggedRecord) -> None:
+        values = {f"{record.kind}/{name}": value for name, value in record.values.items()}
+        self._run.log({STEP: record.step, **values})
+
+    def close(self) -> None:
+        if self._run:
+            self._run.finish()
+
+
+PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Names of projects, which become names of files: what wandb and trackio both take as it is."""
+
+
+def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
+    """Open these loggers, in a thread beside; `patience` as `BackgroundLogger` has it.
+
+    Raises UserError BAD_OPTION for a kind that does not exist or a bad name, EXTRA_MISSING for a package that
+    is not installed, and LOGGER_UNUSABLE for a place that cannot be written to.
+    """
+    return BackgroundLogger({said: _opened(said) for said in where}, patience)
+
+
+def _opened(said: str) -> Logger:
+    kind, _, place = said.partition(":")
+    if kind not in KINDS or not place:
+        forms = ", ".join(KINDS)
+        raise UserError(
+            Code.BAD_OPTION,
+            f"--log-to {said}: there is no such logger",
+            f"Give it as KIND:PLACE, such as jsonl:records.jsonl or wandb:my-project; kinds are {forms}.",
+        )
+    try:
+        return KINDS[kind](place)
+    except ImportError as error:
+        raise missing(kind, f"--log-to {said}", error) from error
+    except (OSError, RuntimeError, ValueError) as error:  # of a user without a home, of a NUL in a name
+        raise UserError(
+            Code.LOGGER_UNUSABLE,
+            f"--log-to {said}: cannot write there: {getattr(error, 'strerror', None) or error}",
+            "Name a place in a folder that exists and that you may write to.",
+        ) from error
+
+
+def missing(extra: str, what: str, error: ImportError) -> UserError:
+    """Return the error for a package of an extra that cannot be imported, though `what` needs it."""
+    return UserError(
+        Code.EXTRA_MISSING,
+        f"{what} needs a package that is not installed: {error}",
+        f"Install it with `pip install 'sfnode[{extra}]'`.",
+    )
+
+
+def _project(make: Callable[[str], Logger]) -> Callable[[str], Logger]:
+    def checked(place: str) -> Logger:
+        if not PROJECT.fullmatch(place):
+            raise UserError(
+                Code.BAD_OPTION,
+                f"--log-to: {place} cannot be the name of a project",
+                "Take up to 64 letters, digits, - and _, a letter or digit first.",
+            )
+        return make(place)
+
+    return checked
+
+
+KINDS: Mapping[str, Callable[[str], Logger]] = {
+    "jsonl": lambda place: JsonLines(Path(place).expanduser()),
+    "tensorboard": lambda place: TensorBoard(Path(place).expanduser()),
+    "wandb": _project(WeightsAndBiases),
+    "trackio": _project(Trackio),
+}
+"""Function that makes a logger of each kind, given what follows the colon."""

@@ -1,0 +1,472 @@
+"""Answers about the whole run: contributions by origin and by team, and the history of the run by epochs.
+
+They are computed from the signed log and from the names that origins give themselves, in a thread beside the
+event loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
+from sfnode.organising.reporting.run_history import RunHistory
+from sfnode.schema.history import Decided, HistoryEntry, Ranked
+from sfnode.schema.views import (
+    History,
+    HistoryPoint,
+    Leader,
+    Origin,
+    Origins,
+    OwnStanding,
+    Team,
+    Timeline,
+    TimelineEntry,
+)
+from sfnode.store.log import Tail, UpdateLog
+from sfnode.store.replay import kept_control
+from sfprotocol.messages import Feed, RunParameters, Succession
+from sfprotocol.names import NAMELESS, Names
+from sfprotocol.segments import first_updates
+
+PATIENCE = 2.0
+"""Seconds that one question may wait for counting; the rest is counted with the next question."""
+
+MIN_AGE = 0.2
+"""Seconds for which an answer is reused at least."""
+
+AGE_FACTOR = 10
+"""An answer is reused for this many times as long as it took: counting takes a tenth of a core at most."""
+
+MAX_TEAMS = 100
+"""Most teams in an answer: more than anybody reads."""
+
+LEADERS = 8
+"""Origins whose growth is shown one by one: as many colours as a chart can bear."""
+
+
+class LogIndex:
+    """Answers from one log. One thread asks; any thread may close it."""
+
+    def __init__(
+        self, update_log: UpdateLog, names: Callable[[], Mapping[bytes, Names]], run: RunParameters
+    ) -> None:
+        """`names()` are the names that origins give themselves."""
+        self._log = update_log
+        self._decided = RunHistory(run) if run.organised else None
+        """History of an organised run."""
+        self._timeline: list[TimelineEntry] = []
+        self._timeline_of = 0, b""
+        """Decisions of which the timeline tells: it takes long where epochs have many feeds."""
+        self._contributions = Contributions(update_log)
+        self._members: dict[bytes, Ranked] = {}
+        """Members by origin; none in an open run."""
+        self._has_worths = False
+        """Whether the worth of anybody's updates was measured: never in an open run, and one of rewards."""
+        self._all_worths = 0
+        """Sum of all members' worths, without their signs."""
+        self._ranked: list[Contribution] = []
+        """All origins, the greatest worth first, then most updates."""
+        self._find_names = names
+        self._names: Mapping[bytes, Names] = {}
+        self._teams: list[Team] = []
+        self._history: dict[int, History] = {}
+        """The last answer, by the number of points asked for."""
+        self._valid_until = float("-inf")
+
+    def close(self) -> None:
+        """Read nothing more after the segment that is being read."""
+        self._contributions.close()
+
+    def origins(self, own: bytes, offset: int, limit: int, find: str) -> Origins:
+        """Return the origins whose key begins with `find` (hex), `limit` of them from rank `offset` on."""
+        self._refresh()
+        found = list(enumerate(self._ranked, 1))
+        if find:
+            found = [(rank, one) for rank, one in found if one.origin.hex().startswith(find)]
+        return Origins(
+            total=len(found),
+            offset=offset,
+            updates=self._contributions.updates,
+            indexed=self._contributions.updates,
+            origins=[self._origin(rank, one, own) for rank, one in found[offset : offset + limit]],
+            teams=self._teams,
+        )
+
+    def standing(self, own: bytes) -> OwnStanding:
+        """Return what one origin has contributed."""
+        self._refresh()
+        places = {one.origin: rank for rank, one in enumerate(self._ranked, 1)}
+        rank, member = places.get(own), self._members.get(own)
+        updates = self._ranked[rank - 1].updates if rank else 0
+        return OwnStanding(
+            rank=rank,
+            of=len(self._ranked),
+            updates=updates,
+            share=updates / max(1, self._contributions.updates),
+            counted=member.counted if member else None,
+            worth=member.worth if member and self._has_worths else None,
+            gain_share=self._gain(member),
+        )
+
+    def history(self, points: int) -> History:
+        """Return the history of the run in at most `points` equal spans of epochs."""
+        self._refresh()
+        if points not in self._history:
+            self._history = {points: self._summarise(points)}
+        return self._history[points]
+
+    def timeline(self, limit: int) -> Timeline:
+        """Return the last decisions, with the names of origins as they were when these came."""
+        decided = self._follow()
+        if decided is None:
+            return Timeline(total=0, entries=[])
+        if self._timeline_of != decided.read:
+            authority = kept_control(self._log).authority
+            successions = (one for one in authority if isinstance(one, Succession))
+            entries = decided.entries(successions, self._log.arrivals())
+            self._timeline, self._timeline_of = list(map(timeline_entry, entries)), decided.read
+        return Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
+
+    def _follow(self) -> RunHistory | None:
+        """Return the history of an organised run by the decisions of now."""
+        if self._decided is None:
+            return None
+        self._decided.names = self._find_names()
+        return self._decided.follow(self._log.control())
+
+    def _refresh(self) -> None:
+        """Follow the log, unless the last answer is still valid."""
+        began = time.monotonic()
+        if self._contributions.closed or began < self._valid_until:
+            return
+        complete = self._contributions.follow(began + PATIENCE)
+        self._names, self._history = self._find_names(), {}
+        if decided := self._follow():
+            self._members = {bytes.fromhex(one.origin): one for one in decided.members()}
+            self._has_worths = any(one.measured for one in self._members.values())
+            self._all_worths = sum(abs(one.worth) for one in self._members.values())
+        self._ranked = sorted(self._contributions.ranked, key=lambda one: -self._worth(one.origin))
+        self._teams = _teams(self._contributions, self._names)
+        now = time.monotonic()
+        self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
+
+    def _gain(self, member: Ranked | None) -> float | None:
+        """Return a member's part of what all have brought, `Origin.gain_share`."""
+        if member is None or not self._has_worths:
+            return None
+        return member.worth / max(1, self._all_worths)
+
+    def _worth(self, origin: bytes) -> int:
+        return self._members[origin].worth if origin in self._members else 0
+
+    def _origin(self, rank: int, one: Contribution, own: bytes) -> Origin:
+        names = self._names.get(one.origin, NAMELESS)
+        member = self._members.get(one.origin)
+        return Origin(
+            **one._asdict() | {"origin": one.origin.hex()},
+            rank=rank,
+            share=one.updates / self._contributions.updates,
+            first_step=0,
+            own=one.origin == own,
+            counted=member.counted if member else None,
+            worth=member.worth if member and self._has_worths else None,
+            gain_share=self._gain(member),
+            name=names.name or None,
+            team=names.team or None,
+        )
+
+    def _summarise(self, points: int) -> History:
+        ranked = self._contributions.ranked
+        leaders = [one.origin for one in ranked[:LEADERS]]
+        spans = _Spans(max((one.last_epoch for one in ranked), default=-1), points)
+        for feed, count in self._contributions.counts.items():
+            spans.add(feed.origin, count.epochs, leading=feed.origin in leaders)
+        return spans.history(leaders, self._names)
+
+
+def timeline_entry(entry: HistoryEntry) -> TimelineEntry:
+    """Return a decision as the timeline has it."""
+    epoch = entry.epoch
+    return TimelineEntry(
+        **{name: getattr(entry, name) for name in Decided.model_fields},
+        epoch=epoch.epoch if epoch else None,
+        counted=epoch.counted if epoch else None,
+        origins=len(epoch.origins) if epoch else None,
+        evaluation=epoch.evaluation if epoch else None,
+    )
+
+
+def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[Team]:
+    """Return what was contributed under each team's name."""
+    updates, origins = Counter[str](), Counter[str]()
+    for one in contributions.ranked:
+        if team := names.get(one.origin, NAMELESS).team:
+            updates[team] += one.updates
+            origins[team] += 1
+    first = sorted(updates, key=lambda team: (-updates[team], team))[:MAX_TEAMS]
+    return [
+        Team(
+            team=team,
+            updates=updates[team],
+            share=updates[team] / contributions.updates,
+            origins=origins[team],
+        )
+        for team in first
+    ]
+
+
+class _Spans:
+    """Sums of updates over equal spans of epochs."""
+
+    def __init__(self, last_epoch: int, points: int) -> None:
+        self._epochs = last_epoch + 1
+        self._points = min(points, self._epochs)
+        self._updates = [0] * self._points
+        self._origins: list[set[bytes]] = [set() for _ in range(self._points)]
+        self._leading: dict[bytes, list[int]] = {}
+
+    def add(self, origin: bytes, epochs: dict[int, int], *, leading: bool) -> None:
+        """Add one feed's updates by epoch."""
+        own = self._leading.setdefault(origin, [0] * self._points) if leading else None
+        for epoch, updates in epochs.items():
+            span = epoch * self._points // self._epochs
+            self._updates[span] += updates
+            self._origins[span].add(origin)
+            if own is not None:
+                own[span] += updates
+
+    def history(self, leaders: list[bytes], names: Mapping[bytes, Names]) -> History:
+        known = list(accumulate(self._updates))
+        led = [
+            Leader(
+                origin=origin.hex(),
+                name=names.get(origin, NAMELESS).name or None,
+                known=list(accumulate(self._leading[origin])),
+            )
+            for origin in leaders
+        ]
+        return History(
+            indexed=known[-1] if known else 0,
+            points=[self._point(span, known[span]) for span in range(self._points)],
+            leaders=led,
+            others=[total - sum(leader.known[span] for leader in led) for span, total in enumerate(known)],
+        )
+
+    def _point(self, span: int, known: int) -> HistoryPoint:
+        first = -(-span * self._epochs // self._points)
+        return HistoryPoint(
+            first_epoch=first,
+            last_epoch=-(-(span + 1) * self._epochs // self._points) - 1,
+            updates=self._updates[span],
+            known=known,
+            origins=len(self._origins[span]),
+        )
+
+
+READ_UPDATES = 512
+"""Updates that are read at once: in a first-order run each has hundreds or thousands of scalars."""
+
+
+class FeedCount(NamedTuple):
+    """Counts for one feed."""
+
+    next: int
+    """First step that is not counted."""
+    epochs: dict[int, int]
+    """Number of updates by epoch, in the order of epochs, which never decrease in a feed. Of those that a
+    checkpoint stands for, only how many have the last label is known. A plain dict of integers, which the
+    garbage collector skips: there is one for every feed."""
+
+
+class Contribution(NamedTuple):
+    """Counts for one origin."""
+
+    origin: bytes
+    updates: int
+    feeds: int
+    last_step: int
+    """Last step of its latest feed."""
+    first_epoch: int
+    last_epoch: int
+    cut: bool
+
+
+class Contributions:
+    """The contributions in one log. One thread calls `follow`; any thread may call `close`."""
+
+    def __init__(self, update_log: UpdateLog) -> None:
+        self.counts: dict[Feed, FeedCount] = {}
+        self.ranked: list[Contribution] = []
+        """All origins, those with most updates first, equals in the order of keys."""
+        self.updates = 0
+        """Number of updates of all origins."""
+        self.closed = False
+        self._log = update_log
+        self._feeds: dict[bytes, list[Feed]] = {}
+        """The feeds of each origin of which something is counted, the latest incarnation last."""
+        self._cut: frozenset[bytes] = frozenset()
+
+    def close(self) -> None:
+        """Read nothing more after the segment that is being read."""
+        self.closed = True
+
+    def follow(self, give_up: float) -> bool:
+        """Count what has come and what has been cut since the last call.
+
+        Returns False if that was not finished at `give_up` by the monotonic clock.
+        """
+        tails = self._log.unsorted_tails()
+        changed = self._forget(tails)
+        complete = True
+        for tail in tails:
+            count = self.counts.get(tail.feed)
+            if count is None or count.next != tail.next:
+                complete = complete and self._read(tail, give_up)
+                changed.add(tail.feed.origin)
+        self._rank(changed)
+        return complete
+
+    def _forget(self, tails: list[Tail]) -> set[bytes]:
+        """Remove the feeds that are cut at their first step; return their origins."""
+        present = {tail.feed for tail in tails}
+        gone = [feed for feed in self.counts if feed not in present]
+        for feed in gone:
+            del self.counts[feed]
+            self._feeds[feed.origin].remove(feed)
+        return {feed.origin for feed in gone}
+
+    def _read(self, tail: Tail, give_up: float) -> bool:
+        """Count one feed; return False if there was not the time for all of it."""
+        following, epochs = self.counts.get(tail.feed) or FeedCount(0, {})
+        if following > tail.next:  # it has been cut since: what is behind the cut does not count
+            following, epochs = 0, {}
+        base = self._log.base(tail.feed)
+        if following < base.step:
+            following, epochs = base.step, {base.epoch: base.labelled}
+            self._set_count(tail.feed, FeedCount(following, epochs))
+        while following < tail.next:
+            if self.closed or time.monotonic() > give_up:
+                return False
+            segment = self._log.read(tail.feed, following, READ_UPDATES)
+            if segment is None:
+                break
+            for epoch, scalars in first_updates(segment.parts, tail.next - following):
+                epochs[epoch] = epochs.get(epoch, 0) + len(scalars)
+            following = min(segment.stop, tail.next)
+            self._set_count(tail.feed, FeedCount(following, epochs))
+        return True
+
+    def _set_count(self, feed: Feed, count: FeedCount) -> None:
+        if feed not in self.counts:
+            feeds = self._feeds.setdefault(feed.origin, [])
+            feeds.append(feed)
+            feeds.sort()
+        self.counts[feed] = count
+
+    # -- ranking -----------------------------------------------------------------------------------
+
+    def _rank(self, changed: set[bytes]) -> None:
+        """Put the origins whose contribution has changed into their places; the others stay in order."""
+        cut = frozenset(record.feed.origin for record in self._log.cuts())
+        changed |= cut ^ self._cut
+        self._cut = cut
+        if not changed:
+            return
+        unchanged = [one for one in self.ranked if one.origin not in changed]
+        counted = [self._contribution(origin) for origin in changed if self._feeds.get(origin)]
+        self.ranked = sorted(unchanged + counted, key=lambda one: (-one.updates, one.origin))
+        self.updates = sum(one.updates for one in self.ranked)
+
+    def _contribution(self, origin: bytes) -> Contribution:
+        feeds = self._feeds[origin]
+        counts = [self.counts[feed] for feed in feeds]
+        return Contribution(
+            origin=origin,
+            updates=sum(count.next for count in counts),
+            feeds=len(counts),
+            last_step=counts[-1].next - 1,
+            first_epoch=min(next(iter(count.epochs)) for count in counts),
+            last_epoch=max(next(reversed(count.epochs)) for count in counts),
+            cut=origin in self._cut,
+        )
+
+
+MAX_SAMPLES = 512
+"""Most samples of a time series: more than a browser's chart has pixels for; 40 KiB."""
+
+RATE_WINDOW, RATE_STEPS = 10.0, 4
+"""Seconds, and times that a count has grown, over which a rate is measured, whatever takes longer: a step of
+a large model on a CPU takes minutes."""
+
+
+class SeriesSample(NamedTuple):
+    """The state of a node at one moment."""
+
+    seconds: float
+    """Seconds since the start."""
+    known: int
+    """Updates known."""
+    own_rate: float
+    """Own updates per second."""
+    swarm_rate: float | None
+    """Updates per second of all nodes; None as long as the node catches up."""
+    loss: float | None
+    cpu: float | None = None
+    """Cores that the node keeps busy."""
+    memory: int | None = None
+    """Bytes of memory that it holds."""
+    gpu: float | None = None
+    """Share of the time in which its GPU is busy."""
+
+
+class TimeSeries:
+    """Samples at equal intervals from the start until now; the interval doubles when they become many."""
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self._tolerance = interval / 2
+        """Seconds by which a sample may come too early: callers are never quite on time."""
+        self.samples: list[SeriesSample] = []
+
+    def add(self, sample: SeriesSample) -> None:
+        """Keep this sample if one is due."""
+        if self.samples and sample.seconds - self.samples[-1].seconds < self.interval - self._tolerance:
+            return
+        self.samples.append(sample._replace(loss=_finite(sample.loss)))
+        if len(self.samples) > MAX_SAMPLES:
+            self.samples = self.samples[::2]
+            self.interval *= 2
+
+
+class Rate:
+    """The growth of a count per second."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, float]] = deque()
+
+    def update(self, now: float, count: float) -> float:
+        """Take in a count; return its growth per second of late, 0 if it has not grown for long.
+
+        A count that falls starts a new measurement.
+        """
+        counts = self._counts
+        if counts and count < counts[-1][1]:
+            counts.clear()
+        if not counts or count > counts[-1][1]:
+            counts.append((now, count))
+        while len(counts) > RATE_STEPS + 1 and now - counts[0][0] > RATE_WINDOW:
+            counts.popleft()
+        (since, first), (last, _) = counts[0], counts[-1]
+        usual = (last - since) / max(1, len(counts) - 1)
+        if now - last > max(RATE_WINDOW, RATE_STEPS * usual):
+            return 0.0
+        spent = max(last - since, now - since - usual)  # what is under way is not late yet
+        return (count - first) / spent if spent else 0.0
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

@@ -1,1 +1,0 @@
-"""Figures over time: time series, contributions, the history of a run."""

@@ -1,1 +1,0 @@
-"""Local swarms: node processes on this machine."""
