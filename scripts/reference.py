@@ -85,14 +85,14 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
         (organising.Members, organising.PetitionList),
     ),
     "organise admit --json": (
-        "So do all commands that decide something, and `POST /organising/decision`, which takes a "
-        "[DecisionRequest](#decisionrequest). `organise invite` prints `link`, `invitation` and `uses`.",
-        (organising.DecisionResult, organising.DecisionRequest),
+        "So do all commands that decide something, and `POST /organising/decision`, which takes `decision` "
+        "(O2, in hex) and `dry_run`. `organise invite` prints `link`, `invitation` and `uses`.",
+        (organising.DecisionResult,),
     ),
     "organise hand-over": (
-        "A succession file: what `GET /organising/succession` gives, and `POST` there takes; `--to` is "
-        "`POST /organising/hand-over`, which takes a [HandOver](#handover).",
-        (organising.SuccessionFile, organising.ProposalQuery, organising.HandOver),
+        "A succession file: what `GET /organising/succession?key=&kept=` gives, and `POST` there takes; "
+        "`--to` is `POST /organising/hand-over`, which takes a `key`.",
+        (organising.SuccessionFile,),
     ),
     "swarm --json": ("", (results.SwarmResult,)),
     "GET /digest": ("", (status.CoreStatus,)),

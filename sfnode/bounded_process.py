@@ -1,13 +1,16 @@
-"""Asks a program of `bounded_program` in a process of its own, which it can neither hold up nor fill.
+"""Asks a program in a process of its own, which it can neither hold up nor fill: a line of JSON in, one out.
 
-Starts the process when it is first needed, watches its memory, and starts another when a request has brought
-it down. Knows neither what is asked nor what for.
+What came with a stranger's model is run in such a program: chat templates, tokenizers, and what makes a model
+of a configuration. Who asks starts the process when it is first needed, watches its memory, and starts
+another when a request has brought it down. The program ends itself when an answer takes too long, when nobody
+has asked for a while, and when its standard input ends. Knows neither what is asked nor what for.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -15,12 +18,12 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import psutil
 
-from sfnode.bounded_program import NO_MEMORY
 from sfnode.descriptors import patiently
 
 LOOK = 0.02
@@ -30,6 +33,7 @@ GONE = 5.0
 """Seconds until a process that has closed its output has ended, on the slowest machine."""
 
 NO_TIME = "it takes more time than it may"
+NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
 """Bounds by the status of a process that broke them. Libraries that get no memory abort; the system kills."""
@@ -159,3 +163,43 @@ def _memory(process: int) -> int:
         return patiently(lambda: int(psutil.Process(process).memory_info().rss))
     except psutil.Error:  # it has just ended
         return 0
+
+
+LONGEST_REASON = 4_000
+"""Characters of the reason that an answer gives for a refusal: what is longer is a stranger's text."""
+
+Answer = Callable[[Any], dict[str, Any]]
+"""Returns the reply to a request, or raises: it runs a stranger's program, which raises what it likes."""
+
+
+def serve(answer: Answer) -> None:
+    """Answer requests until there are no more, each within the bounds that the command line names."""
+    seconds, memory, idle = map(float, sys.argv[1:])
+    with suppress(ValueError, OSError):  # macOS keeps no such limit: whoever asks watches the memory as well
+        most = int(memory) + _address_space()
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    signal.setitimer(signal.ITIMER_REAL, idle)  # the signals of either timer end a process, whatever it does
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        reply = _reply(answer, line)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(f"{reply}\n")
+        sys.stdout.flush()
+        signal.setitimer(signal.ITIMER_REAL, idle)
+
+
+def _address_space() -> int:
+    """Return the bytes that this process has taken for its libraries; 0 where that is unknown."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return 0
+
+
+def _reply(answer: Answer, line: bytes) -> str:
+    try:
+        return json.dumps(answer(json.loads(line)))
+    except MemoryError:
+        return json.dumps({"broke": NO_MEMORY})
+    except Exception as error:
+        return json.dumps({"refused": str(error)[:LONGEST_REASON] or type(error).__name__})

@@ -1,12 +1,13 @@
-"""Text of others, made fit to be shown on a terminal and in a log, and to be copied from there into a shell.
+"""Text of others, made fit to be shown on a terminal and in a log, and to be copied into a shell; and read.
 
 A peer, a model's files, a data set or a library's message may hold any character: some erase the screen, set
 its title, reverse the direction of writing or forge a line. What leaves this program as text goes through
 here at the few places where it leaves: errors, the log, standard output, `top`. A command that people copy,
 wherever it is shown or published, is written by `command`.
 
-Numbers of bytes, parts of wholes, times and rates are written here as well, as people read them. Imports
-nothing but the standard library, for commands that must start at once.
+Numbers of bytes, parts of wholes, times and rates are written here as well, as people read them. JSON and
+TOML of others are read here: whatever is wrong with them is a ValueError with a reason. Imports nothing but
+the standard library, for commands that must start at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from typing import Any
 
 LONGEST = 4_000
 """Characters of an error or of a line of the log, two screens: what is longer is a stranger's text, or a list
@@ -110,3 +112,33 @@ def pace(number: float | None) -> str:
     if number is None or number >= 1:
         return "?" if number is None else f"{rate(number)}/s"
     return f"{60 * number:.{0 if 60 * number >= 0.95 or not number else 1}f}/min"
+
+
+_DEEP = "it is nested too deeply"
+"""Python's readers call themselves for every array within another, and end with RecursionError."""
+
+
+def read_json(data: bytes | str) -> Any:
+    """Return the value in a JSON text (RFC 8259, UTF-8), where a number is none but a finite one. Raises
+    ValueError."""
+    text = data.decode("utf-8") if isinstance(data, bytes) else data
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError(_DEEP) from None
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Return the table in a TOML text. Raises ValueError, of which tomllib.TOMLDecodeError is one."""
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_DEEP) from None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:40]} is no number of JSON that binary64 has")
+    return number

@@ -72,7 +72,7 @@ def test_a_program_is_found_where_this_one_finds_it(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "echo.py").write_text(
-        "from sfnode.bounded_program import serve\nserve(lambda request: {'said': request})\n"
+        "from sfnode.bounded_process import serve\nserve(lambda request: {'said': request})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert made("echo").ask("hello") == {"said": "hello"}

@@ -9,16 +9,15 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from sfnode.cli.config_file import read_config
-from sfnode.cli.main import cli
+from sfnode.cli.main import cli, read_config
 from sfnode.cli.succession import _read as read_succession
-from sfnode.documents import read_json, read_toml
 from sfnode.engine.using import ABOUT, task_in
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.models import files, vetting
 from sfnode.models.manifest_builder import build
 from sfnode.peers import contacts
+from sfnode.printable import read_json, read_toml
 from sfnode.publish.certificate import Certificate
 from sfnode.publish.run_file import RunFile
 from sfnode.tasks import verifying

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from sfnode.cli.groups import Lazy, LazyGroup
+from sfnode.cli.groups import LazyGroup
 
 COMMANDS = {
-    "simulate": Lazy("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
-    "bench": Lazy(
+    "simulate": ("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
+    "bench": (
         "sflab.cli.bench:bench",
         "Show what this machine can do with a model.",
-        "sfnode lab bench --model shape:opt-125m",
+        "lab bench --model shape:opt-125m",
     ),
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from sfnode.cli.exit import DONE, FAILED
-from sfnode.cli.groups import Lazy, LazyGroup
+from sfnode.cli.groups import LazyGroup
 from sfnode.cli.options import option
 from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "network": Lazy(
+    "network": (
         "sflab.cli.simulate:network",
         "Nodes, faults and attacks on a virtual clock.",
-        "sfnode lab simulate network --scenario calm --nodes 8",
+        "lab simulate network --scenario calm --nodes 8",
     ),
-    "training": Lazy(
+    "training": (
         "sflab.cli.simulate_training:training",
         "Train many virtual clients in one process.",
-        "sfnode lab simulate training --clients 4 --steps 20",
+        "lab simulate training --clients 4 --steps 20",
     ),
-    "sweep": Lazy(
+    "sweep": (
         "sflab.cli.studies:sweep",
         "Train with every combination of some numbers.",
-        "sfnode lab simulate sweep --rank 8 --rank 32",
+        "lab simulate sweep --rank 8 --rank 32",
     ),
-    "paper": Lazy(
+    "paper": (
         "sflab.cli.studies:paper",
         "Compare the methods of the SeedFlood paper.",
-        "sfnode lab simulate paper --smoke",
+        "lab simulate paper --smoke",
     ),
-    "report": Lazy(
+    "report": (
         "sflab.cli.studies:report",
         "Write the report of a study's folder.",
-        "sfnode lab simulate report paper",
+        "lab simulate report paper",
     ),
 }
 

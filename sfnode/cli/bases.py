@@ -1,4 +1,7 @@
-"""`sfnode organise make-bases`: bases to publish for a coming subspace, at the model of a run's last seal."""
+"""`sfnode organise make-bases`: bases to publish for a coming subspace, at the model of a run's last seal.
+
+`sfnode organise try-reward`: what a base model gets for its answers, and whether that can be learnt.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.options import model_options, option, out_option
+from sfnode.cli.options import (
+    device_option,
+    dtype_option,
+    json_option,
+    model_options,
+    option,
+    out_option,
+    verifier_option,
+)
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.printable import command
+from sfnode.errors import Code, UserError
+from sfnode.printable import command, paragraph, size_text
+from sfnode.tasks.presets import PRESETS
 
 if TYPE_CHECKING:
     from sfnode.engine.making_bases import Made
     from sfnode.engine.trainer import Trainer
+    from sfnode.manifest import Manifest
+    from sfnode.schema.results import TriedAnswer, TryRewardResult
 
 
 @click.command
@@ -66,3 +81,138 @@ def words(kind: str, found: Made) -> str:
         f"two halves of the rows agree to {found.agreement:.2f} of 1; "
         f"{found.example_forwards:,} example-forwards"
     )
+
+
+REWARDED = tuple(name for name, one in PRESETS.items() if one.task.is_rewarded)
+"""Ready-made tasks with rewards."""
+
+MOST_PROMPTS = 512
+"""Prompts whose mean reward is known to 4 points, whatever it is."""
+
+
+@click.command
+@click.argument("run", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUN.toml]")
+@option("--task", "preset", type=click.Choice(REWARDED), help="A ready-made task, in place of a manifest.")
+@option("--model", metavar="SOURCE", help="The base model: a folder, or with --task a Hugging Face id.")
+@option("--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init`.")
+@option(
+    "--prompts", type=click.IntRange(1, MOST_PROMPTS), default=16, help="Prompts that the base model answers."
+)
+@option("--temperature", type=float, metavar="NUMBER", help="Another temperature.")
+@verifier_option
+@device_option
+@dtype_option
+@json_option
+def try_reward(
+    run: Path | None,
+    preset: str | None,
+    model: str | None,
+    train: str | None,
+    prompts: int,
+    temperature: float | None,
+    verifier: tuple[str, ...],
+    device: str,
+    dtype: str,
+    as_json: bool,
+) -> None:
+    """Score a base model on some prompts of a reward run.
+
+    Says what answers look like and what they get, how many this machine writes, and to how many prompts some
+    answers are better than others, of several that are drawn as in training: the others teach nothing. It is
+    an error if none does.
+    """
+    manifest = _manifest(run, {"preset": preset, "train": train} | ({} if run else {"model": model}))
+    manifest = _changed(manifest, temperature)
+    from sfnode.tasks import verifying
+
+    verifying.permit(manifest.task, verifier)
+    from sfnode import reward_rehearsal as rewards
+    from sfnode.models.files import named_folder
+    from sfnode.preparing import Means
+    from sfnode.store.named_files import NamedFiles
+    from sfnode.tasks.public_files import beside, typed
+
+    found = NamedFiles().and_beside(manifest, run.parent) if run else NamedFiles()
+    home = named_folder(model or "") or found.model
+    places = beside(manifest.data, run.parent) if run else typed(manifest.data)
+    means = Means(device, dtype, run.parent if run else None, home, places)
+    result, problem = rewards.try_out(manifest, means, prompts, waiting)
+    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
+    if problem:
+        raise problem
+
+
+def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
+    """Return the manifest in a file, or of a ready-made task. Raises UserError."""
+    options = {name: value for name, value in given.items() if value is not None}
+    if (run is None) == ("preset" not in options) or (run and options):
+        raise UserError(
+            Code.BAD_OPTION,
+            "it takes a run's manifest, or a ready-made task with --task",
+            "`sfnode organise try-reward run.toml`, or with `--task gsm8k --model MODEL` in its place. For a "
+            "task of your own write the manifest first: `sfnode init`.",
+        )
+    from sfnode.manifest import Manifest
+
+    if run:
+        return Manifest.from_toml(run)
+    from sfnode.models.manifest_builder import build
+
+    return build(options)
+
+
+def _changed(manifest: Manifest, temperature: float | None) -> Manifest:
+    """Return the manifest with another temperature. Raises UserError BAD_OPTION."""
+    from pydantic import ValidationError
+
+    from sfnode.manifest.task import Task
+
+    if temperature is None:
+        return manifest
+    try:
+        task = Task(**manifest.task.model_dump() | {"temperature": temperature})
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise UserError(
+            Code.BAD_OPTION, f"temperature: {reason}", "`sfnode init --help` says what it may be."
+        ) from error
+    return manifest.model_copy(update={"task": task})
+
+
+def _lines(result: TryRewardResult) -> list[str]:
+    """Format the result for people."""
+    memory = "" if result.peak_bytes is None else f", {size_text(result.peak_bytes)} at most"
+    return [
+        f"{result.model} on {result.device} in {result.dtype}, loaded in {result.load_seconds:.1f} s{memory}",
+        *(line for one in result.examples for line in _example(one)),
+        "",
+        f"{result.prompts} prompts (95 % interval), the likeliest tokens:",
+        f"  mean reward {_interval(result.reward, result.reward_low, result.reward_high)}",
+        f"  right       {_interval(result.right, result.right_low, result.right_high)}",
+        f"{result.answers} answers to them, drawn as in training at temperature {result.temperature:g}:",
+        f"  mean reward {result.drawn_reward:.3f}",
+        f"  {result.apart:.0%} of the prompts got answers of which one is better than another; the others "
+        "teach nothing",
+        f"  {result.seconds:.1f} s: {result.answers_per_second:,.1f} answers/s, "
+        f"{result.tokens_per_second:,.0f} tokens/s",
+        *(
+            [f"  {result.cut / result.answers:.0%} of these were cut off by answer_tokens"]
+            if result.cut
+            else []
+        ),
+    ]
+
+
+def _example(one: TriedAnswer) -> list[str]:
+    right = [f"  right   {paragraph(one.right)}"] if one.right else []
+    return [
+        "",
+        f"  prompt  {paragraph(one.prompt)}",
+        *right,
+        f"  answer  {paragraph(one.answer)}",
+        f"  reward  {one.reward:.2f}",
+    ]
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfnode.cli.folders import known_folders
+from sfnode.cli.options import known_folders
 from sfnode.control.client import Client, SyncClient
 from sfnode.errors import Code, UserError
 from sfnode.store.data_folder import Layout, holder

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sfnode.cli.folders import place
+from sfnode.cli.options import place
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import baselines_in_words, percent, probe_in_words
 from sfnode.dashboard.quality import compare

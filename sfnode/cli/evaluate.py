@@ -14,7 +14,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import baselines_in_words, beside, probe_in_words
 from sfnode.errors import Code, UserError
-from sfnode.schema.metrics import better_by, by_class, figure, metric_of, moved_in_words
+from sfnode.schema.metrics import better_by, by_class, drift_in_words, figure, metric_of, moved_in_words
 
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
@@ -206,7 +206,8 @@ def _lines(result: EvalResult, moment: str, details: bool, folder: Path) -> list
         *(f"{when:12}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
         *(f"{'':12}  {line}" for line in (by, by_class(after)) if line),
         f"{'change':12}  {moved_in_words(result.drift.distance)}",
-        *((f"{'drift':12}  {result.drift.in_words}", f"{'digest':12}  {result.digest}") if details else ()),
+        *([f"{'drift':12}  {drift_in_words(result.drift)}"] if details else ()),
+        *([f"{'digest':12}  {result.digest}"] if details else ()),
         *baselines_in_words(result.baselines),
         *(probe_in_words(result.probe, fork_command(result.seal, folder)) if result.probe else ()),
     ]

@@ -17,19 +17,11 @@ import click
 
 from sfnode.cli import options
 from sfnode.cli.data_folder import opened_run, runs_here
-from sfnode.cli.init import (
-    check_bases,
-    init,
-    keys_folder,
-    organising_options,
-    published,
-    write_manifest,
-)
+from sfnode.cli.init import check_bases, init, keys_folder, organising_options, published, write_manifest
 from sfnode.cli.keys import Command
 from sfnode.cli.output import echo
-from sfnode.cli.passphrases import chosen, passphrase_file_option
+from sfnode.cli.passphrases import chosen, keys_dir_option, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.cli.succession import keys_dir_option
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent

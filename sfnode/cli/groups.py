@@ -32,16 +32,20 @@ class Lazy(NamedTuple):
     help: str
     """One line for lists of commands."""
     example: str = ""
-    """A command line that its help ends with; groups have none."""
+    """A command line that its help ends with, without the name of the program; groups have none."""
+
+
+Entry = tuple[str, str] | tuple[str, str, str]
+"""A `Lazy` as it is written in a table."""
 
 
 class LazyGroup(click.Group):
     """A group of the commands in `entries`, by heading and name."""
 
-    def __init__(self, *arguments: Any, entries: Mapping[str, Mapping[str, Lazy]], **settings: Any) -> None:
+    def __init__(self, *arguments: Any, entries: Mapping[str, Mapping[str, Entry]], **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.headings = {heading: list(under) for heading, under in entries.items()}
-        self.entries = {name: entry for under in entries.values() for name, entry in under.items()}
+        self.entries = {name: Lazy(*one) for under in entries.values() for name, one in under.items()}
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.entries)
@@ -55,7 +59,7 @@ class LazyGroup(click.Group):
             entry = self.entries[name]
             command = _imported(name, entry.where)
             command.short_help = entry.help
-            command.epilog = f"Example:  {entry.example}" if entry.example else None
+            command.epilog = f"Example:  sfnode {entry.example}" if entry.example else None
             self.add_command(command, name)
         return self.commands[name]
 

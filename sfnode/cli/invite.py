@@ -13,10 +13,10 @@ import click
 from sfnode.cli.data_folder import running_node, used_folder
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
+from sfnode.control.client import unchecked
 from sfnode.dashboard.formatting import REACHES
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
-from sfnode.schema import unchecked
 
 if TYPE_CHECKING:
     from sfnode.schema.results import InviteResult
@@ -102,7 +102,7 @@ def _from_folder(data_dir: Path) -> InviteResult:
     """Return the invitation by the peers that the node of this folder has met, which the node has kept."""
     layout = used_folder(data_dir)
     try:
-        kept: InviteResult = unchecked.read(layout.contacts.read_bytes())
+        kept: InviteResult = unchecked(layout.contacts.read_bytes())
     except (OSError, ValueError):
         raise UserError(
             Code.NO_ADDRESS,

@@ -19,8 +19,8 @@ from sfnode.cli import options, progress
 from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
 from sfnode.cli.ending import Ending
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
-from sfnode.cli.folders import note
 from sfnode.cli.keys import Command
+from sfnode.cli.options import note
 from sfnode.cli.output import echo
 from sfnode.cli.owner import limit_option, reason
 from sfnode.cli.passphrases import asked

@@ -9,19 +9,21 @@ from __future__ import annotations
 import errno
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 import sfnode
 from sfnode.cli.exit import DONE, interrupted, show, show_usage
-from sfnode.cli.groups import Lazy, LazyGroup
-from sfnode.cli.options import config_file, option
+from sfnode.cli.groups import Entry, LazyGroup, inner_commands
+from sfnode.cli.options import config_file, long_name, option
 from sfnode.cli.output import begin
 from sfnode.defaults import CONFIG
 from sfnode.errors import Code, UserError
+from sfnode.printable import read_toml
 
 COLLECTED_AFTER = 10_000
 """Objects after which Python looks for garbage, in place of 700: nothing that is imported is any, and looking
@@ -29,73 +31,75 @@ takes an eighth of the time in which a node loads its libraries."""
 
 COMMANDS = {
     "Join": {
-        "join": Lazy(
+        "join": (
             "join:join",
             "Run a node: join a run, or start one.",
-            "sfnode join sfnode:AZMB... --limit cpu=50,hours=22:00-07:00",
+            "join sfnode:AZMB... --limit cpu=50,hours=22:00-07:00",
         ),
-        "invite": Lazy("invite:invite", "Print the link with which others join.", "sfnode invite"),
-        "swarm": Lazy("swarm:swarm", "Run several nodes here and compare them.", "sfnode swarm --nodes 4"),
-        "leave": Lazy("owner:leave", "End a running node.", "sfnode leave --finish"),
-        "pause": Lazy("owner:pause", "Have a running node compute nothing for a while.", "sfnode pause 2h"),
-        "resume": Lazy("owner:resume", "End a pause.", "sfnode resume"),
-        "limit": Lazy(
+        "invite": ("invite:invite", "Print the link with which others join.", "invite"),
+        "swarm": ("swarm:swarm", "Run several nodes here and compare them.", "swarm --nodes 4"),
+        "leave": ("owner:leave", "End a running node.", "leave --finish"),
+        "pause": ("owner:pause", "Have a running node compute nothing for a while.", "pause 2h"),
+        "resume": ("owner:resume", "End a pause.", "resume"),
+        "limit": (
             "owner:limit",
             "Show or change the limits of a running node.",
-            "sfnode limit cpu=50,hours=22:00-07:00",
+            "limit cpu=50,hours=22:00-07:00",
         ),
     },
     "Watch": {
-        "status": Lazy("status:status", "Show what a running node is doing.", "sfnode status"),
-        "top": Lazy("dashboard:top", "Watch a running node in the terminal.", "sfnode top"),
-        "dashboard": Lazy(
-            "dashboard:dashboard", "Show a running node in the browser.", "sfnode dashboard --listen 8380"
+        "status": ("status:status", "Show what a running node is doing.", "status"),
+        "top": ("dashboard:top", "Watch a running node in the terminal.", "top"),
+        "dashboard": (
+            "dashboard:dashboard",
+            "Show a running node in the browser.",
+            "dashboard --listen 8380",
         ),
-        "log": Lazy("history:log", "Show what was decided, and who brought what.", "sfnode log"),
-        "leaderboard": Lazy(
+        "log": ("history:log", "Show what was decided, and who brought what.", "log"),
+        "leaderboard": (
             "leaderboard:leaderboard",
             "Show what each member has brought, and its worth.",
-            "sfnode leaderboard",
+            "leaderboard",
         ),
-        "list": Lazy("list:list_", "List the runs on this machine.", "sfnode list"),
+        "list": ("status:list_", "List the runs on this machine.", "list"),
     },
     "Organise": {
-        "init": Lazy("init:init", "Make a run of your data.", "sfnode init tickets.csv"),
-        "organise": Lazy("organise:organise", "See and decide what counts in your run."),
+        "init": ("init:init", "Make a run of your data.", "init tickets.csv"),
+        "organise": ("organise:organise", "See and decide what counts in your run."),
     },
     "Result": {
-        "use": Lazy("use:use", "Ask the trained model.", "sfnode use"),
-        "eval": Lazy("evaluate:evaluate", "Measure the base and the trained model.", "sfnode eval"),
-        "export": Lazy("export:export", "Write the trained model to a folder.", "sfnode export --out model"),
-        "verify": Lazy("verify:verify", "Replay the log and check every signature.", "sfnode verify"),
-        "certificate": Lazy("main:certificate", "Certify what a member has brought."),
-        "publish": Lazy("main:publish", "Write pages about runs for any web server."),
-        "history": Lazy("main:history", "Go back in a run, fork it, keep it in one file."),
+        "use": ("use:use", "Ask the trained model.", "use"),
+        "eval": ("evaluate:evaluate", "Measure the base and the trained model.", "eval"),
+        "export": ("export:export", "Write the trained model to a folder.", "export --out model"),
+        "verify": ("verify:verify", "Replay the log and check every signature.", "verify"),
+        "certificate": ("main:certificate", "Certify what a member has brought."),
+        "publish": ("main:publish", "Write pages about runs for any web server."),
+        "history": ("main:history", "Go back in a run, fork it, keep it in one file."),
     },
     "This machine": {
-        "doctor": Lazy(
+        "doctor": (
             "doctor:doctor",
             "Find out what would keep a node from working here.",
-            "sfnode doctor --link sfnode:AZMB...",
+            "doctor --link sfnode:AZMB...",
         ),
-        "service": Lazy("main:service", "Have systemd keep a node running."),
-        "peer-id": Lazy(
+        "service": ("main:service", "Have systemd keep a node running."),
+        "peer-id": (
             "invite:peer_id_command",
             "Print a folder's peer id, even before its node runs.",
-            "sfnode peer-id --data-dir node",
+            "peer-id --data-dir node",
         ),
-        "keys": Lazy("main:keys", "Keep your keys in an encrypted file."),
-        "completion": Lazy(
+        "keys": ("main:keys", "Keep your keys in an encrypted file."),
+        "completion": (
             "groups:completion",
             "Print the script that completes commands in your shell.",
-            "sfnode completion bash",
+            "completion bash",
         ),
-        "lab": Lazy("sflab.cli.lab:lab", "Measure and simulate, for researchers."),
+        "lab": ("sflab.cli.lab:lab", "Measure and simulate, for researchers."),
     },
 }
 
 
-def group(text: str, entries: Mapping[str, Lazy]) -> LazyGroup:
+def group(text: str, entries: Mapping[str, Entry]) -> LazyGroup:
     """Return a group of these commands."""
     return LazyGroup(entries={"Commands": entries}, help=text)
 
@@ -103,13 +107,15 @@ def group(text: str, entries: Mapping[str, Lazy]) -> LazyGroup:
 certificate = group(
     "Certify what a member has brought to a run, and check such a certificate.",
     {
-        "make": Lazy(
-            "certificate:make",
+        "make": (
+            "leaderboard:make",
             "Certify what the member with KEY has brought.",
-            "sfnode certificate make 5e6f7a8b --out ada.svg",
+            "certificate make 5e6f7a8b --out ada.svg",
         ),
-        "check": Lazy(
-            "certificate:check", "Compute a certificate anew and compare.", "sfnode certificate check ada.svg"
+        "check": (
+            "leaderboard:check",
+            "Compute a certificate anew and compare.",
+            "certificate check ada.svg",
         ),
     },
 )
@@ -117,13 +123,11 @@ certificate = group(
 publish = group(
     "Write pages about runs, for any web server.",
     {
-        "page": Lazy(
-            "publish:page", "Write a page about a run.", "sfnode publish page --out www/owls --every 10m"
-        ),
-        "directory": Lazy(
+        "page": ("publish:page", "Write a page about a run.", "publish page --out www/owls --every 10m"),
+        "directory": (
             "publish:directory",
             "Write a page about several runs.",
-            "sfnode publish directory www/owls/run.json www/bees/run.json --out www",
+            "publish directory www/owls/run.json www/bees/run.json --out www",
         ),
     },
 )
@@ -131,46 +135,46 @@ publish = group(
 service = group(
     "Have the user's systemd start a node, and keep it running.",
     {
-        "install": Lazy(
+        "install": (
             "service:install",
             "Write a unit that runs `sfnode join`.",
-            "sfnode service install --profile owls --limit cpu=50",
+            "service install --profile owls --limit cpu=50",
         ),
-        "remove": Lazy("service:remove", "Remove that unit.", "sfnode service remove --profile owls"),
+        "remove": ("service:remove", "Remove that unit.", "service remove --profile owls"),
     },
 )
 
 keys = group(
     "Keep the keys of a node, and of the runs that you organise, in one encrypted file.",
     {
-        "backup": Lazy(
-            "backup:backup", "Write the keys to an encrypted file.", "sfnode keys backup --out keys.backup"
+        "backup": (
+            "passphrases:backup",
+            "Write the keys to an encrypted file.",
+            "keys backup --out keys.backup",
         ),
-        "restore": Lazy(
-            "backup:restore", "Put the keys of a backup back.", "sfnode keys restore keys.backup"
-        ),
+        "restore": ("passphrases:restore", "Put the keys of a backup back.", "keys restore keys.backup"),
     },
 )
 
 history = group(
     "Go back to any seal of a run, start another from there, keep it in one file.",
     {
-        "diff": Lazy("history:diff", "Show what has changed between two seals.", "sfnode history diff 3 7"),
-        "checkout": Lazy(
+        "diff": ("history:diff", "Show what has changed between two seals.", "history diff 3 7"),
+        "checkout": (
             "history:checkout",
             "Recompute the state, or the model, of any seal.",
-            "sfnode history checkout 3 --out model-3",
+            "history checkout 3 --out model-3",
         ),
-        "fork": Lazy("fork:fork", "Start a new run from a seal.", "sfnode history fork 7 --out owls-2"),
-        "archive": Lazy(
+        "fork": ("fork:fork", "Start a new run from a seal.", "history fork 7 --out owls-2"),
+        "archive": (
             "export:archive",
             "Write the run to one file that verifies itself.",
-            "sfnode history archive --out owls.sfnode",
+            "history archive --out owls.sfnode",
         ),
-        "import": Lazy(
+        "import": (
             "export:import_",
             "Take in the archive of a run, verified.",
-            "sfnode history import owls.sfnode --data-dir owls",
+            "history import owls.sfnode --data-dir owls",
         ),
     },
 )
@@ -197,8 +201,6 @@ def cli(context: click.Context, config: Path | None) -> None:
     file, command = config_file(config), context.invoked_subcommand
     if command is None or (config is None and not file.exists()):
         return
-    from sfnode.cli.config_file import read_config
-
     assert isinstance(cli, LazyGroup)
     others = cli.load_installed(name for name in cli.entries if name != command)
     context.default_map = {command: read_config(file, cli.load(command), others)}
@@ -232,4 +234,79 @@ def _no_name(error: OSError) -> UserError:
         Code.BAD_OPTION,
         f"a name is too long for a file: {error.filename}",
         "Name another file. If the run's manifest names this one, nobody can take part in the run.",
+    )
+
+
+Options = dict[str, click.Option]
+"""Options by their key in the file: the flag without its dashes."""
+
+
+def read_config(file: Path, command: click.Command, others: Iterator[click.Command]) -> dict[str, Any]:
+    """Return the values in `file` for the options of `command`, by parameter name, as text; of a group, those
+    for each of its commands, by its name.
+
+    `others` are looked at as far as it takes to know every key. Raises UserError BAD_OPTION for a file that
+    cannot be read or parsed, for a key that no command has, and for a value of the wrong shape; whether a
+    value makes sense, the option says.
+    """
+    try:
+        values = read_toml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unusable(file, str(error)) from error
+    own = _options(command)
+    known = _known(values, own, others)
+    try:
+        texts = {key: _as_text(key, value, known) for key, value in values.items()}
+    except ValueError as error:
+        raise _unusable(file, str(error)) from error
+    return _given(command, texts)
+
+
+def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict[str, Any]:
+    if isinstance(command, click.Group):
+        return {name: _given(inner, texts) for name, inner in inner_commands(command).items()}
+    own = _options(command)
+    return {str(own[key].name): text for key, text in texts.items() if key in own}
+
+
+def _known(values: Iterable[str], own: Options, others: Iterator[click.Command]) -> Options:
+    """Return the options that the keys `values` belong to, and all others if a key belongs to none."""
+    known, unknown = dict(own), set(values) - own.keys()
+    while unknown and (command := next(others, None)) is not None:
+        known = _options(command) | known
+        unknown -= known.keys()
+    return known
+
+
+def _options(command: click.Command) -> Options:
+    if isinstance(command, click.Group):
+        return {
+            key: one for inner in inner_commands(command).values() for key, one in _options(inner).items()
+        }
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return {long_name(option.opts).removeprefix("--"): option for option in options}
+
+
+def _as_text(key: str, value: Any, known: Mapping[str, click.Option]) -> str | list[str]:
+    """Return a value as one would type it. Raises ValueError."""
+    if key not in known:
+        close = get_close_matches(key, known, 1)
+        raise ValueError(f"no command has an option {key!r}" + (f"; is it {close[0]!r}?" if close else ""))
+    repeated = known[key].multiple
+    if repeated != isinstance(value, list):
+        raise ValueError(f"{key} takes " + ("a list of values" if repeated else "one value, not a list"))
+    return [_typed(key, item) for item in value] if repeated else _typed(key, value)
+
+
+def _typed(key: str, value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{key} takes a string, a number or true or false")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unusable(file: Path, reason: str) -> UserError:
+    return UserError(
+        Code.BAD_OPTION,
+        f"the configuration file {file} is not usable: {reason}",
+        'Its keys are the long options without the dashes in front, such as data-dir = "/srv/sfnode".',
     )

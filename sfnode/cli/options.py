@@ -8,8 +8,10 @@ of `sfnode.settings`; this module does not know what they mean.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -17,9 +19,8 @@ import click
 from click.core import ParameterSource
 
 from sfnode.cli import output
-from sfnode.cli.folders import PROFILE, profile_folder
 from sfnode.cli.keys import Option
-from sfnode.defaults import CONFIG, DATA_DIR, LOCALHOST, located, variable
+from sfnode.defaults import CONFIG, DATA_DIR, FOLDERS, LOCALHOST, PROFILES, located, variable
 from sfnode.errors import Code, UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -211,10 +212,7 @@ def _first(_context: Any, _parameter: Any, value: str) -> str:
 def devices_option(function: F) -> F:
     """Add --device to a command that computes on one or several."""
     return setting(
-        "--device",
-        metavar="NAMES",
-        callback=_parse_devices,
-        help="cpu, cuda, mps; several: cuda:0,cuda:1.",
+        "--device", metavar="NAMES", callback=_parse_devices, help="cpu, cuda, mps; several: cuda:0,cuda:1."
     )(function)
 
 
@@ -319,3 +317,56 @@ def config_file(given: Path | None) -> Path:
 def long_name(names: Iterable[str]) -> str:
     """Return the long one of an option's flags."""
     return next(name for name in names if name.startswith("--"))
+
+
+PROFILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+"""Form of a profile's name: it is the name of a folder."""
+
+MAX_LISTED = 1_000
+"""Lines of the list; beyond, those whose folders are gone leave it. Tests and swarms make many."""
+
+
+def profile_folder(name: str) -> Path:
+    """Return the data folder of a profile."""
+    return located(PROFILES) / name
+
+
+def place(folder: Path) -> tuple[str, ...]:
+    """Return the options that name a data folder; none for the default one."""
+    folder = folder.expanduser().resolve()
+    if folder == located(DATA_DIR).resolve():
+        return ()
+    named = folder.parent == located(PROFILES).resolve() and PROFILE.fullmatch(folder.name)
+    return ("--profile", folder.name) if named else ("--data-dir", str(folder))
+
+
+def known_folders() -> list[Path]:
+    """Return the folders that exist: the default one, those of profiles, others in which nodes have run."""
+    profiles = located(PROFILES)
+    named = sorted(profiles.iterdir()) if profiles.is_dir() else []
+    found = dict.fromkeys([located(DATA_DIR), *named, *_listed()])
+    return [folder for folder in found if folder.is_dir()]
+
+
+def note(folder: Path) -> None:
+    """Add a folder to the list unless it is there, or is found without it."""
+    folder = folder.expanduser().resolve()
+    default, profiles = located(DATA_DIR).resolve(), located(PROFILES).resolve()
+    listed = _listed()
+    if folder == default or folder.parent == profiles or folder in listed:
+        return
+    full = len(listed) >= MAX_LISTED
+    kept = [one for one in listed if one.is_dir()][1 - MAX_LISTED :] if full else []
+    with suppress(OSError):  # nothing but `sfnode list` needs it
+        file = located(FOLDERS)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file.open("w" if full else "a", encoding="utf-8") as out:  # others may add theirs now
+            out.write("".join(f"{line}\n" for line in (*kept, folder)))
+
+
+def _listed() -> list[Path]:
+    try:
+        lines = located(FOLDERS).read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [Path(line) for line in lines if line]

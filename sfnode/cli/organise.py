@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.groups import Lazy, LazyGroup
+from sfnode.cli.groups import LazyGroup
 from sfnode.cli.options import data_dir_option, dry_run_option, json_option, option
 from sfnode.cli.output import echo
+from sfnode.control.client import plain
 from sfnode.dashboard.formatting import evidence_in_words, health_in_words, nats, term_in_words
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
 from sfnode.schema.metrics import result_in_words
-from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
     from sfnode.control.client import SyncClient
@@ -53,62 +53,56 @@ MAX_U32 = (1 << 32) - 1
 
 COMMANDS = {
     "Prepare": {
-        "try-reward": Lazy(
-            "try_reward:try_reward",
+        "try-reward": (
+            "bases:try_reward",
             "Score a base model's answers before a reward run.",
-            "sfnode organise try-reward --task sums",
+            "organise try-reward --task sums",
         ),
-        "make-bases": Lazy(
-            "bases:make_bases", "Make bases to publish for a run.", "sfnode organise make-bases --out bases"
+        "make-bases": (
+            "bases:make_bases",
+            "Make bases to publish for a run.",
+            "organise make-bases --out bases",
         ),
     },
     "Look": {
-        "status": Lazy(
-            "organise:status", "Show epochs, members, budget and health.", "sfnode organise status --json"
-        ),
-        "members": Lazy(
-            "organise:members", "List the members and who waits.", "sfnode organise members --waiting"
-        ),
+        "status": ("organise:status", "Show epochs, members, budget and health.", "organise status --json"),
+        "members": ("organise:members", "List the members and who waits.", "organise members --waiting"),
     },
     "Decide": {
-        "invite": Lazy(
-            "organise:invite", "Make a link that admits whoever has it.", "sfnode organise invite --uses 5"
+        "invite": ("organise:invite", "Make a link that admits whoever has it.", "organise invite --uses 5"),
+        "admit": ("organise:admit", "Admit a newcomer.", "organise admit 5e6f7a8b"),
+        "revoke": ("organise:revoke", "Let nothing of a member count any more.", "organise revoke 5e6f7a8b"),
+        "void": ("organise:void", "Take back what seals have counted.", "organise void 7-12"),
+        "budget": ("organise:budget", "Change after how many updates the run ends.", "organise budget 20000"),
+        "bases": (
+            "organise:bases",
+            "Publish bases for a coming subspace.",
+            "organise bases bases/0123.bases",
         ),
-        "admit": Lazy("organise:admit", "Admit a newcomer.", "sfnode organise admit 5e6f7a8b"),
-        "revoke": Lazy(
-            "organise:revoke", "Let nothing of a member count any more.", "sfnode organise revoke 5e6f7a8b"
+        "announce": ("organise:announce", "Tell everybody something.", 'organise announce "Back on Monday"'),
+        "next": ("organise:announce_next", "Announce the run that follows.", "organise next sfnode:AZMB..."),
+        "stand-in": (
+            "organise:stand_in",
+            "Offer to organise when the organiser is away.",
+            "organise stand-in",
         ),
-        "void": Lazy("organise:void", "Take back what seals have counted.", "sfnode organise void 7-12"),
-        "budget": Lazy(
-            "organise:budget", "Change after how many updates the run ends.", "sfnode organise budget 20000"
+        "stand-ins": (
+            "organise:stand_ins",
+            "Name members who stand in for you.",
+            "organise stand-ins 3 7 12",
         ),
-        "bases": Lazy(
-            "organise:bases", "Publish bases for a coming subspace.", "sfnode organise bases bases/0123.bases"
-        ),
-        "announce": Lazy(
-            "organise:announce", "Tell everybody something.", 'sfnode organise announce "Back on Monday"'
-        ),
-        "next": Lazy(
-            "organise:announce_next", "Announce the run that follows.", "sfnode organise next sfnode:AZMB..."
-        ),
-        "stand-in": Lazy(
-            "organise:stand_in", "Offer to organise when the organiser is away.", "sfnode organise stand-in"
-        ),
-        "stand-ins": Lazy(
-            "organise:stand_ins", "Name members who stand in for you.", "sfnode organise stand-ins 3 7 12"
-        ),
-        "end": Lazy("organise:end", "Complete the run, for good.", "sfnode organise end --dry-run"),
+        "end": ("organise:end", "Complete the run, for good.", "organise end --dry-run"),
     },
     "Hand the key over": {
-        "hand-over": Lazy(
+        "hand-over": (
             "succession:hand_over",
             "Propose another key, and bring in what was signed.",
-            "sfnode organise hand-over --out next.json",
+            "organise hand-over --out next.json",
         ),
-        "sign": Lazy(
+        "sign": (
             "succession:sign",
             "Vote for a proposal, as a deputy.",
-            "sfnode organise sign next.json --keys-dir deputy",
+            "organise sign next.json --keys-dir deputy",
         ),
     },
 }

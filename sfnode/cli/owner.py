@@ -14,9 +14,9 @@ import click
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import F, data_dir_option, json_option, option
 from sfnode.cli.output import echo
+from sfnode.control.client import plain
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.errors import Code, UserError
-from sfnode.schema.unchecked import plain
 from sfnode.store.data_folder import holder
 
 if TYPE_CHECKING:

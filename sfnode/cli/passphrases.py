@@ -1,4 +1,7 @@
-"""Passphrases of keys: from a file or typed at a terminal; never on the command line, which others see."""
+"""Passphrases of keys: from a file or typed at a terminal; never on the command line, which others see.
+
+`sfnode keys backup` and `restore` put the keys of a node and of its owner's runs into one encrypted file.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,20 @@ from typing import TypeVar
 
 import click
 
-from sfnode.cli.options import F, option
-from sfnode.cli.output import ask
+from sfnode.cli.options import F, data_dir_option, option, out_option, require_new_file
+from sfnode.cli.output import ask, echo
+from sfnode.defaults import KEYS_DIR, located
 from sfnode.errors import Code, UserError
 
 T = TypeVar("T")
+
+keys_dir_option = option(
+    "--keys-dir",
+    type=click.Path(path_type=Path),
+    default=KEYS_DIR,
+    callback=lambda _context, _parameter, value: located(value),
+    help="Where the keys of organised runs are kept.",
+)
 
 
 def passphrase_file_option(function: F, key: str = "") -> F:
@@ -53,3 +65,58 @@ def _read(file: Path) -> bytes:
     from sfnode.store.run_keys import read_passphrase
 
     return read_passphrase(file)
+
+
+OF_NODE = {"identity.pem": "the node's key", "libp2p.key": "the node's name in the network"}
+
+
+@click.command
+@out_option("FILE", "Where to write the backup.")
+@keys_dir_option
+@passphrase_file_option
+@data_dir_option
+def backup(out: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: Path) -> None:
+    """Write the keys of a folder's node, and those of the runs that you organise, to one encrypted file.
+
+    Nobody can open it without its passphrase. Keys that have one of their own keep that, too.
+    """
+    from sfnode.store import key_backup
+
+    require_new_file(out)
+    files = key_backup.collected(data_dir, keys_dir)
+    key_backup.write(out, files, chosen(passphrase_file, "the backup"))
+    for place, data in files.items():
+        echo(f"in it: {_said(place, data)}")
+    echo(f"wrote {out}: keep it elsewhere, and its passphrase somewhere else")
+
+
+@click.command
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+@keys_dir_option
+@passphrase_file_option
+@data_dir_option
+def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: Path) -> None:
+    """Put the keys of a backup where they belong. Those that are there stay as they are.
+
+    What a restored key has signed since may be unknown here. So a node goes on with a new feed, as the same
+    member. An organiser's key signs nothing in a term that has begun before where members stand in, and
+    elsewhere once others have told that they have no more decisions.
+    """
+    from sfnode.store import key_backup
+
+    files = unlocked(lambda passphrase: key_backup.read(file, passphrase), passphrase_file)
+    new = key_backup.restore(files, data_dir, keys_dir)
+    for place, data in files.items():
+        echo(f"{'restored' if place in new else 'was there already'}: {_said(place, data)}")
+
+
+def _said(place: str, data: bytes) -> str:
+    """Return what a key of a backup is, and the beginning of its public half."""
+    from sfnode.store.key_backup import public
+
+    name = place.partition("/")[2]
+    run, _, rest = name.partition(".")
+    whose = {"": f"the organiser's key of run {run[:16]}", "recovery": f"the recovery key of run {run[:16]}"}
+    said = OF_NODE.get(name) or (whose.get(rest) if len(run) == 64 else None) or f"the key {name}"
+    key = public(data)
+    return said if key is None else f"{said}, {key[:16] or 'encrypted'}"

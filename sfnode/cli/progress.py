@@ -15,22 +15,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import download_in_words
 from sfnode.logging import BEGINS, begins, log
 from sfnode.printable import paragraph, size_text
-from sfnode.schema.node_state import NodeState, far
+from sfnode.schema.metrics import far
+from sfnode.schema.node_state import NodeState
 
 if TYPE_CHECKING:
     from sfnode.schema.status import Status
@@ -63,59 +56,45 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
         with _lines(what, seconds) as advance:
             yield advance
         return
-    columns = (SpinnerColumn(), _Described(), _Bar(), _Far(), TimeElapsedColumn(), _Left(seconds))
+
+    def left(task: Task) -> str:
+        done = task.completed / task.total if task.total else 0.0
+        return left_text(done, task.elapsed or 0.0, seconds)
+
+    columns = (SpinnerColumn(), _Told(), BarColumn(), _Told(_far), TimeElapsedColumn(), _Told(left))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
 
 
-class _Described(ProgressColumn):
-    """The name of the work, which may have one of a stranger's in it."""
+class _Told(ProgressColumn):
+    """A column with what a function says of the work; its name may have one of a stranger's in it."""
 
-    def render(self, task: Task) -> Text:
-        return Text(paragraph(task.description))
-
-
-class _Bar(BarColumn):
-    """A bar, once it is known how much there is to do: before, rich draws a full one."""
-
-    def render(self, task: Task) -> Any:
-        return super().render(task) if task.total else Text("...")
-
-
-class _Far(MofNCompleteColumn):
-    """The count of what is done, once it is known of how much: before, rich says `0/?`."""
-
-    def render(self, task: Task) -> Text:
-        return super().render(task) if task.total else Text()
-
-
-class _Left(ProgressColumn):
-    """The time that is left, also before anything is done."""
-
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, say: Callable[[Task], str] = lambda task: paragraph(task.description)) -> None:
         super().__init__()
-        self._seconds = seconds
+        self._say = say
 
     def render(self, task: Task) -> Text:
-        done = task.completed / task.total if task.total else 0.0
-        return Text(left_text(done, task.elapsed or 0.0, self._seconds), style="progress.remaining")
+        return Text(self._say(task))
+
+
+def _far(task: Task) -> str:
+    """Return how much is done, once it is known of how much: before, rich says `0/?`."""
+    return f"{task.completed:,.0f}/{task.total:,.0f}" if task.total else ""
 
 
 @contextmanager
 def _lines(what: str, seconds: float) -> Iterator[Advance]:
-    begun, ended = time.monotonic(), threading.Event()
-    far = (0, 0)
+    begun, ended, far = time.monotonic(), threading.Event(), [0, 0]
 
     def note(done: int, total: int) -> None:
-        nonlocal far
-        far = done, total
+        far[:] = done, total
 
     def line() -> str:
         done, total = far
-        told = [f"{done:,} of {total:,}"] if total else []
         left = left_text(done / total if total else 0.0, time.monotonic() - begun, seconds)
-        return ": ".join([what, ", ".join([*told, left])]) if told or left else what
+        told = f"{done:,} of {total:,}, {left}" if total else left
+        return f"{what}: {told}" if told else what
 
     def draw() -> None:
         while not ended.wait(LINES):
@@ -232,7 +211,7 @@ class Narration:
         if not self._terminal or not self._what or self._ended.is_set():
             return
         if self._bars is None:
-            columns = (SpinnerColumn(), _Described(), TimeElapsedColumn())
+            columns = (SpinnerColumn(), _Told(), TimeElapsedColumn())
             self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bars.add_task(self._what, total=None)
             self._bars.start()

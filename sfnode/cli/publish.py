@@ -14,9 +14,8 @@ from sfnode.cli.exit import warn
 from sfnode.cli.options import data_dir_option, option, out_option
 from sfnode.cli.output import echo
 from sfnode.cli.owner import parse_duration
-from sfnode.cli.passphrases import passphrase_file_option
+from sfnode.cli.passphrases import keys_dir_option, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.cli.succession import keys_dir_option
 from sfnode.dashboard.formatting import count
 from sfnode.errors import Code, UserError
 from sfnode.printable import size_text

@@ -1,17 +1,18 @@
-"""`sfnode status`: what a running node is doing."""
+"""`sfnode status`: what a running node is doing; `sfnode list`: the runs on this machine."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.options import data_dir_option, details_option, json_option, option
-from sfnode.cli.output import echo
+from sfnode.cli.options import data_dir_option, details_option, json_option, known_folders, option
+from sfnode.cli.output import echo, table
 from sfnode.cli.owner import limit_lines
+from sfnode.control.client import plain
 from sfnode.dashboard.formatting import (
     count,
     download_in_words,
@@ -21,10 +22,10 @@ from sfnode.dashboard.formatting import (
     nats,
     percent,
 )
-from sfnode.printable import pace, part_of, size_text, span
-from sfnode.schema.metrics import drift_in_words, moved_in_words, trained_by
-from sfnode.schema.node_state import doing_in_words
-from sfnode.schema.unchecked import plain
+from sfnode.errors import UserError
+from sfnode.printable import pace, part_of, read_toml, size_text, span
+from sfnode.schema.metrics import doing_in_words, drift_in_words, moved_in_words, trained_by
+from sfnode.store.data_folder import Layout, holder
 
 if TYPE_CHECKING:
     from sfnode.schema.status import PrivacyStatus, RunStatus, Status
@@ -81,7 +82,7 @@ def _detail_lines(s: Status) -> list[str]:
     """Say the same in precise terms."""
     lines = [f"digest   {s.digest}"]
     lines += [f"origin   {s.origin}, incarnation {s.incarnation}"] if s.origin else []
-    lines += [f"drift    {drift_in_words(s.drift.distance, s.drift.kl)}"] if s.drift else []
+    lines += [f"drift    {drift_in_words(s.drift)}"] if s.drift else []
     run = s.organised
     if run is None:
         return lines
@@ -131,10 +132,7 @@ def _run_lines(run: RunStatus) -> list[str]:
     """Say how an organised run stands, and this node in it."""
     last = "" if run.seconds_since_seal is None else f", the last one {span(run.seconds_since_seal)} ago"
     here = "" if run.organiser is None else f"; organised here ({run.organiser})"
-    lines = [
-        f"rounds   {run.sealed} count{last}{here}",
-        f"model    {health_in_words(run.health)}",
-    ]
+    lines = [f"rounds   {run.sealed} count{last}{here}", f"model    {health_in_words(run.health)}"]
     if run.stand_ins:
         lines.append(
             f"organise {run.stand_ins_here} of {run.stand_ins} who stand in for the organiser are here"
@@ -149,3 +147,57 @@ def _run_lines(run: RunStatus) -> list[str]:
     if run.behind:
         lines.append(f"behind   {run.behind} updates that the organiser has named are not here yet")
     return lines
+
+
+HEADS = ("folder", "run", "run id", "state", "your updates")
+
+
+@click.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the runs on this machine: folder, name, run id, whether a node runs there, updates that it made.
+
+    Looks into the default folder, those of --profile, and those in which `sfnode join` was run by this user.
+    """
+    found = [_described(folder) for folder in known_folders() if Layout(folder).manifest.exists()]
+    if as_json:
+        echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    if not found:
+        echo("No run on this machine yet: `sfnode join LINK` joins one, `sfnode swarm` shows one.")
+        return
+    echo(table([HEADS, *(tuple(_words(value) for value in run.values()) for run in found)]))
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """Return what there is to say about the run in `folder`; its node is asked if one runs."""
+    run: dict[str, Any] = {"folder": str(folder), "run_name": None, "run_id": None}
+    if holder(folder) is not None:
+        try:
+            status = running_node(folder).status()
+        except UserError:  # it starts or ends at this moment, or hangs
+            return run | _kept(folder) | {"state": "not answering"}
+        more = {"run_name": status.run_name, "run_id": status.run_id, "state": status.state}
+        return run | more | {"contributed": status.contributed}
+    return run | {"state": "not running"} | _kept(folder)
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """Return what the files in `folder` say about its run."""
+    from sfnode.node.startup import contributed
+    from sfnode.store.log import UpdateLog
+
+    layout = Layout(folder)
+    kept: dict[str, Any] = {"contributed": None}
+    try:
+        kept["run_name"] = str(read_toml(layout.manifest.read_text("utf-8")).get("name", ""))
+        with UpdateLog.open(layout.log, read_only=True) as log:
+            kept |= {"run_id": log.run_id.hex(), "contributed": contributed(layout, log)}
+    except (OSError, ValueError, UserError):  # it says so when it is used
+        pass
+    return kept
+
+
+def _words(value: object) -> str:
+    text = "?" if value is None else str(value)
+    return text[:16] if len(text) == 64 and "/" not in text else text

@@ -14,11 +14,10 @@ import click
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, dry_run_option, option, out_option, require_new_file
 from sfnode.cli.output import echo
-from sfnode.cli.passphrases import passphrase_file_option, unlocked
+from sfnode.cli.passphrases import keys_dir_option, passphrase_file_option, unlocked
+from sfnode.control.client import plain
 from sfnode.dashboard.formatting import term_in_words
-from sfnode.defaults import KEYS_DIR, located
 from sfnode.errors import Code, UserError
-from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
     from sfnode.schema.organising import SuccessionFile
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
 
 MAX_FILE = 65_536
 """Bytes of a file that is read: with the keys and votes of 64 deputies it has 20,000."""
-
-keys_dir_option = option(
-    "--keys-dir",
-    type=click.Path(path_type=Path),
-    default=KEYS_DIR,
-    callback=lambda _context, _parameter, value: located(value),
-    help="Where the keys of organised runs are kept.",
-)
 
 
 @click.command

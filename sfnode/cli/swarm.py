@@ -23,8 +23,8 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.printable import pace, part_of, span
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.metrics import measured, trained_by
-from sfnode.schema.node_state import NodeState, doing_in_words
+from sfnode.schema.metrics import doing_in_words, measured, trained_by
+from sfnode.schema.node_state import NodeState
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status

@@ -49,11 +49,7 @@ BETWEEN = "|"
     type=click.Path(path_type=Path),
     help="Use the model in a folder that `sfnode export --out FOLDER` has written.",
 )
-@options.option(
-    "--file",
-    metavar="FILE",
-    help="Answer all rows of a table (.tsv .csv .jsonl .parquet).",
-)
+@options.option("--file", metavar="FILE", help="Answer all rows of a table (.tsv .csv .jsonl .parquet).")
 @options.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import urlencode
 
 from sfnode import schema
 from sfnode.errors import Code, UserError
-from sfnode.schema import unchecked
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -112,7 +112,7 @@ class Client:
 
     Every method raises UserError: NODE_NOT_RUNNING if there is none, NODE_NOT_ANSWERING if it gives no
     usable answer, and whatever the node refuses. With
-    `checked=False` answers are not validated but taken as they are (`sfnode.schema.unchecked`).
+    `checked=False` answers are not validated but taken as they are (`unchecked`).
     """
 
     _exchange = staticmethod(exchange)
@@ -252,7 +252,7 @@ class Client:
 
     def _read(self, kind: Kind[T], text: bytes) -> T:
         try:
-            return kind().model_validate_json(text) if self._checked else cast(T, unchecked.read(text))
+            return kind().model_validate_json(text) if self._checked else cast(T, unchecked(text))
         except ValueError as error:  # pydantic's ValidationError is one
             raise other_version(self._socket) from error
 
@@ -373,3 +373,55 @@ def _refused(answer: bytes) -> UserError:
     except (ValueError, LookupError, TypeError):
         reason = answer.decode(errors="replace")
     return UserError(Code.BAD_OPTION, f"the node refuses: {reason}", "Ask it for something it can do.")
+
+
+# Answers as plain records, for commands that print them and end. A record has the fields of the model that
+# the node filled in, so it may be used, and type-checked, as its stand-in, but no methods come with it:
+# validation needs pydantic, whose import alone takes as long as everything else that `sfnode status` does.
+
+MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
+"""Fields of type float that JSON has no word for at times; then they travel as strings."""
+
+
+_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""Words that stand in JSON for numbers that it cannot express, by what Python writes."""
+
+
+class UncheckedAnswer(SimpleNamespace):
+    """One JSON object; its fields are attributes. A field that it lacks raises NODE_NOT_ANSWERING."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UserError(
+            Code.NODE_NOT_ANSWERING,
+            f"the node's answer has no field {name}; is it of another version of sfnode?",
+            "Start the node again, with this version.",
+        )
+
+
+def unchecked(text: bytes) -> Any:
+    """Return the answer in `text`, or a list of them. Raises ValueError for what is no JSON."""
+    return json.loads(text, object_hook=_record)
+
+
+def plain(answer: object) -> Any:
+    """Return an answer as it was before it was read, for `json.dumps`."""
+    if isinstance(answer, UncheckedAnswer):
+        return {name: plain(value) for name, value in vars(answer).items()}
+    if isinstance(answer, list):
+        return [plain(item) for item in answer]
+    return _WORDS.get(str(answer), answer) if isinstance(answer, float) else answer
+
+
+def _record(fields: dict[str, Any]) -> UncheckedAnswer:
+    for name in MAY_BE_NO_NUMBER:
+        if name in fields:
+            fields[name] = _number(fields[name])
+    return UncheckedAnswer(**fields)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    return float(value) if isinstance(value, str) else value

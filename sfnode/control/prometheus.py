@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sfnode.control import web_server
-from sfnode.control.access import only_known_hosts
+from sfnode.control.web_server import only_known_hosts
 from sfnode.errors import Code, UserError
 from sfnode.schema.metrics import LOSS, REWARD, Trained, metric_of, trained_by
 from sfnode.schema.node_state import NodeState

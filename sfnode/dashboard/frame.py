@@ -16,16 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sfnode.dashboard import formatting
-from sfnode.dashboard.formatting import (
-    bar,
-    count,
-    delay,
-    limits_in_words,
-    percent,
-    printable,
-    short,
-    spark,
-)
+from sfnode.dashboard.formatting import bar, count, delay, limits_in_words, percent, printable, short, spark
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import Mood, Now, agreement, alarms, contributed, doing, together
 from sfnode.printable import SHORT_KEY, pace, part_of, size_text, span

@@ -148,13 +148,7 @@ def quality(
     return of_run(s, evaluations) if s.organised else of_node(s, measurements)
 
 
-def verdict(
-    health: RunHealth,
-    latest: Evaluation | None,
-    base: Evaluation | None,
-    *,
-    rises: bool,
-) -> Words:
+def verdict(health: RunHealth, latest: Evaluation | None, base: Evaluation | None, *, rises: bool) -> Words:
     """Return the words that say whether a model gets better, the same wherever they are shown.
 
     `rises`: the last results show a gain, and more are to come.

@@ -19,18 +19,17 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError, validate_call
 
 from sfnode.control import web_server
-from sfnode.control.access import Handler, is_from_elsewhere, is_known, known_names
 from sfnode.control.client import Client
-from sfnode.control.routes import PauseRequest, get, invalid, post
-from sfnode.control.routes import error as refusal
+from sfnode.control.server import Seconds, get, invalid, post
+from sfnode.control.server import error as refusal
+from sfnode.control.web_server import Handler, is_from_elsewhere, is_known, known_names
 from sfnode.dashboard.formatting import REACHES, limits_in_words, qr_svg
-from sfnode.dashboard.quality import Quality, quality
+from sfnode.dashboard.quality import quality
 from sfnode.dashboard.snapshot import (
     Now,
-    Words,
     agreement,
     alarms,
     contributed,
@@ -41,21 +40,10 @@ from sfnode.dashboard.snapshot import (
 )
 from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.printable import command
-from sfnode.schema.base import Answer
-from sfnode.schema.metrics import Trained, measured, moved_in_words, task_of, trained_by
+from sfnode.schema.metrics import measured, moved_in_words, task_of, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import InviteResult
-from sfnode.schema.status import Status
-from sfnode.schema.views import (
-    About,
-    Curves,
-    GenerateRequest,
-    OriginsQuery,
-    OwnStanding,
-    Progress,
-    Swarm,
-    Timeline,
-)
+from sfnode.schema.views import Count, KeyStart, Page, Prompt, Tokens
 
 # Access to the web dashboard: checks of every request, and the headers of every answer.
 #
@@ -155,78 +143,20 @@ NO_CONTROL = (
     "`sfnode pause`, `sfnode limit` and `sfnode leave`"
 )
 
-_BODY: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
-
-class NowAnswer(Answer):
-    """The answer that the page asks for every two seconds: three answers of the node, and what they mean."""
-
-    status: Status
-    progress: Progress
-    swarm: Swarm
-    alarms: list[Words]
-    doing: Words
-    together: Words
-    agreement: dict[str, Words]
-    """State of each neighbour compared with ours, by peer id."""
-    limits: dict[str, str]
-    """Limits in force, formatted for people."""
-    trained: Trained
-    """Word and unit of losses."""
-    moved: str
-    """Distance of the model that was evaluated last from its base, in words; empty before that."""
-
-    @classmethod
-    def of(cls, now: Now) -> NowAnswer:
-        drift = now.status.drift
-        return cls(
-            **now._asdict(),
-            alarms=alarms(now.status),
-            doing=doing(now),
-            together=together(now),
-            agreement={node.peer: agreement(node, now.known) for node in now.near},
-            limits=limits_in_words(now.status.limits),
-            trained=trained_by(now.status.task),
-            moved=f"{moved_in_words(drift.distance)}.".capitalize() if drift else "",
-        )
-
-
-class AboutAnswer(Answer):
-    """The purpose of the run, and whether whoever sees the page may direct the node."""
-
-    about: About
-    task: str
-    """Its task in words."""
-    control: bool
-
-
-class QualityAnswer(Answer):
-    """The quality of the run's model."""
-
-    quality: Quality
-
-
-class TimelineAnswer(Timeline):
-    """The last decisions, and results in words."""
-
-    measured: dict[int, str]
-    """Results by the positions of their decisions."""
-
-
-class InvitationAnswer(Answer):
-    """The command with which others join."""
-
-    command: str
-    """Empty if there is no address to invite to, or nothing to join any more."""
-    note: str
-    """The network from which it works, if not from everywhere."""
-
-
-class OwnAnswer(Answer):
-    """The contribution of this node, and the same in words."""
-
-    own: OwnStanding
-    words: Words
+def now_in_words(now: Now) -> dict[str, Any]:
+    """Return what the page asks for every two seconds: three answers of the node, and what they mean."""
+    drift = now.status.drift
+    return {
+        **now._asdict(),
+        "alarms": alarms(now.status),
+        "doing": doing(now),
+        "together": together(now),
+        "agreement": {node.peer: agreement(node, now.known) for node in now.near},
+        "limits": limits_in_words(now.status.limits),
+        "trained": trained_by(now.status.task),
+        "moved": f"{moved_in_words(drift.distance)}.".capitalize() if drift else "",
+    }
 
 
 @asynccontextmanager
@@ -287,35 +217,37 @@ def _pages() -> list[web.RouteDef]:
 def _answers(client: Client, control: bool) -> list[web.RouteDef]:
     """Return the routes that the page asks."""
 
-    async def about() -> AboutAnswer:
+    async def about() -> Any:
         found = await client.about()
-        return AboutAnswer(about=found, task=task_of(found.task).name, control=control)
+        return {"about": found, "task": task_of(found.task).name, "control": control}
 
-    async def now() -> NowAnswer:
-        return NowAnswer.of(await look(client))
+    async def now() -> Any:
+        return now_in_words(await look(client))
 
-    async def own() -> OwnAnswer:
+    async def own() -> Any:
         standing, status = await asyncio.gather(client.standing(), client.status())
-        return OwnAnswer(own=standing, words=contributed(status, standing))
+        return {"own": standing, "words": contributed(status, standing)}
 
-    async def model() -> QualityAnswer:
+    async def model() -> Any:
         status = await client.status()
         evaluations = (await client.organising()).evaluations if status.organised else []
         measurements = [] if status.organised else (await client.curves()).measurements
-        return QualityAnswer(quality=quality(status, measurements, evaluations))
+        return {"quality": quality(status, measurements, evaluations)}
 
-    async def timeline() -> TimelineAnswer:
+    async def timeline() -> Any:
         found = await client.timeline()
-        words = {
-            one.position: measured(one.evaluation)
-            for one in found.entries
-            if one.evaluation and one.position is not None
-        }
-        return TimelineAnswer(total=found.total, entries=found.entries, measured=words)
+        told = ((one.position, one.evaluation) for one in found.entries)
+        return {**dict(found), "measured": {at: measured(one) for at, one in told if one and at is not None}}
 
-    async def evaluate() -> Curves:
+    async def evaluate() -> Any:
         await measure(client)
         return await client.curves()
+
+    def origins(offset: Count = 0, limit: Page = 100, find: KeyStart = "") -> Awaitable[Any]:
+        return client.origins(offset=offset, limit=limit, find=find)
+
+    def generate(prompt: Prompt, tokens: Tokens = 32) -> Awaitable[Any]:
+        return client.generate(prompt, tokens=tokens)
 
     return [
         get("/api/now", now),
@@ -325,9 +257,9 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
         get("/api/quality", model),
         get("/api/samples", client.samples),
         get("/api/timeline", timeline),
-        get("/api/origins", lambda query: client.origins(**query.model_dump()), OriginsQuery),
-        get("/api/history", client.history),
-        post("/api/generate", lambda wanted: client.generate(**wanted.model_dump()), GenerateRequest),
+        get("/api/origins", origins),
+        get("/api/history", lambda: client.history()),
+        post("/api/generate", generate),
         post("/api/evaluate", evaluate),
     ]
 
@@ -346,11 +278,11 @@ def _invitation(client: Client) -> list[web.RouteDef]:
                 raise
             return None
 
-    async def invitation() -> InvitationAnswer:
+    async def invitation() -> dict[str, str]:
         found = await link()
         if found is None:
-            return InvitationAnswer(command="", note="")
-        return InvitationAnswer(command=command("sfnode", "join", found.link), note=REACHES[found.reach])
+            return {"command": "", "note": ""}
+        return {"command": command("sfnode", "join", found.link), "note": REACHES[found.reach]}
 
     async def code(_: web.Request) -> web.Response:
         found = await link()
@@ -362,21 +294,25 @@ def _invitation(client: Client) -> list[web.RouteDef]:
 def _orders(client: Client, control: bool) -> list[web.RouteDef]:
     """Return the routes by which the page directs the node; without `control` they refuse."""
 
-    def order(name: str, carry_out: Callable[[Any], Awaitable[object]]) -> web.RouteDef:
-        async def handle(request: web.Request) -> web.Response:
-            if not control:
-                return refusal(403, NO_CONTROL)
-            wanted = _BODY.validate_json(await request.read() or b"{}")
-            await carry_out(wanted)
-            return web.json_response({"done": True})
+    def order(name: str, carry_out: Callable[..., Awaitable[object]]) -> web.RouteDef:
+        async def ordered(**wanted: Any) -> dict[str, bool]:
+            await carry_out(**wanted)
+            return {"done": True}
 
-        return web.post(f"/api/{name}", handle)
+        async def refused(_: web.Request) -> web.Response:
+            return refusal(403, NO_CONTROL)
+
+        return post(f"/api/{name}", ordered) if control else web.post(f"/api/{name}", refused)
+
+    @validate_call
+    def pause(seconds: Seconds = None) -> Awaitable[object]:
+        return client.pause(seconds)
 
     return [
-        order("pause", lambda body: client.pause(PauseRequest.model_validate(body).seconds)),
-        order("resume", lambda _: client.resume()),
-        order("limits", client.limit),
-        order("leave", lambda _: client.leave()),
+        order("pause", pause),
+        order("resume", lambda **_: client.resume()),
+        order("limits", lambda **changes: client.limit(changes)),
+        order("leave", lambda **_: client.leave()),
     ]
 
 

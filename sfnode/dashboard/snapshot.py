@@ -12,7 +12,8 @@ from sfnode.control.client import Client
 from sfnode.dashboard.formatting import count, percent
 from sfnode.errors import UserError
 from sfnode.printable import pace
-from sfnode.schema.node_state import NodeState, doing_in_words
+from sfnode.schema.metrics import doing_in_words
+from sfnode.schema.node_state import NodeState
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import NodeEvaluation

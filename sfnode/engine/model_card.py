@@ -21,7 +21,7 @@ from sfnode.manifest.task import Task
 from sfnode.models.files import licence_of
 from sfnode.printable import command, printable
 from sfnode.schema.history import Contributor, Provenance
-from sfnode.schema.metrics import metric_of, trained_by
+from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
 from sfnode.tasks.calibration import CALIBRATION_ROWS
 
 USE = """\
@@ -116,7 +116,7 @@ def model_card(
         parts.append(_rewarded(task))
     if not adapter:
         parts.append(USE.format(lines=ten_lines(model), most=task.max_tokens))
-    parts.append(f"Drift from the base model: {drift(model).in_words}.\n")
+    parts.append(f"Drift from the base model: {drift_in_words(drift(model))}.\n")
     parts += _about(model, about, weights or {}) if about else ()
     return "\n".join([*parts, _training(model)])
 

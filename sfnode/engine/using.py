@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sfnode.documents import read_json
 from sfnode.engine.devices import usable_device
 from sfnode.engine.evaluation import prior
 from sfnode.engine.generation import complete, positions
@@ -23,6 +22,7 @@ from sfnode.manifest.task import Task
 from sfnode.models import loader
 from sfnode.models.files import broken
 from sfnode.models.loader import LoadedModel
+from sfnode.printable import read_json
 from sfnode.tasks import calibration, chat
 from sfnode.tasks.encoding import Prior, prior_of
 from sfnode.tasks.prompts import Conversation, Prompt, render_row, unanswered

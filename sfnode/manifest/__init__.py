@@ -22,7 +22,6 @@ import msgpack
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import (
     BUILTIN,
@@ -38,7 +37,7 @@ from sfnode.manifest.sections import (
 )
 from sfnode.manifest.task import ANSWERS, READING, Task
 from sfnode.manifest.training import Training
-from sfnode.printable import command, size_text
+from sfnode.printable import command, read_toml, size_text
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.messages import (
     ELECTED_TERMS,

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sfnode.bounded_program import serve
+from sfnode.bounded_process import serve
 from sfnode.errors import Code, UserError
 from sfnode.models import files, loader, shapes
 from sfnode.models.examination import ModelPart

@@ -21,10 +21,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
 from sfnode.models import examination, files, vetting
-from sfnode.printable import first_line
+from sfnode.printable import first_line, read_toml
 
 PREFIX = "shape:"
 """Prefix that marks the source of a model as the name of a shape."""

@@ -18,8 +18,8 @@ from sfnode.node.run_context import RunContext
 from sfnode.node.startup import in_thread
 from sfnode.organising.reporting.reports import Reports
 from sfnode.printable import pace, part_of, span
-from sfnode.schema.metrics import trained_by
-from sfnode.schema.node_state import NodeState, doing_in_words
+from sfnode.schema.metrics import doing_in_words, trained_by
+from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import AlarmStatus, Status
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE
 

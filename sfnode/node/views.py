@@ -1,7 +1,7 @@
 """Collects the views of a running node: curves, progress, the swarm around it, origins and history.
 
 A relay has the same views as a trainer. This module reads the node's parts and changes none of them; it knows
-neither how views are asked for (`sfnode.control.routes`) nor how they look on a screen.
+neither how views are asked for (`sfnode.control.server`) nor how they look on a screen.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ from sfnode.schema.views import (
     About,
     Curves,
     Feeds,
-    FeedsQuery,
     FeedStatus,
     History,
-    HistoryQuery,
     Origins,
-    OriginsQuery,
     OwnStanding,
     Progress,
     Samples,
@@ -38,10 +35,8 @@ from sfnode.schema.views import (
     SwarmEdge,
     SwarmNode,
     Timeline,
-    TimelineQuery,
 )
-from sfnode.stats.history import LogIndex
-from sfnode.stats.time_series import Rate, SeriesSample, TimeSeries
+from sfnode.stats import LogIndex, Rate, SeriesSample, TimeSeries
 from sfprotocol.link import Link as ProtocolLink
 from sfprotocol.names import NAMELESS, Names
 
@@ -141,11 +136,11 @@ class Views:
         own = self._node.machine.own
         return await self._ask(lambda: self._index.standing(own.origin if own else b""))
 
-    async def timeline(self, query: TimelineQuery) -> Timeline:
+    async def timeline(self, limit: int) -> Timeline:
         """Return the last decisions, from the log."""
         if self._node.machine.organised is None:
             return Timeline(total=0, entries=[])
-        return await self._ask(lambda: self._index.timeline(query.limit))
+        return await self._ask(lambda: self._index.timeline(limit))
 
     def progress(self) -> Progress:
         """Return how far the run has come."""
@@ -179,27 +174,27 @@ class Views:
             **{name: [getattr(sample, name) for sample in samples] for name in SeriesSample._fields},
         )
 
-    def feeds(self, query: FeedsQuery) -> Feeds:
+    def feeds(self, offset: int, limit: int) -> Feeds:
         """Return a page of all feeds; an origin may have several."""
         frontier = self._node.machine.frontier
         return Feeds(
             total=len(frontier),
-            offset=query.offset,
+            offset=offset,
             feeds=[
                 FeedStatus(origin=s.feed.origin.hex(), incarnation=s.feed.incarnation, updates=s.next)
-                for s in islice(frontier, query.offset, query.offset + query.limit)
+                for s in islice(frontier, offset, offset + limit)
             ],
         )
 
-    async def origins(self, query: OriginsQuery) -> Origins:
+    async def origins(self, offset: int, limit: int, find: str) -> Origins:
         """Return a page of the origins with their contributions, counted in the log."""
         machine = self._node.machine
         own = machine.own.origin if machine.own else b""
-        return await self._ask(lambda: self._index.origins(own, query.offset, query.limit, query.find))
+        return await self._ask(lambda: self._index.origins(own, offset, limit, find))
 
-    async def history(self, query: HistoryQuery) -> History:
+    async def history(self, points: int) -> History:
         """Return the course of the run, from the log."""
-        return await self._ask(lambda: self._index.history(query.points))
+        return await self._ask(lambda: self._index.history(points))
 
     def invitation(self) -> InviteResult:
         """Return the link with which others join. Raises UserError NO_ADDRESS."""

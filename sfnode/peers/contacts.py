@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from sfnode.daemon_thread import in_daemon_thread
-from sfnode.documents import read_json
 from sfnode.errors import Code, UserError
+from sfnode.printable import read_json
 from sfprotocol import invitation
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.invitation import Invitation

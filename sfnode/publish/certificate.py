@@ -19,7 +19,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.organising.reporting.run_history import RunHistory
 from sfnode.publish.page import render
-from sfnode.schema.base import Answer
+from sfnode.schema.evaluation import Answer
 from sfnode.schema.organising import Hex32
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import kept_control, sound_control

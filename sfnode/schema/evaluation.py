@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from sfnode.schema.base import Answer
-from sfnode.schema.metrics import drift_in_words
+
+class Answer(BaseModel):
+    """A frozen record that survives JSON."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    """JSON has no NaN and no infinity: they travel as strings, which fields of type float accept as well."""
 
 
 class PassAt(Answer):
@@ -138,11 +142,6 @@ class Drift(Answer):
     on with after each line; None for a classifier."""
     tokens: int
     """Tokens that were predicted; 0 for a classifier."""
-
-    @property
-    def in_words(self) -> str:
-        """The drift for people."""
-        return drift_in_words(self.distance, self.kl)
 
 
 class LayeredDrift(Drift):

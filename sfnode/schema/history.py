@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sfnode.schema.base import Answer
+from sfnode.schema.evaluation import Answer
 from sfnode.schema.organising import EpochEvaluation
 
 

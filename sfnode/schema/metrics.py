@@ -1,4 +1,4 @@
-"""Metrics and what is trained, as people are told of them: one table, which every view reads.
+"""Metrics, what is trained and what a node does, as people are told of them, the same in every view.
 
 Imports nothing but the standard library.
 """
@@ -9,9 +9,12 @@ import math
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from sfnode.printable import span
+
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import Evaluation, PassAt
+    from sfnode.schema.evaluation import Drift, Evaluation, PassAt
     from sfnode.schema.organising import EpochEvaluation
+    from sfnode.schema.status import DoingStatus
 
 
 class Trained(NamedTuple):
@@ -157,12 +160,14 @@ def result_in_words(found: EpochEvaluation) -> str:
     return f"{measured(found)} of {model_in_words(found)}"
 
 
-def drift_in_words(distance: float, kl: float | None) -> str:
+def drift_in_words(drift: Drift) -> str:
     """Return the drift of a model from its base in precise terms; some have no KL, a head begins at zero."""
-    if math.isinf(distance):
-        return moved_in_words(distance)
-    moved = f"weights moved by {distance:.3g} of the base's norm"
-    return moved if kl is None else f"{moved}, KL on neutral text {kl:.3g} nats a token (a nat is 1.44 bits)"
+    if math.isinf(drift.distance):
+        return moved_in_words(drift.distance)
+    moved = f"weights moved by {drift.distance:.3g} of the base's norm"
+    if drift.kl is None:
+        return moved
+    return f"{moved}, KL on neutral text {drift.kl:.3g} nats a token (a nat is 1.44 bits)"
 
 
 def moved_in_words(distance: float) -> str:
@@ -181,3 +186,13 @@ def trained_by(task: str) -> Trained:
 def task_of(kind: str) -> TaskInWords:
     """Return a kind of task."""
     return TASKS.get(kind) or TaskInWords(kind.replace("-", " "))
+
+
+def far(doing: DoingStatus) -> str:
+    """Say how far a node's work is: `1,024 of 4,096`; nothing where nobody knows."""
+    return f"{doing.done:,} of {doing.total:,}" if doing.total else ""
+
+
+def doing_in_words(doing: DoingStatus) -> str:
+    """Say what a node's model does, how far it is, and for how long: `measuring epoch 3, 12 s`."""
+    return ", ".join(filter(None, (doing.what, far(doing), span(doing.seconds))))

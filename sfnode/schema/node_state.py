@@ -7,12 +7,6 @@ Imports next to nothing but the standard library, so that commands that only com
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-from sfnode.printable import span
-
-if TYPE_CHECKING:
-    from sfnode.schema.status import DoingStatus
 
 
 class NodeState(StrEnum):
@@ -86,13 +80,3 @@ HEALTH_WORDS = {
     RunHealth.NO_BETTER: "not certainly better",
     RunHealth.WORSE: "WORSE",
 }
-
-
-def far(doing: DoingStatus) -> str:
-    """Say how far a node's work is: `1,024 of 4,096`; nothing where nobody knows."""
-    return f"{doing.done:,} of {doing.total:,}" if doing.total else ""
-
-
-def doing_in_words(doing: DoingStatus) -> str:
-    """Say what a node's model does, how far it is, and for how long: `measuring epoch 3, 12 s`."""
-    return ", ".join(filter(None, (doing.what, far(doing), span(doing.seconds))))

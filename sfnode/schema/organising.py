@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Answer, Evaluation
 from sfnode.schema.node_state import RunHealth
 
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -18,6 +17,9 @@ Hex64 = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
 MAX_RECORD = 400_000
 """Hex digits of a decision that is asked for: twice MAX_DECISION fits."""
+
+EncodedDecision = Annotated[str, Field(pattern="^([0-9a-f]{2})+$", max_length=MAX_RECORD)]
+"""A decision as it is encoded (SPEC O2), in hex."""
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -203,25 +205,6 @@ class PetitionList(Answer):
     """Those who would stand in, and were heard of late; none where the organiser is elsewhere."""
 
 
-class HandOver(Answer):
-    """`POST /organising/hand-over`: have another stand-in organise at once."""
-
-    model_config = _STRICT
-
-    key: Hex32
-
-
-class DecisionRequest(Answer):
-    """`POST /organising/decision`: a wish of the owner's."""
-
-    model_config = _STRICT
-
-    decision: str = Field(pattern="^([0-9a-f]{2})+$", max_length=MAX_RECORD)
-    """The decision as it is encoded (SPEC O2), in hex."""
-    dry_run: bool = False
-    """Only say what would change."""
-
-
 class Change(Answer):
     """A number of the run that a decision changes."""
 
@@ -271,13 +254,3 @@ class SuccessionFile(Answer):
     needed: int = Field(ge=1)
     """Votes that it takes."""
     votes: list[DeputyVote] = Field(default=[], max_length=64)
-
-
-class ProposalQuery(Answer):
-    """`GET /organising/succession`: propose this key."""
-
-    model_config = _STRICT
-
-    key: Hex32
-    kept: int | None = Field(default=None, ge=0)
-    """Decisions that stay; None: all that are here."""

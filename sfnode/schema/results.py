@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, LayeredDrift, ProbeEvaluation
+from sfnode.schema.evaluation import Answer, BaselineEvaluation, Evaluation, LayeredDrift, ProbeEvaluation
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 

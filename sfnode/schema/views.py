@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.evaluation import Answer, NodeEvaluation
 from sfnode.schema.history import Decided
 from sfnode.schema.organising import EpochEvaluation
 
@@ -23,45 +22,17 @@ MAX_PROMPT = 8_192
 MAX_GENERATED = 64
 """Tokens written after a prompt. The engine does not train meanwhile, and a CPU takes seconds for so many."""
 
-
 MAX_ENTRIES = 1000
 """Entries of a timeline in one answer; more than anybody reads, 400 KB."""
 
-
-class _Query(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class FeedsQuery(_Query):
-    """A part of the list of feeds."""
-
-    offset: int = Field(default=0, ge=0)
-    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
-
-
-class OriginsQuery(FeedsQuery):
-    """A part of the list of origins, perhaps only of those whose key begins with `find`."""
-
-    find: str = Field(default="", max_length=64, pattern="^[0-9a-f]*$")
-
-
-class HistoryQuery(_Query):
-    """The number of points of a history."""
-
-    points: int = Field(default=200, ge=1, le=MAX_POINTS)
-
-
-class TimelineQuery(_Query):
-    """The number of entries of a timeline, the last ones."""
-
-    limit: int = Field(default=200, ge=1, le=MAX_ENTRIES)
-
-
-class GenerateRequest(_Query):
-    """A prompt, and how many tokens may follow it."""
-
-    prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
-    tokens: int = Field(default=32, ge=1, le=MAX_GENERATED)
+Count = Annotated[int, Field(ge=0)]
+Page = Annotated[int, Field(ge=1, le=MAX_PAGE)]
+Points = Annotated[int, Field(ge=1, le=MAX_POINTS)]
+Entries = Annotated[int, Field(ge=1, le=MAX_ENTRIES)]
+Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_GENERATED)]
+KeyStart = Annotated[str, Field(max_length=64, pattern="^[0-9a-f]*$")]
+"""Fields of questions."""
 
 
 class Progress(Answer):

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sfnode.defaults import TEMPERATURE
-from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
+from sfnode.printable import read_toml
 from sfnode.tasks import templates
 from sfnode.verifiers.specs import PRESETS as VERIFIERS
 

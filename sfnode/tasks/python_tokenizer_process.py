@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sfnode.bounded_program import serve
+from sfnode.bounded_process import serve
 from sfnode.tasks.tokenizer_process import LONGEST, TOO_LONG
 
 _held: list[PreTrainedTokenizerBase] = []

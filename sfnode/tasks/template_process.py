@@ -20,7 +20,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from sfnode.bounded_program import serve
+from sfnode.bounded_process import serve
 
 LONGEST = 1 << 24
 """Characters of a rendered conversation: more than any model reads."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from sfnode.bounded_program import serve
+from sfnode.bounded_process import serve
 
 LONGEST = 1 << 22
 """Tokens of the texts of a request, or characters of those of an answer: more than any model reads."""

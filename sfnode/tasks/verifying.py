@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sfnode.documents import read_json, read_toml
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
+from sfnode.printable import read_json, read_toml
 from sfnode.verifiers import plugins, scoring, specs
 from sfnode.verifiers.specs import PRESETS
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from sfnode.documents import read_toml
 from sfnode.errors import Code, UserError
+from sfnode.printable import read_toml
 from sfnode.verifiers import plugins
 from sfnode.verifiers.arithmetic import Which
 from sfnode.verifiers.schemas import MAX_ANSWER, MAX_LISTED, MAX_NAME, Name, Names, Schema, Table

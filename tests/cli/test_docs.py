@@ -12,8 +12,7 @@ import pytest
 
 from sfnode.cli.init_options import KINDS
 from sfnode.errors import Code
-from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import EvaluationOfRows
+from sfnode.schema.evaluation import Answer, EvaluationOfRows
 from sfnode.schema.metrics import METRICS
 from sfnode.tasks.presets import PRESETS
 from sfnode.tasks.templates import FILTERS

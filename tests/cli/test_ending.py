@@ -11,8 +11,8 @@ import click
 import pytest
 
 from sfnode.cli.ending import Learnt, _work, card, changed, commands
-from sfnode.cli.folders import profile_folder
 from sfnode.cli.main import cli
+from sfnode.cli.options import profile_folder
 from sfnode.dashboard.formatting import baselines_in_words
 from sfnode.defaults import DATA_DIR
 from sfnode.manifest.sections import OrganisedSection

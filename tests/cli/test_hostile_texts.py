@@ -27,7 +27,7 @@ from rich.progress import Progress
 
 from sfnode.cli.groups import inner_commands
 from sfnode.cli.main import cli
-from sfnode.cli.progress import _Described
+from sfnode.cli.progress import _Told
 from sfnode.engine.samples import Preference
 from sfnode.engine.using import ABOUT, ModelInUse
 from sfnode.limits import Limits
@@ -397,7 +397,7 @@ def test_an_exports_card_is_free_of_them(world: World) -> None:
 
 def test_a_name_is_no_markup_of_a_progress_bar() -> None:
     shown = StringIO()
-    bars = Progress(_Described(), console=Console(file=shown, width=200))
+    bars = Progress(_Told(), console=Console(file=shown, width=200))
     bars.add_task(f"reading [/x]{HOSTILE}")
     bars.console.print(bars)
     assert "reading [/x]" in shown.getvalue()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfnode import hub
-from sfnode.cli.folders import note
+from sfnode.cli.options import note
 from sfnode.cli.trained_model import load
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest

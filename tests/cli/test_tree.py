@@ -32,7 +32,7 @@ def leaves(group: LazyGroup = cli, path: tuple[str, ...] = ()) -> Iterator[tuple
     """Yield all commands by what is typed for them, with their examples."""
     for name, entry in group.entries.items():
         if entry.example:
-            yield (*path, name), entry.example
+            yield (*path, name), f"sfnode {entry.example}"
         else:
             inner = group.load(name)
             assert isinstance(inner, LazyGroup)

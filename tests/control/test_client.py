@@ -20,10 +20,10 @@ from pydantic import BaseModel
 
 from sfnode import schema
 from sfnode.control import client
-from sfnode.control.client import FEEDS_PAGE, Client, SyncClient
+from sfnode.control.client import FEEDS_PAGE, MAY_BE_NO_NUMBER, Client, SyncClient, plain, unchecked
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
-from sfnode.schema import status, unchecked, views
+from sfnode.schema import status, views
 from sfnode.schema.evaluation import Evaluation
 from tests.node.helpers import Swarm
 
@@ -50,13 +50,13 @@ async def test_without_an_event_loop_the_answers_are_the_same(swarm: Swarm) -> N
 async def test_unchecked_answers_have_the_same_fields(swarm: Swarm) -> None:
     a, b = await swarm.first(), await swarm.join("b")
     await b.until(lambda: b.machine.own in a.machine.frontier and a.machine.own in b.machine.frontier)
-    plain = Client(b.layout.control_socket, checked=False)
+    loose = Client(b.layout.control_socket, checked=False)
     for name in ("status", "progress", "curves", "swarm", "origins", "limits"):
-        seen = await getattr(plain, name)()
+        seen = await getattr(loose, name)()
         model = type(await getattr(b.client, name)())
         assert list(vars(seen)) == list(model.model_fields)
-        model.model_validate(unchecked.plain(seen))
-    assert (await plain.status()).links[0].peer == "a"
+        model.model_validate(plain(seen))
+    assert (await loose.status()).links[0].peer == "a"
 
 
 async def test_an_invitation_leads_to_the_run_and_to_this_node(swarm: Swarm) -> None:
@@ -117,9 +117,7 @@ def test_every_number_that_json_may_have_no_word_for_is_read_as_one() -> None:
         for name, field in model.model_fields.items()
         if float in flat(field.annotation) and model is not Limits
     }
-    assert {name for name in names if not any(part in name for part in finite)} == set(
-        unchecked.MAY_BE_NO_NUMBER
-    )
+    assert {name for name in names if not any(part in name for part in finite)} == set(MAY_BE_NO_NUMBER)
 
 
 def flat(annotation: Any) -> set[Any]:
@@ -129,7 +127,7 @@ def flat(annotation: Any) -> set[Any]:
 
 def test_a_name_like_a_number_stays_a_name_and_a_loss_becomes_a_number_again() -> None:
     text = json.dumps({"run_name": "NaN", "loss": "Infinity", "curve": {"loss": [None, 1.5, "NaN"]}})
-    seen = unchecked.read(text.encode())
+    seen = unchecked(text.encode())
     assert (seen.run_name, seen.loss) == ("NaN", math.inf)
     assert seen.curve.loss[:2] == [None, 1.5]
     assert math.isnan(seen.curve.loss[2])
@@ -137,7 +135,7 @@ def test_a_name_like_a_number_stays_a_name_and_a_loss_becomes_a_number_again() -
 
 def test_a_field_that_is_missing_is_another_version_of_sfnode() -> None:
     with pytest.raises(UserError) as refusal:
-        _ = unchecked.read(b'{"feeds": 3}').cores
+        _ = unchecked(b'{"feeds": 3}').cores
     assert refusal.value.code == Code.NODE_NOT_ANSWERING
     assert "no field cores" in refusal.value.what
 

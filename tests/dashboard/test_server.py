@@ -15,7 +15,7 @@ import pytest
 
 from sfnode.control.client import Client
 from sfnode.control.server import serve
-from sfnode.dashboard.server import STATIC, NowAnswer, serving
+from sfnode.dashboard.server import STATIC, now_in_words, serving
 from sfnode.dashboard.snapshot import Mood, Now
 from sfnode.errors import Code, UserError
 from sfnode.organising.evaluation.health import published
@@ -298,12 +298,12 @@ async def test_an_organised_run_is_told_with_its_alarms_and_its_curve(tmp_path: 
     itself = views.SwarmNode(peer="a", kind="self", role="trainer", known=900, lag=0)
     alone = views.Swarm(nodes=[itself], edges=[])
     now = Now(status(role="trainer", **organised()), progress, alone)
-    answer = NowAnswer.of(now)
-    assert answer.alarms == [("SF070: the run gets worse: so much. Do this first. Then that.", Mood.BAD)]
-    assert (answer.trained.name, answer.moved) == ("loss", "")
-    rewards = NowAnswer.of(now._replace(status=status(role="trainer", **rewarded())))
-    assert rewards.trained == ("mean reward", True)
-    assert rewards.moved == "The weights have moved by 18 %."
+    answer = now_in_words(now)
+    assert answer["alarms"] == [("SF070: the run gets worse: so much. Do this first. Then that.", Mood.BAD)]
+    assert (answer["trained"].name, answer["moved"]) == ("loss", "")
+    rewards = now_in_words(now._replace(status=status(role="trainer", **rewarded())))
+    assert rewards["trained"] == ("mean reward", True)
+    assert rewards["moved"] == "The weights have moved by 18 %."
     node.api.status = lambda: now.status
     close = await serve(node.api, tmp_path / "control.sock")
     async with serving(Client(tmp_path / "control.sock"), "127.0.0.1", 0, TOKEN) as url:

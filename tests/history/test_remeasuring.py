@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.history.remeasuring import TOLERANCE, remeasure
+from sfnode.history.time_travel import TOLERANCE, remeasure
 from sfnode.schema.evaluation import StepShare
 from sfnode.schema.history import Remeasured
 from sfprotocol.decisions import Part, Worth

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
+from sfnode import stats
 from sfnode.errors import Code, UserError
 from sfnode.node import views
 from sfnode.peers import latency
 from sfnode.schema.views import SwarmNode
-from sfnode.stats import time_series
-from sfnode.stats.time_series import MAX_SAMPLES, Rate, SeriesSample, TimeSeries
+from sfnode.stats import MAX_SAMPLES, Rate, SeriesSample, TimeSeries
 from sfnode.store.log import UpdateLog
 from tests.control.test_control import ask
 from tests.node.helpers import (
@@ -198,7 +198,7 @@ def test_a_rate_is_that_of_the_last_seconds_and_starts_anew_when_the_count_falls
         latest = rate.update(float(second), 1010 + 20 * (second - 2))
     assert latest == 20.0
     assert rate.update(40.0, 900) == 0.0
-    assert rate.update(40.0 + time_series.RATE_WINDOW, 900) == 0.0
+    assert rate.update(40.0 + stats.RATE_WINDOW, 900) == 0.0
 
 
 # -- the swarm ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sfnode.cli.certificate import in_words
+from sfnode.cli.leaderboard import in_words
 from sfnode.errors import Code, UserError
 from sfnode.publish import certificate as certificates
 from sfnode.publish.certificate import NO_WORTH, Certificate, check

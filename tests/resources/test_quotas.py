@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.resources import quotas
-from sfnode.resources.quotas import DailyTraffic
+from sfnode.resources import bandwidth_limits as quotas
+from sfnode.resources.bandwidth_limits import DailyTraffic
 from sfnode.store.log import UpdateLog
 from tests.node.helpers import eventually, manifest
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sfnode.schema.evaluation import ClassScore, Evaluation
+from sfnode.schema.evaluation import ClassScore, Drift, Evaluation
 from sfnode.schema.metrics import (
     LOSS,
     METRICS,
@@ -78,9 +78,10 @@ def test_how_far_weights_have_moved_is_told_in_percent_up_to_100() -> None:
     ("kl", "end"), [(None, "norm"), (0.0021, ", KL on neutral text 0.0021 nats a token (a nat is 1.44 bits)")]
 )
 def test_drift_is_told_without_a_kl_where_there_is_none(kl: float | None, end: str) -> None:
-    assert "inf" not in drift_in_words(math.inf, kl)
-    assert drift_in_words(0.1234, kl).startswith("weights moved by 0.123 of the base's norm")
-    assert drift_in_words(0.1234, kl).endswith(end)
+    drift = Drift(norm=1.0, distance=0.1234, kl=kl, tokens=9)
+    assert "inf" not in drift_in_words(drift.model_copy(update={"distance": math.inf}))
+    assert drift_in_words(drift).startswith("weights moved by 0.123 of the base's norm")
+    assert drift_in_words(drift).endswith(end)
 
 
 def told(*classes: tuple[int, int]) -> str:

@@ -38,7 +38,6 @@ from sfnode.schema.organising import (
     SuccessionFile,
 )
 from sfnode.schema.status import AlarmStatus, RunStatus, WaitStatus
-from sfnode.schema.views import OriginsQuery
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
@@ -296,13 +295,13 @@ class Reports:
                 found[said.epoch] = said
         return [found[epoch] for epoch in sorted(found)]
 
-    def members(self, query: OriginsQuery) -> Members:
+    def members(self, offset: int, limit: int, find: str) -> Members:
         """Return a page of the members, in the order of their admission."""
-        found = [n for n, one in enumerate(self.counting.members) if one.origin.hex().startswith(query.find)]
-        page = found[query.offset : query.offset + query.limit]
+        found = [n for n, one in enumerate(self.counting.members) if one.origin.hex().startswith(find)]
+        page = found[offset : offset + limit]
         invitations = {id(one): number for number, one in enumerate(self.counting.invitations, 1)}
         return Members(
-            total=len(found), offset=query.offset, members=[self._member(n, invitations) for n in page]
+            total=len(found), offset=offset, members=[self._member(n, invitations) for n in page]
         )
 
     def petitions(self, organising: Signing | None) -> PetitionList:
