@@ -142,7 +142,7 @@ class LocalSwarm:
         self._beside = beside
         self._split_data = split_data and nodes > 1
         self._evaluates = evaluate and bool(manifest.data.test)
-        self._measuring: asyncio.Task[_Base] | None = None
+        self._measuring: asyncio.Task[tuple[Evaluation, Evaluation | None]] | None = None
         self._started = self._first_update = self._complete_since = 0.0
         """Monotonic times; 0 before it has happened."""
         self.keep = False
@@ -272,18 +272,18 @@ class LocalSwarm:
     @property
     def before(self) -> Evaluation | None:
         """The evaluation of the base model, once there is one."""
-        return self._base.before
+        return self._base[0]
 
     @property
     def calibrated(self) -> Evaluation | None:
         """The evaluation of the base model less its prior, once there is one."""
-        return self._base.calibrated
+        return self._base[1]
 
     @property
-    def _base(self) -> _Base:
+    def _base(self) -> tuple[Evaluation | None, Evaluation | None]:
         task = self._measuring
         done = task and task.done() and not (task.cancelled() or task.exception())
-        return task.result() if task and done else _Base(None, None)
+        return task.result() if task and done else (None, None)
 
     async def look(self) -> SwarmProgress:
         """Look at the nodes once. Raises UserError SWARM_FAILED when one has ended."""
@@ -314,7 +314,7 @@ class LocalSwarm:
         """Whether the base model is measured, or need not be. Raises what the measurement has failed with."""
         if self._measuring is None:
             return True
-        return self._measuring.done() and self._measuring.result().before is not None
+        return self._measuring.done() and bool(self._measuring.result())
 
     def _finished(self, progress: SwarmProgress) -> bool:
         if not progress.complete:
@@ -377,7 +377,7 @@ class LocalSwarm:
             await node.answering()
             return await node.ask(node.client.evaluate(base=base, calibrated=calibrated, probe=probe))
 
-    async def _evaluate_base(self) -> _Base:
+    async def _evaluate_base(self) -> tuple[Evaluation, Evaluation | None]:
         """Have it measure the base model, as it is and less its prior over the answers, if it has any, once
         it has made an update: a run of a minute would be over without its rows."""
         while True:
@@ -388,14 +388,7 @@ class LocalSwarm:
         before = await self._evaluate(base=True)
         task, data = self.manifest.task, self.manifest.data
         has_prior = task.labelled and (data.train or task.prior)
-        return _Base(before, await self._evaluate(base=True, calibrated=True) if has_prior else None)
-
-
-class _Base(NamedTuple):
-    """Evaluations of the base model; None while there are none."""
-
-    before: Evaluation | None
-    calibrated: Evaluation | None
+        return before, await self._evaluate(base=True, calibrated=True) if has_prior else None
 
 
 def _with_keys(manifest: Manifest, *, organiser: str, deputies: tuple[str, ...]) -> Manifest:

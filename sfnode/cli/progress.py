@@ -61,7 +61,7 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
         done = task.completed / task.total if task.total else 0.0
         return left_text(done, task.elapsed or 0.0, seconds)
 
-    columns = (SpinnerColumn(), _Told(), BarColumn(), _Told(_far), TimeElapsedColumn(), _Told(left))
+    columns = (SpinnerColumn(), _Told(), _Bar(), _Told(_far), TimeElapsedColumn(), _Told(left))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
@@ -76,6 +76,13 @@ class _Told(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(self._say(task))
+
+
+class _Bar(BarColumn):
+    """A bar, once it is known how much there is to do: before, rich draws a full one."""
+
+    def render(self, task: Task) -> Any:
+        return super().render(task) if task.total else Text("...")
 
 
 def _far(task: Task) -> str:

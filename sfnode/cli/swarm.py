@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +30,7 @@ from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
 from sfnode.schema.views import Samples
-from sfnode.swarm import MOST_NODES, LocalSwarm, SwarmProgress
+from sfnode.swarm import MOST_NODES, LocalSwarm
 from sfnode.tasks.verifying import permit
 
 
@@ -174,11 +175,9 @@ def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus 
     told += [f"{span((budget - made) / rate)} left"] if rate and made < budget else []
     told += [f"{trained.name} {trained.of(sum(losses) / len(losses)):.3f}"] if losses else []
     busy = ((number, status.doing) for number, status in enumerate(there, 1) if status.doing)
-    number, doing = next(busy, (0, None))
-    if doing:
-        told[-1] += (
-            f"; {'organiser' if organised and number == 1 else f'node {number}'}: {doing_in_words(doing)}"
-        )
+    for number, doing in islice(busy, 1):
+        who = "organiser" if organised and number == 1 else f"node {number}"
+        told[-1] += f"; {who}: {doing_in_words(doing)}"
     return ", ".join(told)
 
 
@@ -187,11 +186,9 @@ def progress_table(
 ) -> Table:
     """Return a table with one row for each node."""
     table = Table(title=f"run {name}: {progress_line(statuses, organised)}", title_justify="left")
-    table.add_column("node", justify="right")
-    table.add_column("state")
     trained = next((trained_by(status.task).name for status in statuses if status), "")
-    for column in ("updates made", "speed", trained, "links"):
-        table.add_column(column, justify="right")
+    for column in ("node", "state", "updates made", "speed", trained, "links"):
+        table.add_column(column, justify="left" if column == "state" else "right")
     for number, status in enumerate(statuses, 1):
         table.add_row(str(number), *(_cells(status) if status else (NodeState.STARTING,)))
     return table
@@ -263,9 +260,7 @@ async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmRe
     console.print(f"starting {nodes} nodes of run {local.manifest.name}")
     async with local:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
-            printer = _Printer(local, console, live)
-            async for progress in local:
-                printer.show(progress)
+            await _show_progress(local, console, live)
         console.print("measuring the model, and comparing the nodes")
         result, samples = await local.compare(), await local.samples()
         local.keep = True
@@ -275,26 +270,17 @@ async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmRe
     return result
 
 
-class _Printer:
-    """Shows progress as a table that changes, or as a line now and then where there is no terminal."""
-
-    def __init__(self, local: LocalSwarm, console: Console, live: Live) -> None:
-        self._local = local
-        self._console = console
-        self._live = live
-        self._shown = float("-inf")
-        self._measured = False
-
-    def show(self, progress: SwarmProgress) -> None:
-        if self._local.before and not self._measured:
-            self._measured = True
-            self._console.print(measurement_line("base model", self._local.before))
-            if self._local.calibrated:
-                self._console.print(measurement_line("base model, calibrated", self._local.calibrated))
-        if self._console.is_terminal:
-            self._live.update(
-                progress_table(self._local.manifest.name, progress.statuses, progress.organised)
-            )
-        elif progress.seconds - self._shown >= PLAIN_INTERVAL:
-            self._shown = progress.seconds
-            self._console.print(progress_line(progress.statuses, progress.organised))
+async def _show_progress(local: LocalSwarm, console: Console, live: Live) -> None:
+    """Show a table that changes, or a line now and then where there is no terminal, until the end."""
+    shown, unsaid = float("-inf"), True
+    async for progress in local:
+        if local.before and unsaid:
+            unsaid = False
+            console.print(measurement_line("base model", local.before))
+            if local.calibrated:
+                console.print(measurement_line("base model, calibrated", local.calibrated))
+        if console.is_terminal:
+            live.update(progress_table(local.manifest.name, progress.statuses, progress.organised))
+        elif progress.seconds - shown >= PLAIN_INTERVAL:
+            shown = progress.seconds
+            console.print(progress_line(progress.statuses, progress.organised))

@@ -115,11 +115,10 @@ class Client:
     `checked=False` answers are not validated but taken as they are (`unchecked`).
     """
 
-    _exchange = staticmethod(exchange)
-
     def __init__(self, socket: Path, *, checked: bool = True) -> None:
         self._socket = socket
         self._checked = checked
+        self._exchange = exchange
 
     async def status(self) -> schema.status.Status:
         return await self._ask(lambda: schema.status.Status, "/status")
@@ -267,12 +266,6 @@ class Client:
         return text
 
 
-class _BlockingClient(Client):
-    """A client whose coroutines never suspend."""
-
-    _exchange = staticmethod(exchange_blocking)
-
-
 def waiting(
     call: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncClient, P], R]:
@@ -289,7 +282,8 @@ class SyncClient:
     """Asks the same as `Client`, without an event loop; every call waits for its answer."""
 
     def __init__(self, socket: Path, *, checked: bool = True) -> None:
-        self._client = _BlockingClient(socket, checked=checked)
+        self._client = Client(socket, checked=checked)
+        self._client._exchange = exchange_blocking
 
     status = waiting(Client.status)
     digest = waiting(Client.digest)

@@ -39,16 +39,8 @@ class Point:
     high: float
     count: int
     """Rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A result that the others are compared with."""
-
-    name: str
-    value: float
-    low: float
-    high: float
+    name: str = ""
+    """Of a result that the others are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,7 @@ class Quality:
     """Whether values are told in per cent."""
     across: str
     """`round` or `updates`."""
-    compared: list[Reference]
+    compared: list[Point]
     """The base model as it is compared, first; then, where that is another one, as it is."""
     now: Point | None
     best: Point | None
@@ -78,27 +70,20 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
     """Return the quality of an organised run's model, by results on its validation rows."""
     assert s.organised is not None
     health = s.organised.health
-    base, latest, best = health.base, health.latest, health.best
+    base, latest = health.base, health.latest
     alike = [m for m in evaluations if latest is None or measure_of(m) == measure_of(latest)]
     told = {m.epoch: m for m in alike if not m.base}
     points = [_point(told[epoch], epoch) for epoch in sorted(told)]
     plain = [m for m in evaluations if m.base and (base is None or m.calibrated != base.calibrated)]
-    compared = [_reference(BEFORE, base)] if base else []
-    compared += [
-        _reference("uncalibrated" if base and base.calibrated else "calibrated", m) for m in plain[-1:]
-    ]
-    rises = not _ended(s) and _rises(latest, [*compared[:1], *points])
-    words = verdict(RunHealth(health.verdict), latest, base, rises=rises)
-    if latest is None:
-        early = "no round counts yet" if not s.organised.sealed else "nothing was evaluated so far"
-        words = words._replace(text=f"{words.text}: {early}.")
-    else:
-        other_best = best if best and best.epoch != latest.epoch else None
-        where = f"round {other_best.epoch}" if other_best else ""
-        words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
-    now = _point(latest, latest.epoch) if latest else None
-    then = _point(best, best.epoch) if best else None
-    return _quality(words, "round", latest, base, compared, now, then, points)
+    other = "uncalibrated" if base and base.calibrated else "calibrated"
+    compared = [_point(base, 0, BEFORE)] if base else []
+    compared += [_point(m, 0, other) for m in plain[-1:]]
+    early = "nothing was evaluated so far" if s.organised.sealed else "no round counts yet"
+    now, best = (_point(m, m.epoch) if m else None for m in (latest, health.best))
+    where = f"round {best.x}" if best else ""
+    return _quality(
+        s, RunHealth(health.verdict), "round", latest, base, compared, now, best, points, where, early
+    )
 
 
 def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
@@ -106,39 +91,53 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     ours = [m for m in measurements if not m.base]
     if not ours:
         asks = "ask a trainer to measure it" if s.role == "relay" else "measure it here"
-        words = Words(f"{UNJUDGED}; {asks}.")
-        return _quality(words, "updates", None, None, [], None, None, [])
+        return Quality(Words(f"{UNJUDGED}; {asks}."), None, "", False, "updates", [], None, None, [])
     latest = ours[-1]
     alike = [m for m in ours if measure_of(m) == measure_of(latest)]
     better = min if metric_of(latest.metric).lower_is_better else max
     best = better(alike, key=lambda m: m.value)
     base = base_of(measurements, calibrated=latest.calibrated) or base_of(measurements)
     points = [_point(m, m.known) for m in sorted(alike, key=lambda m: m.known)]
-    compared = [_reference(BEFORE, base)] if base else []
-    rises = not _ended(s) and _rises(latest, [*compared, *points])
-    words = verdict(compare(latest, base), latest, base, rises=rises)
-    other_best = best if best.known != latest.known else None
-    where = f"{count(best.known)} updates"
-    words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
+    compared = [_point(base, 0, BEFORE)] if base else []
     now, then = _point(latest, latest.known), _point(best, best.known)
-    return _quality(words, "updates", latest, base, compared, now, then, points)
+    where = f"{count(best.known)} updates"
+    return _quality(s, compare(latest, base), "updates", latest, base, compared, now, then, points, where)
 
 
 def _quality(
-    headline: Words,
+    s: Status,
+    health: RunHealth,
     across: str,
     latest: Evaluation | None,
     base: Evaluation | None,
-    compared: list[Reference],
+    compared: list[Point],
     now: Point | None,
     best: Point | None,
     points: list[Point],
+    where: str,
+    early: str = "",
 ) -> Quality:
-    """Return the quality of a model of which `latest` is the last result; None while nothing was measured."""
-    metric = metric_of(latest.metric) if latest else None
-    name, is_share = (metric.name, metric.is_share) if metric else ("", False)
-    code, trained = latest.metric if latest else None, beside(latest, base)
-    return Quality(headline, code, name, is_share, across, compared, now, best, points, trained)
+    """Return the quality of a model of which `latest` is the last result, and which was at its best `where`;
+    while nothing was measured, why it is too `early`."""
+    course = [one.value for one in (*compared[:1], *points)]
+    more = latest is not None and s.state != NodeState.COMPLETE
+    rises = more and latest is not None and still_rises(latest.metric, course, (latest.high - latest.low) / 2)
+    words = verdict(health, latest, base, rises=rises)
+    if latest is None:
+        told = Words(f"{words.text}: {early}.", words.mood)
+        return Quality(told, None, "", False, across, compared, now, best, points)
+    parts = [f"{measured(latest)} now"]
+    parts += [f"{figure(base)} {BEFORE}"] if base else []
+    parts += (
+        [f"{value_in_words(latest.metric, best.value)} at best ({where})"]
+        if best and now and best.x != now.x
+        else []
+    )
+    told = Words(f"{words.text}: {', '.join(parts)}.", words.mood)
+    metric, trained = metric_of(latest.metric), beside(latest, base)
+    return Quality(
+        told, latest.metric, metric.name, metric.is_share, across, compared, now, best, points, trained
+    )
 
 
 def quality(
@@ -181,19 +180,10 @@ def still_rises(metric: str, course: Sequence[float], noise: float) -> bool:
     return (-gain if metric_of(metric).lower_is_better else gain) > noise
 
 
-def _rises(latest: Evaluation | None, course: Sequence[Point | Reference]) -> bool:
-    values = [one.value for one in course]
-    return latest is not None and still_rises(latest.metric, values, (latest.high - latest.low) / 2)
-
-
 def _by(latest: Evaluation, base: Evaluation | None, word: str = "better") -> str:
     """Return `Better by 3.1 points`; where the number says nothing `Better than before training`."""
     by = better_by(latest.metric, base.value, latest.value) if base else ""
     return (by if by.startswith(word) else f"{word} than {BEFORE}").capitalize()
-
-
-def _ended(s: Status) -> bool:
-    return s.state == NodeState.COMPLETE
 
 
 def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
@@ -206,15 +196,6 @@ def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
     return RunHealth.BETTER if low else RunHealth.WORSE if high else RunHealth.NO_BETTER
 
 
-def _sentence(
-    lead: str, latest: Evaluation, base: Evaluation | None, best: Evaluation | None, where: str
-) -> str:
-    parts = [f"{measured(latest)} now"]
-    parts += [f"{figure(base)} {BEFORE}"] if base else []
-    parts += [f"{value_in_words(best.metric, best.value)} at best ({where})"] if best else []
-    return f"{lead}: {', '.join(parts)}."
-
-
 def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
     """Say what is trained, where people understand it: rewards, but no losses."""
     trained = metric_of(latest.metric).trained if latest else LOSS
@@ -224,9 +205,5 @@ def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
     return f"{trained.name} {trained.of(latest.loss):.3f} now{before}.".capitalize()
 
 
-def _point(found: Evaluation, x: int) -> Point:
-    return Point(x=x, value=found.value, low=found.low, high=found.high, count=found.count)
-
-
-def _reference(name: str, found: Evaluation) -> Reference:
-    return Reference(name=name, value=found.value, low=found.low, high=found.high)
+def _point(found: Evaluation, x: int, name: str = "") -> Point:
+    return Point(x, found.value, found.low, found.high, found.count, name)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from mimetypes import guess_type
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlencode
 
 from aiohttp import web
@@ -40,7 +40,7 @@ from sfnode.dashboard.snapshot import (
 )
 from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.printable import command
-from sfnode.schema.metrics import measured, moved_in_words, task_of, trained_by
+from sfnode.schema.metrics import kind_in_words, measured, moved_in_words, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import InviteResult
 from sfnode.schema.views import Count, KeyStart, Page, Prompt, Tokens
@@ -75,22 +75,12 @@ WRONG_HOST = (
 )
 
 
-class _Cookie(NamedTuple):
-    """The cookie of a browser that has presented the token.
-
-    Browsers send it to all ports of this host, and so to servers of other users of this machine.
-    """
-
-    name: str
-    """Contains the port, so that two dashboards do not overwrite each other's."""
-    value: str
-    """Random, and another at each start: it tells nothing of the token, and opens no other dashboard."""
-
-
 def guard(host: str, port: int, token: str) -> Middleware:
     """Return middleware for a dashboard at `host` and `port` that lets in whoever has the token."""
     names = known_names(host)
-    cookie = _Cookie(f"sfnode-{port}", secrets.token_urlsafe(24))
+    # Of whoever has presented the token. Browsers send it to all ports of this host, so to servers of other
+    # users: its name has the port, and its value tells nothing of the token and opens no other dashboard.
+    cookie = f"sfnode-{port}", secrets.token_urlsafe(24)
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -118,10 +108,10 @@ def _refusal(request: web.Request, names: frozenset[str]) -> web.StreamResponse 
     return None
 
 
-def _login(request: web.Request, token: str, cookie: _Cookie) -> web.StreamResponse | None:
+def _login(request: web.Request, token: str, cookie: tuple[str, str]) -> web.StreamResponse | None:
     """Return None for a visitor with the cookie; give a cookie for the token; refuse everybody else."""
     bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if _same(request.cookies.get(cookie.name, ""), cookie.value) or _same(bearer, token):
+    if _same(request.cookies.get(cookie[0], ""), cookie[1]) or _same(bearer, token):
         return None
     if request.method == "GET" and _same(request.query.get("token", ""), token):
         answer = web.Response(status=303, headers={"Location": "/"})
@@ -219,7 +209,7 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
 
     async def about() -> Any:
         found = await client.about()
-        return {"about": found, "task": task_of(found.task).name, "control": control}
+        return {"about": found, "task": kind_in_words(found.task), "control": control}
 
     async def now() -> Any:
         return now_in_words(await look(client))

@@ -32,7 +32,6 @@ from sfnode.schema.history import (
     HistoryEntry,
     HistoryResult,
     LayerChange,
-    ParentSeal,
     Remeasured,
 )
 from sfnode.store import checkpoint
@@ -92,7 +91,7 @@ def _history(
         waiting=waiting,
         complete=complete,
         budget=budget,
-        parent=ParentSeal(**manifest.model.parent.model_dump()) if manifest.model.parent else None,
+        parent=manifest.model.parent,
         entries=entries,
     )
 

@@ -16,7 +16,7 @@ from sfnode.node.startup import settled
 from sfnode.organising.evaluation.health import HealthVerdict
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, CurvePoint, PublishedSeal, RunQuality
-from sfnode.schema.metrics import task_of
+from sfnode.schema.metrics import kind_in_words
 from sfnode.stats import Contributions
 from sfnode.store.checkout import last_seal
 from sfnode.store.log import UpdateLog
@@ -220,7 +220,7 @@ def task_in_words(manifest: Manifest) -> str:
     """Return the task with its answers."""
     task = manifest.task
     answers = " / ".join(word.strip() for word in task.verbalizer.values())
-    return _line(f"{task_of(task.kind).name}{f': {answers}' if answers else ''}")
+    return _line(f"{kind_in_words(task.kind)}{f': {answers}' if answers else ''}")
 
 
 def data_in_words(manifest: Manifest) -> str:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
-from typing import NamedTuple
 
 from sfnode.limits import MEGABYTE
 from sfnode.resources.policy import BURST
@@ -151,16 +150,6 @@ FLUSH_INTERVAL = 30.0
 _KEY = "traffic"
 
 
-class _DayTotal(NamedTuple):
-    """The bytes of one day, as they are kept in the log's meta table."""
-
-    day: date
-    size: int
-
-    def encode(self) -> bytes:
-        return f"{self.day.isoformat()} {self.size}".encode()
-
-
 class DailyTraffic:
     """Bytes carried today. Callers give the bytes since the process started; this knows what was before.
 
@@ -179,7 +168,7 @@ class DailyTraffic:
         self._day = today()
         self._before = _stored_count(update_log, self._day)
         """Bytes that earlier processes carried on this day, less what this one carried on earlier days."""
-        self._written: _DayTotal | None = None
+        self._written: tuple[date, int] | None = None
         self._clock = clock
         self._flushed_at = clock()
         self._writing = asyncio.Lock()
@@ -187,7 +176,7 @@ class DailyTraffic:
 
     def today(self, total: int) -> int:
         """Return the bytes of today, given those since the process started."""
-        return self._count(total).size
+        return self._count(total)[1]
 
     def remaining(self, mb_per_day: float | None, total: int) -> float:
         """Return the bytes that this quota leaves for today; infinity without a quota."""
@@ -206,15 +195,15 @@ class DailyTraffic:
         self._flushed_at = self._clock()
         await asyncio.shield(self._write(self._count(total)))
 
-    def _count(self, total: int) -> _DayTotal:
+    def _count(self, total: int) -> tuple[date, int]:
         if (day := self._date()) != self._day:
             self._day, self._before = day, -total
-        return _DayTotal(self._day, self._before + total)
+        return self._day, self._before + total
 
-    async def _write(self, entry: _DayTotal) -> None:
+    async def _write(self, entry: tuple[date, int]) -> None:
         async with self._writing:
             if entry != self._written:
-                await asyncio.to_thread(self._log.set_meta, _KEY, entry.encode())
+                await asyncio.to_thread(self._log.set_meta, _KEY, f"{entry[0]} {entry[1]}".encode())
                 self._written = entry
 
 

@@ -9,7 +9,7 @@ model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
 from datetime import time
 from typing import NamedTuple
 
@@ -60,67 +60,34 @@ class PauseReason(NamedTuple):
 
 def pause_reasons(limits: Limits, readings: Readings, before: Collection[str | None]) -> list[PauseReason]:
     """Return what keeps the node from computing now; `before` names the limits that did so until now."""
-    found = ((limit, rule(limits, readings, limit in before)) for limit, rule in _RULES.items())
-    return [PauseReason(limit, text) for limit, text in found if text is not None]
+    return [PauseReason(name, text) for name, holds, text in _rules(limits, readings, before) if holds]
 
 
-def _hours(limits: Limits, readings: Readings, _: bool) -> str | None:
-    outside = limits.hours is not None and readings.moment not in Hours(limits.hours)
-    return f"hours: only {limits.hours}" if outside else None
-
-
-def _idle(limits: Limits, readings: Readings, _: bool) -> str | None:
-    in_use = limits.idle is not None and readings.idle < limits.idle * 60
-    return f"idle: in use within the last {limits.idle:g} min" if in_use else None
-
-
-def _mains(limits: Limits, readings: Readings, _: bool) -> str | None:
-    return "battery" if limits.mains and not readings.mains else None
+def _rules(limits: Limits, now: Readings, before: Collection[str | None]) -> Iterator[tuple[str, bool, str]]:
+    """Yield each limit that is set, whether it asks for a pause, and the reason."""
+    if limits.hours is not None:
+        yield "hours", now.moment not in Hours(limits.hours), f"hours: only {limits.hours}"
+    if limits.idle is not None:
+        in_use = f"idle: in use within the last {limits.idle:g} min"
+        yield "idle", now.idle < limits.idle * 60, in_use
+    yield "mains", limits.mains and not now.mains, "battery"
+    for name in [one for one in limits.not_while if normalised_program(one) in now.programs][:1]:
+        yield "not_while", True, f"program: {name} is running"
+    if limits.celsius is not None:
+        hot = now.celsius > limits.celsius - (COOL_DOWN if "celsius" in before else 0)
+        yield "celsius", hot, f"temperature: {now.celsius:.0f} °C, limit {limits.celsius:g}"
+    if limits.memory is not None:
+        full = now.resident > limits.memory * (MEMORY_MARGIN if "memory" in before else 1)
+        yield "memory", full, f"memory: {now.resident / 1e6:.0f} MB, limit {limits.memory / 1e6:.0f}"
+    if limits.mb_per_day is not None:
+        today = now.day_bytes / MEGABYTE
+        said = f"traffic: {today:.1f} MB today, limit {limits.mb_per_day:g}"
+        yield "mb_per_day", now.day_bytes >= limits.mb_per_day * MEGABYTE, said
 
 
 def normalised_program(name: str) -> str:
     """Return the form in which names of programs are compared: lower case, without `.exe`."""
     return name.lower().removesuffix(".exe")
-
-
-def _programs(limits: Limits, readings: Readings, _: bool) -> str | None:
-    running = [name for name in limits.not_while if normalised_program(name) in readings.programs]
-    return f"program: {running[0]} is running" if running else None
-
-
-def _celsius(limits: Limits, readings: Readings, before: bool) -> str | None:
-    if limits.celsius is None:
-        return None
-    hot = readings.celsius > limits.celsius - (COOL_DOWN if before else 0)
-    return f"temperature: {readings.celsius:.0f} °C, limit {limits.celsius:g}" if hot else None
-
-
-def _memory(limits: Limits, readings: Readings, before: bool) -> str | None:
-    if limits.memory is None:
-        return None
-    full = readings.resident > limits.memory * (MEMORY_MARGIN if before else 1)
-    return f"memory: {readings.resident / 1e6:.0f} MB, limit {limits.memory / 1e6:.0f}" if full else None
-
-
-def _traffic(limits: Limits, readings: Readings, _: bool) -> str | None:
-    if limits.mb_per_day is None:
-        return None
-    used_up = readings.day_bytes >= limits.mb_per_day * MEGABYTE
-    today = readings.day_bytes / MEGABYTE
-    return f"traffic: {today:.1f} MB today, limit {limits.mb_per_day:g}" if used_up else None
-
-
-_RULES: dict[str, Callable[[Limits, Readings, bool], str | None]] = {
-    "hours": _hours,
-    "idle": _idle,
-    "mains": _mains,
-    "not_while": _programs,
-    "celsius": _celsius,
-    "memory": _memory,
-    "mb_per_day": _traffic,
-}
-"""The rule of each limit, which returns why it asks for a pause, or None. The last argument of a rule says
-whether the limit asked for one until now."""
 
 
 def spare_cores(free: float, before: int | None) -> int:

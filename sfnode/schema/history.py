@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sfnode.manifest.sections import Parent
 from sfnode.schema.evaluation import Answer
 from sfnode.schema.organising import EpochEvaluation
 
@@ -59,16 +60,6 @@ class HistoryEntry(Decided):
     epoch: EpochEntry | None = None
 
 
-class ParentSeal(Answer):
-    """The state of another run with which a run began (SPEC M7)."""
-
-    run_id: str
-    epoch: int
-    """Epoch of the seal."""
-    digest: str
-    """Core digest there."""
-
-
 class HistoryResult(Answer):
     """`sfnode log --json`."""
 
@@ -83,8 +74,8 @@ class HistoryResult(Answer):
     complete: bool
     """Whether the run is: then nobody makes updates any more, and what waits counts nowhere."""
     budget: int
-    parent: ParentSeal | None
-    """None for a run that is not forked from another."""
+    parent: Parent | None
+    """The state with which it began; None for a run that is not forked from another."""
     entries: list[HistoryEntry]
     """Decisions and seals, the oldest first."""
 

@@ -60,17 +60,6 @@ METRICS = {
 }
 
 
-class TaskInWords(NamedTuple):
-    """A kind of task, as it is shown."""
-
-    name: str
-    trained: Trained = LOSS
-
-
-TASKS = {"reward": TaskInWords("answers that the model writes and a program scores", REWARD)}
-"""Kinds of which there is more to say than their names."""
-
-
 def metric_of(name: str) -> Metric:
     """Return a metric by its name; one that this version does not know, which an organiser may name, has its
     own name and nothing known of it."""
@@ -180,12 +169,14 @@ def moved_in_words(distance: float) -> str:
 
 def trained_by(task: str) -> Trained:
     """Return what a task of this kind trains."""
-    return task_of(task).trained
+    return REWARD if task == "reward" else LOSS
 
 
-def task_of(kind: str) -> TaskInWords:
-    """Return a kind of task."""
-    return TASKS.get(kind) or TaskInWords(kind.replace("-", " "))
+def kind_in_words(kind: str) -> str:
+    """Return a kind of task for people."""
+    if kind == "reward":
+        return "answers that the model writes and a program scores"
+    return kind.replace("-", " ")
 
 
 def far(doing: DoingStatus) -> str:

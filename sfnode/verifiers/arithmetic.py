@@ -67,10 +67,6 @@ _TOKEN = re.compile(rf"[{WHITE_SPACE}]*([0-9]+|[-+*/()]|\Z)")
 _OPERATORS = str.maketrans("×÷−", "*/-")
 
 
-class MalformedError(ValueError):
-    """A text is no expression."""
-
-
 class Expression(NamedTuple):
     """An expression that was read."""
 
@@ -89,11 +85,11 @@ def numbers(text: str) -> tuple[int, ...] | None:
 
 
 def parse(text: str) -> Expression:
-    """Read and compute an expression. Raises MalformedError. Stops at the first bound that is passed."""
+    """Read and compute an expression. Raises ValueError. Stops at the first bound that is passed."""
     parser = _Parser(_tokens(text.translate(_OPERATORS)))
     value = parser.sum(0)
     if parser.token:
-        raise MalformedError
+        raise ValueError("no expression")
     return Expression(value, tuple(parser.used))
 
 
@@ -103,7 +99,7 @@ def _tokens(text: str) -> Iterator[str]:
     while found := _TOKEN.match(text, place):
         yield found[1]
         place = found.end()
-    raise MalformedError
+    raise ValueError("no expression")
 
 
 class _Parser:
@@ -135,10 +131,10 @@ class _Parser:
         if token == "(" and depth < MAX_NESTING:
             value = self.sum(depth + 1)
             if self._take() != ")":
-                raise MalformedError
+                raise ValueError("no expression")
             return value
         if not token.isdigit() or len(token) > MAX_DIGITS or len(self.used) == MAX_NUMBERS:
-            raise MalformedError
+            raise ValueError("no expression")
         self.used.append(int(token))
         return Fraction(int(token))
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 
 from sfnode.verifiers import arithmetic, plugins, schemas, specs
 from sfnode.verifiers.schemas import MAX_ANSWER, WHITE_SPACE
@@ -98,7 +98,7 @@ def problem(verifier: specs.Verifier, row: Row) -> str | None:
         match leaf:
             case specs.Numeric() if arithmetic.number(_value(row, leaf.column), "last") is None:
                 return f"{leaf.column!r} has no number"
-            case specs.Json() if leaf.column and _parsed(_value(row, leaf.column)) is None:
+            case specs.Json() if leaf.column and _parsed(_value(row, leaf.column)) is NOT_JSON:
                 return f"{leaf.column!r} is not JSON"
             case specs.Countdown() if arithmetic.numbers(_value(row, leaf.numbers)) is None:
                 return f"{leaf.numbers!r} does not have 1 to {arithmetic.MAX_NUMBERS} short numbers"
@@ -144,45 +144,43 @@ def _close(text: str, reference: str, spec: specs.Numeric) -> bool:
     return abs(given - right) <= allowed
 
 
-class _Read(NamedTuple):
-    """A JSON value, which may be null."""
-
-    value: Any
+NOT_JSON = object()
+"""What a text that cannot be read has in place of a value, which may be null."""
 
 
-def _parsed(text: str) -> _Read | None:
+def _parsed(text: str) -> Any:
     try:
-        return _Read(schemas.parse(text))
+        return schemas.parse(text)
     except ValueError:
-        return None
+        return NOT_JSON
 
 
 def _json(text: str, row: Row, spec: specs.Json) -> float:
     read = _parsed(text)
-    if read is None or not schemas.conforms(read.value, spec.satisfies):
+    if read is NOT_JSON or not schemas.conforms(read, spec.satisfies):
         return 0.0
     if not spec.column:
         return 1.0
     right = _parsed(_value(row, spec.column))
-    return 0.0 if right is None else schemas.agreement(read.value, right.value)
+    return 0.0 if right is NOT_JSON else schemas.agreement(read, right)
 
 
 def _json_remark(text: str, row: Row, spec: specs.Json) -> str:
     read, right = _parsed(text), _parsed(_value(row, spec.column))
-    if read is None:
+    if read is NOT_JSON:
         return "no JSON"
-    if not schemas.conforms(read.value, spec.satisfies):
+    if not schemas.conforms(read, spec.satisfies):
         return "JSON of another form"
-    if not (right and isinstance(read.value, dict) and isinstance(right.value, dict)):
+    if not (isinstance(read, dict) and isinstance(right, dict)):
         return ""
-    wrong = schemas.differing(read.value, right.value)
+    wrong = schemas.differing(read, right)
     return f"wrong: {', '.join(wrong)}" if wrong else ""
 
 
 def _countdown(text: str, row: Row, spec: specs.Countdown) -> float:
     try:
         found = arithmetic.parse(text)
-    except arithmetic.MalformedError:
+    except ValueError:
         return 0.0
     given = arithmetic.numbers(_value(row, spec.numbers))
     target = arithmetic.number(_value(row, spec.target), "only")

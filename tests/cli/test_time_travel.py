@@ -24,7 +24,6 @@ from sfnode.schema.history import (
     DiffResult,
     HistoryResult,
     LeaderboardResult,
-    ParentSeal,
 )
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
 from sfnode.store.data_folder import Layout
@@ -351,7 +350,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     begun_from(tmp_path / "fork/model", joined(tmp_path / "node", fork))
     told = sfnode("verify", "--data-dir", tmp_path / "node").out
     assert f"forked from run {RUN.run_id.hex()[:16]} after round 1, not checked" in told
-    seal = ParentSeal(run_id=RUN.run_id.hex(), epoch=1, digest=state["core_digest"])
+    seal = Parent(run_id=RUN.run_id.hex(), epoch=1, digest=state["core_digest"])
     assert (
         HistoryResult.model_validate_json(sfnode("log", "--data-dir", tmp_path / "node", "--json").out).parent
         == seal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable
+from datetime import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sfnode.control import prometheus
 from sfnode.control.prometheus import METRICS
 from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
 from sfnode.node.training import limiter
 from sfnode.organising.reporting import alarms
 from sfnode.resources import policy
@@ -219,7 +221,11 @@ def test_each_device_says_what_it_has_measured_and_whether_it_has_failed() -> No
 
 
 def test_every_reason_for_a_pause_has_a_metric() -> None:
-    assert set(prometheus.PAUSES) == {limiter.ASKED_BY_OWNER, limiter.ROOM, *policy._RULES}
+    limits = {"hours": "1:00-2:00", "idle": 5, "mains": True, "not_while": "game", "celsius": 80}
+    every = Limits.model_validate(limits | {"memory": 1, "mb_per_day": 1})
+    bad = policy.Readings(time(12, 0), 0.0, False, frozenset({"game"}), 99.0, 2, 2.0, day_bytes=10**6)
+    reasons = {reason.limit for reason in policy.pause_reasons(every, bad, ())}
+    assert set(prometheus.PAUSES) == {limiter.ASKED_BY_OWNER, limiter.ROOM, *reasons}
 
 
 def test_every_alarm_that_there_is_has_a_metric() -> None:

@@ -17,7 +17,7 @@ import pytest
 from sfnode.cli import evaluate, progress, swarm
 from sfnode.dashboard.frame import Shown, frame
 from sfnode.dashboard.quality import quality
-from sfnode.dashboard.server import STATIC, NowAnswer
+from sfnode.dashboard.server import STATIC, now_in_words
 from sfnode.dashboard.snapshot import contributed, look_at_all
 from sfnode.defaults import DATA_DIR
 from sfnode.publish.directory import directory_page
@@ -127,9 +127,13 @@ async def test_the_frames_of_top_and_the_answers_of_the_dashboard_are_plain(stat
         now = now._replace(status=BUSY.model_copy(update={"state": state, "machine": now.status.machine}))
         shown = Shown(now, curves, await example.origins(), "", SEALED, await example.standing())
         check("\n".join(line.plain for size in ((80, 24), (200, 60)) for line in frame(shown, *size)))
-        said = NowAnswer.of(now)
+        said = now_in_words(now)
         own = contributed(now.status, await example.standing()).text
-        check(" ".join([said.doing.text, said.together.text, said.moved, own, *map(str, said.alarms)]))
+        check(
+            " ".join(
+                [said["doing"].text, said["together"].text, said["moved"], own, *map(str, said["alarms"])]
+            )
+        )
         check(quality(now.status, [], SEALED).headline.text)
 
 

@@ -15,9 +15,9 @@ from sfnode.schema.metrics import (
     better_by,
     by_class,
     drift_in_words,
+    kind_in_words,
     metric_of,
     moved_in_words,
-    task_of,
     trained_by,
     value_in_words,
 )
@@ -37,8 +37,8 @@ def test_a_metric_that_nobody_knows_has_its_own_name() -> None:
 
 
 def test_a_kind_of_task_reads_as_words() -> None:
-    assert task_of("sequence-classification").name == "sequence classification"
-    assert task_of("reward").name == "answers that the model writes and a program scores"
+    assert kind_in_words("sequence-classification") == "sequence classification"
+    assert kind_in_words("reward") == "answers that the model writes and a program scores"
 
 
 @pytest.mark.parametrize(
