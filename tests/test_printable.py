@@ -128,9 +128,7 @@ def data_nowhere_on_the_hub() -> None:
 @pytest.mark.parametrize(
     "use", [unknown_key, unknown_source, unreadable_template, unreadable_data, data_nowhere_on_the_hub]
 )
-def test_an_error_about_a_hostile_manifest_is_harmless(
-    use: Callable[[], None],
-) -> None:
+def test_an_error_about_a_hostile_manifest_is_harmless(use: Callable[[], None]) -> None:
     with pytest.raises(UserError) as caught:
         use()
     assert is_harmless(str(caught.value))

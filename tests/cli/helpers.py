@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -11,3 +12,7 @@ class Ended(NamedTuple):
     status: int
     out: str
     err: str
+
+
+Run = Callable[..., Ended]
+"""Runs a command line, as the fixture `sfnode` does."""

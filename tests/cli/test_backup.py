@@ -19,9 +19,7 @@ from sfnode.store.run_keys import (
     organiser_key,
     recovery_key,
 )
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 
 @pytest.fixture

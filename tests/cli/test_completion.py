@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from click.shell_completion import BashComplete
 
 from sfnode.cli.groups import PROGRAM, SHELLS, VARIABLE
 from sfnode.cli.main import cli
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 
 @pytest.mark.parametrize("shell", SHELLS)

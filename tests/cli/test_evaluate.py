@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,11 @@ from sfnode.tasks.metrics import share
 from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Move, Seal
 from sfprotocol.events import KeepControl
 from sfprotocol.seeds import update_seeds
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.control.organised_node import OrganisedNode
 from tests.protocol.feeds import origin_of
 from tests.store.folders import joined
 from tests.store.helpers import Author
-
-Run = Callable[..., Ended]
 
 
 @pytest.fixture

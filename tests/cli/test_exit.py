@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sfnode.cli import exit as ends
 from tests.cli.fake_node import ANSWERS, fake_node
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 DOCS = Path(__file__).parents[2] / "docs" / "errors.md"
 

@@ -12,11 +12,9 @@ import pytest
 from sfnode.models import loader
 from sfnode.models.manifest_builder import build
 from sfnode.tasks import tokenizer_calls
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.models import hostile
 from tests.models.families import model_folder
-
-Run = Callable[..., Ended]
 
 FILE = "rows.jsonl"
 

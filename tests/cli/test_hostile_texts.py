@@ -37,14 +37,12 @@ from sfnode.manifest.task import Task
 from sfnode.printable import LONGEST
 from sfnode.schema import evaluation, organising, results, status, views
 from tests.cli.fake_node import fake_node
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Ended, Run
 from tests.cli.test_use import run_of
 from tests.engine.helpers import HEADED_TASK, model_folder, trainer, updates
 from tests.publish.helpers import link_to
 from tests.publish.runs import manifest_of
 from tests.store.folders import Folder, organised
-
-Run = Callable[..., Ended]
 
 MARK = "mine"
 HOSTILE = f"\x1bc\x1b]0;{MARK}\x07\x9b2J\u202e\u2066\u200b\x7f[bold]"

@@ -23,9 +23,7 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
 from sfprotocol import invitation
 from sfprotocol.messages import OLDEST_VERSION, PROTOCOL_VERSION
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/31337/p2p/QmSelf"
 PRIVATE = "/ip4/192.168.1.7/tcp/31337/p2p/QmSelf"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -13,9 +12,7 @@ from sfnode.cli.groups import PROGRAM, VARIABLE
 from sfnode.cli.keys import Command
 from sfnode.cli.options import option
 from sfnode.errors import Code, UserError
-from tests.cli.helpers import Ended
 
-Run = Callable[..., Ended]
 Parsed = dict[str, Any]
 
 
@@ -97,11 +94,7 @@ def test_the_help_shows_flags_only_and_help_all_keys_and_variables_too(
 
 @pytest.mark.parametrize(
     ("begun", "offered"),
-    [
-        ("cake", ["cake.eggs=", "cake.sieve="]),
-        ("taste.spice=m", ["taste.spice=mace"]),
-        ("nothing.here=", []),
-    ],
+    [("cake", ["cake.eggs=", "cake.sieve="]), ("taste.spice=m", ["taste.spice=mace"]), ("nothing.here=", [])],
 )
 def test_keys_and_their_values_are_completed(begun: str, offered: list[str]) -> None:
     found = ZshComplete(bake, {}, PROGRAM, VARIABLE).get_completions(["--set"], begun)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ from sfnode.schema.results import InviteResult, StatusResult
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
 from tests.cli.fake_node import ANSWERS, INVITATION, STATUS, fake_node
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 HEAVY = {
     *("torch", "numpy", "transformers", "aiohttp", "hivemind"),

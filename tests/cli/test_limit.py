@@ -12,15 +12,13 @@ from sfnode.cli import owner
 from sfnode.cli.owner import NAMES, _changes, limit_lines
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 
 Parse = Callable[..., dict[str, Any]]
-Run = Callable[..., Ended]
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("2h", 7200), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("1h1m1s", 3661)],
+    ("text", "seconds"), [("2h", 7200), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("1h1m1s", 3661)]
 )
 def test_a_duration_is_written_with_its_units(text: str, seconds: int, received: Parse) -> None:
     assert received("pause", text)["duration"] == seconds

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-from sfnode.cli import folders
+from sfnode.cli.options import note
 from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES
 from sfnode.models.manifest_builder import build
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import UpdateLog
 from tests.cli.fake_node import fake_node
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 
 def test_runs_are_found_in_the_default_folder_in_profiles_and_where_nodes_have_run(
@@ -27,7 +24,7 @@ def test_runs_are_found_in_the_default_folder_in_profiles_and_where_nodes_have_r
     for folder in (profile, elsewhere):
         with open_data_dir(folder) as data_dir, UpdateLog.open(data_dir.log, run.run_id):
             data_dir.manifest.write_text(run.to_toml())
-    folders.note(elsewhere)
+    note(elsewhere)
     with fake_node(home / ".sfnode"), open_data_dir(home / ".sfnode") as running:
         running.manifest.touch()
         found = json.loads(sfnode("list", "--json").out)
@@ -49,7 +46,7 @@ def test_a_folder_is_listed_once_and_only_if_it_would_not_be_found_without(
         home / DATA_DIR.relative_to("~"),
         home / PROFILES.relative_to("~") / "owls",
     ):
-        folders.note(folder)
+        note(folder)
     assert (home / FOLDERS.relative_to("~")).read_text() == f"{tmp_path}\n"
 
 

@@ -14,10 +14,9 @@ from sfnode.cli.main import cli
 from sfnode.cli.options import long_name, variable
 from sfnode.defaults import PROFILES
 from sfnode.limits import Limits
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 
 Parse = Callable[..., dict[str, Any]]
-Run = Callable[..., Ended]
 
 
 def _leaves(group: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,9 @@ from sfnode.store.identity import Identity
 from sfprotocol import invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
 from sfprotocol.messages import ELECTED_TERMS, OLDEST_VERSION, Petition
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Ended, Run
 from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
-
-Run = Callable[..., Ended]
 
 A, B = origin_of("a"), origin_of("b")
 

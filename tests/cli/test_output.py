@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,9 @@ from sfnode.cli.output import table
 from sfnode.doctor.findings import CheckFinding, Examination
 from sfnode.schema.status import PrivacyStatus
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.schema.helpers import organised, rewarded
 from tests.test_printable import HOSTILE
-
-Run = Callable[..., Ended]
 
 OWN_TEXT = {"groups.py": "a script of click's", "invite.py": "a drawing with colours"}
 """Modules that print without looking, and what."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from hivemind.p2p import PeerID
 
 from sfnode.store.data_folder import Layout
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 
 def test_it_is_what_libp2p_makes_of_the_key_and_stays_the_same(tmp_path: Path, sfnode: Run) -> None:

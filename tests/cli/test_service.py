@@ -5,14 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 HARD = 'a "b" $HOME 100%'
 """A display name with what systemd would read in its own way."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ import pytest
 import sfnode
 from sfnode.cli.main import cli
 from sfnode.store.data_folder import open_data_dir
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Ended, Run
 
 HEAVY = ("torch", "transformers", "hivemind", "datasets", "huggingface_hub", "uvloop")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
@@ -20,13 +19,11 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.tasks import verifying
 from sfnode.verifiers import plugins
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.node.training.test_engine_loading import make_model
 from tests.swarm.conftest import script as script
 from tests.swarm.helpers import COMMONEST, MANIFEST, NONE, PROBE, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL
-
-Run = Callable[..., Ended]
 
 
 def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:

@@ -19,22 +19,15 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.models import bases, files
 from sfnode.models.manifest_builder import build
-from sfnode.schema.history import (
-    CheckoutResult,
-    DiffResult,
-    HistoryResult,
-    LeaderboardResult,
-)
+from sfnode.schema.history import CheckoutResult, DiffResult, HistoryResult, LeaderboardResult
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles
 from sfprotocol.decisions import RATE_ONE, Budget, Part, RateFrom, Worth
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.node.helpers import manifest
 from tests.protocol.feeds import origin_of
 from tests.store.folders import Folder, first_order, joined, organised
-
-Run = Callable[..., Ended]
 
 DEFAULT = organised(build({}), rank=4, epoch_updates=8, update_budget=1000)
 RUN = DEFAULT.model_copy(update={"data": DEFAULT.data.model_copy(update={"validation_limit": 16})})

@@ -9,9 +9,7 @@ import pytest
 
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import build
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 LAYERS = [f"model.decoder.layers.{n}" for n in range(3)]
 """Of the built-in model, an OPT."""
@@ -71,10 +69,7 @@ def test_what_is_trained_may_be_said_by_variable_or_file(
 
 
 def test_another_choice_is_another_run(sfnode: Run) -> None:
-    for file, option in (
-        ("a.toml", "model.train_norms=yes"),
-        ("b.toml", "model.train_biases=yes"),
-    ):
+    for file, option in (("a.toml", "model.train_norms=yes"), ("b.toml", "model.train_biases=yes")):
         assert sfnode("init", "--task", "reviews", "--out", file, "--set", option).status == 0
     assert Manifest.from_toml(Path("a.toml")).run_id != Manifest.from_toml(Path("b.toml")).run_id
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import click
 import pytest
 
 from sfnode.cli.groups import LazyGroup
 from sfnode.cli.main import cli
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 TREE = {
     "Join": "join invite swarm leave pause resume limit",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sfnode.schema.results import TryRewardResult
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 LONGER = 'kind = "sum"\n' + "".join(
     f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)

@@ -26,12 +26,10 @@ from sfnode.models import loader
 from sfnode.models.manifest_builder import build
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks.prompts import questions
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.engine.helpers import HEADED_TASK, TASK, data_file, manifest, model_folder, trainer, updates
 from tests.publish.test_words import check
 from tests.store.folders import Folder, joined, organised
-
-Run = Callable[..., Ended]
 
 CENTRED = {"loss": "centred"}
 TASKS: dict[str, tuple[str, Task]] = {

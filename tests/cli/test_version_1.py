@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,8 @@ from sfnode.manifest.training import Training
 from sfnode.models.manifest_builder import build
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.store.helpers import Author
-
-Run = Callable[..., Ended]
 
 OLD = build({"loss": "plain"}).model_copy(
     update={

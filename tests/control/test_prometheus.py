@@ -43,9 +43,7 @@ def parsed(text: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     return found
 
 
-async def test_a_scrape_of_the_control_socket_says_what_status_says(
-    swarm_of: Callable[..., Swarm],
-) -> None:
+async def test_a_scrape_of_the_control_socket_says_what_status_says(swarm_of: Callable[..., Swarm]) -> None:
     swarm = swarm_of(manifest(update_budget=20))
     a, b = await swarm.first(role="relay"), await swarm.join("b")
     await b.until(lambda: a.known == 20 and all(link.known == 20 for link in a.node.status().links))
@@ -212,10 +210,7 @@ def test_each_device_says_what_it_has_measured_and_whether_it_has_failed() -> No
     assert (
         found["sfnode_device_updates_total", "cuda:0"],
         found["sfnode_device_update_seconds", "cuda:0"],
-    ) == (
-        12.0,
-        0.25,
-    )
+    ) == (12.0, 0.25)
     assert ("sfnode_device_update_seconds", "cuda:1") not in found
     assert [found["sfnode_device_failed", name] for name in ("cuda:0", "cuda:1")] == [0.0, 1.0]
 

@@ -72,11 +72,7 @@ def health(verdict: RunHealth, latest: EpochEvaluation | None, **fields: object)
             "Not compared with the base model yet: accuracy 80.0 % (78.0-82.0 %) now.",
             Mood.NEUTRAL,
         ),
-        (
-            health(RunHealth.UNKNOWN, None),
-            "Too early to tell: nothing was evaluated so far.",
-            Mood.NEUTRAL,
-        ),
+        (health(RunHealth.UNKNOWN, None), "Too early to tell: nothing was evaluated so far.", Mood.NEUTRAL),
     ],
 )
 def test_an_organised_run_is_judged_by_its_seals(found: HealthStatus, sentence: str, mood: Mood) -> None:

@@ -166,10 +166,7 @@ async def test_without_its_token_nobody_sees_anything(swarm: Swarm) -> None:
             status, text, _ = await fetch(bare + path)
             assert status == 401
             assert "needs its token" in text
-        for headers in (
-            {"Authorization": TOKEN[:-1]},
-            {"Cookie": "sfnode-1=a; =; ;;"},
-        ):
+        for headers in ({"Authorization": TOKEN[:-1]}, {"Cookie": "sfnode-1=a; =; ;;"}):
             assert (await fetch(bare + "api/now", headers=headers))[0] == 401, headers
         posted = {"method": "POST", "json": {"prompt": "a"}}
         assert (await fetch(bare + "api/generate", **posted))[0] == 401

@@ -111,10 +111,7 @@ def test_top_waits_for_a_node_follows_it_and_its_window_and_quits_at_once_even_i
 ) -> None:
     with (
         nodes(home) as make,
-        top_of(home, a := make("a", "--run", "run.toml", "--role", "relay", *LOOPBACK)) as (
-            top,
-            terminal,
-        ),
+        top_of(home, a := make("a", "--run", "run.toml", "--role", "relay", *LOOPBACK)) as (top, terminal),
     ):
         read_until(terminal, b"No node answers")
         a.start()

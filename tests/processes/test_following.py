@@ -63,8 +63,7 @@ def test_a_member_follows_a_run_to_its_fork(tmp_path: Path) -> None:
 
         there = tmp_path / f"b-{new.run_id.hex()[:8]}"
         found = until(
-            "it trains there",
-            lambda: status if (status := status_in(there)) and status.own_updates else None,
+            "it trains there", lambda: status if (status := status_in(there)) and status.own_updates else None
         )
         assert (found.run_id, found.origin) == (new.run_id.hex(), own)
         assert f"going on in {there}" in b.output()

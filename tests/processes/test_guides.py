@@ -19,11 +19,7 @@ PAGES = [ROOT / "docs" / name for name in ("tutorial.md", "organising.md", "volu
 FOLLOWED = [ROOT / "README.md", *PAGES]
 """Pages whose blocks are run; the one that ends the node comes last."""
 
-SMALL = {
-    "SFNODE_NTP": "none",
-    "SFNODE_THREADS": "1",
-    "SFNODE_HOST_MADDRS": LOOPBACK[1],
-}
+SMALL = {"SFNODE_NTP": "none", "SFNODE_THREADS": "1", "SFNODE_HOST_MADDRS": LOOPBACK[1]}
 INIT = SMALL | {"SFNODE_MODEL": "builtin:tiny", "SFNODE_UPDATE_BUDGET": "100", "SFNODE_YES": "1"}
 """What a user's configuration might say, so that nothing is asked or takes long."""
 

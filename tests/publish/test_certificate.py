@@ -18,13 +18,11 @@ from sfnode.publish.certificate import NO_WORTH, Certificate, check
 from sfnode.store.log import UpdateLog
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.names import NAMELESS
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.protocol.feeds import origin_of
 from tests.publish.conftest import EPOCHS
 from tests.publish.runs import HOSTILE, manifest_of, write_run
 from tests.publish.test_words import check as check_words
-
-Run = Callable[..., Ended]
 
 RUN = manifest_of()
 ANN, STRANGE = (origin_of(f"member {n}").hex() for n in (0, 1))

@@ -21,13 +21,11 @@ from sfnode.publish.signature import Signer
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.messages import Succession, Vote
 from sfprotocol.wire_codec import encode
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Ended, Run
 from tests.peers.test_contacts import page, web_server
 from tests.protocol.feeds import origin_of, signing_key
 from tests.publish.helpers import Page, link_to
 from tests.publish.runs import manifest_of
-
-Run = Callable[..., Ended]
 
 EVALUATION = {
     "metric": "accuracy", "value": 0.8, "low": 0.78, "high": 0.82, "loss": 0.4, "count": 872, "epoch": 1,

@@ -27,14 +27,12 @@ from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import invitation
 from sfprotocol.names import Names
 from tests.cli.fake_node import fake_node
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.protocol.feeds import signing_key
 from tests.publish.conftest import EPOCHS, NAMES
 from tests.publish.helpers import PEER, Page, link_to
 from tests.publish.runs import HOSTILE, accuracy, manifest_of, write_run
 from tests.store.folders import Folder
-
-Run = Callable[..., Ended]
 
 RUN = manifest_of()
 PROGRESS = Progress(

@@ -27,7 +27,7 @@ from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.results import EvalResult
 from sfnode.schema.status import DeviceStatus, DoingStatus, FetchStatus, Status, WaitStatus
 from tests.cli.fake_node import ANSWERS, fake_node
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run
 from tests.dashboard.example import SEALED, ExampleNode, RewardedNode
 from tests.publish.helpers import Page
 from tests.schema.helpers import organised, status
@@ -59,7 +59,6 @@ BUSY = status(
 )  # fmt: skip
 """The status of a node of which there is everything to say."""
 
-Run = Callable[..., Ended]
 
 SOURCE = Path(evaluate.__file__).parents[1]
 

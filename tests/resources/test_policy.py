@@ -47,8 +47,7 @@ def test_a_condition_that_does_not_hold_is_a_reason_to_pause(
 
 
 @pytest.mark.parametrize(
-    ("free", "spare"),
-    [(8.0, 8), (7.6, 8), (7.5, 8), (7.4, 7), (7.0, 7), (0.5, 1), (0.0, 1)],
+    ("free", "spare"), [(8.0, 8), (7.6, 8), (7.5, 8), (7.4, 7), (7.0, 7), (0.5, 1), (0.0, 1)]
 )
 def test_threads_use_the_cores_that_others_leave_free(free: float, spare: int) -> None:
     assert spare_cores(free, None) == spare

@@ -40,9 +40,7 @@ def key(name: str) -> str:
     return feed_of(name).origin.hex()
 
 
-def test_a_feed_counts_as_far_as_its_cut(
-    log: UpdateLog,
-) -> None:
+def test_a_feed_counts_as_far_as_its_cut(log: UpdateLog) -> None:
     log.append([record(RUN, "a", [1, 2, 3]), record(RUN, "b", [4])])
     index = LogIndex(log, dict, RUN.parameters())
     assert updates(index) == {key("a"): 3, key("b"): 1}

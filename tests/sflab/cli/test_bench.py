@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ import pytest
 from sflab.cli.bench import heading
 from sfnode.models.files import EMBEDDED
 from sfnode.schema.results import BatchResult, BenchResult
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Ended, Run
 
 QUICK = ("--repetitions", "1", "--threads", "1")
 

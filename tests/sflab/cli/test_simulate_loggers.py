@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 SMALL = (
     *("--clients", 4, "--steps", 2, "--local-steps", 1, "--batch-size", 1, "--rows", 8, "--test-rows", 4),

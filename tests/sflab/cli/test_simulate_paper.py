@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sflab.experiments import results
 from sflab.studies import report
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 ALONE = ("--workers", "1", "--device", os.environ.get("SFNODE_DEVICE", "cpu"))
 
