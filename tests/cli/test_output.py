@@ -12,7 +12,7 @@ import sfnode.cli
 from sfnode.cli import doctor
 from sfnode.cli.output import table
 from sfnode.doctor.findings import CheckFinding, Examination
-from sfnode.schema.status import PrivacyStatus
+from sfnode.schema.status import PrivacyStatus, Status
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
 from tests.cli.helpers import Run
 from tests.schema.helpers import organised, rewarded
@@ -20,6 +20,15 @@ from tests.test_printable import HOSTILE
 
 OWN_TEXT = {"groups.py": "a script of click's", "invite.py": "a drawing with colours"}
 """Modules that print without looking, and what."""
+
+
+def told(sfnode: Run, folder: Path, seen: Status, *options: str) -> str:
+    """What `sfnode status` prints of a node of this status."""
+    node = folder / f"node{''.join(options)}"
+    with fake_node(node, {**ANSWERS, "GET /status": seen.model_dump_json()}):
+        ended = sfnode("status", "--data-dir", node, *options)
+    assert ended.status == 0
+    return ended.out
 
 
 def is_visible(text: str) -> bool:
@@ -31,12 +40,10 @@ def test_what_a_node_says_of_others_is_shown_as_visible_characters(
     sfnode: Run, tmp_path: Path, as_json: bool
 ) -> None:
     named = STATUS.model_copy(update={"run_name": HOSTILE[:-1], "pauses": [HOSTILE[:-1]]})
-    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": named.model_dump_json()}):
-        ended = sfnode("status", "--data-dir", tmp_path / "node", *["--json"] * as_json)
-    assert ended.status == 0
-    assert is_visible(ended.out)
+    said = told(sfnode, tmp_path, named, *["--json"] * as_json)
+    assert is_visible(said)
     if as_json:
-        assert json.loads(ended.out)["run_name"] == HOSTILE[:-1]
+        assert json.loads(said)["run_name"] == HOSTILE[:-1]
 
 
 def test_findings_are_coloured_and_what_they_quote_is_not(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,19 +74,17 @@ def test_every_command_prints_through_the_one_function_that_looks() -> None:
 def test_status_says_what_the_updates_tell_of_a_row(
     sfnode: Run, tmp_path: Path, epsilon: float | None, said: str
 ) -> None:
-    told = PrivacyStatus(noise=8.7, clip=6.4, updates=49, epsilon=epsilon, delta=1e-5)
-    seen = STATUS.model_copy(update={"privacy": told})
-    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": seen.model_dump_json()}):
-        assert said in sfnode("status", "--data-dir", tmp_path / "node").out
+    noise = PrivacyStatus(noise=8.7, clip=6.4, updates=49, epsilon=epsilon, delta=1e-5)
+    seen = STATUS.model_copy(update={"privacy": noise})
+    assert said in told(sfnode, tmp_path, seen)
 
 
 def test_status_says_first_what_is_wrong_with_the_run_and_then_how_it_stands(
     sfnode: Run, tmp_path: Path
 ) -> None:
     seen = STATUS.model_copy(update=organised(behind=7))
-    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": seen.model_dump_json()}):
-        lines = sfnode("status", "--data-dir", tmp_path / "node").out.splitlines()
-        found = json.loads(sfnode("status", "--data-dir", tmp_path / "node", "--json").out)
+    lines = told(sfnode, tmp_path, seen).splitlines()
+    found = json.loads(told(sfnode, tmp_path, seen, "--json"))
     assert lines[:2] == ["SF070: the run gets worse: so much", "  Do this first. Then that."]
     assert "rounds   13 count, the last one 42 s ago" in lines
     assert (
@@ -95,8 +100,7 @@ def test_status_and_top_of_a_reward_run_speak_of_answers_rewards_and_drift(
     sfnode: Run, tmp_path: Path
 ) -> None:
     seen = STATUS.model_copy(update=rewarded() | {"origin": "ab" * 32})
-    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": seen.model_dump_json()}):
-        said = sfnode("status", "--data-dir", tmp_path / "node").out
+    said = told(sfnode, tmp_path, seen)
     assert ", mean reward 0.940\n" in said
     assert (
         "model    better: right answers (pass@1) 85.0 % (83.0-87.0 %) after round 7, base model 30.0 %"

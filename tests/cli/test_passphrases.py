@@ -54,13 +54,17 @@ def test_a_key_that_is_open_needs_no_passphrase(typed: list[str]) -> None:
     assert unlocked(lambda passphrase: passphrase, None) is None
 
 
-def test_a_node_at_a_terminal_asks_and_starts_again(
-    typed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes whose only work is to open a key."""
+
     async def live(_: Settings, narration: Narration, passphrase: bytes | None) -> None:
         opened(passphrase)
 
     monkeypatch.setattr(join, "_live", live)
+
+
+def test_a_node_at_a_terminal_asks_and_starts_again(typed: list[str]) -> None:
     told: list[UserError] = []
     typed += ["horse"]
     assert join._run(Settings(), told.append, nullcontext, SILENT) == 0
@@ -72,10 +76,6 @@ def test_a_node_at_a_terminal_asks_and_starts_again(
 def test_a_service_is_not_asked_whatever_is_lacking(
     secret: Path, typed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def live(_: Settings, narration: Narration, passphrase: bytes | None) -> None:
-        opened(passphrase)
-
-    monkeypatch.setattr(join, "_live", live)
     typed += ["never asked for"]
     told: list[UserError] = []
     assert join._run(Settings(passphrase_file=secret), told.append, nullcontext, SILENT) == 1

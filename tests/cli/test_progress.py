@@ -230,16 +230,6 @@ def test_programs_that_read_the_log_get_what_begins_and_nothing_in_between(
     assert caplog.messages == ["loading the model"]
 
 
-def test_the_first_line_of_join_comes_before_anything_slow_is_loaded() -> None:
-    """torch and hivemind take seconds to import."""
-    script = (
-        "import sys, sfnode.cli.join\n"
-        "slow = {'torch', 'transformers', 'hivemind', 'numpy', 'aiohttp', 'uvloop'}\n"
-        "print(*slow & set(sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "\n"
-
-
 def test_a_bar_of_which_the_end_is_unknown_says_no_number() -> None:
     """rich says `0/?`."""
     unknown = Progress()

@@ -3,8 +3,6 @@ refused before any of it is computed."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -169,14 +167,6 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
     assert (ended.status, "SF081" in ended.err) == (1, True)
     assert not (tmp_path / "again").exists()
     assert "0 of 1 published directions are here" in sfnode("verify", *here).out
-
-
-def test_refusals_load_no_torch(folder: Path) -> None:
-    script = "import sys; from sfnode.cli.main import _status as run; run(sys.argv[1:]); print(*sys.modules)"
-    command = [sys.executable, "-c", script, "export", "--out", "full", "--data-dir", str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent)
-    assert "exists already" in ended.stderr
-    assert not {"torch", "transformers", "scipy"} & set(ended.stdout.split())
 
 
 def test_a_busy_machine_has_no_more_threads_than_find_a_core(

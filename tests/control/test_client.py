@@ -7,8 +7,6 @@ import inspect
 import json
 import math
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,16 +75,6 @@ def test_making_a_client_touches_nothing(tmp_path: Path) -> None:
     Client(tmp_path / "nowhere" / "control.sock")
     SyncClient(tmp_path / "nowhere" / "control.sock")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_client_loads_no_library_until_an_answer_is_validated() -> None:
-    script = (
-        "import sys, sfnode.control.client\n"
-        "heavy = {'aiohttp', 'asyncio', 'pydantic', 'numpy', 'torch', 'sfnode.node', 'sfprotocol'}\n"
-        "print(*heavy & set(sys.modules))"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ended.stdout == "\n"
 
 
 def test_the_modules_of_the_schema_are_loaded_when_they_are_used() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -232,16 +230,6 @@ def test_a_logger_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", str(tmp_path))
     opened(["jsonl:~/a.jsonl"]).close()
     assert (tmp_path / "a.jsonl").exists()
-
-
-def test_no_optional_package_is_loaded_before_it_is_asked_for() -> None:
-    script = f"import sys, sfnode.loggers; print({set(KINDS) - {'jsonl'}} & set(sys.modules))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ)
-        ).stdout
-        == "set()\n"
-    )
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
