@@ -14,18 +14,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from sfnode.organising.reporting.run_history import RunHistory
+from sfnode.schema import views
 from sfnode.schema.history import Decided, HistoryEntry, Ranked
-from sfnode.schema.views import (
-    History,
-    HistoryPoint,
-    Leader,
-    Origin,
-    Origins,
-    OwnStanding,
-    Team,
-    Timeline,
-    TimelineEntry,
-)
 from sfnode.store.log import Tail, UpdateLog
 from sfnode.store.replay import kept_control
 from sfprotocol.messages import Feed, RunParameters, Succession
@@ -58,7 +48,7 @@ class LogIndex:
         self._log = update_log
         self._decided = RunHistory(run) if run.organised else None
         """History of an organised run."""
-        self._timeline: list[TimelineEntry] = []
+        self._timeline: list[views.TimelineEntry] = []
         self._timeline_of = 0, b""
         """Decisions of which the timeline tells: it takes long where epochs have many feeds."""
         self._contributions = Contributions(update_log)
@@ -72,8 +62,8 @@ class LogIndex:
         """All origins, the greatest worth first, then most updates."""
         self._find_names = names
         self._names: Mapping[bytes, Names] = {}
-        self._teams: list[Team] = []
-        self._history: dict[int, History] = {}
+        self._teams: list[views.Team] = []
+        self._history: dict[int, views.History] = {}
         """The last answer, by the number of points asked for."""
         self._valid_until = float("-inf")
 
@@ -81,13 +71,13 @@ class LogIndex:
         """Read nothing more after the segment that is being read."""
         self._contributions.close()
 
-    def origins(self, own: bytes, offset: int, limit: int, find: str) -> Origins:
+    def origins(self, own: bytes, offset: int, limit: int, find: str) -> views.Origins:
         """Return the origins whose key begins with `find` (hex), `limit` of them from rank `offset` on."""
         self._refresh()
         found = list(enumerate(self._ranked, 1))
         if find:
             found = [(rank, one) for rank, one in found if one.origin.hex().startswith(find)]
-        return Origins(
+        return views.Origins(
             total=len(found),
             offset=offset,
             updates=self._contributions.updates,
@@ -96,13 +86,13 @@ class LogIndex:
             teams=self._teams,
         )
 
-    def standing(self, own: bytes) -> OwnStanding:
+    def standing(self, own: bytes) -> views.OwnStanding:
         """Return what one origin has contributed."""
         self._refresh()
         places = {one.origin: rank for rank, one in enumerate(self._ranked, 1)}
         rank, member = places.get(own), self._members.get(own)
         updates = self._ranked[rank - 1].updates if rank else 0
-        return OwnStanding(
+        return views.OwnStanding(
             rank=rank,
             of=len(self._ranked),
             updates=updates,
@@ -112,24 +102,24 @@ class LogIndex:
             gain_share=self._gain(member),
         )
 
-    def history(self, points: int) -> History:
+    def history(self, points: int) -> views.History:
         """Return the history of the run in at most `points` equal spans of epochs."""
         self._refresh()
         if points not in self._history:
             self._history = {points: self._summarise(points)}
         return self._history[points]
 
-    def timeline(self, limit: int) -> Timeline:
+    def timeline(self, limit: int) -> views.Timeline:
         """Return the last decisions, with the names of origins as they were when these came."""
         decided = self._follow()
         if decided is None:
-            return Timeline(total=0, entries=[])
+            return views.Timeline(total=0, entries=[])
         if self._timeline_of != decided.read:
             authority = kept_control(self._log).authority
             successions = (one for one in authority if isinstance(one, Succession))
             entries = decided.entries(successions, self._log.arrivals())
             self._timeline, self._timeline_of = list(map(timeline_entry, entries)), decided.read
-        return Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
+        return views.Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
 
     def _follow(self) -> RunHistory | None:
         """Return the history of an organised run by the decisions of now."""
@@ -163,10 +153,10 @@ class LogIndex:
     def _worth(self, origin: bytes) -> int:
         return self._members[origin].worth if origin in self._members else 0
 
-    def _origin(self, rank: int, one: Contribution, own: bytes) -> Origin:
+    def _origin(self, rank: int, one: Contribution, own: bytes) -> views.Origin:
         names = self._names.get(one.origin, NAMELESS)
         member = self._members.get(one.origin)
-        return Origin(
+        return views.Origin(
             **one._asdict() | {"origin": one.origin.hex()},
             rank=rank,
             share=one.updates / self._contributions.updates,
@@ -179,7 +169,7 @@ class LogIndex:
             team=names.team or None,
         )
 
-    def _summarise(self, points: int) -> History:
+    def _summarise(self, points: int) -> views.History:
         ranked = self._contributions.ranked
         leaders = [one.origin for one in ranked[:LEADERS]]
         spans = _Spans(max((one.last_epoch for one in ranked), default=-1), points)
@@ -188,10 +178,10 @@ class LogIndex:
         return spans.history(leaders, self._names)
 
 
-def timeline_entry(entry: HistoryEntry) -> TimelineEntry:
+def timeline_entry(entry: HistoryEntry) -> views.TimelineEntry:
     """Return a decision as the timeline has it."""
     epoch = entry.epoch
-    return TimelineEntry(
+    return views.TimelineEntry(
         **{name: getattr(entry, name) for name in Decided.model_fields},
         epoch=epoch.epoch if epoch else None,
         counted=epoch.counted if epoch else None,
@@ -200,7 +190,7 @@ def timeline_entry(entry: HistoryEntry) -> TimelineEntry:
     )
 
 
-def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[Team]:
+def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[views.Team]:
     """Return what was contributed under each team's name."""
     updates, origins = Counter[str](), Counter[str]()
     for one in contributions.ranked:
@@ -209,7 +199,7 @@ def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[T
             origins[team] += 1
     first = sorted(updates, key=lambda team: (-updates[team], team))[:MAX_TEAMS]
     return [
-        Team(
+        views.Team(
             team=team,
             updates=updates[team],
             share=updates[team] / contributions.updates,
@@ -239,26 +229,26 @@ class _Spans:
             if own is not None:
                 own[span] += updates
 
-    def history(self, leaders: list[bytes], names: Mapping[bytes, Names]) -> History:
+    def history(self, leaders: list[bytes], names: Mapping[bytes, Names]) -> views.History:
         known = list(accumulate(self._updates))
         led = [
-            Leader(
+            views.Leader(
                 origin=origin.hex(),
                 name=names.get(origin, NAMELESS).name or None,
                 known=list(accumulate(self._leading[origin])),
             )
             for origin in leaders
         ]
-        return History(
+        return views.History(
             indexed=known[-1] if known else 0,
             points=[self._point(span, known[span]) for span in range(self._points)],
             leaders=led,
             others=[total - sum(leader.known[span] for leader in led) for span, total in enumerate(known)],
         )
 
-    def _point(self, span: int, known: int) -> HistoryPoint:
+    def _point(self, span: int, known: int) -> views.HistoryPoint:
         first = -(-span * self._epochs // self._points)
-        return HistoryPoint(
+        return views.HistoryPoint(
             first_epoch=first,
             last_epoch=-(-(span + 1) * self._epochs // self._points) - 1,
             updates=self._updates[span],

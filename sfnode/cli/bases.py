@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.options import (
-    device_option,
-    dtype_option,
-    json_option,
-    model_options,
-    option,
-    out_option,
-    verifier_option,
-)
+from sfnode.cli import options
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
@@ -33,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @click.command
-@out_option("FOLDER", "Where to write the file, which is named by its digest.")
-@option(
+@options.out_option("FOLDER", "Where to write the file, which is named by its digest.")
+@options.option(
     "--basis",
     "kind",
     type=click.Choice(["gradients", "errors"]),
@@ -42,7 +34,7 @@ if TYPE_CHECKING:
     help="gradients: the strongest directions of the mean gradient, by backward passes on this machine; "
     "errors: those of the layers' inputs that go with the errors of its output, by forward passes alone.",
 )
-@model_options
+@options.model_options
 def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device: str, dtype: str) -> None:
     """Make bases for the run of a node's folder, and write them to a file.
 
@@ -92,17 +84,23 @@ MOST_PROMPTS = 512
 
 @click.command
 @click.argument("run", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUN.toml]")
-@option("--task", "preset", type=click.Choice(REWARDED), help="A ready-made task, in place of a manifest.")
-@option("--model", metavar="SOURCE", help="The base model: a folder, or with --task a Hugging Face id.")
-@option("--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init`.")
-@option(
+@options.option(
+    "--task", "preset", type=click.Choice(REWARDED), help="A ready-made task, in place of a manifest."
+)
+@options.option(
+    "--model", metavar="SOURCE", help="The base model: a folder, or with --task a Hugging Face id."
+)
+@options.option(
+    "--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init`."
+)
+@options.option(
     "--prompts", type=click.IntRange(1, MOST_PROMPTS), default=16, help="Prompts that the base model answers."
 )
-@option("--temperature", type=float, metavar="NUMBER", help="Another temperature.")
-@verifier_option
-@device_option
-@dtype_option
-@json_option
+@options.option("--temperature", type=float, metavar="NUMBER", help="Another temperature.")
+@options.verifier_option
+@options.device_option
+@options.dtype_option
+@options.json_option
 def try_reward(
     run: Path | None,
     preset: str | None,
@@ -144,8 +142,8 @@ def try_reward(
 
 def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
     """Return the manifest in a file, or of a ready-made task. Raises UserError."""
-    options = {name: value for name, value in given.items() if value is not None}
-    if (run is None) == ("preset" not in options) or (run and options):
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if (run is None) == ("preset" not in chosen) or (run and chosen):
         raise UserError(
             Code.BAD_OPTION,
             "it takes a run's manifest, or a ready-made task with --task",
@@ -158,7 +156,7 @@ def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
         return Manifest.from_toml(run)
     from sfnode.models.manifest_builder import build
 
-    return build(options)
+    return build(chosen)
 
 
 def _changed(manifest: Manifest, temperature: float | None) -> Manifest:

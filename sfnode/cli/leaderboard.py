@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sfnode.cli import options
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.options import (
-    data_dir_option,
-    details_option,
-    json_option,
-    model_options,
-    option,
-    out_option,
-    require_new_file,
-)
 from sfnode.cli.output import echo, table
 from sfnode.cli.progress import waiting
 from sfnode.cli.publish import parse_keys
@@ -45,20 +37,20 @@ DIGITS = 16
 
 
 @click.command
-@option(
+@options.option(
     "--recompute",
     is_flag=True,
     help="First check every signature and every count of the log, as `sfnode verify` does.",
 )
-@option(
+@options.option(
     "--remeasure",
     type=click.IntRange(1),
     metavar="ROUNDS",
     help="Measure the last so many rounds anew, on the run's validation rows, and compare.",
 )
-@model_options
-@details_option
-@json_option
+@options.model_options
+@options.details_option
+@options.json_option
 def leaderboard(
     recompute: bool,
     remeasure: int | None,
@@ -174,18 +166,18 @@ def _row(one: Ranked, whole: int, details: bool) -> list[str]:
 
 @click.command
 @click.argument("key", metavar="KEY")
-@out_option(
+@options.out_option(
     "FILE",
     "New file: a drawing (.svg), which has the data in it, or the data alone (.json).  [default: "
     "certificate-KEY.svg]",
     required=False,
 )
-@option(
+@options.option(
     "--with-name/--without-name",
     default=True,
     help="Whether to put in the name that the member gives itself.",
 )
-@data_dir_option
+@options.data_dir_option
 def make(key: str, out: Path | None, with_name: bool, data_dir: Path) -> None:
     """Certify what the member with KEY has contributed to a run.
 
@@ -199,7 +191,7 @@ def make(key: str, out: Path | None, with_name: bool, data_dir: Path) -> None:
 
     (prefix,) = parse_keys(None, None, (key,))
     out = out or Path(f"certificate-{prefix[:8]}.svg")
-    require_new_file(out, ".svg", ".json")
+    options.require_new_file(out, ".svg", ".json")
     with opened_run(data_dir) as (manifest, update_log), waiting("reading the log"):
         feed, names = _read(manifest, update_log)
         member = _member(counting_of(manifest.parameters(), feed.entries).members, prefix)
@@ -241,7 +233,7 @@ def _member(members: Iterable[Member], prefix: str) -> bytes:
 
 @click.command
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
-@data_dir_option
+@options.data_dir_option
 def check(file: Path, data_dir: Path) -> None:
     """Compute a certificate, a drawing or its data, anew from the log of its run in --data-dir.
 

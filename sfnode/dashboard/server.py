@@ -26,18 +26,9 @@ from sfnode.control.client import Client
 from sfnode.control.server import Seconds, get, invalid, post
 from sfnode.control.server import error as refusal
 from sfnode.control.web_server import Handler, is_from_elsewhere, is_known, known_names
+from sfnode.dashboard import snapshot
 from sfnode.dashboard.formatting import REACHES, limits_in_words, qr_svg
 from sfnode.dashboard.quality import quality
-from sfnode.dashboard.snapshot import (
-    Now,
-    agreement,
-    alarms,
-    contributed,
-    doing,
-    look,
-    measure,
-    together,
-)
 from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.printable import command
 from sfnode.schema.metrics import kind_in_words, measured, moved_in_words, trained_by
@@ -134,15 +125,15 @@ NO_CONTROL = (
 )
 
 
-def now_in_words(now: Now) -> dict[str, Any]:
+def now_in_words(now: snapshot.Now) -> dict[str, Any]:
     """Return what the page asks for every two seconds: three answers of the node, and what they mean."""
     drift = now.status.drift
     return {
         **now._asdict(),
-        "alarms": alarms(now.status),
-        "doing": doing(now),
-        "together": together(now),
-        "agreement": {node.peer: agreement(node, now.known) for node in now.near},
+        "alarms": snapshot.alarms(now.status),
+        "doing": snapshot.doing(now),
+        "together": snapshot.together(now),
+        "agreement": {node.peer: snapshot.agreement(node, now.known) for node in now.near},
         "limits": limits_in_words(now.status.limits),
         "trained": trained_by(now.status.task),
         "moved": f"{moved_in_words(drift.distance)}.".capitalize() if drift else "",
@@ -212,11 +203,11 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
         return {"about": found, "task": kind_in_words(found.task), "control": control}
 
     async def now() -> Any:
-        return now_in_words(await look(client))
+        return now_in_words(await snapshot.look(client))
 
     async def own() -> Any:
         standing, status = await asyncio.gather(client.standing(), client.status())
-        return {"own": standing, "words": contributed(status, standing)}
+        return {"own": standing, "words": snapshot.contributed(status, standing)}
 
     async def model() -> Any:
         status = await client.status()
@@ -230,7 +221,7 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
         return {**dict(found), "measured": {at: measured(one) for at, one in told if one and at is not None}}
 
     async def evaluate() -> Any:
-        await measure(client)
+        await snapshot.measure(client)
         return await client.curves()
 
     def origins(offset: Count = 0, limit: Page = 100, find: KeyStart = "") -> Awaitable[Any]:

@@ -25,15 +25,7 @@ from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
 from sfnode.organising.reporting.run_history import RunHistory, parts
-from sfnode.schema.history import (
-    CheckoutResult,
-    DiffResult,
-    EpochEntry,
-    HistoryEntry,
-    HistoryResult,
-    LayerChange,
-    Remeasured,
-)
+from sfnode.schema import history as told
 from sfnode.store import checkpoint
 from sfnode.store.checkout import Checkout, advance, at_seal, whole
 from sfnode.store.data_folder import Layout
@@ -52,7 +44,7 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
 
 
-def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
+def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
     """Return the decisions and the seals of a run, or the epochs of an open one. Raises UserError
     LOG_CORRUPT."""
     machine = settled(manifest.parameters(), update_log)
@@ -81,9 +73,9 @@ def _history(
     waiting: int,
     complete: bool,
     budget: int,
-    entries: list[HistoryEntry],
-) -> HistoryResult:
-    return HistoryResult(
+    entries: list[told.HistoryEntry],
+) -> told.HistoryResult:
+    return told.HistoryResult(
         run_id=manifest.run_id.hex(),
         run_name=manifest.name,
         sealed=sealed,
@@ -96,7 +88,7 @@ def _history(
     )
 
 
-def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list[HistoryEntry]:
+def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list[told.HistoryEntry]:
     """Return the epochs of an open run, by what counts of the log."""
     counts: dict[int, Counter[bytes]] = {}
     names = machine.cards.names()
@@ -107,7 +99,7 @@ def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list
     found = []
     for epoch, by_origin in sorted(counts.items()):
         updates = by_origin.total()
-        entry = EpochEntry(
+        entry = told.EpochEntry(
             epoch=epoch,
             named=updates,
             counted=updates,
@@ -118,7 +110,7 @@ def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list
             origins=parts(by_origin, names),
         )
         text = f"round {epoch} has {updates:,} updates"
-        found.append(HistoryEntry(position=None, term=None, kind="epoch", text=text, epoch=entry))
+        found.append(told.HistoryEntry(position=None, term=None, kind="epoch", text=text, epoch=entry))
     return found
 
 
@@ -165,11 +157,11 @@ class Past:
         self._applied = whole(self._applied, wanted)
         return {subspace: core.copy() for subspace, core in self._core.cores().items()}
 
-    def result(self, epoch: int) -> CheckoutResult:
+    def result(self, epoch: int) -> told.CheckoutResult:
         """Return the digests of a state. Raises UserError as `at_seal`."""
         found = self.checkout(epoch)
         self.cores(found.counted)
-        return CheckoutResult(
+        return told.CheckoutResult(
             run_id=self.run.run_id.hex(),
             epoch=epoch,
             updates=found.updates,
@@ -193,7 +185,7 @@ class Past:
 # From cores and bases alone: neither the base model nor data are needed, and no matrix is made.
 
 
-def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
+def diff(past: Past, before: int, after: int, bases: Path) -> told.DiffResult:
     """Return what has changed from one seal to another; `bases` is the folder with published ones.
 
     Raises UserError as `Past.checkout`, BASES_MISSING, BASES_UNUSABLE.
@@ -205,14 +197,14 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
     step = line.difference(fade(other), fade(one))
     norms = drift.norms(subspace_of(past, bases), scale_of(past.manifest), step)
     layers = [
-        LayerChange(name=t.name, norm=norm, per_weight=norm / math.sqrt(t.out_features * t.in_features))
+        told.LayerChange(name=t.name, norm=norm, per_weight=norm / math.sqrt(t.out_features * t.in_features))
         for t, norm in zip(targets, norms, strict=True)
     ]
     more = past.by_origin(after)
     more.subtract(past.by_origin(before))
     seals = past.history.epochs()
     first, last = sorted(past.history.seals[epoch].position for epoch in (before, after))
-    return DiffResult(
+    return told.DiffResult(
         before=states[0],
         after=states[1],
         evaluations=[e for e in (seals[before].evaluation, seals[after].evaluation) if e],
@@ -255,8 +247,8 @@ def remeasure(
     entries: Sequence[Entry],
     epochs: int,
     engine: Trainer,
-    tell: Callable[[Remeasured], None],
-) -> list[Remeasured]:
+    tell: Callable[[told.Remeasured], None],
+) -> list[told.Remeasured]:
     """Measure the last so many epochs anew of which there are figures, and compare; `engine` has applied
     nothing yet. Raises UserError LOG_CORRUPT, DATA_*."""
     run, applied = manifest.parameters(), dict[Feed, Counted]()
@@ -320,13 +312,13 @@ def _asked(
         origins.take(recorded.decision)
 
 
-def _compared(worth: Worth, found: Sequence[Part]) -> Remeasured:
+def _compared(worth: Worth, found: Sequence[Part]) -> told.Remeasured:
     ours = {part.feed: part.worth for part in found}
     theirs = {part.feed: part.worth for part in worth.parts}
     off = sum(abs(theirs.get(feed, 0) - ours.get(feed, 0)) for feed in {*ours, *theirs})
     whole = sum(map(abs, theirs.values()))
     share = off / whole if whole else float(off > 0)
-    return Remeasured(
+    return told.Remeasured(
         epoch=worth.epoch,
         rows=worth.rows,
         said=sum(theirs.values()),

@@ -16,13 +16,7 @@ from sfnode.limits import Limits
 from sfnode.settings import Settings
 
 OF_THE_COMMAND = {
-    "profile",
-    "dashboard",
-    "dashboard_token",
-    "dashboard_control",
-    "log_level",
-    "log_format",
-    "threads",
+    *("profile", "dashboard", "dashboard_token", "dashboard_control", "log_level", "log_format", "threads")
 }
 """Options that are about the process and not about the node in it, and one that is a limit, too."""
 
@@ -50,10 +44,8 @@ def test_an_option_has_the_default_the_bounds_and_the_choices_of_its_field(name:
     assert isinstance(option.type, click.Path) == (Path in (field.annotation, *kinds))
     assert (int in (field.annotation, *kinds)) == isinstance(option.type, click.IntRange)
     if isinstance(option.type, click.IntRange):
-        assert (option.type.min, option.type.max) == (
-            bound(field.metadata, "ge"),
-            bound(field.metadata, "le"),
-        )
+        bounds = bound(field.metadata, "ge"), bound(field.metadata, "le")
+        assert (option.type.min, option.type.max) == bounds
 
 
 def test_nothing_given_on_the_command_line_is_nothing_given_to_the_node(received: Any) -> None:

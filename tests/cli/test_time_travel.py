@@ -90,17 +90,8 @@ def test_log_shows_decisions_seals_and_who_brought_what(sfnode: Run, folder: Pat
 def test_log_as_data(parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
     found = HistoryResult.model_validate(parsed("log"))
     assert (found.run_id, found.sealed, found.counted, found.waiting) == (RUN.run_id.hex(), 4, 36, 2)
-    assert [entry.kind for entry in found.entries] == [
-        "admit",
-        "admit",
-        "worth",
-        "seal",
-        "worth",
-        "seal",
-        "seal",
-        "worth",
-        "seal",
-    ]
+    kinds = " ".join(entry.kind for entry in found.entries)
+    assert kinds == "admit admit worth seal worth seal seal worth seal"
 
 
 def test_log_of_an_open_run_shows_its_epochs(sfnode: Run, tmp_path: Path) -> None:

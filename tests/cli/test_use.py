@@ -221,14 +221,7 @@ def test_an_answer_is_no_formula_and_the_owners_columns_stay(
 ) -> None:
     said = [
         '=HYPERLINK("https://x.example")',
-        "+cmd",
-        "-2+3",
-        "@SUM(1)",
-        "\t=1",
-        "\r=1",
-        "＝1",
-        "-2.5",
-        "a=1",
+        *("+cmd", "-2+3", "@SUM(1)", "\t=1", "\r=1", "＝1", "-2.5", "a=1"),
     ]
     own = [f"{text}!" for text in said]
     monkeypatch.setattr(ModelInUse, "answers", lambda *_: iter(said))

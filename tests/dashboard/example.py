@@ -10,30 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfnode.limits import Limits
+from sfnode.schema import views
 from sfnode.schema.node_state import NodeState, RunHealth
 from sfnode.schema.organising import EpochEvaluation, HealthStatus
 from sfnode.schema.results import InviteResult
 from sfnode.schema.status import GpuStatus, MachineStatus, RunStatus, Status
-from sfnode.schema.views import (
-    About,
-    Curves,
-    History,
-    HistoryPoint,
-    Leader,
-    Origin,
-    Origins,
-    OwnStanding,
-    Progress,
-    SampleMoment,
-    SampleRow,
-    Samples,
-    Swarm,
-    SwarmEdge,
-    SwarmNode,
-    Team,
-    Timeline,
-    TimelineEntry,
-)
 from tests.schema.helpers import rewarded, status
 
 EPOCHS = 40
@@ -90,16 +71,16 @@ class ExampleNode:
             digest="cd" * 32, log_bytes=7_000_000, update_budget=4_000_000,
         )  # fmt: skip
 
-    async def progress(self) -> Progress:
-        return Progress(
+    async def progress(self) -> views.Progress:
+        return views.Progress(
             known=1_234_567, update_budget=4_000_000, epoch=40, epochs=128, epoch_known=12_000,
             epoch_updates=32_768, updates_per_second=320.0, epoch_seconds_left=65.0, seconds_left=8_640.0,
         )  # fmt: skip
 
-    async def swarm(self) -> Swarm:
-        def node(peer: str, **fields: Any) -> SwarmNode:
+    async def swarm(self) -> views.Swarm:
+        def node(peer: str, **fields: Any) -> views.SwarmNode:
             usual = {"kind": "neighbour", "role": "trainer", "known": 1_250_000, "lag": 0, "agrees": True}
-            return SwarmNode.model_validate(usual | {"peer": peer, "latency": 0.031} | fields)
+            return views.SwarmNode.model_validate(usual | {"peer": peer, "latency": 0.031} | fields)
 
         itself = node("Qm" + "x" * 44, kind="self", name="Ada's desktop", origin=OWN, latency=None)
         near = [
@@ -114,12 +95,12 @@ class ExampleNode:
             ),
             node("QmC" + "c" * 43, role="relay"),
         ]
-        edges = [SwarmEdge(source=itself.peer, target=one.peer) for one in near]
-        return Swarm(nodes=[itself, *near], edges=edges)
+        edges = [views.SwarmEdge(source=itself.peer, target=one.peer) for one in near]
+        return views.Swarm(nodes=[itself, *near], edges=edges)
 
-    async def curves(self) -> Curves:
+    async def curves(self) -> views.Curves:
         moments = range(240)
-        return Curves(
+        return views.Curves(
             now=2400.0, interval=10.0, seconds=[10.0 * n for n in moments], known=[5000 * n for n in moments],
             own_rate=[1.5 + math.sin(n / 9) for n in moments],
             swarm_rate=[300 + 40 * math.cos(n / 15) for n in moments],
@@ -134,49 +115,53 @@ class ExampleNode:
 
         return Told()
 
-    async def origins(self, **_: Any) -> Origins:
-        def origin(rank: int, key: str, name: str, *, own: bool = False) -> Origin:
-            return Origin(
+    async def origins(self, **_: Any) -> views.Origins:
+        def origin(rank: int, key: str, name: str, *, own: bool = False) -> views.Origin:
+            return views.Origin(
                 rank=rank, origin=key, updates=31_415 // rank, share=0.3 / rank, feeds=1, first_step=0,
                 last_step=9, first_epoch=0, last_epoch=39, cut=False, counted=30_000 // rank,
                 worth=41_250_000 // rank, gain_share=0.6 / rank, own=own, name=name, team="Rhine & Main",
             )  # fmt: skip
 
         found = [origin(1, OTHER, HOSTILE), origin(2, OWN, "Ada's desktop", own=True)]
-        teams = [Team(team="Rhine & Main", updates=47_000, share=0.45, origins=2)]
-        return Origins(total=2, offset=0, updates=1_250_000, indexed=1_250_000, origins=found, teams=teams)
+        teams = [views.Team(team="Rhine & Main", updates=47_000, share=0.45, origins=2)]
+        return views.Origins(
+            total=2, offset=0, updates=1_250_000, indexed=1_250_000, origins=found, teams=teams
+        )
 
-    async def history(self, **_: Any) -> History:
+    async def history(self, **_: Any) -> views.History:
         points = [
-            HistoryPoint(first_epoch=n, last_epoch=n, updates=31_250, known=31_250 * (n + 1), origins=40 + n)
+            views.HistoryPoint(
+                first_epoch=n, last_epoch=n, updates=31_250, known=31_250 * (n + 1), origins=40 + n
+            )
             for n in range(EPOCHS)
         ]
-        leaders = [Leader(origin=OTHER, name=HOSTILE, known=[9_000 * (n + 1) for n in range(EPOCHS)])]
+        leaders = [views.Leader(origin=OTHER, name=HOSTILE, known=[9_000 * (n + 1) for n in range(EPOCHS)])]
         others = [22_250 * (n + 1) for n in range(EPOCHS)]
-        return History(indexed=1_250_000, points=points, leaders=leaders, others=others)
+        return views.History(indexed=1_250_000, points=points, leaders=leaders, others=others)
 
-    async def about(self) -> About:
-        return About(
+    async def about(self) -> views.About:
+        return views.About(
             run_id="ab" * 32, run_name="films", description=DESCRIPTION, organised=True,
             model="facebook/opt-125m", parent=None, licence="mit", task="classification",
             template="{text} It was", answers=["terrible", "great"], train="hf:films:train",
             test="hf:films:test",
         )  # fmt: skip
 
-    async def standing(self) -> OwnStanding:
-        return OwnStanding(
+    async def standing(self) -> views.OwnStanding:
+        return views.OwnStanding(
             rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000, gain_share=0.3
         )
 
-    async def samples(self) -> Samples:
+    async def samples(self) -> views.Samples:
         rows = [
-            SampleRow(
+            views.SampleRow(
                 text="The plot is thin but the actors carry it. It was",
                 right="great",
                 base="terrible",
                 base_score=0.0,
             ),
-            SampleRow(
+            views.SampleRow(
                 text="Two hours that I shall not get back. It was",
                 right="terrible",
                 base="terrible",
@@ -184,13 +169,13 @@ class ExampleNode:
             ),
         ]
         moments = [
-            SampleMoment(epoch=3, known=90_000, answers=["terrible", "terrible"], scores=[0.0, 1.0]),
-            SampleMoment(epoch=39, known=1_234_567, answers=["great", "terrible"], scores=[1.0, 1.0]),
+            views.SampleMoment(epoch=3, known=90_000, answers=["terrible", "terrible"], scores=[0.0, 1.0]),
+            views.SampleMoment(epoch=39, known=1_234_567, answers=["great", "terrible"], scores=[1.0, 1.0]),
         ]
-        return Samples(rows=rows, moments=moments)
+        return views.Samples(rows=rows, moments=moments)
 
-    async def timeline(self) -> Timeline:
-        def entry(position: int, kind: str, text: str, **fields: Any) -> TimelineEntry:
+    async def timeline(self) -> views.Timeline:
+        def entry(position: int, kind: str, text: str, **fields: Any) -> views.TimelineEntry:
             blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
             said = {
                 "position": position,
@@ -198,7 +183,7 @@ class ExampleNode:
                 "text": text,
                 "arrived": 1_790_000_000 + 600 * position,
             }
-            return TimelineEntry.model_validate(said | blank | fields)
+            return views.TimelineEntry.model_validate(said | blank | fields)
 
         seals = [
             entry(
@@ -208,7 +193,7 @@ class ExampleNode:
             for n in reversed(range(EPOCHS))
         ]  # fmt: skip
         said = entry(81, "announce", f"announces: thank you all, {HOSTILE}")
-        return Timeline(
+        return views.Timeline(
             total=83, entries=[said, *seals, entry(1, "admit", "admits Ada for 4,096 updates a round")]
         )
 
@@ -248,29 +233,29 @@ class RewardedNode(ExampleNode):
 
         return Told()
 
-    async def origins(self, **_: Any) -> Origins:
+    async def origins(self, **_: Any) -> views.Origins:
         page = await super().origins()
         bare = [one.model_copy(update={"worth": None, "gain_share": None}) for one in page.origins]
         return page.model_copy(update={"origins": bare})
 
-    async def about(self) -> About:
+    async def about(self) -> views.About:
         about = await super().about()
         return about.model_copy(update={"task": "reward", "answers": [], "template": "{a}+{b}="})
 
-    async def standing(self) -> OwnStanding:
+    async def standing(self) -> views.OwnStanding:
         return (await super().standing()).model_copy(update={"worth": None, "gain_share": None})
 
-    async def timeline(self) -> Timeline:
+    async def timeline(self) -> views.Timeline:
         told = (await self.status()).organised
         assert told is not None
         blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
         seal = {"position": 3, "kind": "seal", "text": "round 7", "evaluation": told.health.latest}
-        return Timeline(total=1, entries=[TimelineEntry.model_validate(blank | seal)])
+        return views.Timeline(total=1, entries=[views.TimelineEntry.model_validate(blank | seal)])
 
-    async def samples(self) -> Samples:
+    async def samples(self) -> views.Samples:
         rows = [
-            SampleRow(text="56+48=", right="104", base="94", base_score=0.1),
-            SampleRow(text="9+12=", right="21", base="11", base_score=0.0),
+            views.SampleRow(text="56+48=", right="104", base="94", base_score=0.1),
+            views.SampleRow(text="9+12=", right="21", base="11", base_score=0.0),
         ]
-        moments = [SampleMoment(epoch=7, known=8208, answers=["104", "11"], scores=[1.0, 0.0])]
-        return Samples(rows=rows, moments=moments)
+        moments = [views.SampleMoment(epoch=7, known=8208, answers=["104", "11"], scores=[1.0, 0.0])]
+        return views.Samples(rows=rows, moments=moments)

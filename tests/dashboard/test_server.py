@@ -62,21 +62,8 @@ async def test_the_page_and_its_answers_are_served_with_a_strict_policy(
 ) -> None:
     async with page_of(swarm) as url:
         assert url.startswith("http://127.0.0.1:")
-        for path in (
-            "",
-            "style.css",
-            "app.js",
-            "icon.svg",
-            "api/now",
-            "api/curves",
-            "api/origins",
-            "api/history",
-            "api/about",
-            "api/own",
-            "api/quality",
-            "api/samples",
-            "api/timeline",
-        ):
+        answers = ["now", "curves", "origins", "history", "about", "own", "quality", "samples", "timeline"]
+        for path in ("", "style.css", "app.js", "icon.svg", *(f"api/{name}" for name in answers)):
             status, text, headers = await fetch(url + path, session=visitor)
             assert (status, bool(text)) == (200, True), path
             policy = headers["Content-Security-Policy"]

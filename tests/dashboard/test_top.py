@@ -195,15 +195,11 @@ def it_says_how_the_neighbours_compare(seen: Shown) -> None:
 
 
 def it_draws_numbers_that_are_none(seen: Shown) -> None:
-    odd = {
-        "metric": "perplexity",
-        "value": math.inf,
-        "low": 1.0,
-        "high": math.inf,
-        "loss": math.nan,
-        "count": 1,
-    }
-    measured = [NodeEvaluation(**odd, seconds=s, known=9, base=False, digest="d") for s in (1.0, 2.0)]
+    odd = {"value": math.inf, "low": 1.0, "high": math.inf, "loss": math.nan, "count": 1}
+    measured = [
+        NodeEvaluation(metric="perplexity", **odd, seconds=s, known=9, base=False, digest="d")
+        for s in (1.0, 2.0)
+    ]
     curves = seen.curves.model_copy(update={"measurements": [*seen.curves.measurements, *measured]})
     assert "perplexity infinite (1-infinite) now" in "\n".join(
         line.plain for line in frame(seen._replace(curves=curves), 80, 24)
@@ -290,15 +286,8 @@ def test_a_terminal_that_cannot_move_its_cursor_is_not_kept_up_to_date(
 
 def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
     def node(known: int, agrees: bool, differs_for: float | None) -> SwarmNode:
-        return SwarmNode(
-            peer="a",
-            kind="neighbour",
-            role="trainer",
-            known=known,
-            lag=0,
-            agrees=agrees,
-            differs_for=differs_for,
-        )
+        who = {"peer": "a", "kind": "neighbour", "role": "trainer", "lag": 0}
+        return SwarmNode.model_validate(who | {"known": known, "agrees": agrees, "differs_for": differs_for})
 
     assert agreement(node(7, True, None), 9) == ("same model", Mood.GOOD)
     assert agreement(node(7, False, 99.0), 9) == ("2 behind", Mood.NEUTRAL)

@@ -43,19 +43,9 @@ def test_a_member_follows_a_run_to_its_fork(tmp_path: Path) -> None:
         own = b.until("it has a key", lambda status: status.origin).origin
         a.until_organised("an epoch is sealed", lambda said: said.sealed and said.members > 1)
 
-        forked = (
-            "history",
-            "fork",
-            0,
-            "--out",
-            tmp_path / "new",
-            "--data-dir",
-            a.folder,
-            "--keys-dir",
-            tmp_path / "keys",
-        )
+        folders = ("--out", tmp_path / "new", "--data-dir", a.folder, "--keys-dir", tmp_path / "keys")
         keys = ("model.target_modules=v_proj", "training.basis=random", "init.measure=no")
-        here(*forked, *(word for key in keys for word in ("--set", key)))
+        here("history", "fork", 0, *folders, *(word for key in keys for word in ("--set", key)))
         new = Manifest.from_toml(tmp_path / "new/run.toml")
         kept = (tmp_path / "new/model").rename(tmp_path / "kept")  # where nobody else finds it
         n = make("n", "--run", "new/run.toml", "--model", kept, *organises, *LOOPBACK, *SLOW).start()

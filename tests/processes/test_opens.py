@@ -124,18 +124,8 @@ def test_a_node_of_a_hostile_run_opens_nothing_but_its_own(
     model = usual.model.model_copy(update={"source": "models/mine", "listing": files.listing_hash(TINY)})
     run = usual.model_copy(update={"data": data, "model": model})
     (tmp_path / "run.toml").write_text(run.to_toml())
-    giver = make(
-        *(
-            "giver",
-            *LOOPBACK,
-            "--run",
-            tmp_path / "run.toml",
-            "--model",
-            TINY,
-            "--set",
-            "data.share_model=yes",
-        )
-    ).start()
+    shares = ("--run", tmp_path / "run.toml", "--model", TINY, "--set", "data.share_model=yes")
+    giver = make("giver", *LOOPBACK, *shares).start()
     folder = tmp_path / "own" / "node"
     joining = ("join", giver.link(), "--data-dir", folder, "--steps", 20, *LOOPBACK)
     places, said, status = opened(home, *joining)

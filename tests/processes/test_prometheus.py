@@ -46,17 +46,8 @@ def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: P
     first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
     calm = *LOOPBACK, "--set", "node.samples=0", "--limit", "cpu=25"
     with nodes(tmp_path) as make, scraping(folder, tmp_path, [first, second]) as prometheus:
-        organiser = make(
-            "organiser",
-            "--run",
-            "run.toml",
-            "--organise",
-            "--set",
-            "organise.search=no",
-            "--metrics",
-            first,
-            *calm,
-        ).start()
+        organises = ["--run", "run.toml", "--organise", "--set", "organise.search=no"]
+        organiser = make("organiser", *organises, "--metrics", first, *calm).start()
         make("member", organiser.link(), "--metrics", second, *calm).start()
         organiser.until_organised("an epoch is sealed", lambda said: said.sealed)
         client = Client(Layout(organiser.folder).control_socket)

@@ -49,18 +49,9 @@ def test_numbers_that_json_has_no_word_for_survive_it() -> None:
 
 def test_what_a_command_prints_of_a_nodes_evaluation_is_the_evaluation_alone() -> None:
     asked = NodeEvaluation(**dict(FOUND), seconds=2.0, known=9, base=False, digest="ab")
-    result = EvalResult(
-        run_id="",
-        updates=9,
-        digest="ab",
-        seal=None,
-        before=FOUND,
-        calibrated=FOUND,
-        after=asked,
-        loss="plain",
-        prior=None,
-        drift=LayeredDrift(norm=0.0, distance=0.0, kl=None, tokens=0, layers=[]),
-    )
+    drift = LayeredDrift(norm=0.0, distance=0.0, kl=None, tokens=0, layers=[])
+    model = {"run_id": "", "updates": 9, "digest": "ab", "seal": None, "loss": "plain", "prior": None}
+    result = EvalResult(**model, before=FOUND, calibrated=FOUND, after=asked, drift=drift)
     assert json.loads(result.model_dump_json())["after"].keys() == Evaluation.model_fields.keys()
 
 

@@ -6,39 +6,33 @@ import math
 
 import pytest
 
+from sfnode.schema import metrics
 from sfnode.schema.evaluation import ClassScore, Drift, Evaluation
-from sfnode.schema.metrics import (
-    LOSS,
-    METRICS,
-    PASS_AT_1,
-    REWARD,
-    better_by,
-    by_class,
-    drift_in_words,
-    kind_in_words,
-    metric_of,
-    moved_in_words,
-    trained_by,
-    value_in_words,
-)
 
 
 def test_what_a_reward_run_trains_is_told_as_a_reward_and_of_all_others_as_a_loss() -> None:
-    assert (REWARD.name, REWARD.of(0.25), LOSS.name, LOSS.of(0.25)) == ("mean reward", 0.75, "loss", 0.25)
-    assert [name for name, metric in METRICS.items() if metric.trained is REWARD] == [PASS_AT_1]
-    assert trained_by("reward") is REWARD
-    assert trained_by("classification") is trained_by("of a later version") is LOSS
+    assert (metrics.REWARD.name, metrics.REWARD.of(0.25), metrics.LOSS.name, metrics.LOSS.of(0.25)) == (
+        "mean reward",
+        0.75,
+        "loss",
+        0.25,
+    )
+    assert [name for name, metric in metrics.METRICS.items() if metric.trained is metrics.REWARD] == [
+        metrics.PASS_AT_1
+    ]
+    assert metrics.trained_by("reward") is metrics.REWARD
+    assert metrics.trained_by("classification") is metrics.trained_by("of a later version") is metrics.LOSS
 
 
 def test_a_metric_that_nobody_knows_has_its_own_name() -> None:
-    assert metric_of(PASS_AT_1).name == "right answers (pass@1)"
-    assert metric_of("mean_width").name == "mean width"
-    assert not metric_of("mean_width").is_share
+    assert metrics.metric_of(metrics.PASS_AT_1).name == "right answers (pass@1)"
+    assert metrics.metric_of("mean_width").name == "mean width"
+    assert not metrics.metric_of("mean_width").is_share
 
 
 def test_a_kind_of_task_reads_as_words() -> None:
-    assert kind_in_words("sequence-classification") == "sequence classification"
-    assert kind_in_words("reward") == "answers that the model writes and a program scores"
+    assert metrics.kind_in_words("sequence-classification") == "sequence classification"
+    assert metrics.kind_in_words("reward") == "answers that the model writes and a program scores"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +40,7 @@ def test_a_kind_of_task_reads_as_words() -> None:
     [("accuracy", 0.8745, "87.5 %"), ("perplexity", 12.345, "12.3"), ("perplexity", math.inf, "infinite")],
 )
 def test_figures_are_for_people(metric: str, value: float, text: str) -> None:
-    assert value_in_words(metric, value) == text
+    assert metrics.value_in_words(metric, value) == text
 
 
 @pytest.mark.parametrize(
@@ -65,13 +59,13 @@ def test_figures_are_for_people(metric: str, value: float, text: str) -> None:
 def test_how_much_better_a_result_is_never_exceeds_100_percent(
     metric: str, before: float, after: float, text: str
 ) -> None:
-    assert better_by(metric, before, after) == text
+    assert metrics.better_by(metric, before, after) == text
 
 
 def test_how_far_weights_have_moved_is_told_in_percent_up_to_100() -> None:
-    assert moved_in_words(0.1234) == "the weights have moved by 12 %"
-    assert moved_in_words(1.7) == "the weights have moved by more than they were"
-    assert moved_in_words(math.inf) == "what is trained was zero at first"
+    assert metrics.moved_in_words(0.1234) == "the weights have moved by 12 %"
+    assert metrics.moved_in_words(1.7) == "the weights have moved by more than they were"
+    assert metrics.moved_in_words(math.inf) == "what is trained was zero at first"
 
 
 @pytest.mark.parametrize(
@@ -79,15 +73,15 @@ def test_how_far_weights_have_moved_is_told_in_percent_up_to_100() -> None:
 )
 def test_drift_is_told_without_a_kl_where_there_is_none(kl: float | None, end: str) -> None:
     drift = Drift(norm=1.0, distance=0.1234, kl=kl, tokens=9)
-    assert "inf" not in drift_in_words(drift.model_copy(update={"distance": math.inf}))
-    assert drift_in_words(drift).startswith("weights moved by 0.123 of the base's norm")
-    assert drift_in_words(drift).endswith(end)
+    assert "inf" not in metrics.drift_in_words(drift.model_copy(update={"distance": math.inf}))
+    assert metrics.drift_in_words(drift).startswith("weights moved by 0.123 of the base's norm")
+    assert metrics.drift_in_words(drift).endswith(end)
 
 
 def told(*classes: tuple[int, int]) -> str:
     """What is told of classes with so many right answers of so many."""
     scores = tuple(ClassScore(name=f"c{n}", right=right, count=of) for n, (right, of) in enumerate(classes))
-    return by_class(
+    return metrics.by_class(
         Evaluation(metric="accuracy", value=0.5, low=0.4, high=0.6, loss=0.5, count=100, by_class=scores)
     )
 
