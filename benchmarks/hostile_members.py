@@ -142,17 +142,17 @@ class Spent(NamedTuple):
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """Return what has become of a swarm."""
+    from sfnode import swarm as local_swarm
     from sfnode.manifest import Manifest
     from sfnode.models.manifest_builder import build
     from sfnode.store.run_keys import RunKeys
-    from sfnode.swarm import NodeProcess, local_swarm
 
     numbers = {"update_budget": asked.budget} if asked.budget else {}
     run = Manifest.from_toml(asked.run) if asked.run else build(numbers | RunKeys.generate().options())
     count = asked.nodes - asked.hostile if asked.attack == "absent" else asked.nodes
     honest = asked.nodes - asked.hostile
 
-    class Node(NodeProcess):
+    class Node(local_swarm.NodeProcess):
         """A node that is hostile if it is among the last ones, and keeps accounts if it is the first."""
 
         async def start(self, arguments: list[str], *told: str) -> None:

@@ -7,15 +7,15 @@ import click
 from sfnode.cli.groups import LazyGroup
 
 COMMANDS = {
-    "simulate": ("sflab.cli.simulate:simulate", "Simulate networks under faults, and training."),
+    "simulate": ("sflab.cli.simulate", "Simulate networks under faults, and training."),
     "bench": (
-        "sflab.cli.bench:bench",
+        "sflab.cli.bench",
         "Show what this machine can do with a model.",
-        "lab bench --model shape:opt-125m",
+        "bench --model shape:opt-125m",
     ),
 }
 
 
-@click.group(cls=LazyGroup, entries={"Commands": COMMANDS})
+@click.group(cls=LazyGroup, entries={"Commands": COMMANDS}, path="lab")
 def lab() -> None:
     """Measure this machine, and simulate networks and training. Nothing is sent."""

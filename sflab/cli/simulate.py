@@ -23,34 +23,26 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "network": (
-        "sflab.cli.simulate:network",
+        "sflab.cli.simulate",
         "Nodes, faults and attacks on a virtual clock.",
-        "lab simulate network --scenario calm --nodes 8",
+        "network --scenario calm --nodes 8",
     ),
     "training": (
-        "sflab.cli.simulate_training:training",
+        "sflab.cli.simulate_training",
         "Train many virtual clients in one process.",
-        "lab simulate training --clients 4 --steps 20",
+        "training --clients 4 --steps 20",
     ),
     "sweep": (
-        "sflab.cli.studies:sweep",
+        "sflab.cli.studies",
         "Train with every combination of some numbers.",
-        "lab simulate sweep --rank 8 --rank 32",
+        "sweep --rank 8 --rank 32",
     ),
-    "paper": (
-        "sflab.cli.studies:paper",
-        "Compare the methods of the SeedFlood paper.",
-        "lab simulate paper --smoke",
-    ),
-    "report": (
-        "sflab.cli.studies:report",
-        "Write the report of a study's folder.",
-        "lab simulate report paper",
-    ),
+    "paper": ("sflab.cli.studies", "Compare the methods of the SeedFlood paper.", "paper --smoke"),
+    "report": ("sflab.cli.studies", "Write the report of a study's folder.", "report paper"),
 }
 
 
-@click.group(cls=LazyGroup, entries={"Commands": COMMANDS})
+@click.group(cls=LazyGroup, entries={"Commands": COMMANDS}, path="lab simulate")
 def simulate() -> None:
     """Try the protocol on simulated networks, and training on virtual clients. Nothing is sent."""
 

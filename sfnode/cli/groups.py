@@ -28,7 +28,8 @@ class Lazy(NamedTuple):
     """A command that has not been imported."""
 
     where: str
-    """`module:attribute`; of a module of this package its name alone."""
+    """`module:attribute`, or the module alone if the attribute is called as the command; of a module of this
+    package its name alone."""
     help: str
     """One line for lists of commands."""
     example: str = ""
@@ -36,14 +37,17 @@ class Lazy(NamedTuple):
 
 
 Entry = tuple[str, str] | tuple[str, str, str]
-"""A `Lazy` as it is written in a table."""
+"""A `Lazy` as it is written in a table: its example lacks the names of the groups, too."""
 
 
 class LazyGroup(click.Group):
-    """A group of the commands in `entries`, by heading and name."""
+    """A group of the commands in `entries`, by heading and name; `path` is what is typed for it."""
 
-    def __init__(self, *arguments: Any, entries: Mapping[str, Mapping[str, Entry]], **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, entries: Mapping[str, Mapping[str, Entry]], path: str = "", **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
+        self.path = path
         self.headings = {heading: list(under) for heading, under in entries.items()}
         self.entries = {name: Lazy(*one) for under in entries.values() for name, one in under.items()}
 
@@ -59,9 +63,13 @@ class LazyGroup(click.Group):
             entry = self.entries[name]
             command = _imported(name, entry.where)
             command.short_help = entry.help
-            command.epilog = f"Example:  sfnode {entry.example}" if entry.example else None
+            command.epilog = f"Example:  {self.example(name)}" if entry.example else None
             self.add_command(command, name)
         return self.commands[name]
+
+    def example(self, name: str) -> str:
+        """Return a command line with the command called `name`."""
+        return " ".join(filter(None, ("sfnode", self.path, self.entries[name].example)))
 
     def load_installed(self, names: Iterable[str]) -> Iterator[click.Command]:
         """Yield these commands, without those that are not installed."""
@@ -117,7 +125,8 @@ def _imported(name: str, where: str) -> click.Command:
     module, _, attribute = where.partition(":")
     try:
         package = "" if module.startswith(LAB) else f"{__package__}."
-        command: click.Command = getattr(import_module(f"{package}{module}"), attribute)
+        found = import_module(f"{package}{module}")
+        command: click.Command = getattr(found, attribute or name.replace("-", "_"))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != LAB:
             raise

@@ -32,149 +32,130 @@ takes an eighth of the time in which a node loads its libraries."""
 COMMANDS = {
     "Join": {
         "join": (
-            "join:join",
+            "join",
             "Run a node: join a run, or start one.",
             "join sfnode:AZMB... --limit cpu=50,hours=22:00-07:00",
         ),
-        "invite": ("invite:invite", "Print the link with which others join.", "invite"),
-        "swarm": ("swarm:swarm", "Run several nodes here and compare them.", "swarm --nodes 4"),
-        "leave": ("owner:leave", "End a running node.", "leave --finish"),
-        "pause": ("owner:pause", "Have a running node compute nothing for a while.", "pause 2h"),
-        "resume": ("owner:resume", "End a pause.", "resume"),
-        "limit": (
-            "owner:limit",
-            "Show or change the limits of a running node.",
-            "limit cpu=50,hours=22:00-07:00",
-        ),
+        "invite": ("invite", "Print the link with which others join.", "invite"),
+        "swarm": ("swarm", "Run several nodes here and compare them.", "swarm --nodes 4"),
+        "leave": ("owner", "End a running node.", "leave --finish"),
+        "pause": ("owner", "Have a running node compute nothing for a while.", "pause 2h"),
+        "resume": ("owner", "End a pause.", "resume"),
+        "limit": ("owner", "Show or change the limits of a running node.", "limit cpu=50,hours=22:00-07:00"),
     },
     "Watch": {
-        "status": ("status:status", "Show what a running node is doing.", "status"),
-        "top": ("dashboard:top", "Watch a running node in the terminal.", "top"),
-        "dashboard": (
-            "dashboard:dashboard",
-            "Show a running node in the browser.",
-            "dashboard --listen 8380",
-        ),
-        "log": ("history:log", "Show what was decided, and who brought what.", "log"),
-        "leaderboard": (
-            "leaderboard:leaderboard",
-            "Show what each member has brought, and its worth.",
-            "leaderboard",
-        ),
+        "status": ("status", "Show what a running node is doing.", "status"),
+        "top": ("dashboard", "Watch a running node in the terminal.", "top"),
+        "dashboard": ("dashboard", "Show a running node in the browser.", "dashboard --listen 8380"),
+        "log": ("history", "Show what was decided, and who brought what.", "log"),
+        "leaderboard": ("leaderboard", "Show what each member has brought, and its worth.", "leaderboard"),
         "list": ("status:list_", "List the runs on this machine.", "list"),
     },
     "Organise": {
-        "init": ("init:init", "Make a run of your data.", "init tickets.csv"),
-        "organise": ("organise:organise", "See and decide what counts in your run."),
+        "init": ("init", "Make a run of your data.", "init tickets.csv"),
+        "organise": ("organise", "See and decide what counts in your run."),
     },
     "Result": {
-        "use": ("use:use", "Ask the trained model.", "use"),
+        "use": ("use", "Ask the trained model.", "use"),
         "eval": ("evaluate:evaluate", "Measure the base and the trained model.", "eval"),
-        "export": ("export:export", "Write the trained model to a folder.", "export --out model"),
-        "verify": ("verify:verify", "Replay the log and check every signature.", "verify"),
-        "certificate": ("main:certificate", "Certify what a member has brought."),
-        "publish": ("main:publish", "Write pages about runs for any web server."),
-        "history": ("main:history", "Go back in a run, fork it, keep it in one file."),
+        "export": ("export", "Write the trained model to a folder.", "export --out model"),
+        "verify": ("verify", "Replay the log and check every signature.", "verify"),
+        "certificate": ("main", "Certify what a member has brought."),
+        "publish": ("main", "Write pages about runs for any web server."),
+        "history": ("main", "Go back in a run, fork it, keep it in one file."),
     },
     "This machine": {
         "doctor": (
-            "doctor:doctor",
+            "doctor",
             "Find out what would keep a node from working here.",
             "doctor --link sfnode:AZMB...",
         ),
-        "service": ("main:service", "Have systemd keep a node running."),
+        "service": ("main", "Have systemd keep a node running."),
         "peer-id": (
             "invite:peer_id_command",
             "Print a folder's peer id, even before its node runs.",
             "peer-id --data-dir node",
         ),
-        "keys": ("main:keys", "Keep your keys in an encrypted file."),
+        "keys": ("main", "Keep your keys in an encrypted file."),
         "completion": (
-            "groups:completion",
+            "groups",
             "Print the script that completes commands in your shell.",
             "completion bash",
         ),
-        "lab": ("sflab.cli.lab:lab", "Measure and simulate, for researchers."),
+        "lab": ("sflab.cli.lab", "Measure and simulate, for researchers."),
     },
 }
 
 
-def group(text: str, entries: Mapping[str, Entry]) -> LazyGroup:
+def group(path: str, text: str, entries: Mapping[str, Entry]) -> LazyGroup:
     """Return a group of these commands."""
-    return LazyGroup(entries={"Commands": entries}, help=text)
+    return LazyGroup(entries={"Commands": entries}, path=path, help=text)
 
 
 certificate = group(
+    "certificate",
     "Certify what a member has brought to a run, and check such a certificate.",
     {
         "make": (
-            "leaderboard:make",
+            "leaderboard",
             "Certify what the member with KEY has brought.",
-            "certificate make 5e6f7a8b --out ada.svg",
+            "make 5e6f7a8b --out ada.svg",
         ),
-        "check": (
-            "leaderboard:check",
-            "Compute a certificate anew and compare.",
-            "certificate check ada.svg",
-        ),
+        "check": ("leaderboard", "Compute a certificate anew and compare.", "check ada.svg"),
     },
 )
 
 publish = group(
+    "publish",
     "Write pages about runs, for any web server.",
     {
-        "page": ("publish:page", "Write a page about a run.", "publish page --out www/owls --every 10m"),
+        "page": ("publish", "Write a page about a run.", "page --out www/owls --every 10m"),
         "directory": (
-            "publish:directory",
+            "publish",
             "Write a page about several runs.",
-            "publish directory www/owls/run.json www/bees/run.json --out www",
+            "directory www/owls/run.json www/bees/run.json --out www",
         ),
     },
 )
 
 service = group(
+    "service",
     "Have the user's systemd start a node, and keep it running.",
     {
         "install": (
-            "service:install",
+            "service",
             "Write a unit that runs `sfnode join`.",
-            "service install --profile owls --limit cpu=50",
+            "install --profile owls --limit cpu=50",
         ),
-        "remove": ("service:remove", "Remove that unit.", "service remove --profile owls"),
+        "remove": ("service", "Remove that unit.", "remove --profile owls"),
     },
 )
 
 keys = group(
+    "keys",
     "Keep the keys of a node, and of the runs that you organise, in one encrypted file.",
     {
-        "backup": (
-            "passphrases:backup",
-            "Write the keys to an encrypted file.",
-            "keys backup --out keys.backup",
-        ),
-        "restore": ("passphrases:restore", "Put the keys of a backup back.", "keys restore keys.backup"),
+        "backup": ("passphrases", "Write the keys to an encrypted file.", "backup --out keys.backup"),
+        "restore": ("passphrases", "Put the keys of a backup back.", "restore keys.backup"),
     },
 )
 
 history = group(
+    "history",
     "Go back to any seal of a run, start another from there, keep it in one file.",
     {
-        "diff": ("history:diff", "Show what has changed between two seals.", "history diff 3 7"),
+        "diff": ("history", "Show what has changed between two seals.", "diff 3 7"),
         "checkout": (
-            "history:checkout",
+            "history",
             "Recompute the state, or the model, of any seal.",
-            "history checkout 3 --out model-3",
+            "checkout 3 --out model-3",
         ),
-        "fork": ("fork:fork", "Start a new run from a seal.", "history fork 7 --out owls-2"),
-        "archive": (
-            "export:archive",
-            "Write the run to one file that verifies itself.",
-            "history archive --out owls.sfnode",
-        ),
+        "fork": ("fork", "Start a new run from a seal.", "fork 7 --out owls-2"),
+        "archive": ("export", "Write the run to one file that verifies itself.", "archive --out owls.sfnode"),
         "import": (
             "export:import_",
             "Take in the archive of a run, verified.",
-            "history import owls.sfnode --data-dir owls",
+            "import owls.sfnode --data-dir owls",
         ),
     },
 )

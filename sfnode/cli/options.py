@@ -51,23 +51,21 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=Option, envvar=variable(flag), show_envvar=True, **settings)
 
 
-def link_argument(function: F) -> F:
-    """Add LINK, which as an argument has no key in the file; `-` stands for one that is typed or piped."""
-    return click.argument(
-        "link", required=False, metavar="[LINK|-]", envvar=variable("--link"), callback=_typed_link
-    )(function)
-
-
-def link_option(function: F) -> F:
-    """Add --link, for commands that look at the run to which a link leads."""
-    return option(
-        "--link", metavar="LINK|-", callback=_typed_link, help="Invitation to the run; -: ask for it."
-    )(function)
-
-
 def _typed_link(context: click.Context, _parameter: Any, value: str | None) -> str | None:
     completing = context.resilient_parsing  # by a shell, of which standard input is none of our business
     return asked_link() if value == "-" and not completing else value
+
+
+link_option = option(
+    "--link", metavar="LINK|-", callback=_typed_link, help="Invitation to the run; -: ask for it."
+)
+"""For commands that look at the run to which a link leads."""
+
+
+link_argument = click.argument(
+    "link", required=False, metavar="[LINK|-]", envvar=variable("--link"), callback=_typed_link
+)
+"""Has no key in the file, as an argument; `-` stands for one that is typed or piped."""
 
 
 def asked_link() -> str:
@@ -180,13 +178,11 @@ def _folder(context: click.Context, _parameter: Any, value: Path) -> Path:
     return located(value) if folder < profile else profile_folder(name)
 
 
-def as_of_now_option(function: F) -> F:
-    """Add --as-of-now, for commands that speak of a run's state."""
-    return option(
-        "--as-of-now",
-        is_flag=True,
-        help="Organised run: all that is here, also what does not count yet.  [default: what counts]",
-    )(function)
+as_of_now_option = option(
+    "--as-of-now",
+    is_flag=True,
+    help="Organised run: all that is here, also what does not count yet.  [default: what counts]",
+)
 
 
 def model_option(function: F) -> F:
@@ -278,35 +274,28 @@ def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> t
     return host.strip("[]") or LOCALHOST, int(port)
 
 
-def dry_run_option(function: F) -> F:
-    """Add --dry-run."""
-    return option("--dry-run", is_flag=True, help="Only say what would change.")(function)
+dry_run_option = option("--dry-run", is_flag=True, help="Only say what would change.")
 
-
-def details_option(function: F) -> F:
-    """Add --details, for commands that otherwise say it in plain words."""
-    return option("--details", is_flag=True, help="Say it in precise terms, too (protocol/GLOSSARY.md).")(
-        function
-    )
-
-
-def json_option(function: F) -> F:
-    """Add --json."""
-    return option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        is_eager=True,
-        callback=_json_wanted,
-        help="Print JSON for programs (docs/json.md); errors, too.",
-    )(function)
+details_option = option(
+    "--details", is_flag=True, help="Say it in precise terms, too (protocol/GLOSSARY.md)."
+)
+"""For commands that otherwise say it in plain words."""
 
 
 def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
     """Have errors be JSON, too, wherever the option comes from."""
-    if value:
-        output.state.as_json = True
+    output.state.as_json = output.state.as_json or value
     return value
+
+
+json_option = option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    is_eager=True,
+    callback=_json_wanted,
+    help="Print JSON for programs (docs/json.md); errors, too.",
+)
 
 
 def config_file(given: Path | None) -> Path:

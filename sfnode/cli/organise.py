@@ -54,61 +54,41 @@ MAX_U32 = (1 << 32) - 1
 COMMANDS = {
     "Prepare": {
         "try-reward": (
-            "bases:try_reward",
+            "bases",
             "Score a base model's answers before a reward run.",
-            "organise try-reward --task sums",
+            "try-reward --task sums",
         ),
-        "make-bases": (
-            "bases:make_bases",
-            "Make bases to publish for a run.",
-            "organise make-bases --out bases",
-        ),
+        "make-bases": ("bases", "Make bases to publish for a run.", "make-bases --out bases"),
     },
     "Look": {
-        "status": ("organise:status", "Show epochs, members, budget and health.", "organise status --json"),
-        "members": ("organise:members", "List the members and who waits.", "organise members --waiting"),
+        "status": ("organise", "Show epochs, members, budget and health.", "status --json"),
+        "members": ("organise", "List the members and who waits.", "members --waiting"),
     },
     "Decide": {
-        "invite": ("organise:invite", "Make a link that admits whoever has it.", "organise invite --uses 5"),
-        "admit": ("organise:admit", "Admit a newcomer.", "organise admit 5e6f7a8b"),
-        "revoke": ("organise:revoke", "Let nothing of a member count any more.", "organise revoke 5e6f7a8b"),
-        "void": ("organise:void", "Take back what seals have counted.", "organise void 7-12"),
-        "budget": ("organise:budget", "Change after how many updates the run ends.", "organise budget 20000"),
-        "bases": (
-            "organise:bases",
-            "Publish bases for a coming subspace.",
-            "organise bases bases/0123.bases",
-        ),
-        "announce": ("organise:announce", "Tell everybody something.", 'organise announce "Back on Monday"'),
-        "next": ("organise:announce_next", "Announce the run that follows.", "organise next sfnode:AZMB..."),
-        "stand-in": (
-            "organise:stand_in",
-            "Offer to organise when the organiser is away.",
-            "organise stand-in",
-        ),
-        "stand-ins": (
-            "organise:stand_ins",
-            "Name members who stand in for you.",
-            "organise stand-ins 3 7 12",
-        ),
-        "end": ("organise:end", "Complete the run, for good.", "organise end --dry-run"),
+        "invite": ("organise", "Make a link that admits whoever has it.", "invite --uses 5"),
+        "admit": ("organise", "Admit a newcomer.", "admit 5e6f7a8b"),
+        "revoke": ("organise", "Let nothing of a member count any more.", "revoke 5e6f7a8b"),
+        "void": ("organise", "Take back what seals have counted.", "void 7-12"),
+        "budget": ("organise", "Change after how many updates the run ends.", "budget 20000"),
+        "bases": ("organise", "Publish bases for a coming subspace.", "bases bases/0123.bases"),
+        "announce": ("organise", "Tell everybody something.", 'announce "Back on Monday"'),
+        "next": ("organise:announce_next", "Announce the run that follows.", "next sfnode:AZMB..."),
+        "stand-in": ("organise", "Offer to organise when the organiser is away.", "stand-in"),
+        "stand-ins": ("organise", "Name members who stand in for you.", "stand-ins 3 7 12"),
+        "end": ("organise", "Complete the run, for good.", "end --dry-run"),
     },
     "Hand the key over": {
         "hand-over": (
-            "succession:hand_over",
+            "succession",
             "Propose another key, and bring in what was signed.",
-            "organise hand-over --out next.json",
+            "hand-over --out next.json",
         ),
-        "sign": (
-            "succession:sign",
-            "Vote for a proposal, as a deputy.",
-            "organise sign next.json --keys-dir deputy",
-        ),
+        "sign": ("succession", "Vote for a proposal, as a deputy.", "sign next.json --keys-dir deputy"),
     },
 }
 
 
-@click.group(cls=LazyGroup, entries=COMMANDS)
+@click.group(cls=LazyGroup, entries=COMMANDS, path="organise")
 def organise() -> None:
     """See and decide what counts in an organised run (docs/organising.md).
 

@@ -30,7 +30,7 @@ def leaves(group: LazyGroup = cli, path: tuple[str, ...] = ()) -> Iterator[tuple
     """Yield all commands by what is typed for them, with their examples."""
     for name, entry in group.entries.items():
         if entry.example:
-            yield (*path, name), f"sfnode {entry.example}"
+            yield (*path, name), group.example(name)
         else:
             inner = group.load(name)
             assert isinstance(inner, LazyGroup)
