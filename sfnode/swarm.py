@@ -32,7 +32,7 @@ from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import NodeResult, SwarmResult
-from sfnode.schema.status import CoreStatus, Status
+from sfnode.schema.status import Status
 from sfnode.schema.views import Samples
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles
@@ -336,7 +336,11 @@ class LocalSwarm:
             digests = await asyncio.gather(*(node.ask(node.client.digest()) for node in self.nodes))
         last = await self.look()
         statuses = [status for status in last.statuses if status]
-        pairs = zip(statuses, digests, strict=True)
+        # own updates by the signed log, so that those of an earlier start in the same folder count too
+        nodes = [
+            NodeResult(node=n, own_updates=s.contributed, digest=d.digest, core_digest=d.core_digest)
+            for n, (s, d) in enumerate(zip(statuses, digests, strict=True), 1)
+        ]
         sent = sum(status.updates_sent for status in statuses)
         equal = len({(digest.digest, digest.core_digest) for digest in digests}) == 1
         self.keep = self.keep or not equal
@@ -355,7 +359,7 @@ class LocalSwarm:
             after=after,
             probe=after.probe if after else None,
             baselines=after.baselines if after else (),
-            nodes=[_node_result(number, *pair) for number, pair in enumerate(pairs, 1)],
+            nodes=nodes,
             bytes_per_update=sum(status.segment_bytes_sent for status in statuses) / max(sent, 1),
             bytes_sent=sum(status.bytes_sent for status in statuses),
             seconds=round(seconds, 1),
@@ -400,13 +404,6 @@ def _with_keys(manifest: Manifest, *, organiser: str, deputies: tuple[str, ...])
 def _but_for_keys(manifest: Manifest) -> Manifest:
     """Return what two runs that differ by their keys only have in common."""
     return _with_keys(manifest, organiser="", deputies=())
-
-
-def _node_result(number: int, status: Status, digest: CoreStatus) -> NodeResult:
-    """Own updates by the signed log, so that those of an earlier start in the same folder count too."""
-    return NodeResult(
-        node=number, own_updates=status.contributed, digest=digest.digest, core_digest=digest.core_digest
-    )
 
 
 T = TypeVar("T")

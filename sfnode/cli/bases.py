@@ -170,9 +170,10 @@ def _changed(manifest: Manifest, temperature: float | None) -> Manifest:
     try:
         task = Task(**manifest.task.model_dump() | {"temperature": temperature})
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise UserError(
-            Code.BAD_OPTION, f"temperature: {reason}", "`sfnode init --help` says what it may be."
+            Code.BAD_OPTION,
+            f"temperature: {options.reason(error)}",
+            "`sfnode init --help` says what it may be.",
         ) from error
     return manifest.model_copy(update={"task": task})
 

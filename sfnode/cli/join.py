@@ -22,7 +22,7 @@ from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.keys import Command
 from sfnode.cli.options import note
 from sfnode.cli.output import echo
-from sfnode.cli.owner import limit_option, reason
+from sfnode.cli.owner import limit_option
 from sfnode.cli.passphrases import asked
 from sfnode.cli.progress import Narration, follow
 from sfnode.descriptors import allow_most
@@ -59,7 +59,7 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     try:
         Settings.model_validate({parameter.name: value})
     except ValidationError as error:
-        raise click.BadParameter(reason(error)) from error
+        raise click.BadParameter(options.reason(error)) from error
     return value
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -22,6 +22,9 @@ from sfnode.cli import output
 from sfnode.cli.keys import Option
 from sfnode.defaults import CONFIG, DATA_DIR, FOLDERS, LOCALHOST, PROFILES, located, variable
 from sfnode.errors import Code, UserError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -220,10 +223,16 @@ def _parse_devices(_context: Any, _parameter: Any, value: str) -> str:
     try:
         return Settings(device=value).device
     except ValidationError as error:
-        why = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise UserError(
-            Code.DEVICE, f"--device: {why}", "Name each device once, separated by commas: cuda:0,cuda:1."
+            Code.DEVICE,
+            f"--device: {reason(error)}",
+            "Name each device once, separated by commas: cuda:0,cuda:1.",
         ) from error
+
+
+def reason(error: ValidationError) -> str:
+    """Return what is wrong with a value, in pydantic's words or ours."""
+    return error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
 
 
 def dtype_option(function: F, key: str = "") -> F:

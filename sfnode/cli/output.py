@@ -5,26 +5,17 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from sfnode.printable import lines, paragraph, printable
 
-
-@dataclass(slots=True)
-class Output:
-    """The output of the command of this process."""
-
-    as_json: bool = False
-    """Whether it was asked for JSON, so that an error is JSON, too."""
-    printed: bool = False
-    """Whether it has printed a result."""
-
-
-state = Output()
+state = SimpleNamespace(as_json=False, printed=False)
+"""Whether the command of this process was asked for JSON, so that an error is JSON, too; and whether it has
+printed a result."""
 
 
 def begin(as_json: bool) -> None:

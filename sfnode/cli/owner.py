@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.data_folder import running_node
-from sfnode.cli.options import F, data_dir_option, json_option, option
+from sfnode.cli.options import F, data_dir_option, json_option, option, reason
 from sfnode.cli.output import echo
 from sfnode.control.client import plain
 from sfnode.dashboard.formatting import limits_in_words
@@ -20,8 +20,6 @@ from sfnode.errors import Code, UserError
 from sfnode.store.data_folder import holder
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
     from sfnode.limits import Limits
 
 
@@ -207,8 +205,3 @@ def limit_option(function: F) -> F:
         metavar="LIMITS",
         help="What it may use: cpu=50,hours=22:00-07:00,... (`sfnode limit -h`).",
     )(function)
-
-
-def reason(error: ValidationError) -> str:
-    """Return what is wrong with a value, in pydantic's words or ours."""
-    return error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")

@@ -15,7 +15,7 @@ import tty
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -59,7 +59,7 @@ async def once(client: Client, console: Console) -> None:
     now, curves = await look_at_all(client)
     background = await look_behind(client, organised=now.status.organised is not None)
     origins = await client.origins(limit=ORIGIN_ROWS) if console.width >= WIDE else None
-    shown = Shown(now, curves, origins, "", background.evaluations, background.own)
+    shown = Shown(now, curves, origins, "", *background)
     lines = _fitting(frame(shown, console.width, console.height - 1), console)
     while lines and not lines[-1].plain:
         lines.pop()
@@ -67,17 +67,14 @@ async def once(client: Client, console: Console) -> None:
         console.print(line, no_wrap=True, overflow="crop", crop=True, highlight=False)
 
 
-class Background(NamedTuple):
-    """The answers that change with a seal or with minutes of work."""
-
-    own: OwnStanding
-    evaluations: Sequence[EpochEvaluation]
+Background = tuple[Sequence["EpochEvaluation"], "OwnStanding"]
+"""The answers that change with a seal or with minutes of work."""
 
 
 async def look_behind(client: Client, *, organised: bool) -> Background:
     """Ask the node for them. Raises UserError NODE_NOT_RUNNING."""
-    own = await client.standing()
-    return Background(own, (await client.organising()).evaluations if organised else ())
+    evaluations = (await client.organising()).evaluations if organised else ()
+    return evaluations, await client.standing()
 
 
 class Top:
@@ -132,9 +129,7 @@ class Top:
             wanted = self._with_origins or both
             origins = await self._client.origins(limit=ORIGIN_ROWS) if wanted else None
             behind = await self._background(organised=now.status.organised is not None)
-            shown = Shown(
-                now, curves, origins, self._note, behind.evaluations, behind.own, self._with_origins
-            )
+            shown = Shown(now, curves, origins, self._note, *behind, self._with_origins)
             return frame(shown, *self._console.size)
         except UserError as error:
             return absent(self._folder, error.what, *self._console.size)

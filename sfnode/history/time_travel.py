@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -224,21 +224,12 @@ def subspace_of(past: Past, bases: Path) -> Subspace:
     return Subspace(basis, past.manifest.model.parsed_targets(), past.manifest.basis_columns, cpu)
 
 
+# Worths of members by figures that are measured anew, beside those of the organiser (SPEC O16): for runs
+# whose validation rows everybody has.
+
 TOLERANCE = 0.05
 """Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in
 a real run; number formats differ, but bfloat16 and float32 were not compared in one."""
-
-
-class _AskedFigure(NamedTuple):
-    """An epoch whose figures are measured anew, and its states."""
-
-    worth: Worth
-    counting: Counting
-    before: dict[Feed, Counted]
-    step: dict[Feed, Counted]
-    """The state with what made the step of the epoch."""
-    named: dict[Feed, Counted]
-    """The state with everything that the close has named."""
 
 
 def remeasure(
@@ -251,24 +242,21 @@ def remeasure(
 ) -> list[told.Remeasured]:
     """Measure the last so many epochs anew of which there are figures, and compare; `engine` has applied
     nothing yet. Raises UserError LOG_CORRUPT, DATA_*."""
-    run, applied = manifest.parameters(), dict[Feed, Counted]()
+    run, applied = manifest.parameters(), State()
     figures = _figures(entries)
     wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
     found = []
-    for asked in _asked(manifest, entries, wanted):
-        for batch in changes(update_log, applied, asked.before, run.subspace_of):
+    for worth, counting, before, step, after in _asked(manifest, entries, wanted):
+        for batch in changes(update_log, applied, before, run.subspace_of):
             engine.apply(batch)
-        applied |= asked.before
+        applied |= before
         core = Core(*manifest.core_shape)
         core.put(engine.cores())
-        for batch in changes(update_log, asked.before, asked.step, run.subspace_of):
+        for batch in changes(update_log, before, step, run.subspace_of):
             core.add(batch)
-        updates = counted_anew(update_log, asked.before, asked.named, run.subspace_of)
-        rows, epoch = asked.worth.rows, asked.worth.epoch
-        shares, _ = engine.shares(core.cores(), list(updates.values()), rows, epoch)
-        found.append(
-            _compared(asked.worth, parts_of(dict(zip(updates, shares, strict=True)), asked.counting))
-        )
+        updates = counted_anew(update_log, before, after, run.subspace_of)
+        shares, _ = engine.shares(core.cores(), list(updates.values()), worth.rows, worth.epoch)
+        found.append(_compared(worth, parts_of(dict(zip(updates, shares, strict=True)), counting)))
         tell(found[-1])
     return found
 
@@ -284,10 +272,14 @@ def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
     return found
 
 
+State = dict[Feed, Counted]
+
+
 def _asked(
     manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]
-) -> Iterator[_AskedFigure]:
-    """Yield the epochs whose figures were told before their seals, with the states that were measured.
+) -> Iterator[tuple[Worth, Counting, State, State, State]]:
+    """Yield the figures that were told before the seals of their epochs, with the states that were measured:
+    the one before, that with what made the step of the epoch, and that with all that its close has named.
 
     What was left out of a step then is what the evidence of that moment said, and what the seal skipped for
     other reasons.
@@ -307,7 +299,7 @@ def _asked(
                 before, whole = named(counting, epoch - 1), named(counting, epoch)
                 gone = {counting.feed(number) for number in left}
                 step = {f: before.get(f, NOTHING) if f in gone else one for f, one in whole.items()}
-                yield _AskedFigure(wanted[epoch], counting, before, step, whole)
+                yield wanted[epoch], counting, before, step, whole
         counting.apply(recorded)
         origins.take(recorded.decision)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sfnode.verifiers.schemas import WHITE_SPACE
 
@@ -67,15 +67,6 @@ _TOKEN = re.compile(rf"[{WHITE_SPACE}]*([0-9]+|[-+*/()]|\Z)")
 _OPERATORS = str.maketrans("×÷−", "*/-")
 
 
-class Expression(NamedTuple):
-    """An expression that was read."""
-
-    value: Fraction | None
-    """None where it divides by zero."""
-    numbers: tuple[int, ...]
-    """The numbers that it uses, in order."""
-
-
 def numbers(text: str) -> tuple[int, ...] | None:
     """Return the runs of digits in a text; None where there are none, too many or too long ones."""
     runs = re.findall("[0-9]+", text)
@@ -84,13 +75,14 @@ def numbers(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, runs))
 
 
-def parse(text: str) -> Expression:
-    """Read and compute an expression. Raises ValueError. Stops at the first bound that is passed."""
+def parse(text: str) -> tuple[Fraction | None, tuple[int, ...]]:
+    """Read and compute an expression; return its value, None where it divides by zero, and its numbers in
+    order. Raises ValueError. Stops at the first bound that is passed."""
     parser = _Parser(_tokens(text.translate(_OPERATORS)))
     value = parser.sum(0)
     if parser.token:
         raise ValueError("no expression")
-    return Expression(value, tuple(parser.used))
+    return value, tuple(parser.used)
 
 
 def _tokens(text: str) -> Iterator[str]:

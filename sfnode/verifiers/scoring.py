@@ -179,14 +179,14 @@ def _json_remark(text: str, row: Row, spec: specs.Json) -> str:
 
 def _countdown(text: str, row: Row, spec: specs.Countdown) -> float:
     try:
-        found = arithmetic.parse(text)
+        value, numbers = arithmetic.parse(text)
     except ValueError:
         return 0.0
     given = arithmetic.numbers(_value(row, spec.numbers))
     target = arithmetic.number(_value(row, spec.target), "only")
-    if given is None or found.value is None or found.value != target:
+    if given is None or value is None or value != target:
         return spec.well_formed
-    used, available = Counter(found.numbers), Counter(given)
+    used, available = Counter(numbers), Counter(given)
     right = used == available if spec.uses == "exactly-once" else used <= available
     return 1.0 if right else spec.well_formed
 
