@@ -62,21 +62,11 @@ def resume(data_dir: Path) -> None:
 # `sfnode limit`: the limits of a running node.
 
 
-NAMES = {
-    "cpu": "50",
-    "gpu": "50",
-    "threads": "2",
-    "watts": "200",
-    "celsius": "80",
-    "memory": "2G",
-    "hours": "22:00-07:00",
-    "idle": "10",
-    "mains": "yes",
-    "not_while": "steam,blender",
-    "mb_per_day": "500",
-    "upload_rate": "500k",
-    "download_rate": "2M",
-}
+EXAMPLES = (
+    "cpu=50 gpu=50 threads=2 watts=200 celsius=80 memory=2G hours=22:00-07:00 idle=10 mains=yes "
+    "not_while=steam,blender mb_per_day=500 upload_rate=500k download_rate=2M"
+)
+NAMES = dict(one.split("=") for one in EXAMPLES.split())
 """Values, as they may be, of the fields of `Limits`, which takes long to import."""
 
 NO_LIMIT = ("none", "off", "")

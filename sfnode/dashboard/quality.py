@@ -8,7 +8,7 @@ was asked for. Knows neither terminal nor browser, and needs no library.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sfnode.dashboard.formatting import count
@@ -47,13 +47,6 @@ class Point:
 class Quality:
     """The quality of a run's model."""
 
-    headline: Words
-    metric: str | None
-    """None while nothing was measured."""
-    name: str
-    """The metric for people; empty while nothing was measured."""
-    is_share: bool
-    """Whether values are told in per cent."""
     across: str
     """`round` or `updates`."""
     compared: list[Point]
@@ -62,6 +55,13 @@ class Quality:
     best: Point | None
     points: list[Point]
     """Oldest first."""
+    headline: Words
+    metric: str | None = None
+    """None while nothing was measured; then the name is empty."""
+    name: str = ""
+    """The metric for people."""
+    is_share: bool = False
+    """Whether values are told in per cent."""
     beside: str = ""
     """Sentence on what is trained, if it says anything: `Mean reward 0.922 now, 0.316 before training.`"""
 
@@ -76,14 +76,10 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
     points = [_point(told[epoch], epoch) for epoch in sorted(told)]
     plain = [m for m in evaluations if m.base and (base is None or m.calibrated != base.calibrated)]
     other = "uncalibrated" if base and base.calibrated else "calibrated"
-    compared = [_point(base, 0, BEFORE)] if base else []
-    compared += [_point(m, 0, other) for m in plain[-1:]]
-    early = "nothing was evaluated so far" if s.organised.sealed else "no round counts yet"
     now, best = (_point(m, m.epoch) if m else None for m in (latest, health.best))
-    where = f"round {best.x}" if best else ""
-    return _quality(
-        s, RunHealth(health.verdict), "round", latest, base, compared, now, best, points, where, early
-    )
+    found = Quality("round", [_point(m, 0, other) for m in plain[-1:]], now, best, points, Words(""))
+    early = "nothing was evaluated so far" if s.organised.sealed else "no round counts yet"
+    return _told(s, found, RunHealth(health.verdict), latest, base, early)
 
 
 def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
@@ -91,52 +87,50 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     ours = [m for m in measurements if not m.base]
     if not ours:
         asks = "ask a trainer to measure it" if s.role == "relay" else "measure it here"
-        return Quality(Words(f"{UNJUDGED}; {asks}."), None, "", False, "updates", [], None, None, [])
+        return Quality("updates", [], None, None, [], Words(f"{UNJUDGED}; {asks}."))
     latest = ours[-1]
     alike = [m for m in ours if measure_of(m) == measure_of(latest)]
     better = min if metric_of(latest.metric).lower_is_better else max
-    best = better(alike, key=lambda m: m.value)
     base = base_of(measurements, calibrated=latest.calibrated) or base_of(measurements)
     points = [_point(m, m.known) for m in sorted(alike, key=lambda m: m.known)]
-    compared = [_point(base, 0, BEFORE)] if base else []
+    best = better(alike, key=lambda m: m.value)
     now, then = _point(latest, latest.known), _point(best, best.known)
-    where = f"{count(best.known)} updates"
-    return _quality(s, compare(latest, base), "updates", latest, base, compared, now, then, points, where)
+    found = Quality("updates", [], now, then, points, Words(""))
+    return _told(s, found, compare(latest, base), latest, base)
 
 
-def _quality(
+def _told(
     s: Status,
+    found: Quality,
     health: RunHealth,
-    across: str,
     latest: Evaluation | None,
     base: Evaluation | None,
-    compared: list[Point],
-    now: Point | None,
-    best: Point | None,
-    points: list[Point],
-    where: str,
     early: str = "",
 ) -> Quality:
-    """Return the quality of a model of which `latest` is the last result, and which was at its best `where`;
-    while nothing was measured, why it is too `early`."""
-    course = [one.value for one in (*compared[:1], *points)]
-    more = latest is not None and s.state != NodeState.COMPLETE
-    rises = more and latest is not None and still_rises(latest.metric, course, (latest.high - latest.low) / 2)
-    words = verdict(health, latest, base, rises=rises)
+    """Return a quality with its sentence, by the last result; without one, with the reason why it is too
+    `early`."""
+    compared = [*([_point(base, 0, BEFORE)] if base else []), *found.compared]
+    course = [one.value for one in (*compared[:1], *found.points)]
     if latest is None:
-        told = Words(f"{words.text}: {early}.", words.mood)
-        return Quality(told, None, "", False, across, compared, now, best, points)
+        words = verdict(health, latest, base, rises=False)
+        return replace(found, compared=compared, headline=Words(f"{words.text}: {early}.", words.mood))
+    noise = (latest.high - latest.low) / 2
+    rises = s.state != NodeState.COMPLETE and still_rises(latest.metric, course, noise)
+    words = verdict(health, latest, base, rises=rises)
     parts = [f"{measured(latest)} now"]
     parts += [f"{figure(base)} {BEFORE}"] if base else []
-    parts += (
-        [f"{value_in_words(latest.metric, best.value)} at best ({where})"]
-        if best and now and best.x != now.x
-        else []
-    )
-    told = Words(f"{words.text}: {', '.join(parts)}.", words.mood)
-    metric, trained = metric_of(latest.metric), beside(latest, base)
-    return Quality(
-        told, latest.metric, metric.name, metric.is_share, across, compared, now, best, points, trained
+    if (best := found.best) and found.now and best.x != found.now.x:
+        where = f"round {best.x}" if found.across == "round" else f"{count(best.x)} updates"
+        parts.append(f"{value_in_words(latest.metric, best.value)} at best ({where})")
+    metric = metric_of(latest.metric)
+    return replace(
+        found,
+        compared=compared,
+        headline=Words(f"{words.text}: {', '.join(parts)}.", words.mood),
+        metric=latest.metric,
+        name=metric.name,
+        is_share=metric.is_share,
+        beside=beside(latest, base),
     )
 
 
