@@ -108,7 +108,7 @@ class Forked:
 
 
 class ForkedNode(NodeProcess):
-    """A node of a local swarm; `local_swarm.NodeProcess` is replaced by it."""
+    """A node of a local swarm; `swarm.NodeProcess` is replaced by it."""
 
     async def start(self, arguments: list[str], invitation: str = "") -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
