@@ -108,26 +108,28 @@ def test_a_model_of_the_hub_is_downloaded(offering: Offering) -> None:
     assert files.digest(files.resolve("nobody/model", "", None)) == files.digest(files.EMBEDDED / "tiny")
 
 
-def test_a_model_larger_than_any_that_can_be_shared_is_not_begun(offering: Offering) -> None:
-    made = offering(model() | {"model-2.safetensors": Offer(hub.MAX_WEIGHTS, b"")})
-    assert refusal().code is Code.MODEL_TOO_LARGE
-    assert not made.sent
-
-
-def test_a_tokenizer_that_does_not_fit_the_memory_is_not_begun(offering: Offering) -> None:
-    made = offering(model(tokenizer_json=Offer(hub.MAX_OTHER_FILE + 1, b"")))
-    error = refusal()
-    assert error.code is Code.MODEL_TOO_LARGE
-    assert "tokenizer.json" in error.what
-    assert not made.sent
-
-
-def test_a_model_for_which_there_is_no_room_is_not_begun(
-    offering: Offering, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("file", "size", "spare", "code", "says"),
+    [
+        ("model-2.safetensors", hub.MAX_WEIGHTS, 0, Code.MODEL_TOO_LARGE, ""),
+        ("tokenizer.json", hub.MAX_OTHER_FILE + 1, 0, Code.MODEL_TOO_LARGE, "tokenizer.json"),
+        ("README.md", 1, shutil.disk_usage("/").total * 1000, Code.DISK_FULL, ""),
+    ],
+)
+def test_a_model_for_which_no_memory_no_disk_or_no_listing_has_room_is_not_begun(
+    file: str,
+    size: int,
+    spare: int,
+    code: Code,
+    says: str,
+    offering: Offering,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = offering(model())
-    monkeypatch.setattr(hub, "SPARE_BYTES", shutil.disk_usage("/").total * 1000)
-    assert refusal().code is Code.DISK_FULL
+    made = offering(model() | {file: Offer(size, b"")})
+    monkeypatch.setattr(hub, "SPARE_BYTES", spare)
+    error = refusal()
+    assert error.code is code
+    assert says in error.what
     assert not made.sent
 
 
