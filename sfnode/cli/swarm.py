@@ -55,12 +55,6 @@ from sfnode.tasks.verifying import permit
     show_default=True,
     help="Whether the built-in run has an organiser, the first node. A manifest says so itself.",
 )
-@options.option(
-    "--split-data/--shared-data",
-    default=True,
-    show_default=True,
-    help="Give every node its own part of the training rows, or all rows to all.",
-)
 @options.out_option(
     "FOLDER", "Keep the nodes' folders here.  [default: a new one, which is named at the end]", required=False
 )
@@ -75,7 +69,6 @@ def swarm(
     preset: str | None,
     model: str | None,
     organised: bool,
-    split_data: bool,
     out: Path | None,
     device: str,
     dtype: str,
@@ -106,7 +99,6 @@ def swarm(
             manifest,
             nodes=nodes,
             folder=out,
-            split_data=split_data,
             threads=threads,
             device=device,
             dtype=dtype,

@@ -1,7 +1,7 @@
 """The program that renders chat templates.
 
 A chat template is a program that came with a model. Jinja's sandbox keeps it from the machine, but not from
-running for ever or from taking all memory, so it is run in a process of its own (`bounded_program`).
+running for ever or from taking all memory, so it is run in a process of its own (`bounded_process`).
 """
 
 from __future__ import annotations

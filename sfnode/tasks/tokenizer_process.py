@@ -3,7 +3,7 @@
 A tokenizer is a program that came with a model: rules that replace text, one after the other, and regular
 expressions. A rule of a few characters makes gigabytes of a sentence, or takes years to find that there is
 nothing to replace, and which sentence does it may be known only to whoever made the rule. So all texts are
-encoded in a process of its own (`bounded_program`), which gets the tokenizer, as transformers has made it, in
+encoded in a process of its own (`bounded_process`), which gets the tokenizer, as transformers has made it, in
 its first request.
 """
 
