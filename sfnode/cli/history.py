@@ -76,16 +76,9 @@ def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -
     from sfnode.store.replay import weighed
 
     for update in weighed(update_log, counted(manifest, update_log, as_of_now=as_of_now)):
-        line = UpdateLine(
-            origin=update.feed.origin.hex(),
-            incarnation=update.feed.incarnation,
-            step=update.step,
-            epoch=update.epoch,
-            seed=str(update.seed),
-            scalar=update.scalar,
-            weight=update.weight,
-        )
-        echo(line.model_dump_json())
+        feed = {"origin": update.feed.origin.hex(), "incarnation": update.feed.incarnation}
+        same = {name: getattr(update, name) for name in ("step", "epoch", "scalar", "weight")}
+        echo(UpdateLine.model_validate(feed | same | {"seed": str(update.seed)}).model_dump_json())
 
 
 def _begins(manifest: Manifest) -> Iterator[str]:

@@ -29,13 +29,7 @@ from sfnode.schema.metrics import result_in_words
 
 if TYPE_CHECKING:
     from sfnode.control.client import SyncClient
-    from sfnode.schema.organising import (
-        DecisionResult,
-        EvidenceStatus,
-        MemberStatus,
-        OrganiserStatus,
-        StandInStatus,
-    )
+    from sfnode.schema import organising as told
     from sfprotocol.decisions import Decision
 
 PAGE = 1000
@@ -185,8 +179,8 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
         echo(json.dumps({"link": link, "invitation": result.invitation, "uses": uses}, indent=2))
     else:
         echo(f"{command('sfnode', 'join', '-')}\n{link}")
-        told = f"Invitation {result.invitation}, for {uses}: give the link to nobody else."
-        echo(f"{told} The command asks for it.", err=True)
+        words = f"Invitation {result.invitation}, for {uses}: give the link to nobody else."
+        echo(f"{words} The command asks for it.", err=True)
 
 
 @click.command
@@ -391,7 +385,7 @@ def stand_ins(node: SyncClient, numbers: tuple[int, ...], nobody: bool) -> Decis
 # -- asking the node ---------------------------------------------------------------------------------
 
 
-def _decide(node: SyncClient, decision: Decision, dry_run: bool) -> DecisionResult:
+def _decide(node: SyncClient, decision: Decision, dry_run: bool) -> told.DecisionResult:
     from sfprotocol import decisions
     from sfprotocol.errors import RemoteProtocolError
 
@@ -404,7 +398,7 @@ def _decide(node: SyncClient, decision: Decision, dry_run: bool) -> DecisionResu
     return node.decide(record, dry_run=dry_run)
 
 
-def _tell(result: DecisionResult, as_json: bool) -> None:
+def _tell(result: told.DecisionResult, as_json: bool) -> None:
     """Print what a decision has changed, or would change."""
     if as_json:
         echo(json.dumps(plain(result), indent=2))
@@ -414,7 +408,7 @@ def _tell(result: DecisionResult, as_json: bool) -> None:
     echo("\n  ".join([f"{begin}; it changes:", *changes] if changes else [f"{begin}; no number changes"]))
 
 
-def _published(result: DecisionResult) -> int:
+def _published(result: told.DecisionResult) -> int:
     """Return the number of the invitation that was signed."""
     if result.invitation is None:
         raise UserError(
@@ -425,9 +419,9 @@ def _published(result: DecisionResult) -> int:
     return result.invitation
 
 
-def _members(node: SyncClient, find: str) -> list[MemberStatus]:
+def _members(node: SyncClient, find: str) -> list[told.MemberStatus]:
     """Return all members whose key begins with `find`, asked for page by page."""
-    found: list[MemberStatus] = []
+    found: list[told.MemberStatus] = []
     while page := node.members(offset=len(found), limit=PAGE, find=find).members:
         found += page
     return found
@@ -476,7 +470,7 @@ def _only(digits: str, found: list[str], among: str) -> str:
     return found[0]
 
 
-def _lines(s: OrganiserStatus) -> list[str]:
+def _lines(s: told.OrganiserStatus) -> list[str]:
     here = "elsewhere" if s.organiser is None else f"here, {s.organiser}"
     lines = [
         f"run         {s.run_name} ({s.run_id[:16]}){', complete' if s.complete else ''}",
@@ -509,17 +503,17 @@ def _lines(s: OrganiserStatus) -> list[str]:
     return lines + [f"announced   {text}" for text in s.announcements]
 
 
-def _since(s: OrganiserStatus) -> str:
+def _since(s: told.OrganiserStatus) -> str:
     return "" if s.term_since is None else f" since {datetime.fromtimestamp(s.term_since):%Y-%m-%d %H:%M}"
 
 
-def _told_of(one: StandInStatus) -> str:
+def _told_of(one: told.StandInStatus) -> str:
     if one.lied:
         return ", OUT: it has voted twice in one election. Name others: `sfnode organise stand-ins`"
     return (", organises" if one.organises else "") + ("" if one.here else ", away")
 
 
-def _doubted(one: EvidenceStatus) -> str:
+def _doubted(one: told.EvidenceStatus) -> str:
     """Say whose work seals skip, why, and what may be done."""
     measured = f"loss lowered by {nats(one.worth)} with {one.updates} measured updates"
     about = f"member {one.member} ({one.origin[:16]}): {measured}"

@@ -15,19 +15,10 @@ from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.alarms import Restarted
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import DecisionResult
-from sfprotocol import decisions, wire_codec
+from sfprotocol import decisions, messages, wire_codec
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import Admit, Announce, Budget, Evaluated, Finish, Invite, Revoke, Seal
 from sfprotocol.events import LinkUp, Received
-from sfprotocol.messages import (
-    ELECTED_TERMS,
-    PROTOCOL_VERSION,
-    ControlHead,
-    Hello,
-    Message,
-    Petition,
-    Succession,
-)
 from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
 
@@ -118,7 +109,7 @@ async def test_members_come_page_by_page_and_by_their_keys(node: OrganisedNode, 
 
 
 async def test_petitions_tell_what_speaks_for_a_newcomer(node: OrganisedNode, client: Client) -> None:
-    node.organising.waiting.append(Petition(B, 77, 1, bytes(64), bytes(64)))
+    node.organising.waiting.append(messages.Petition(B, 77, 1, bytes(64), bytes(64)))
     (petition,) = (await client.petitions()).petitions
     assert (petition.origin, petition.invitation, petition.invited) == (B.hex(), 1, False)
     assert petition.work == work(node.manifest.run_id, B, 77)
@@ -170,11 +161,11 @@ async def test_only_a_node_whose_organiser_signs_takes_wishes(node: OrganisedNod
 async def test_a_proposal_with_enough_votes_takes_the_run_over(node: OrganisedNode, client: Client) -> None:
     node.decide(Budget(99), Budget(100))
     said = await client.propose(B.hex(), kept=1)
-    assert (said.term, said.kept, said.needed) == (ELECTED_TERMS, 1, 2)
+    assert (said.term, said.kept, said.needed) == (messages.ELECTED_TERMS, 1, 2)
     assert said.chain == node.organised.control.feed.chains[1].hex()
     assert said.deputies == [origin_of(name).hex() for name in DEPUTIES]
 
-    succession = Succession(ELECTED_TERMS, 1, bytes.fromhex(said.chain), B, ())
+    succession = messages.Succession(messages.ELECTED_TERMS, 1, bytes.fromhex(said.chain), B, ())
     message = succession_message(node.manifest.run_id, succession)
     votes = [
         {"deputy": number, "signature": signing_key(name).sign(message).hex()}
@@ -187,10 +178,10 @@ async def test_a_proposal_with_enough_votes_takes_the_run_over(node: OrganisedNo
     assert node.organised.control.feed.term == 0
 
     await client.succeed(said.model_dump() | {"votes": [votes[0], votes[2]]})
-    assert (node.organised.control.feed.term, node.organised.counting.budget) == (ELECTED_TERMS, 99)
+    assert (node.organised.control.feed.term, node.organised.counting.budget) == (messages.ELECTED_TERMS, 99)
     assert [line for line in node.api.reports.news(1.0) if "another organiser goes on" in line]
     assert not node.api.reports.news(2.0)
-    assert (await client.propose(B.hex())).term == 2 * ELECTED_TERMS
+    assert (await client.propose(B.hex())).term == 2 * messages.ELECTED_TERMS
 
 
 async def test_a_succession_of_another_run_is_refused(node: OrganisedNode, client: Client) -> None:
@@ -213,9 +204,9 @@ async def test_who_claims_decisions_that_do_not_come_is_named_and_can_be_passed_
     """A neighbour may claim what nobody has: then it is for the owner to say what stays."""
     node.decide(Finish())
     node.post(LinkUp(9, "QmLiar"))
-    said: tuple[Message, ...] = (
-        Hello(PROTOCOL_VERSION, node.manifest.run_id, 0, 0),
-        ControlHead(0, 1000, bytes(32)),
+    said: tuple[messages.Message, ...] = (
+        messages.Hello(messages.PROTOCOL_VERSION, node.manifest.run_id, 0, 0),
+        messages.ControlHead(0, 1000, bytes(32)),
     )
     for message in said:
         node.post(Received(9, wire_codec.encode(message, node.api.machine.run.scalar_bytes)))

@@ -20,19 +20,7 @@ from sfnode.manifest.sections import Data
 from sfnode.models.files import EMBEDDED, SINGLE, digest
 from sfnode.models.manifest_builder import build
 from tests.models import hostile
-from tests.processes.helpers import (
-    LOOPBACK,
-    PATIENCE,
-    SFNODE,
-    Command,
-    Node,
-    environment,
-    nodes,
-    p2pd_of,
-    printed_json,
-    sfnode,
-    until,
-)
+from tests.processes import helpers
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -45,7 +33,7 @@ class World(NamedTuple):
     """A run with one relay, and things to make mistakes with."""
 
     home: Path
-    relay: Node
+    relay: helpers.Node
     manifest: Manifest
 
 
@@ -71,8 +59,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     for name, make in HOSTILE.items():
         (home / f"{name}.toml").write_text(run_of(manifest, make(home / name), home).to_toml())
     spoil_one_weight(Path(shutil.copytree(EMBEDDED / "tiny", home / "model")))
-    with nodes(home) as make:
-        relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
+    with helpers.nodes(home) as make:
+        relay = make("relay", "--run", "run.toml", "--role", "relay", *helpers.LOOPBACK).start()
         relay.address()
         yield World(home, relay, manifest)
 
@@ -134,11 +122,11 @@ MISTAKES = {
 def ended(world: World) -> dict[str, subprocess.CompletedProcess[str]]:
     """The ended processes of all mistakes, made at once."""
 
-    def made(name: str) -> Command:
+    def made(name: str) -> helpers.Command:
         usual = ("--data-dir", world.home / name.replace(" ", "-"))
         given = MISTAKES[name].arguments(world)
-        listen = () if "--host-maddrs" in given else LOOPBACK
-        return Command(world.home, "join", *usual, *listen, *given)
+        listen = () if "--host-maddrs" in given else helpers.LOOPBACK
+        return helpers.Command(world.home, "join", *usual, *listen, *given)
 
     running = {name: made(name) for name in MISTAKES}
     return {name: command.ended() for name, command in running.items()}
@@ -170,7 +158,7 @@ def test_a_node_that_lacks_what_it_takes_ends_before_it_joins_and_sends_nothing_
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
 def test_a_full_disk_ends_a_node_which_loses_nothing_and_continues_when_there_is_room(world: World) -> None:
-    node = Node(world.home, "full", "--run", "run.toml", *LOOPBACK)
+    node = helpers.Node(world.home, "full", "--run", "run.toml", *helpers.LOOPBACK)
     with closing(node.start()):
         resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (SMALL_FILES, SMALL_FILES))
         assert node.wait() == 1
@@ -186,17 +174,19 @@ def test_a_full_disk_ends_a_node_which_loses_nothing_and_continues_when_there_is
     assert after["feeds"] == 1
 
 
-def audit(world: World, node: Node) -> dict[str, Any]:
+def audit(world: World, node: helpers.Node) -> dict[str, Any]:
     """Return the audit of the node's log."""
-    found: dict[str, Any] = printed_json(sfnode(world.home, "verify", "--json", "--data-dir", node.folder))
+    found: dict[str, Any] = helpers.printed_json(
+        helpers.sfnode(world.home, "verify", "--json", "--data-dir", node.folder)
+    )
     return found
 
 
 def test_sigterm_ends_a_command_as_it_ends_any_program(world: World) -> None:
-    command = [*SFNODE, "join", "-"]  # waits for a link
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment(world.home)) as process:
+    command = [*helpers.SFNODE, "join", "-"]  # waits for a link
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=helpers.environment(world.home)) as process:
         process.terminate()
-        assert process.wait(PATIENCE) == -SIGTERM
+        assert process.wait(helpers.PATIENCE) == -SIGTERM
 
 
 def test_a_node_stopped_while_it_starts_leaves_nothing_behind(world: World) -> None:
@@ -204,9 +194,9 @@ def test_a_node_stopped_while_it_starts_leaves_nothing_behind(world: World) -> N
     scratch.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = NOBODY.replace("/tcp/1/", f"/tcp/{mute.getsockname()[1]}/")
-        node = Node(world.home, "hasty", "--peers", address, *LOOPBACK, TMPDIR=str(scratch))
+        node = helpers.Node(world.home, "hasty", "--peers", address, *helpers.LOOPBACK, TMPDIR=str(scratch))
         with closing(node.start()):
-            p2pd = until("it has a network daemon", lambda: p2pd_of(node))
+            p2pd = helpers.until("it has a network daemon", lambda: helpers.p2pd_of(node))
             assert node.end(SIGTERM) == 130
     assert node.output().endswith("\ninterrupted\n")
     assert "Traceback" not in node.output()
