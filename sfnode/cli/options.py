@@ -62,7 +62,7 @@ def _typed_link(context: click.Context, _parameter: Any, value: str | None) -> s
 link_option = option(
     "--link", metavar="LINK|-", callback=_typed_link, help="Invitation to the run; -: ask for it."
 )
-"""For commands that look at the run to which a link leads."""
+"""Option of commands that look at the run to which a link leads."""
 
 
 link_argument = click.argument(
@@ -288,7 +288,7 @@ dry_run_option = option("--dry-run", is_flag=True, help="Only say what would cha
 details_option = option(
     "--details", is_flag=True, help="Say it in precise terms, too (protocol/GLOSSARY.md)."
 )
-"""For commands that otherwise say it in plain words."""
+"""Option of commands that otherwise say it in plain words."""
 
 
 def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:

@@ -40,7 +40,7 @@ class Point:
     count: int
     """Rows."""
     name: str = ""
-    """Of a result that the others are compared with."""
+    """Name of a result that the others are compared with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ def _close(text: str, reference: str, spec: specs.Numeric) -> bool:
 
 
 NOT_JSON = object()
-"""What a text that cannot be read has in place of a value, which may be null."""
+"""Value of a text that cannot be read: null is one that can."""
 
 
 def _parsed(text: str) -> Any:
