@@ -300,9 +300,7 @@ class Reports:
         found = [n for n, one in enumerate(self.counting.members) if one.origin.hex().startswith(find)]
         page = found[offset : offset + limit]
         invitations = {id(one): number for number, one in enumerate(self.counting.invitations, 1)}
-        return Members(
-            total=len(found), offset=offset, members=[self._member(n, invitations) for n in page]
-        )
+        return Members(total=len(found), offset=offset, members=[self._member(n, invitations) for n in page])
 
     def petitions(self, organising: Signing | None) -> PetitionList:
         """Return the newcomers that wait for the owner: none where the organiser is not."""
