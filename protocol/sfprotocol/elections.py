@@ -106,6 +106,10 @@ class Elections:
         self._told_at: dict[bytes, float] = {}
         """The time, by key, at which all neighbours were last told where a stand-in stands."""
         self._stand_at: float | None = None
+        self._stood = 0, 0
+        """Number of decisions when we last stood, and of the elections in which we have stood with these."""
+        self._proposed_at = float("-inf")
+        """The time at which what we propose was proposed."""
         self._hands_to: tuple[bytes, float] | None = None
         """The one that is to organise in our place, and until when we wait for that and decide nothing."""
         self._beat_at = self._wake_at = float("-inf")
@@ -231,7 +235,7 @@ class Elections:
         ahead = self._ahead()
         if not self.leads(now) or self._hands_to or ahead.stop > self._feed.stop or self._sign is None:
             return []
-        self._tail = ahead.stop, (ahead.sign(record, self._sign),)
+        self._tail, self._proposed_at = (ahead.stop, (ahead.sign(record, self._sign),)), now
         return [*self._state(now), *self.review(now)]
 
     def hand_over(self, key: bytes, now: float) -> list[Action]:
@@ -332,7 +336,8 @@ class Elections:
 
     def _stand(self, now: float) -> list[Action]:
         """Stand for a new term once more than half hear nothing of the organiser, and a while has passed; or
-        once we organise and they do not answer, as somebody takes part in a later term than ours."""
+        once we organise and they do not answer, or do not hold what we propose, as somebody takes part in a
+        later term than ours."""
         if not self._may_stand(now):
             self._stand_at = None
             return []
@@ -343,6 +348,7 @@ class Elections:
             return []
         self._stand_at = now + 2 * BEAT + self._delay(now)
         term = handed or self._next_term(now)
+        self._stood = self._feed.stop, self._in_vain() + 1
         ballot = self._ballot(term, self._ahead(), self.key)
         told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot, heard=0)
         return [*told, *self._count_ballots(now)]
@@ -370,7 +376,9 @@ class Elections:
         if self._handed_to_us():
             return True
         if own and self._organises():
-            return self._latest() > own.term and not self.leads(now) and self._most(self._fresh(now))
+            held_up = self._ahead().stop > self._feed.stop and now - self._proposed_at >= LEASE
+            goes_on = self.leads(now) and not held_up
+            return self._latest() > own.term and not goes_on and self._most(self._fresh(now))
         silent = [
             key for key, one in self._heard.items() if one.said.silent and now - one.at <= 2 * BEAT + SPREAD
         ]
@@ -405,7 +413,7 @@ class Elections:
         ballots = tuple(Ballot(place, for_us[key]) for place, key in places if key in for_us)
         begun = ahead.elect(own.term, Elected(self.key, ballots), self._sign)
         self._tail = self._feed.stop, (*ahead.entries[self._feed.stop :], begun)
-        self._stand_at, self._answered = None, {}
+        self._stand_at, self._answered, self._proposed_at = None, {}, now
         return self._state(now)
 
     def _count_answers(self, now: float) -> list[Action]:
@@ -525,13 +533,21 @@ class Elections:
 
     def _next_term(self, now: float) -> int:
         """Return the first term in which more than half may elect us, by what they say: one that tells of a
-        late term, in good faith or not, brings nobody there."""
+        late term, in good faith or not, brings nobody there. Of them some may lie, so that each time that
+        we have stood in vain one more is heeded."""
         terms = {
             key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
         }
         known = [sorted(terms[key] for key in group if key in terms) for group in self._groups()]
-        needed = [told[: len(group) // 2][-1:] for told, group in zip(known, self._groups(), strict=True)]
+        more = self._in_vain()
+        pairs = zip(known, self._groups(), strict=True)
+        needed = [told[: len(group) // 2 + more][-1:] for told, group in pairs]
         return 1 + max([self._ours(), *(term for told in needed for term in told)])
+
+    def _in_vain(self) -> int:
+        """Return the number of elections in which we have stood and after which nothing was decided."""
+        stop, times = self._stood
+        return times if stop == self._feed.stop else 0
 
     def _ours(self) -> int:
         """Return the latest term that we know of ourselves."""

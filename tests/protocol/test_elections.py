@@ -499,6 +499,28 @@ def test_answers_go_to_the_organiser_and_not_to_everybody() -> None:
     assert sent / 10 < 1.2 * proposals, "the proposal over every link; answers over one or two"
 
 
+def test_an_organiser_goes_on_though_one_holds_nothing_and_another_was_led_into_a_later_term() -> None:
+    """Only with the latter are there more than half, and it goes back to no earlier term."""
+    made = swarm("a b c", "d")
+    at_b, told, sign = elections(made["b"]), elections(made["b"])._told, signing_key("b stands in").sign
+
+    def holds_nothing() -> Statement:
+        said = replace(told(), stop=feed(made["b"]).stop, chain=feed(made["b"]).chain, entries=())
+        return replace(said, signature=sign(statement_message(RUN.run_id, said)))
+
+    at_b._told = holds_nothing
+    at_c = elections(made["c"])
+    at_c._own = replace(at_c._own, term=100, voted=100, candidate=key_of("b"), heard=0)
+    decide(made["a"], Announce("held up"))
+    made.run(2)
+    assert said(made["d"]) == []
+    made.run(3 * LEASE)
+    assert leaders(made) == ["a"]
+    decide(made["a"], Announce("goes on"))
+    made.run(2)
+    assert said(made["d"]) == ["held up", "goes on"]
+
+
 # -- votes for two (O24) -------------------------------------------------------------------------------
 
 
