@@ -318,6 +318,7 @@ class Elections:
             if now - one.at <= LEASE
             and one.said.candidate == one.said.key
             and one.said.voted == one.said.term > max(own.voted, own.term)
+            and one.said.term <= self._reached(now) + LEAP // 2
             and (
                 own.silent
                 or one.said.key == self._feed.key
@@ -535,14 +536,20 @@ class Elections:
         """Return the first term in which more than half may elect us, by what they say: one that tells of a
         late term, in good faith or not, brings nobody there. Of them some may lie, so that each time that
         we have stood in vain one more is heeded."""
+        return 1 + max(self._ours(), self._reached(now, self._in_vain()))
+
+    def _reached(self, now: float, more: int = 0) -> int:
+        """Return the latest term of those who have reached the earliest ones, by what they say: of as many
+        as make more than half with us, and `more`; of these no term too late for others to hear of."""
         terms = {
             key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
         }
-        known = [sorted(terms[key] for key in group if key in terms) for group in self._groups()]
-        more = self._in_vain()
-        pairs = zip(known, self._groups(), strict=True)
-        needed = [told[: len(group) // 2 + more][-1:] for told, group in pairs]
-        return 1 + max([self._ours(), *(term for told in needed for term in told)])
+        reached = 0
+        for group in self._groups():
+            told, half = sorted(terms[key] for key in group if key in terms), len(group) // 2
+            heard_of = max(told[:half], default=0) + LEAP // 2
+            reached = max([reached, *(term for term in told[: half + more] if term <= heard_of)])
+        return reached
 
     def _in_vain(self) -> int:
         """Return the number of elections in which we have stood and after which nothing was decided."""
