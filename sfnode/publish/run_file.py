@@ -38,6 +38,10 @@ MAX_CURVE = 200
 MAX_PROGRESS = 200
 """Earlier publications that are remembered, thinned out as they grow: what rates are computed from."""
 
+MAX_TURNS = 64
+"""Decisions that show who was elected: two, and two more for each time that one who was elected has named
+others to stand in."""
+
 MAX_CONTACTS = 32
 """Addresses: as many as a link holds."""
 
@@ -142,6 +146,15 @@ class Sizes(Answer):
     """Files of the base model; None if they are not in that node's folder."""
 
 
+class PublishedTurn(Answer):
+    """A decision about who organises."""
+
+    chain: Hex32
+    """Chain hash before it (SPEC O3)."""
+    decision: Annotated[str, Field(max_length=MAX_FILE, pattern="^([0-9a-f]{2})+$")]
+    """Decision as it travels, a Control message of one, in hex."""
+
+
 class RunFile(Answer):
     """A run as its page shows it."""
 
@@ -187,6 +200,8 @@ class RunFile(Answer):
     """The run's manifest as it travels (SPEC M2), in base64; empty without a signature."""
     succession: Annotated[str, Field(max_length=MAX_FILE, pattern="^([0-9a-f]{2})*$")] = ""
     """The last succession as it travels (SPEC O4), in hex; empty if there was none."""
+    elections: Annotated[tuple[PublishedTurn, ...], Field(max_length=MAX_TURNS)] = ()
+    """Decisions since then that show whom stand-ins have elected (SPEC O23), and who stood in, in order."""
     signature: Hex64 | None = None
     """The organiser's, over `sfnode-run-file` and all of the file before this field, which is the last one;
     null if the publisher had not its key."""
