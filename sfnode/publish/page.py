@@ -258,6 +258,7 @@ def run_page(
         top=TOP,
         listed=LISTED,
         teams=teams(facts.members)[:TEAMS],
+        organiser=facts.organiser,
         announcements=facts.announcements,
         samples=sorted(samples, key=lambda one: one.before == one.after),
         short=all(len(text) <= SHORT for one in samples for text in (one.before, one.after, one.right)),
