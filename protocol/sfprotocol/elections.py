@@ -35,6 +35,7 @@ from sfprotocol.link import Link
 from sfprotocol.messages import ControlFork, Entry, Statement
 from sfprotocol.rate_limit import FORGERY_COST, Bucket
 from sfprotocol.signing import Sign, signed_by
+from sfprotocol.wire_codec import MAX_TAIL
 
 BEAT = 10.0
 """Seconds between two statements of an organiser, and of a stand-in that hears none."""
@@ -52,6 +53,9 @@ The largest decision is 192 KiB, and comes to that in runs of thousands, whose r
 
 LEAP = 1024
 """Terms by which others may be ahead: every one takes seconds in which more than half are silent."""
+
+LAST_NUMBER = (1 << 63) - 1
+"""The highest number of a statement that is heard: whoever has its key, too, must be able to go on after it."""
 
 _STATEMENT = b"sfnode-statement"
 
@@ -191,7 +195,7 @@ class Elections:
         newest = before or (known.said if known else None)
         if said.key not in self._everybody() or (newest and said.number <= newest.number):
             return []
-        if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
+        if said.number > LAST_NUMBER or not all(map(self._is_near, (said.term, said.voted or said.term))):
             return []
         bucket = known.bucket if known else Bucket(STATEMENT_BURST, now)
         size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
@@ -359,6 +363,8 @@ class Elections:
 
     def _may_stand(self, now: float) -> bool:
         own = self._own
+        if self._ahead().stop - self._feed.stop >= MAX_TAIL:
+            return False
         if self._handed_to_us():
             return True
         if own and self._organises():
