@@ -55,7 +55,7 @@ LEAP = 1024
 """Terms by which others may be ahead: every one takes seconds in which more than half are silent."""
 
 LAST_NUMBER = (1 << 63) - 1
-"""The highest number of a statement that is heard: whoever has its key, too, must be able to go on after it."""
+"""The highest number of a statement that is heard: whoever has its key must be able to go on after it."""
 
 _STATEMENT = b"sfnode-statement"
 
