@@ -154,7 +154,7 @@ def test_the_last_step_of_a_feed_can_be_named() -> None:
     assert not changes(run, close(2, {A: 1}))
 
 
-def test_there_are_65536_epochs() -> None:
+def test_decisions_open_more_epochs_than_a_manifest_may_plan() -> None:
     run = fold(*MEMBERS, *(close(epoch) for epoch in range(65_536)))
     assert run.open_epoch == 65_536
     assert not changes(run, Close(65_535, SALT, ()))
