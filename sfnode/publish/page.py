@@ -1,5 +1,9 @@
 """Pages as text: templates with automatic escaping, no script, one style that the page's policy knows by its
-hash. What strangers have written stands in them as text and nowhere else."""
+hash. What strangers have written stands in them as text and nowhere else.
+
+The curve is drawn here, so that a page needs no script: for every size of a screen on its own, with letters
+as large as those around it.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +29,14 @@ from sfnode.publish.facts import Facts, PageMember, teams, thinned
 from sfnode.publish.run_file import NAME, CurvePoint, RunFile
 from sfnode.schema.metrics import better_by, metric_of, value_in_words
 
-# The curve of a run as numbers for an SVG: drawn on the server side, so that a page needs no script.
-#
-# Every size of a screen has a drawing of its own, with letters as large as those around it. Knows no HTML.
-
-
 MOST_DOTS = 60
 """Points that are drawn as dots; of more, only the last one can be seen."""
 
 TICKS = 5
 """Lines across, about."""
+
+
+# -- the curve, as numbers for an SVG ------------------------------------------------------------------
 
 
 class Label(NamedTuple):
