@@ -15,10 +15,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from sfnode.dashboard.snapshot import Words
 from sfnode.errors import UserError
 from sfnode.peers.contacts import FETCH_DEADLINE, MAX_FILE, download
-from sfnode.publish.page import SPARK, Chart, chart, gain, moment, render, verdict_of
+from sfnode.publish.page import SPARK, chart, gain, moment, render, verdict_of
 from sfnode.publish.run_file import NAME, RunFile, bad_run_file
 from sfnode.publish.signature import Signature, signature_of
 from sfprotocol.invitation import is_url
@@ -49,7 +51,7 @@ class ListedRun(NamedTuple):
     """Address of its page; empty if it is not known."""
     verdict: Words
     gain: str
-    chart: Chart | None
+    chart: Markup | None
     updated: str
 
     @property
@@ -124,13 +126,14 @@ def _entry(told: Told) -> ListedRun:
     page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
     quality = run.quality
     latest = quality.latest if quality else None
+    verdict = verdict_of(run)
     base = quality.base.value if quality and quality.base else None
     return ListedRun(
         run=run,
         page=page,
-        verdict=verdict_of(run),
+        verdict=verdict,
         gain=gain(run),
-        chart=chart(run.curve, base, latest.metric, SPARK) if latest else None,
+        chart=chart(run.curve, base, latest.metric, SPARK, verdict.text) if latest else None,
         updated=moment(run.updated),
     )
 
