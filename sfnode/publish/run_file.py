@@ -94,6 +94,7 @@ WebAddress = Annotated[str, AfterValidator(_web_address)]
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Value = Annotated[float, AfterValidator(_measured)]
 Published = Annotated[EpochEvaluation, AfterValidator(_published)]
+Frame = Annotated[str, Field(max_length=MAX_FILE, pattern="^([0-9a-f]{2})*$")]
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
@@ -146,15 +147,6 @@ class Sizes(Answer):
     """Files of the base model; None if they are not in that node's folder."""
 
 
-class PublishedTurn(Answer):
-    """A decision about who organises."""
-
-    chain: Hex32
-    """Chain hash before it (SPEC O3)."""
-    decision: Annotated[str, Field(max_length=MAX_FILE, pattern="^([0-9a-f]{2})+$")]
-    """Decision as it travels, a Control message of one, in hex."""
-
-
 class RunFile(Answer):
     """A run as its page shows it."""
 
@@ -198,10 +190,11 @@ class RunFile(Answer):
     progress: Annotated[tuple[ProgressMoment, ...], Field(max_length=MAX_PROGRESS)] = ()
     manifest: Annotated[str, Field(max_length=MAX_FILE)] = ""
     """The run's manifest as it travels (SPEC M2), in base64; empty without a signature."""
-    succession: Annotated[str, Field(max_length=MAX_FILE, pattern="^([0-9a-f]{2})*$")] = ""
+    succession: Frame = ""
     """The last succession as it travels (SPEC O4), in hex; empty if there was none."""
-    elections: Annotated[tuple[PublishedTurn, ...], Field(max_length=MAX_TURNS)] = ()
-    """Decisions since then that show whom stand-ins have elected (SPEC O23), and who stood in, in order."""
+    elections: Annotated[tuple[tuple[Hex32, Frame], ...], Field(max_length=MAX_TURNS)] = ()
+    """Decisions since then that show whom stand-ins have elected (SPEC O23), and who stood in, in order: the
+    chain hash before each, and it as it travels, in a Control message, in hex."""
     signature: Hex64 | None = None
     """The organiser's, over `sfnode-run-file` and all of the file before this field, which is the last one;
     null if the publisher had not its key."""

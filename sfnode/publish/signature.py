@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.peers.contacts import MAX_FILE
-from sfnode.publish.run_file import MAX_TURNS, PublishedTurn, RunFile, bad_run_file
+from sfnode.publish.run_file import MAX_TURNS, RunFile, bad_run_file
 from sfprotocol import wire_codec
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.errors import RemoteProtocolError
@@ -51,9 +51,7 @@ class Signer(NamedTuple):
             "manifest": b64encode(self.manifest.canonical()).decode(),
             "succession": wire_codec.encode(last, *form).hex() if last else "",
             "elections": tuple(
-                PublishedTurn(
-                    chain=chain.hex(), decision=wire_codec.encode(Control(place, (entry,)), *form).hex()
-                )
+                (chain.hex(), wire_codec.encode(Control(place, (entry,)), *form).hex())
                 for chain, place, entry in turns
             ),
         }
@@ -96,7 +94,7 @@ def signature_of(run: RunFile, data: bytes, source: str) -> Signature | None:
         manifest = Manifest.from_canonical(b64decode(run.manifest, validate=True), source)
         form = manifest.parameters().form
         succession = _decoded(run.succession, form, Succession) if run.succession else None
-        decided = ((one.chain, _decoded(one.decision, form, Control)) for one in run.elections)
+        decided = ((chain, _decoded(frame, form, Control)) for chain, frame in run.elections)
         turns = tuple(
             (bytes.fromhex(chain), one.first, entry) for chain, one in decided for entry in one.entries
         )
