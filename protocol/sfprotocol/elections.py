@@ -35,6 +35,7 @@ from sfprotocol.link import Link
 from sfprotocol.messages import ControlFork, DoubleVote, Entry, HigherWord, Statement
 from sfprotocol.rate_limit import FORGERY_COST, Bucket
 from sfprotocol.signing import Sign, signed_by
+from sfprotocol.wire_codec import MAX_TAIL
 
 BEAT = 10.0
 """Seconds between two statements of an organiser, and of a stand-in that hears none."""
@@ -56,6 +57,9 @@ LEAP = 1024
 KEPT_VOTES = 8
 """Votes of one stand-in that are kept to compare others with: of terms that are not over, honest ones have
 less."""
+
+LAST_NUMBER = (1 << 63) - 1
+"""The highest number of a statement that is heard: whoever has its key must be able to go on after it."""
 
 
 @dataclass(slots=True)
@@ -189,7 +193,7 @@ class Elections:
         old = newest is not None and said.number <= newest.number
         if said.key not in self._everybody() or (old and not proof):
             return []
-        if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
+        if said.number > LAST_NUMBER or not all(map(self._is_near, (said.term, said.voted or said.term))):
             return []
         bucket = known.bucket if known else Bucket(STATEMENT_BURST, now)
         size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
@@ -374,6 +378,8 @@ class Elections:
 
     def _may_stand(self, now: float) -> bool:
         own = self._own
+        if self._ahead().stop - self._feed.stop >= MAX_TAIL:
+            return False
         if self._handed_to_us():
             return True
         if own and self._organises():

@@ -248,7 +248,7 @@ def _differs(what: str) -> UserError:
     )
 
 
-# The runs from which a run has come: each began with a state of the one before (`sfnode history fork`).
+# -- the runs from which a run has come ----------------------------------------------------------------
 
 
 class Ancestor(NamedTuple):

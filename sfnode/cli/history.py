@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 
-# `sfnode log`: the history of a run by a node's log, or its updates, for programs that recompute it.
-
-
 SHOWN = 4
 """Origins of an epoch that are shown: those that have brought most."""
 
@@ -36,6 +33,9 @@ DIGITS = 8
 
 WHEN = 16
 """Columns of a time of arrival."""
+
+
+# -- log -----------------------------------------------------------------------------------------------
 
 
 @click.command("log")
@@ -141,7 +141,7 @@ def _who(epoch: EpochEntry) -> str:
     return ", ".join(shown)
 
 
-# `sfnode history checkout`: the state of a run as one of its seals has it.
+# -- checkout ------------------------------------------------------------------------------------------
 
 
 @click.command
@@ -190,7 +190,7 @@ def checkout(
         echo(f"fingerprint  {state.core_digest}\nnamed digest {state.named_digest}")
 
 
-# `sfnode history diff`: what has changed between two seals of a run.
+# -- diff ----------------------------------------------------------------------------------------------
 
 
 @click.command

@@ -32,6 +32,15 @@ from sfnode.schema.views import Samples
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from sfnode.tasks.verifying import permit
 
+MOST = 0.75
+"""Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
+ends does not, and what a defence skips."""
+
+MADE_UP = "The data are made up by a program: this shows how training works, not what a model can learn."
+
+PLAIN_INTERVAL = 10.0
+"""Seconds between lines of progress where there is no terminal."""
+
 
 @click.command
 @options.option("--nodes", type=click.IntRange(1, MOST_NODES), default=4, help="How many node processes.")
@@ -147,14 +156,7 @@ def _made(
     return preparing.prepare(manifest, given, means, asked, waiting).manifest
 
 
-# Formats a local swarm for 80 columns: live progress, and what is said at its end.
-
-
-MOST = 0.75
-"""Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
-ends does not, and what a defence skips."""
-
-MADE_UP = "The data are made up by a program: this shows how training works, not what a model can learn."
+# -- words, for 80 columns -----------------------------------------------------------------------------
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
@@ -246,13 +248,7 @@ def closing(
     return card(complete(result.run_name), change, samples, work, next_)
 
 
-# Prints a local swarm on a console: start, progress, comparison.
-#
-# Knows neither how nodes are started nor how tables are drawn.
-
-
-PLAIN_INTERVAL = 10.0
-"""Seconds between lines of progress where there is no terminal."""
+# -- what is printed on a console ----------------------------------------------------------------------
 
 
 async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmResult:

@@ -17,7 +17,7 @@ from sfnode.doctor.findings import CheckedCase, CheckFinding, Subject, note, ok,
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import BUILTIN
-from sfnode.node.equipment import named_files, require_devices, require_rows
+from sfnode.node.equipment import checks, named_files
 from sfnode.printable import command, size_text
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.public_files import Places
@@ -240,12 +240,13 @@ def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding 
         if error.code is Code.DATA_NOT_FOUND and "train" in manifest.data.digests:
             fix = "Join the run; or give rows of your own with --data."
             return note(Subject.SPEED, "no steps were measured: the run's data come from its nodes", fix)
-        return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
+        say = note if error.code is Code.VERIFIER_NOT_ALLOWED else problem  # its node would be a relay
+        return say(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
 
 
 def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     """Measure steps, after what shows in any model that is here, and in the rows. Raises UserError MODEL_*,
-    DATA_*, DEVICE."""
+    DATA_*, DEVICE, VERIFIER_NOT_ALLOWED."""
     from sfnode.models import files, loader, shapes
 
     if shapes.is_shape(case.source):
@@ -256,12 +257,11 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     if place := _folder(case, manifest):
         loader.require_match(place, loader.classes(manifest.task))
     layout = Layout(case.data_dir)
-    places = named_files(case, manifest, layout).places(layout)
-    require_devices(case.devices, case.dtype)
-    require_rows(case, manifest, places, layout.log.exists())
+    for check in checks(case, manifest, layout):
+        check()
     if not (case.measure or (place and files.weight_bytes(place) <= AT_HAND)):
         return None
-    per_hour = _updates_per_hour(case, manifest, places)
+    per_hour = _updates_per_hour(case, manifest, named_files(case, manifest, layout).places(layout))
     return ok(Subject.SPEED, f"about {per_hour:,.0f} updates an hour on {case.device}, if nothing else runs")
 
 

@@ -2,6 +2,9 @@
 
 Reads and changes nothing; its node may be running. States are cores, of which one is taken to another by what
 counts differently, so that a walk through all seals reads the log about once.
+
+The difference between two seals follows from cores and bases alone: neither the base model nor data are
+needed, and no matrix is made.
 """
 
 from __future__ import annotations
@@ -179,9 +182,7 @@ class Past:
         return counts
 
 
-# Difference between two seals of a run: whose updates, and by how much each matrix has changed.
-#
-# From cores and bases alone: neither the base model nor data are needed, and no matrix is made.
+# -- the difference between two seals ------------------------------------------------------------------
 
 
 def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:

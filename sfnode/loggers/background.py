@@ -1,6 +1,9 @@
 """The one wrapper of all loggers: a thread of its own, so that whoever measures never waits and never fails.
 
 What a disk, a network or a library does wrong costs a line in the log and some records, nothing else.
+
+A node, the simulator and a program that uses the library all say the same four kinds of things; where those
+go is up to the logger.
 """
 
 from __future__ import annotations
@@ -15,13 +18,10 @@ from typing import Literal, Protocol
 from sfnode.logging import log
 from sfnode.printable import printable
 
-# One measurement of a training run, and the interface of what takes it.
-#
-# A node, the simulator and a program that uses the library all say the same four kinds of things; where those
-# go is up to the logger.
-
-
 Kind = Literal["step", "epoch", "evaluation", "traffic"]
+
+
+# -- measurements, and what takes them -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

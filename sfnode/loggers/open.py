@@ -17,7 +17,7 @@ from typing import Any
 from sfnode.errors import Code, UserError
 from sfnode.loggers.background import PATIENCE, BackgroundLogger, LoggedRecord, Logger
 
-# A logger that appends to a file, one JSON object a line: the only one that needs no extra.
+# -- JSON lines ----------------------------------------------------------------------------------------
 
 
 class JsonLines:

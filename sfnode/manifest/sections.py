@@ -128,7 +128,7 @@ class Parent(Section):
     """The state of another run that a base model is (SPEC M7)."""
 
     run_id: Hex32
-    epoch: int = Field(ge=0, lt=MAX_EPOCHS)
+    epoch: int = Field(ge=0, lt=(1 << 32) - 1)
     """Epoch of the seal."""
     digest: Hex32
     """Core digest of what counted when it was sealed."""

@@ -197,9 +197,9 @@ def _pragma(db: sqlite3.Connection, name: str) -> int:
 _OF_FEED = "FROM {0} x JOIN feed f ON f.id = x.feed ORDER BY f.origin, f.incarnation"
 
 
-def _rows(db: sqlite3.Connection, since: int, query: str) -> list[Any]:
+def _rows(db: sqlite3.Connection, since: int, query: str, values: tuple[int, ...] = ()) -> list[Any]:
     """Return the rows of a table that logs have since some version."""
-    return db.execute(query).fetchall() if version(db) >= since else []
+    return db.execute(query, values).fetchall() if version(db) >= since else []
 
 
 def cuts(db: sqlite3.Connection) -> list[tuple[int, CutRecord]]:
@@ -238,6 +238,12 @@ def arrivals(db: sqlite3.Connection) -> list[int | None]:
     """Return when the decisions came, in order; None for those that an earlier version has written."""
     query = "SELECT arrived FROM control ORDER BY position"
     return [arrived for (arrived,) in _rows(db, SINCE_ARRIVALS, query)]
+
+
+def arrival(db: sqlite3.Connection, position: int) -> int | None:
+    """Return when the decision at a position came; None if it is not here, or without its time."""
+    rows = _rows(db, SINCE_ARRIVALS, "SELECT arrived FROM control WHERE position = ?", (position,))
+    return next((arrived for (arrived,) in rows), None)
 
 
 def authority(db: sqlite3.Connection) -> list[bytes]:

@@ -15,11 +15,6 @@ from sfnode.tasks.prompts import ASSISTANT, Conversation, Message
 from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import encode_with_places
 
-# Renders chat templates in a process of their own, which a template can neither hold up nor fill.
-#
-# Knows templates and variables; it knows no tokenizer and no task.
-
-
 SECONDS = 5.0
 """Processor time of one rendering: thousands of times what templates take, and independent of other load."""
 
@@ -30,6 +25,9 @@ PROGRAM = "sfnode.tasks.template_process"
 
 PROCESS = BoundedProcess(PROGRAM, SECONDS, MEMORY)
 """The process for this program's templates."""
+
+
+# -- templates, in a process of their own --------------------------------------------------------------
 
 
 class TemplateRefusal(Exception):  # noqa: N818 (an answer, not a fault)

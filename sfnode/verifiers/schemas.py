@@ -17,14 +17,14 @@ from pydantic import Field, model_validator
 
 from sfnode.verifiers.base import MAX_ANSWER, MAX_LISTED, MAX_NAME, Name, Names, Table
 
-# JSON texts: how an answer is read, and how its value is compared with another.
-
-
 MAX_NESTING = 32
 """Arrays and objects within each other: Python's reader calls itself for each."""
 
 _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 """A string, even one without an end, or a bracket."""
+
+
+# -- JSON texts ----------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> Any:

@@ -29,6 +29,9 @@ from tests.protocol.swarm import Swarm
 
 DEPUTIES = ("d1", "d2", "d3")
 QUOTA = 40
+BEGAN = 1_700_000_000
+"""The time at which the first decision came."""
+
 ADDRESS = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
 
 
@@ -90,7 +93,7 @@ class OrganisedNode:
         self.api.reports = Reports(self.manifest, organised, 0.0)
         self.api.driver.post = self.post
         self.api.clock = lambda: self.swarm.now
-        self.api.log.arrivals = list
+        self.api.log = Mock(spec_set=["arrival"], arrival={0: BEGAN}.get)
         self.api.organising = self.organising
         self.api.views.invitation = lambda: invite(
             self.manifest, compose(self.manifest.run_id, [ADDRESS], [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -21,9 +22,13 @@ from sfnode.doctor import examination as examine
 from sfnode.doctor.disk import look_at_disk
 from sfnode.doctor.findings import CheckedCase, CheckFinding, Examination, Subject, number
 from sfnode.doctor.network import look_at_ports
+from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
-from sfnode.store.data_folder import open_data_dir
+from sfnode.models.files import EMBEDDED
+from sfnode.node import equipment
+from sfnode.store.data_folder import DataDir, Layout, open_data_dir
+from sfnode.store.named_files import NamedFiles
 from tests.doctor.helpers import Peer, TimeServer
 from tests.models import hostile
 from tests.transport.helpers import plain_peer
@@ -364,6 +369,21 @@ def test_a_device_that_is_not_here_is_a_problem() -> None:
     finding = compute.look_at_device("cuda:77")
     assert finding.verdict == "problem"
     assert "cuda:77" in finding.what
+
+
+def test_whatever_join_would_refuse_is_a_problem(case: CheckedCase, run: Manifest, tmp_path: Path) -> None:
+    """Here the folder of another model, which the owner of this machine has named before."""
+    folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "other"))
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    layout = Layout(case.data_dir)
+    layout.path.mkdir()
+    NamedFiles(model=folder).keep(layout)
+    finding = compute.look_at_speed(case, run)
+    assert finding
+    assert (finding.verdict, "a trainer would not start: " in finding.what) == ("problem", True)
+    with pytest.raises(UserError) as refused:
+        equipment.equipped(case, run, DataDir(layout.path, 0))
+    assert refused.value.what in finding.what
 
 
 def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(

@@ -154,7 +154,7 @@ def test_the_last_step_of_a_feed_can_be_named() -> None:
     assert not changes(run, close(2, {A: 1}))
 
 
-def test_there_are_65536_epochs() -> None:
+def test_decisions_open_more_epochs_than_a_manifest_may_plan() -> None:
     run = fold(*MEMBERS, *(close(epoch) for epoch in range(65_536)))
     assert run.open_epoch == 65_536
     assert not changes(run, Close(65_535, SALT, ()))
@@ -272,13 +272,13 @@ def test_the_rate_of_an_epoch_that_is_open_never_changes() -> None:
     assert changes(run, seal(0, rates=((2, 5),)))
 
 
-def test_rates_take_room_for_65536_epochs_at_most() -> None:
+def test_the_rates_of_a_seal_take_the_place_of_all_later_ones() -> None:
     run = Counting(budget=1, rate=1)
     for epoch in range(40):
         first = 1000 + 16_000 * (epoch % 4)
         run.apply(Recorded(close(epoch)))
         run.apply(Recorded(seal(epoch, rates=tuple((first + n, n) for n in range(MAX_MOVES // 2)))))
-    assert len(run._rates) <= 65_536
+    assert len(run._rates) == 1 + 4 * (MAX_MOVES // 2)
     assert run.rate(1001 + 48_000) == 1
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from sfprotocol import decisions
-from sfprotocol.control_feed import double_vote, extend, statement_message
-from sfprotocol.decisions import Admit, Announce, StandIn, StandIns
+from sfprotocol.control_feed import double_vote, election_message, extend, statement_message
+from sfprotocol.decisions import Admit, Announce, Ballot, Elected, StandIn, StandIns
 from sfprotocol.elections import BEAT, LEASE, SPREAD
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import OwnDecision, OwnHandOver, Received, Transmit
 from sfprotocol.messages import ELECTED_TERMS, ControlFork, DoubleVote, Entry, Statement
 from sfprotocol.rate_limit import FORGERY_COST
-from sfprotocol.wire_codec import encode
+from sfprotocol.wire_codec import MAX_TAIL, decode, encode
 from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm
 from tests.protocol.test_organised import AUTHORITY, ORGANISED, succeeded
@@ -371,6 +371,49 @@ def test_nothing_shown_is_taken_back_whoever_falls_or_is_cut_off(seed: int) -> N
     assert len(leaders(made)) == 1
     assert len({feed(node).chain for node in made.nodes.values()}) == 1
     assert not any(feed(node).frozen for node in made.nodes.values())
+
+
+def be_elected_unheard(made: Swarm, times: int) -> None:
+    """Let "b" hold so many elections of itself that nobody has heard of, and "c" be in a later term."""
+    ahead, key = feed(made["b"]).copy(), key_of("b")
+    signs = [signing_key(f"{name} stands in").sign for name in "bc"]
+    for term in range(1, times + 1):
+        message = election_message(RUN.run_id, term, ahead.stop, ahead.chain, key)
+        ballots = tuple(Ballot(place, sign(message)) for place, sign in enumerate(signs, 1))
+        assert ahead.add(ahead.stop, [ahead.elect(term, Elected(key, ballots), signs[0])]) == 1
+    b, c = elections(made["b"]), elections(made["c"])
+    b._own = replace(b._own, term=times, voted=times, candidate=key)
+    b._tail = feed(made["b"]).stop, tuple(ahead.entries[feed(made["b"]).stop :])
+    c._own = replace(c._own, term=times + 1, voted=times + 1)
+
+
+@pytest.mark.parametrize(("unheard", "leading"), [(MAX_TAIL - 1, ["b"]), (MAX_TAIL, [])])
+def test_who_holds_as_many_elections_as_a_statement_has_room_for_stands_for_no_other(
+    unheard: int, leading: list[str]
+) -> None:
+    made = swarm()
+    made.drop(made["a"])
+    be_elected_unheard(made, unheard)
+    made.run(2 * ELECTION)
+    kept = [made[name].statement for name in "bc"]
+    assert [decode(encode(one)) for one in kept if one] == kept
+    assert leaders(made) == leading
+
+
+def test_no_statement_has_a_number_after_which_there_is_none() -> None:
+    """Somebody else has the key and uses up the numbers: the node that has it goes on."""
+    made = swarm()
+    link = next(iter(made["c"].machine.links.values()))
+    told = replace(elections(made["c"])._told(), number=(1 << 64) - 1)
+    sign = signing_key("c stands in").sign
+    elections(made["c"]).heard(
+        link, replace(told, signature=sign(statement_message(RUN.run_id, told))), made.now
+    )
+    made.run(2 * BEAT)
+    decide(made["a"], Announce("goes on"))
+    made.drop(made["b"])
+    made.run(2 * BEAT)
+    assert said(made["c"]) == ["goes on"]
 
 
 def test_statements_of_others_cost_a_stranger_nothing() -> None:

@@ -502,12 +502,13 @@ def test_decisions_have_the_time_at_which_they_came_but_for_those_of_an_earlier_
     with closing(sqlite3.connect(path)) as db:
         db.executescript("ALTER TABLE control DROP COLUMN arrived; PRAGMA user_version = 5")
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
-        assert (log.control(), log.arrivals()) == ([first], [])
+        assert (log.control(), log.arrivals(), log.arrival(0)) == ([first], [], None)
     began = int(time.time())
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([], control=[KeepControl(1, (second,))])
         assert log.control() == [first, second]
         unknown, arrived = log.arrivals()
+        assert (log.arrival(0), log.arrival(1), log.arrival(2)) == (unknown, arrived, None)
     assert unknown is None
     assert arrived is not None
     assert began <= arrived <= time.time()

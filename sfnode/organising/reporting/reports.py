@@ -7,7 +7,6 @@ Time is an argument (seconds of any monotonic clock).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Protocol
 
@@ -141,17 +140,22 @@ class Reports:
     def _feed(self) -> ControlFeed:
         return self._organised.control.feed
 
+    @property
+    def begun(self) -> int:
+        """The position of the decision with which the present term has begun."""
+        return self._feed.begun
+
     def status(
-        self, organising: Signing | None, now: float, arrivals: Sequence[int | None] = ()
+        self, organising: Signing | None, now: float, term_since: int | None = None
     ) -> OrganiserStatus:
-        """Return the state of the run; `organising` is the organiser if it is here, `arrivals` the times at
-        which decisions came, in seconds since 1970."""
+        """Return the state of the run; `organising` is the organiser if it is here, `term_since` the time at
+        which the present term's first decision came, in seconds since 1970."""
         counting, feed, results = self.counting, self._feed, self._look()
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
             run_name=self._manifest.name,
             term=feed.term,
-            term_since=arrivals[feed.begun] if feed.begun < len(arrivals) else None,
+            term_since=term_since,
             stand_ins=self.stand_ins(now),
             decisions=feed.stop,
             chain=feed.chain.hex(),
