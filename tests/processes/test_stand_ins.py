@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
-from sfnode.control.client import Client
-from sfnode.schema.organising import OfferStatus
-from sfnode.store.data_folder import Layout
 from tests.processes.helpers import LOOPBACK, Node, nodes, printed_json, sfnode, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -23,10 +19,6 @@ BUDGET = 4_000
 def decides(home: Path, node: Node, *words: object) -> None:
     ended = sfnode(home, "organise", *words, "--data-dir", node.folder)
     assert ended.returncode == 0, ended.stderr
-
-
-def offers(node: Node) -> list[OfferStatus]:
-    return asyncio.run(Client(Layout(node.folder).control_socket).petitions()).offers
 
 
 def term(node: Node) -> int:
@@ -71,7 +63,7 @@ def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_
         numbers = [member.status().organised.member for member in members]  # type: ignore[union-attr]
         for member in members[:2]:
             decides(tmp_path, member, "stand-in")
-        until("all have offered", lambda: len(offers(organiser)) == 3)
+        until("all have offered", lambda: len(organiser.offers()) == 3)
         decides(tmp_path, organiser, "stand-ins", *numbers[:2])
         members[3].until_organised("all know who stands in", lambda status: len(status.stand_ins) == 3)
         members[3].until("all are here", lambda status: status.organised.stand_ins_here == 3)
