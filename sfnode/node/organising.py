@@ -189,16 +189,15 @@ class Organising:
         return self._organiser.guard is not None
 
     def offers(self) -> dict[int, bytes]:
-        """Return the keys of those who would stand in, by the numbers of their members: this node's own, and
-        those that were heard within OFFER_TIME."""
-        own, number = self._node.machine.own, self._organised.counting.member_number
-        heard = {
-            origin: key
-            for origin, (key, at) in self._organiser.offers.items()
-            if self._node.clock() - at <= OFFER_TIME
-        }
-        offers = heard | ({own.origin: self._organised.control.key} if own else {})
-        return {n: key for origin, key in offers.items() if (n := number(origin)) is not None}
+        """Return the keys of those who would stand in, by the numbers of their members: of those who do and
+        are here, of whom an offer was heard within OFFER_TIME, and this node's own."""
+        own, control, now = self._node.machine.own, self._organised.control, self._node.clock()
+        here, number = control.elections.present(now), self._organised.counting.member_number
+        standing = {member: key for key, member in control.feed.standing.items() if key in here}
+        late = now - OFFER_TIME
+        heard = {origin: key for origin, (key, at) in self._organiser.offers.items() if at >= late}
+        heard |= {own.origin: control.key} if own else {}
+        return standing | {n: key for origin, key in heard.items() if (n := number(origin)) is not None}
 
     def hand_over(self, key: bytes) -> None:
         """Have another stand-in organise at once."""

@@ -200,7 +200,7 @@ class PetitionList(Answer):
 
     petitions: list[PetitionStatus]
     offers: list[OfferStatus]
-    """Those who would stand in, and were heard of late; none where the organiser is elsewhere."""
+    """Those who would stand in, or do, and were heard of late; none where the organiser is elsewhere."""
 
 
 class HandOver(Answer):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sfnode.errors import Code, UserError
-from sfnode.store.disk_errors import corrupt, private
+from sfnode.store.disk_errors import corrupt, private, unusable
 from sfnode.store.records import CardRecord, CutRecord
 from sfprotocol import decisions
 from sfprotocol.checkpoints import Base
@@ -130,13 +130,18 @@ def inode_generation(path: Path) -> int:
 
 def create(db: sqlite3.Connection, run_id: bytes) -> None:
     """Make the tables if the file is empty, all or nothing."""
-    if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+    if not is_empty(db):
         return
     db.execute("BEGIN IMMEDIATE")
     for statement in _TABLES:
         db.execute(statement)
     db.execute("INSERT INTO meta VALUES ('run_id', ?)", (run_id,))
     db.execute("COMMIT")
+
+
+def is_empty(db: sqlite3.Connection) -> bool:
+    """Return whether there are no tables, as in the first moments of a log."""
+    return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,))
 
 
 def upgrade(db: sqlite3.Connection) -> None:
@@ -153,7 +158,10 @@ def upgrade(db: sqlite3.Connection) -> None:
 
 
 def run_of(db: sqlite3.Connection, path: Path) -> bytes:
-    """Return the id of the run whose log this is. Raises UserError LOG_CORRUPT if it is no update log."""
+    """Return the id of the run whose log this is. Raises UserError LOG_CORRUPT if it is no update log,
+    DATA_DIR_UNUSABLE if it is none yet."""
+    if is_empty(db):
+        raise unusable(path, "there is no update log yet")
     if _pragma(db, "application_id") != APPLICATION_ID:
         raise corrupt(path, "it is not an update log of sfnode")
     (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()

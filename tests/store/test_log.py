@@ -54,6 +54,13 @@ def test_a_new_log_is_empty(log: UpdateLog) -> None:
     assert log.read(Author().feed, 0, 100) is None
 
 
+def test_a_log_that_is_being_made_is_none_yet_rather_than_a_damaged_one(path: Path) -> None:
+    tables.connect(path, read_only=False).close()  # a node begins: the file is there, its tables are not
+    with pytest.raises(UserError, match="there is no update log yet") as refused:
+        UpdateLog.open(path, read_only=True)
+    assert refused.value.code is Code.DATA_DIR_UNUSABLE
+
+
 def test_an_empty_append_changes_nothing(log: UpdateLog) -> None:
     log.append([])
     assert log.updates() == 0
