@@ -27,7 +27,6 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.gradients import numbers_for
 from sfnode.engine.slopes import Slopes, _of_rows
 from sfnode.engine.whitening import Known, whitening
-from sfnode.models.manifest_builder import FIRST_ORDER_HEAD
 from sfnode.organising.evaluation.evidence import DISPERSED, SCORED_ROUNDS
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
@@ -40,6 +39,7 @@ from sfnode.organising.policy import (
     OrganiserPolicy,
 )
 from sfnode.organising.steps import Steps
+from sfnode.preparing.manifest import FIRST_ORDER_HEAD
 from sfnode.schema.evaluation import EvaluationOfRows, StepShare
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Admit, Evaluated, Worth

@@ -28,9 +28,10 @@ from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
-from sfnode.models import bases, manifest_builder
+from sfnode.models import bases
 from sfnode.models.files import named_folder
 from sfnode.models.loader import LoadedModel
+from sfnode.preparing import manifest as manifest_builder
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
 from sfnode.tasks.calibration import CALIBRATION_ROWS, measure

@@ -46,12 +46,12 @@ def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device:
 def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
     """Make bases at the model as it is, write them to a folder, and return the file and what they are.
 
-    Raises UserError as `preparing.make_bases`.
+    Raises UserError as `measuring.make_bases`.
     """
-    from sfnode import preparing
+    from sfnode.preparing import measuring
 
     with waiting(f"making bases from {kind}") as advance:
-        file, found = preparing.make_bases(trainer, kind, folder, advance)
+        file, found = measuring.make_bases(trainer, kind, folder, advance)
     return file, words(kind, found)
 
 

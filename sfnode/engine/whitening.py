@@ -99,7 +99,7 @@ def whitening(public: Known, validating: Known, columns: int) -> Whitening:
         rounds = int(every.mean(1).argmin())
         losses = every[rounds]
         gain = best[0] - losses if best else None
-        if gain is None or gain.mean() > gain.std() / math.sqrt(len(gain)):
+        if gain is None or gain.mean() > gain.std(correction=0) / math.sqrt(len(gain)):
             best = losses, strength, rounds
     assert best
     losses, strength, rounds = best

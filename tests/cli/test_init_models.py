@@ -61,7 +61,7 @@ ENCODERS = [
 def test_what_is_an_encoder_its_configuration_says(
     fields: dict[str, Any], is_encoder: bool, encoder: Path
 ) -> None:
-    from sfnode.models.manifest_builder import _is_encoder
+    from sfnode.preparing.manifest import _is_encoder
 
     change(encoder / "config.json", **fields)
     assert _is_encoder(json.loads((encoder / "config.json").read_text())) == is_encoder

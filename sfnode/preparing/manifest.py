@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from sfnode.defaults import ANSWER_TOKENS, DEFAULT_LOSS, TEMPERATURE
+from sfnode.engine.head import takes_features
 from sfnode.errors import Code, UserError
 from sfnode.manifest import FIRST_ORDER_VERSION, MAX_QUOTA_BYTES, Manifest
 from sfnode.manifest.sections import (
@@ -29,15 +30,14 @@ from sfnode.manifest.sections import (
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import examination, files, loader, vetting
-from sfnode.models.cuts import HEADS
 from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
+from sfnode.preparing import proposals
 from sfnode.printable import command
 from sfnode.tasks import (
     chat,
     dataset,
     presets,
     prompts,
-    proposals,
     public_files,
     row_files,
     templates,
@@ -170,7 +170,7 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
 
     `examine` (`examination`) looks at the rows of local data; one that tells nobody how far it is unless
     given. With an `organiser` (64 hex digits) among them the run is organised. Of one whose `estimator` is
-    first-order this is the beginning: it lacks bases, the prior and what is measured (`sfnode.first_order`).
+    first-order this is the beginning: it lacks bases, the prior and what is measured (`first_order`).
     Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do not fit the task.
     """
     try:
@@ -357,7 +357,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
 def _gradients_anew(manifest: Manifest, given: dict[str, Any]) -> Manifest:
     """Return a run as a first-order one, without what is measured for it."""
     targets = manifest.model.parsed_targets()
-    head = targets[0].name in HEADS and len(targets) == 1
+    head = takes_features(manifest)
     usual = FIRST_ORDER_HEAD if head else _body_numbers(manifest.task)
     budget = given.get("update_budget", usual.update_budget)
     each = -(-budget // (HEAD_ROUNDS if head else _body_rounds(manifest.task)))
