@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from sfnode.engine import gradients, making_bases
 from sfnode.engine.head import takes_features
 from sfnode.engine.trainer import Trainer
-from sfnode.engine.whitening import Known, head_gradient, turned, whitening
+from sfnode.engine.whitening import Known, head_gradient, rate_of, turned, whitening
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
@@ -26,7 +25,7 @@ from sfnode.manifest.training import Training, units_of
 from sfnode.models import bases
 from sfnode.organising.policy import HEAD_EPOCH
 from sfnode.preparing import scalars
-from sfnode.preparing.manifest import WITHOUT_GRADIENTS, bad_option
+from sfnode.preparing.manifest import WITHOUT_GRADIENTS, refusing
 from sfnode.preparing.scalars import (
     F64,
     LOADING,
@@ -126,17 +125,15 @@ def prepare(
             return _complete(manifest, given, trainer, means.bases or Path(), tell)
 
 
+@refusing()
 def _complete(
     manifest: Manifest, given: Container[str], trainer: Trainer, folder: Path, tell: Tell
 ) -> Prepared:
     own = {name: getattr(manifest.training, name) for name in Training.model_fields if name in given}
-    try:
-        Training.model_validate(begun(manifest).training.model_dump() | ANY | own)  # before it takes minutes
-        found = (_head if takes_features(manifest) else _body)(manifest, trainer, folder, tell)
-        numbers = found.manifest.training.model_dump() | own
-        whole = Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
-    except ValidationError as error:
-        raise bad_option(error) from error
+    Training.model_validate(begun(manifest).training.model_dump() | ANY | own)  # before it takes minutes
+    found = (_head if takes_features(manifest) else _body)(manifest, trainer, folder, tell)
+    numbers = found.manifest.training.model_dump() | own
+    whole = Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
     return found._replace(manifest=whole)
 
 
@@ -189,14 +186,14 @@ def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     validating = _known(trainer, held, lambda done: tell(len(public) + done))
     each = (time.monotonic() - began) / (len(public) + len(held))
     rows, columns = site.target.core_shape(manifest.training.rank)
-    found = whitening(known, validating, columns)
+    v, unit = whitening(known, validating, columns)
     u = np.eye(site.target.out_features, rows, dtype=np.int8) * np.int8(IDENTITY)
-    manifest = _with_bases(manifest, [(u, found.v)], folder)
+    manifest = _with_bases(manifest, [(u, v)], folder)
     units = units_of(manifest.training, site.target)
-    of_u, of_v = (torch.from_numpy(side) * unit for side, unit in zip((u, found.v), units, strict=True))
+    of_u, of_v = (torch.from_numpy(side) * unit for side, unit in zip((u, v), units, strict=True))
     gradient, _ = head_gradient(known, of_u, of_v)
-    size = IDENTITY * units[0] * units[1] / found.unit  # of these coordinates, in those that were found
-    rate = found.rate / size**2 / manifest.training.epoch_updates
+    size = IDENTITY * units[0] * units[1] / unit  # of these coordinates, in those that were found
+    rate = rate_of(len(u)) / size**2 / manifest.training.epoch_updates
     manifest = changed(manifest, "training", learning_rate=_as_rate(rate))
     seconds = each * len(trainer.run_rows.training()) + manifest.training.epochs * HEAD_EPOCH
     norm = float(np.linalg.norm(gradient))

@@ -251,6 +251,7 @@ def test_a_fork_goes_on_at_the_unit_and_the_limit_of_the_seal(table: Path, expor
     assert (run.training.learning_rate, run.training.norm_limit) == (1 / 64, 700)
     assert run.training.scalar_delta == old.training.scalar_delta / 2
     assert (run.training.bases, run.task.prior) == (old.training.bases, old.task.prior)
+    assert prepare(run, {}, Means(bases=table.parent), waiting).manifest == run, "nothing is measured anew"
 
 
 def test_a_fork_that_trains_the_body_behind_a_head_is_measured_anew(table: Path, exported: Path) -> None:
