@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.cells import cell_len
@@ -79,9 +79,9 @@ def show_table(table: DataTable) -> None:
 def show_plan(table: DataTable, answers: Answers, found: Plan) -> None:
     """Print the lines of the screen."""
     echo("")
-    for number, line in enumerate(_lines(table, answers, found), start=1):
-        parts = wrap(line.value, max(_width() - 38, 30)) or [""]
-        echo(f"{number:2} {line.title:<34} {parts[0]}")
+    for number, (title, value, *_) in enumerate(_lines(table, answers, found), start=1):
+        parts = wrap(value, max(_width() - 38, 30)) or [""]
+        echo(f"{number:2} {title:<34} {parts[0]}")
         for part in parts[1:]:
             echo(f"{'':37} {part}")
     for pair in answers.also:
@@ -104,102 +104,86 @@ def _fitted(cell: str, width: int) -> str:
     return text.plain
 
 
-class ScreenLine(NamedTuple):
-    """A line of the screen, and what changes it."""
-
-    title: str
-    value: str
-    question: str
-    take: Callable[[str], Answers]
-    """Return the answers with another one in this line. Raises UserError for one that cannot be."""
+ScreenLine = tuple[str, str, str, Callable[[str], Answers]]
+"""The title and the value of a line of the screen, what is asked to change it, and what takes the reply: it
+returns the answers with another one in this line, and raises UserError for one that cannot be."""
 
 
 def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLine]:
-    task, names = found.task, ", ".join(table.columns)
+    def either(name: str, yes: str, no: str) -> Callable[[str], Answers]:
+        def take(said: str) -> Answers:
+            change: dict[str, Any] = {name: _one_of(said, yes, no) == yes}
+            return replace(answers, **change)
+
+        return take
+
+    yield from _lines_of_task(table, answers, found)
+    measuring = f"{found.held_out:,} of the {len(found.rows):,} rows, on which nobody trains"
+    question = "How many rows are held out to measure the model? (or a file with other rows)"
+    yield (
+        *("Which rows measure it?", answers.test or measuring, question),
+        lambda said: replace(answers, **_measuring(said, found, answers.skip)),
+    )
+    if bad := found.bad:
+        many = f"{bad.count:,} rows do not fit" if bad.count > 1 else "1 row does not fit"
+        out = "left out" if answers.skip or few_lack(bad) else "refused"
+        skip = either("skip", "yes", "no")
+        yield many, f"{out}: {_bad(table, bad)}", "Leave these rows out? (yes, no)", skip
+    model = f"{answers.model}{' (used last)' if answers.model == last_model() != RECOMMENDED else ''}"
+    question = "Which base model? (a folder, or a name on the Hugging Face hub)"
+    yield "Which base model?", model, question, lambda said: replace(answers, model=_model(said))
+    yours, open_run = "your node, by a key that is made now", "nobody: an open run, among friends"
+    who = "Who says what counts?"
+    organised = either("organised", "you", "nobody")
+    yield who, yours if answers.organised else open_run, f"{who} (you, nobody)", organised
+    name = "Name of the run"
+    yield name, answers.name, name, lambda said: replace(answers, name=run_name(said))
+    file = "Which file is written?"
+    yield file, str(answers.out), file, lambda said: replace(answers, out=free(Path(said)))
+    if found.anew or not table.source.startswith((HUB, BUILTIN)):
+        everybody, nobody = (
+            "everybody who joins: they go with the run",
+            "nobody else: others train on rows of",
+        )
+        who = "Who can read all rows?"
+        share = either("share", "everybody", "nobody")
+        yield who, everybody if answers.share else nobody, f"{who} (everybody, nobody)", share
+    if joined := found.proposal.joined:
+        many = f"{len(joined)} labels look like others" if len(joined) > 1 else "A label looks like another"
+        same = f"{'joined' if answers.join else 'classes of their own'}: {_joined_words(joined)}"
+        yield many, same, "Are they the same? (yes, no)", either("join", "yes", "no")
+
+
+def _lines_of_task(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLine]:
+    task, right, names = found.task, found.proposal.right, ", ".join(table.columns)
 
     def taken(**change: Any) -> Answers:
         changed = replace(answers, **change)
         plan(table, changed, {})
         return changed
 
-    yield ScreenLine(
-        "Which column says what is right?",
-        _right(found),
-        f"Which column says what is right? ({names}; {NOTHING})",
-        lambda said: taken(right=said, texts=(), way=""),
-    )
+    which = "Which column says what is right?"
+    question = f"{which} ({names}; {NOTHING})"
+    yield which, _right(found), question, lambda said: taken(right=said, texts=(), way="")
     fields = prompts.questions(task)
-    read = ", ".join(fields)
+    own = task.template != found.proposal.task.template
+    read = f"as the template says: {task.template}" if own else ", ".join(fields)
+    which = "Which columns are read?"
+    question = f"{which} ({names}; several with commas)"
+    yield which, read, question, lambda said: taken(right=right, texts=_listed(said))
     options = [name for name in fields if name not in found.proposal.texts]
-    chosen = options and task.kind == "classification"
-    yield ScreenLine(
-        "Which columns are read?",
-        read if task.template == found.proposal.task.template else f"as the template says: {task.template}",
-        f"Which columns are read? ({names}; several with commas)",
-        lambda said: taken(right=found.proposal.right, texts=_listed(said)),
+    lettered = options and task.kind == "classification"
+    learnt = f"which of {', '.join(options)} is right, by its letter" if lettered else WAYS[task.kind]
+    question = "Learn classes by a head, or in words?"
+    yield (
+        *("What is learnt?", learnt, question),
+        lambda said: taken(right=right, way=_one_of(said, "head", "words")),
     )
-    yield ScreenLine(
-        "What is learnt?",
-        f"which of {', '.join(options)} is right, by its letter" if chosen else WAYS[task.kind],
-        "Learn classes by a head, or in words?",
-        lambda said: taken(right=found.proposal.right, way=_one_of(said, "head", "words")),
-    )
-    yield ScreenLine(
-        "How is it learnt?",
-        ESTIMATORS[found.estimator],
-        "Learn by gradients, or by forward passes alone? (gradients, forward)",
+    question = "Learn by gradients, or by forward passes alone? (gradients, forward)"
+    yield (
+        *("How is it learnt?", ESTIMATORS[found.estimator], question),
         lambda said: replace(answers, estimator=_ESTIMATED[_one_of(said, *_ESTIMATED)]),
     )
-    yield ScreenLine(
-        "Which rows measure it?",
-        answers.test or f"{found.held_out:,} of the {len(found.rows):,} rows, on which nobody trains",
-        "How many rows are held out to measure the model? (or a file with other rows)",
-        lambda said: replace(answers, **_measuring(said, found, answers.skip)),
-    )
-    if found.bad:
-        yield ScreenLine(
-            f"{found.bad.count:,} rows do not fit" if found.bad.count > 1 else "1 row does not fit",
-            f"{'left out' if answers.skip or few_lack(found.bad) else 'refused'}: {_bad(table, found.bad)}",
-            "Leave these rows out? (yes, no)",
-            lambda said: replace(answers, skip=_one_of(said, "yes", "no") == "yes"),
-        )
-    yield ScreenLine(
-        "Which base model?",
-        f"{answers.model}{' (used last)' if answers.model == last_model() != RECOMMENDED else ''}",
-        "Which base model? (a folder, or a name on the Hugging Face hub)",
-        lambda said: replace(answers, model=_model(said)),
-    )
-    yield ScreenLine(
-        "Who says what counts?",
-        "your node, by a key that is made now" if answers.organised else "nobody: an open run, among friends",
-        "Who says what counts? (you, nobody)",
-        lambda said: replace(answers, organised=_one_of(said, "you", "nobody") == "you"),
-    )
-    yield ScreenLine(
-        *("Name of the run", answers.name, "Name of the run"),
-        lambda said: replace(answers, name=run_name(said)),
-    )
-    yield ScreenLine(
-        "Which file is written?",
-        str(answers.out),
-        "Which file is written?",
-        lambda said: replace(answers, out=free(Path(said))),
-    )
-    if found.anew or not table.source.startswith((HUB, BUILTIN)):
-        everybody = "everybody who joins: they go with the run"
-        yield ScreenLine(
-            "Who can read all rows?",
-            everybody if answers.share else "nobody else: others train on rows of their own",
-            "Who can read all rows? (everybody, nobody)",
-            lambda said: replace(answers, share=_one_of(said, "everybody", "nobody") == "everybody"),
-        )
-    if joined := found.proposal.joined:
-        yield ScreenLine(
-            f"{len(joined)} labels look like others" if len(joined) > 1 else "A label looks like another",
-            f"{'joined' if answers.join else 'classes of their own'}: {_joined_words(joined)}",
-            "Are they the same? (yes, no)",
-            lambda said: replace(answers, join=_one_of(said, "yes", "no") == "yes"),
-        )
 
 
 def _right(found: Plan) -> str:
@@ -289,9 +273,10 @@ def confirm(
 
 def _changed(line: ScreenLine, answers: Answers) -> Answers:
     """Ask for one answer until it can be; Enter keeps the one that is there."""
-    while said := ask(line.question, default="", show_default=False).strip():
+    *_, question, take = line
+    while said := ask(question, default="", show_default=False).strip():
         try:
-            return line.take(said)
+            return take(said)
         except UserError as error:
             warn(error)
     return answers

@@ -37,8 +37,9 @@ from sfnode.preparing.scalars import (
     changed,
     head_rows,
     seconds_of,
+    share,
+    write_bases,
 )
-from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.prompts import Row
 from sfprotocol.decisions import RATE_ONE
@@ -145,12 +146,8 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
         manifest = changed(manifest, "task", prior=prior)
     made = None
     if not manifest.training.bases:
-        rows, before = trainer.run_rows.training(), taken
-        key, cost = trainer.core.digest(), making_bases.cost("gradients")
-
-        def advance(done: int, total: int) -> None:
-            tell(before + cost * done // total)
-
+        rows, key = trainer.run_rows.training(), trainer.core.digest()
+        advance = share(taken, making_bases.cost("gradients"), tell)
         made = making_bases.make_on(trainer.loaded, manifest, rows, "gradients", key, advance)
         manifest, taken = _with_bases(manifest, made.pairs, folder), taken + made.example_forwards
     ready = trainer.like(changed(manifest, "training", norm_limit=1), folder)
@@ -238,9 +235,7 @@ def _entries(columns: F64) -> NDArray[np.int8]:
 
 
 def _with_bases(manifest: Manifest, pairs: making_bases.Pairs, folder: Path) -> Manifest:
-    with disk_faults(folder):
-        digest = bases.write(folder, pairs)
-    return changed(manifest, "training", basis="published", bases=digest)
+    return changed(manifest, "training", basis="published", bases=write_bases(folder, pairs))
 
 
 def _measured(manifest: Manifest, norm: float) -> Manifest:

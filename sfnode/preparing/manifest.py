@@ -259,11 +259,11 @@ def _numbers(
         training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
     training = _section(training, given)
     organised = _organised(training, given)
-    if first:
-        targets = model.parsed_targets()
-        training = _with_gradients(training, targets, given, head)
-        organised = _of_gradients(organised, training, targets, given, head)
-    return training, organised
+    return (
+        _with_gradients(training, organised, model.parsed_targets(), given, head)
+        if first
+        else (training, organised)
+    )
 
 
 def usual_estimator(given: dict[str, Any], organised: bool) -> str:
@@ -296,14 +296,16 @@ def by_gradients(given: Mapping[str, Any]) -> bool:
 
 
 def _with_gradients(
-    training: Training, targets: Sequence[Target], given: dict[str, Any], head: bool
-) -> Training:
+    training: Training,
+    organised: OrganisedSection,
+    targets: Sequence[Target],
+    given: dict[str, Any],
+    head: bool,
+) -> tuple[Training, OrganisedSection]:
     """Return the numbers of a first-order run, without those that are measured: all targets have cores of one
     shape, and an update fits. Raises UserError BAD_OPTION where none does."""
-    sizes = [(one.out_features, one.in_features) for one in targets]
-    least = min(map(min, sizes))
-    rank = training.rank
-    while "rank" not in given and rank > 1 and not _fits(rank, sizes, least):
+    sizes, rank = [(one.out_features, one.in_features) for one in targets], training.rank
+    while "rank" not in given and rank > 1 and not _fits(rank, sizes):
         rank //= 2
     rows, columns = targets[0].core_shape(rank)
     if head and rows < targets[0].out_features and not training.bases:
@@ -312,32 +314,21 @@ def _with_gradients(
             f"an update of a head with {targets[0].out_features} classes has no room for all of them",
             "Join rare classes, or make a run of forward passes: --set training.estimator=zeroth-order.",
         )
-    bits = 8 if rows * columns * len(targets) >= EIGHT_BITS else 16
-    chosen = {"estimator": "first-order", "rank": rank, "scalar_bits": bits}
-    return training.model_copy(update=chosen | ({} if training.bases else {"basis": "published"}))
+    cells = rows * columns * len(targets)
+    numbers = {"estimator": "first-order", "rank": rank, "scalar_bits": 8 if cells >= EIGHT_BITS else 16}
+    training = training.model_copy(update=numbers | ({} if training.bases else {"basis": "published"}))
+    parts = -(-training.epoch_updates // HEAD_PARTS)
+    most = parts if head else MAX_QUOTA_BYTES // (cells * training.scalar_bits // 8)
+    # bases stay, and what seals change reaches the live weights at once
+    usual = {"quota": min(organised.quota, most), "subspace_epochs": training.epochs}
+    bounds = {name: value for name, value in usual.items() if name not in given}
+    return training, organised.model_copy(update=bounds)
 
 
-def _fits(rank: int, sizes: Sequence[tuple[int, int]], least: int) -> bool:
+def _fits(rank: int, sizes: Sequence[tuple[int, int]]) -> bool:
     """Return whether an update at this rank fits in its bytes, and cores have one shape."""
     cells = sum(min(rank, out) * min(rank, inner) for out, inner in sizes)
-    return cells <= MAX_UPDATE_BYTES and (rank <= least or len(set(sizes)) == 1)
-
-
-def _of_gradients(
-    organised: OrganisedSection,
-    training: Training,
-    targets: Sequence[Target],
-    given: dict[str, Any],
-    head: bool,
-) -> OrganisedSection:
-    """Return what an organised run is bounded by, where an update has so many cells."""
-    rows, columns = targets[0].core_shape(training.rank)
-    most = MAX_QUOTA_BYTES // (rows * columns * len(targets) * training.scalar_bits // 8)
-    usual = min(organised.quota, -(-training.epoch_updates // HEAD_PARTS) if head else most)
-    found: dict[str, Any] = {} if "quota" in given else {"quota": usual}
-    if "subspace_epochs" not in given:  # bases stay, and what seals change reaches the live weights at once
-        found["subspace_epochs"] = training.epochs
-    return organised.model_copy(update=found)
+    return cells <= MAX_UPDATE_BYTES and (rank <= min(map(min, sizes)) or len(set(sizes)) == 1)
 
 
 def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> RowExamination:

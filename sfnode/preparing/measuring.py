@@ -12,16 +12,13 @@ import numpy as np
 
 from sfnode.engine import making_bases
 from sfnode.engine.head import takes_features
-from sfnode.engine.making_bases import Made
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.models import bases
 from sfnode.preparing import first_order, rewards, scalars, trial
 from sfnode.preparing.scalars import (
     LOADING,
-    Advance,
     Means,
     Prepared,
     SlopeSample,
@@ -30,9 +27,10 @@ from sfnode.preparing.scalars import (
     any_trainer,
     changed,
     seconds_of,
+    share,
     typical_weight,
+    write_bases,
 )
-from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import dataset
 from sfnode.tasks.presets import PRESETS, of_model
 
@@ -130,12 +128,12 @@ def _with_bases(
         if not manifest.data.train:
             raise dataset.needed(manifest.task)
         ranked = trainer.like(changed(trainer.manifest, "training", rank=rank), None)
-        file, made = make_bases(ranked, kind, folder, _share(0, making_bases.cost(kind), tell))
+        made = making_bases.make(ranked, kind, share(0, making_bases.cost(kind), tell))
     except UserError as error:
         if needed:
             raise
         return found._replace(basis=kind, bases=error.what), trainer
-    chosen = {"rank": rank, "basis": "published", "bases": bases.digest_of(file)}
+    chosen = {"rank": rank, "basis": "published", "bases": write_bases(folder, made.pairs)}
     manifest = changed(manifest, "training", **chosen)
     if manifest.organised.organiser and "subspace_epochs" not in given:
         manifest = changed(manifest, "organised", subspace_epochs=1)  # cores are small, and bases change
@@ -156,12 +154,12 @@ def _measured(
         prior, taken = scalars.prior_of(trainer)
         manifest, spent = changed(manifest, "task", prior=prior), spent + taken
     if takes_features(manifest):
-        onward = _share(0, trial.HEAD_ROWS, tell)
+        onward = share(0, trial.HEAD_ROWS, tell)
         chosen, sample, taken = trial.of_head(trainer, given if tried else trial.CHOSEN, onward)
         manifest = changed(manifest, "training", **chosen)
         return Prepared(manifest, sample=sample, example_forwards=taken)
     left = max(FORWARDS - spent, scalars.FORWARDS)
-    onward = _share(spent, left, tell)
+    onward = share(spent, left, tell)
     suited = None
     if isinstance(trainer.objective, Rewards):
         suited = rewards.run(trainer, onward)
@@ -183,24 +181,6 @@ def _limited(found: Prepared, given: Container[str]) -> Prepared:
         scalars.check(found.manifest.training, found.sample)
         return found
     return found._replace(manifest=scalars.with_limit(found.manifest, found.sample))
-
-
-def _share(before: int, units: int, tell: Tell) -> Advance:
-    """Return what tells how much is taken when a part of it, of so many units, is so far."""
-    return lambda done, total: tell(before + units * done // total)
-
-
-def make_bases(
-    trainer: Trainer, kind: str, folder: Path, advance: Advance = lambda done, total: None
-) -> tuple[Path, Made]:
-    """Make bases at the model as it is, write them to a folder, and return the file and what they are.
-
-    Raises UserError as `making_bases.make`, DISK_FULL and DATA_DIR_UNUSABLE.
-    """
-    made = making_bases.make(trainer, kind, advance)
-    with disk_faults(folder):
-        digest = bases.write(folder, made.pairs)
-    return bases.path_in(folder, digest), made
 
 
 def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:

@@ -21,14 +21,16 @@ from sfnode.engine import forward
 from sfnode.engine.estimator import estimates, quantise
 from sfnode.engine.head import HeadRows, rows_of
 from sfnode.engine.losses import EVALUATION_BATCH, scorer
-from sfnode.engine.making_bases import Made
+from sfnode.engine.making_bases import Made, Pairs
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import Training
+from sfnode.models import bases
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
+from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import calibration, dataset, encoding, prompts, tokenization
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.prompts import Row
@@ -425,6 +427,17 @@ def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
         return 0.0
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
     return SECONDS * forwards * trained
+
+
+def share(before: int, units: int, tell: Tell) -> Advance:
+    """Return what tells how much is taken when a part of it, of so many units, is so far."""
+    return lambda done, total: tell(before + units * done // total)
+
+
+def write_bases(folder: Path, pairs: Pairs) -> str:
+    """Write bases to a folder, and return their digest. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+    with disk_faults(folder):
+        return bases.write(folder, pairs)
 
 
 def changed(manifest: Manifest, section: str, **fields: Any) -> Manifest:

@@ -31,15 +31,10 @@ from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS, task_of
 from sfnode.verifiers import plugins
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Ended, sets
 
 Run = Callable[..., Ended]
 Flags = tuple[object, ...]
-
-
-def sets(*pairs: str) -> tuple[str, ...]:
-    """Options that are keys of --set."""
-    return tuple(part for pair in pairs for part in ("--set", pair))
 
 
 KEYS = Path("safe") / "keys"
