@@ -181,10 +181,8 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     bases, basis, details = given.pop("bases", None), given.get("made_of"), bool(given.get("details"))
     keys_dir: Path = given.pop("keys_dir")
     check_bases(bases, basis)
-    if given.get("encrypt") and not organised:
-        raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
     if not organised:
-        given.setdefault("work_bits", OPEN_WORK_BITS)
+        _price(given)
     with waiting("loading libraries"):
         from sfnode.cli import init_output as output
         from sfnode.models.bases import path_in
@@ -233,6 +231,13 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     organising = organising_options(keys_dir) if keys else []
     following = output.following_words(prepared, out, home, given.get("verifier", ""), organising)
     echo("\n".join([f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}", *said, *following]))
+
+
+def _price(given: dict[str, Any]) -> None:
+    """Price an open run. Raises UserError BAD_OPTION if its keys are to be encrypted: it has none."""
+    if given.get("encrypt"):
+        raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
+    given.setdefault("work_bits", OPEN_WORK_BITS)
 
 
 def check_bases(file: Path | None, kind: str | None) -> None:

@@ -141,10 +141,8 @@ def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLi
     file = "Which file is written?"
     yield file, str(answers.out), file, lambda said: replace(answers, out=free(Path(said)))
     if found.anew or not table.source.startswith((HUB, BUILTIN)):
-        everybody, nobody = (
-            "everybody who joins: they go with the run",
-            "nobody else: others train on rows of",
-        )
+        everybody = "everybody who joins: they go with the run"
+        nobody = "nobody else: others train on rows of their own"
         who = "Who can read all rows?"
         share = either("share", "everybody", "nobody")
         yield who, everybody if answers.share else nobody, f"{who} (everybody, nobody)", share

@@ -72,19 +72,9 @@ def prepare(
     """
     if manifest.training.is_first_order:
         return first_order.prepare(manifest, given, means, waiting, measure)
-    head = takes_features(manifest)
-    if basis and head:
-        raise UserError(
-            Code.BAD_OPTION,
-            "training.basis: this run trains a linear head, whose directions follow from the features that "
-            "it sees",
-            "Leave it out, or name other layers with model.target_modules.",
-        )
     built_in = (basis or manifest.training.basis) == "random" and _is_built_in(manifest)
     tried = measure and not built_in and not all(name in given for name in TRIED)
-    usual = REWARD_BASIS if manifest.task.is_rewarded else DEFAULT_BASIS
-    kind = basis or (usual if tried and manifest.training.basis == "random" and not head else "random")
-    kind = "" if kind == "random" else kind
+    kind = _kind_of_bases(manifest, basis, tried)
     if not (kind or measure):
         return Prepared(manifest)
     for_bases = making_bases.cost(kind) if kind else 0
@@ -101,6 +91,22 @@ def prepare(
             if measure:
                 found = _measured(found, given, tried, trainer, reason, tell)
     return _limited(found, given)
+
+
+def _kind_of_bases(manifest: Manifest, basis: str | None, tried: bool) -> str:
+    """Return the kind of bases to make, which may have been asked for; nothing for random ones and a head."""
+    if takes_features(manifest):
+        if basis:
+            raise UserError(
+                Code.BAD_OPTION,
+                "training.basis: this run trains a linear head, whose directions follow from the features "
+                "that it sees",
+                "Leave it out, or name other layers with model.target_modules.",
+            )
+        return ""
+    usual = REWARD_BASIS if manifest.task.is_rewarded else DEFAULT_BASIS
+    found = basis or (usual if tried and manifest.training.basis == "random" else "random")
+    return "" if found == "random" else found
 
 
 def _is_built_in(manifest: Manifest) -> bool:
