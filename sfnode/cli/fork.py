@@ -131,7 +131,6 @@ def fork(
         said.append(init_output.bases_words(*keep_bases(bases, out, manifest), out / RUN))
     means = Means(device, dtype, out, out / MODEL, beside(manifest.data, out))
     prepared = prepare(manifest, given, means, waiting, made_of, measure and anew)
-    said += init_output.made_words(prepared)
     manifest = prepared.manifest if prepared.sample else with_prior(prepared.manifest, means, waiting)
     said += init_output.numbers_words(prepared, given) if anew else []
     said += init_output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))

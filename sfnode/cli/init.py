@@ -178,7 +178,7 @@ def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
     """Write the manifest, its keys and its files, all or none of them, and say what comes next."""
-    bases, basis, details = given.pop("bases", None), given.get("made_of"), bool(given.get("details"))
+    bases, basis = given.pop("bases", None), given.get("made_of")
     keys_dir: Path = given.pop("keys_dir")
     check_bases(bases, basis)
     if not organised:
@@ -213,7 +213,6 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
         means = Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))
         prepared = prepare(manifest, given, means, waiting, basis, given["measure"])
         manifest = prepared.manifest
-        said += output.made_words(prepared) if details else []
         if manifest.training.bases:
             made = path_in(Path(scratch), manifest.training.bases)
             said.append(output.bases_words(*files.keep_bases(made, out.parent, manifest, note), out))
@@ -226,7 +225,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
             said += output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))
         note(out)
         write_manifest(out, manifest.to_toml())
-    said += output.numbers_words(prepared, given, details)
+    said += output.numbers_words(prepared, given)
     said += output.notes(manifest, home, "epsilon" in given)
     organising = organising_options(keys_dir) if keys else []
     following = output.following_words(prepared, out, home, given.get("verifier", ""), organising)

@@ -218,7 +218,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "example-forwards at most; a reward run writes some answers (docs/rewards.md).  [default: yes]",
         default=True,
     ),
-    _key("init.details", "", "Say which numbers were chosen, and why.  [default: what is wrong with them]"),
     _key(
         "organised.quota",
         "COUNT",

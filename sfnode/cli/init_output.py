@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from sfnode.cli.bases import words
 from sfnode.dashboard.formatting import baselines_in_words
 from sfnode.manifest import Manifest, public_name
 from sfnode.manifest.sections import is_file
@@ -18,7 +17,7 @@ from sfnode.models import files
 from sfnode.preparing import scalars
 from sfnode.preparing.files import Shared
 from sfnode.preparing.manifest import routes_tokens
-from sfnode.preparing.scalars import Prepared, SlopeSample, Trial
+from sfnode.preparing.scalars import Prepared, SlopeSample
 from sfnode.printable import command, size_text
 from sfnode.tasks import baselines, dataset, fitting
 from sfnode.tasks.dataset import HeldOut, Row
@@ -27,9 +26,6 @@ from sfnode.verifiers.plugins import is_plugin
 
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
-
-WRONG = ("Warning: ", "Numbers were not tried out", "No scalars were measured", "Whether ")
-"""Beginnings of lines about numbers that everybody has to read."""
 
 RARE_SHOWN = 8
 
@@ -45,14 +41,6 @@ def bases_words(file: Path, size: int, out: Path) -> str:
         f"Its bases are in {file}: leave them beside {out.name}. "
         f"Other nodes get these {size_text(size)} from yours."
     )
-
-
-def made_words(prepared: Prepared) -> list[str]:
-    """Return what bases were made, or why none were; nothing if none were asked for."""
-    made = prepared.bases
-    if isinstance(made, str):
-        return [f"Bases are random ones, as none were made from {prepared.basis}: {made}."]
-    return [f"Made bases: {words(prepared.basis, made)}."] if made else []
 
 
 def rows_words(manifest: Manifest, unread: int, *, counted: bool) -> list[str]:
@@ -128,22 +116,23 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
     ]
 
 
-def numbers_words(prepared: Prepared, given: Mapping[str, Any], details: bool = True) -> list[str]:
-    """Return which numbers the manifest has, and why; without `details` what is wrong with them alone."""
+def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the numbers of a manifest, and what could not be measured or made."""
     numbers, found = prepared.manifest.training, prepared.sample
     if numbers.is_first_order:
-        return [
-            f"Took gradients of {prepared.example_forwards} example-forwards: an update has "
-            f"{prepared.manifest.dimensions:,} numbers of {numbers.scalar_bits} bits.",
-            f"  learning_rate is {numbers.learning_rate:g}, scalar_delta {numbers.scalar_delta:g}, "
-            f"norm_limit {numbers.norm_limit}.",
-        ] * details
+        return []
+    said = [f"Bases are random ones, as {prepared.no_bases}."] * bool(prepared.no_bases)
     if found is None:
-        measured = [_unmeasured(numbers, "init.measure=no"), UNCHECKED]
-    else:
-        measured = _measured(numbers, found, "scalar_limit" in given)
-    said = [*_tried(prepared, given), *measured]
-    return said if details else [line.strip() for line in said if line.strip().startswith(WRONG)]
+        return [*said, _unmeasured(numbers, "init.measure=no"), UNCHECKED]
+    if reason := prepared.untried:
+        said.append(f"Numbers were not tried out ({reason}): they are the defaults, or as given.")
+    for name, value in prepared.suited.items():
+        if name in given and (off := max(given[name] / value, value / given[name])) > FAR_OFF:
+            said.append(
+                f"Warning: {name} {given[name]:g} is as asked, but {value:g} suits the model: it is "
+                f"{off:.0f} times too {'large' if given[name] > value else 'small'}."
+            )
+    return said + (_warnings(numbers, found) if found.spread else [_unmeasured(numbers, found.reason)])
 
 
 def following_words(
@@ -165,80 +154,21 @@ def following_words(
     return [*said, "  sfnode invite    prints the link with which others join, once it runs"]
 
 
-def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
-    """Return the numbers that a trial has chosen, and those that it finds far off."""
-    found = prepared.trial
-    if not isinstance(found, Trial):
-        no_trial = f"Numbers were not tried out ({found}): they are the defaults, or as given."
-        return [no_trial] if found else []
-    said = [f"Tried the model out for {found.seconds:.0f} s ({prepared.example_forwards} example-forwards):"]
-    if found.answers:
-        said = [
-            f"The model wrote {found.answers} answers in {found.seconds:.0f} s: mean reward "
-            f"{found.reward:.3f}; {found.apart:.0%} of the prompts got answers of which one is better than "
-            "another. (`sfnode organise try-reward` shows answers, and how many a second.)"
-        ]
-    reasons = _reasons(found, organised=bool(prepared.manifest.organised.organiser))
-    for name, value in found.chosen.items():
-        if name not in given:
-            said.append(f"  {name} is {value:g}: {reasons[name]}.")
-        elif (off := max(given[name] / value, value / given[name])) > FAR_OFF:
-            said.append(
-                f"  Warning: {name} {given[name]:g} is as asked, but {value:g} suits the model: it is "
-                f"{off:.0f} times too {'large' if given[name] > value else 'small'}."
-            )
-    return said
-
-
-def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
-    way = "a line search corrects it" if organised else "a quarter of what suits the start"
-    rate = f"a share of what one update can bear, by {found.updates} slopes and bends; {way}"
-    moves = "one update then moves what the model writes as far as it bears (docs/rewards.md)"
-    costs = {name: f"{cost - 1:.0%}" for name, cost in found.costs.items()}
-    halves = [f"in {name} it is {value:g} ({costs[name]})" for name, value in found.epsilons.items()]
-    exact = f"its slopes cost {costs.get('float32')} more updates than exact ones; {', '.join(halves)}"
-    size = f"scalars then have a root mean square of {found.sample.spread / found.chosen['scalar_delta']:.0f}"
-    return {"epsilon": exact, "scalar_delta": size, "learning_rate": moves if found.answers else rate}
-
-
-def _measured(training: Training, found: SlopeSample, asked: bool) -> list[str]:
-    """Return the size of the scalars, and why the limit is what it is; `asked` says that the user gave it."""
-    if not found.spread:
-        return [_unmeasured(training, found.reason)]
-    limit, size = training.scalar_limit, found.spread / training.scalar_delta
-    why = "as asked" if asked else f"{scalars.HEADROOM} times that"
-    if limit != (suitable := scalars.suitable_limit(training, found)) and not asked:
-        why = f"which is near {suitable}, {scalars.HEADROOM} times that"
-    elif not asked and limit < scalars.HEADROOM * size:
-        why = "the most that the model bears at this learning rate"
-    if limit == training.largest_scalar:
-        why = f"the most that {training.scalar_bits} bits hold"
-    said = (
-        f"Measured {len(found.slopes)} scalars: root mean square {size:.3g}. scalar_limit is {limit}, {why}."
-    )
-    return [said, *_warnings(training, found)]
-
-
 def _warnings(training: Training, found: SlopeSample) -> list[str]:
     """Return what is wrong with numbers with which most scalars are 0 or clipped."""
     zeros, clipped = scalars.shares(training, found)
     limit, delta = scalars.suitable_limit(training, found), scalars.unit_for(training, found.spread)
+    coarse, better = f"scalar_delta {training.scalar_delta:g} is too coarse", f"scalar_delta={delta:.2g}"
     warnings = []
     if (still := float(np.mean(found.slopes == 0))) > MOST:
-        warnings.append(
-            f"Warning: {still:.0%} of them are 0, as the loss is the same at both points: give a larger "
-            "training.epsilon or training.batch_size."
-        )
+        why = "the loss is the same at both points: give a larger training.epsilon or training.batch_size"
+        warnings.append(f"Warning: {still:.0%} of the scalars are 0, as {why}.")
     elif zeros > MOST:
-        warnings.append(
-            f"Warning: {zeros:.0%} of them are 0, as scalar_delta {training.scalar_delta:g} is too coarse: "
-            f"give training.scalar_delta={delta:.2g}."
-        )
+        warnings.append(f"Warning: {zeros:.0%} of the scalars are 0, as {coarse}: give training.{better}.")
     if clipped > MOST:
-        better = f"limit={limit}" if limit > training.scalar_limit else f"delta={delta:.2g}"
-        warnings.append(
-            f"Warning: {clipped:.0%} of them are larger than scalar_limit: give training.scalar_{better}."
-        )
+        better = f"scalar_limit={limit}" if limit > training.scalar_limit else better
+        larger = f"{clipped:.0%} of the scalars are larger than scalar_limit"
+        warnings.append(f"Warning: {larger}: give training.{better}.")
     return warnings
 
 

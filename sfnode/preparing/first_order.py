@@ -165,13 +165,7 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     judged = manifest.training.epochs * manifest.data.withheld / rows_each  # by forward passes
     seconds = each * (manifest.training.update_budget + judged)
     taken += batches * rows_each
-    return Prepared(
-        _measured(manifest, norm),
-        basis="gradients" if made else "",
-        bases=made,
-        example_forwards=taken,
-        seconds=seconds,
-    )
+    return Prepared(_measured(manifest, norm), example_forwards=taken, seconds=seconds)
 
 
 def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -138,13 +139,14 @@ def _with_bases(
     except UserError as error:
         if needed:
             raise
-        return found._replace(basis=kind, bases=error.what), trainer
+        return found._replace(no_bases=f"none were made from {kind}: {error.what}"), trainer
     chosen = {"rank": rank, "basis": "published", "bases": write_bases(folder, made.pairs)}
     manifest = changed(manifest, "training", **chosen)
     if manifest.organised.organiser and "subspace_epochs" not in given:
         manifest = changed(manifest, "organised", subspace_epochs=1)  # cores are small, and bases change
-    found = Prepared(manifest, basis=kind, bases=made, example_forwards=made.example_forwards)
-    return found, trainer.like(changed(trainer.manifest, "training", **chosen), folder)
+    return Prepared(manifest, example_forwards=made.example_forwards), trainer.like(
+        changed(trainer.manifest, "training", **chosen), folder
+    )
 
 
 def _measured(
@@ -154,29 +156,29 @@ def _measured(
     left of FORWARDS. Without rows there is a `reason` why not."""
     if reason:
         nothing = SlopeSample(np.zeros(0), typical_weight(trainer.loaded), reason)
-        return found._replace(trial=reason if tried else None, sample=nothing)
+        return found._replace(untried=reason if tried else "", sample=nothing)
     manifest, spent = found.manifest, found.example_forwards
     if manifest.task.loss == "centred":
         prior, taken = scalars.prior_of(trainer)
         manifest, spent = changed(manifest, "task", prior=prior), spent + taken
-    if takes_features(manifest):
-        onward = share(0, trial.HEAD_ROWS, tell)
-        chosen, sample, taken = trial.of_head(trainer, given if tried else trial.CHOSEN, onward)
-        manifest = changed(manifest, "training", **chosen)
-        return Prepared(manifest, sample=sample, example_forwards=taken)
     left = max(FORWARDS - spent, scalars.FORWARDS)
     onward = share(spent, left, tell)
-    suited = None
-    if isinstance(trainer.objective, Rewards):
-        suited = rewards.run(trainer, onward)
+    suited: dict[str, Any] = {}
+    if takes_features(manifest):
+        onward = share(0, trial.HEAD_ROWS, tell)
+        suited, sample = trial.of_head(trainer, given if tried else trial.CHOSEN, onward)
+    elif isinstance(trainer.objective, Rewards):
+        suited, sample = rewards.run(trainer, onward)
     elif tried:
-        suited = trial.run(trainer, keep_epsilon="epsilon" in given, forwards=left, advance=onward)
-    sample = suited.sample if suited else scalars.measure(trainer, left, onward)
-    if suited and tried:
-        numbers = suited.chosen | ({"epsilons": suited.epsilons} if "epsilon" not in given else {})
-        manifest = changed(manifest, "training", **{k: v for k, v in numbers.items() if k not in given})
-        found = found._replace(trial=suited)
-    return found._replace(manifest=manifest, sample=sample, example_forwards=spent + sample.example_forwards)
+        keep = "epsilon" in given
+        suited, sample = trial.run(trainer, keep_epsilon=keep, forwards=left, advance=onward)
+    else:
+        sample = scalars.measure(trainer, left, onward)
+    if tried:
+        chosen = {name: value for name, value in suited.items() if name not in given}
+        manifest, found = changed(manifest, "training", **chosen), found._replace(suited=suited)
+    spent += sample.example_forwards
+    return found._replace(manifest=manifest, sample=sample, example_forwards=spent)
 
 
 def _limited(found: Prepared, given: Container[str]) -> Prepared:

@@ -11,7 +11,6 @@ What it is for:
                    (n + D) / n times the square of the slope; with a rate that much smaller, which is what
                    such noise asks for (McCandlish et al. 2018, arXiv 1812.06162), it moves the model by
                    n / (n + D) of that.
-    speed          of writing answers.
 
 Where all answers to a prompt get the same reward nothing can be learnt of it; where that is so of all prompts
 it is an error with advice. `try_out` shows as much to whoever asks (`sfnode organise try-reward`).
@@ -40,7 +39,7 @@ from sfnode.preparing.scalars import (
     Advance,
     Means,
     SlopeSample,
-    Trial,
+    Suited,
     Waiting,
     any_trainer,
     as_numbers,
@@ -66,7 +65,7 @@ NEAR = 0.01
 """Length of the move by which it is seen what a step does, in root mean squares of the weights."""
 
 
-def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Trial:
+def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited:
     """Measure some updates of a reward run, or a few more that complete a group.
 
     Raises UserError REWARDS_ALIKE, and LOSS_FLAT if no direction has a slope.
@@ -76,13 +75,11 @@ def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Trial:
     groups = [
         seeds[first : first + numbers.batch_updates] for first in range(0, len(seeds), numbers.batch_updates)
     ]
-    begun, drawn = time.monotonic(), list[Drawn]()
+    drawn: list[Drawn] = []
     for group in groups:
         drawn.append(objective.draw(trainer.mini_batch(group[0]), group[0]))
         advance(len(drawn), 2 * len(groups))
-    seconds = time.monotonic() - begun
-    apart = float(np.mean(np.concatenate([one.telling for one in drawn])))
-    if not apart:
+    if not any(one.telling.any() for one in drawn):
         raise alike(drawn)
     told: list[F64] = []
     for group, one in zip(groups, drawn, strict=True):
@@ -94,14 +91,7 @@ def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Trial:
     delta = trial.suitable_delta(numbers, sample.spread)
     squares = [_squares(trainer, delta, *each) for each in zip(groups, told, drawn, strict=True)]
     rate = _rate(trainer.manifest, float(np.nan_to_num(np.concatenate(squares)).mean()))
-    return Trial(
-        {"scalar_delta": delta, "learning_rate": rate},
-        sample,
-        seconds,
-        answers=sum(len(one.answers) for one in drawn),
-        reward=1 - float(np.mean([one.loss for one in drawn])),
-        apart=apart,
-    )
+    return {"scalar_delta": delta, "learning_rate": rate}, sample
 
 
 def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, drawn: Drawn) -> F64:

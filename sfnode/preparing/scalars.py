@@ -21,7 +21,7 @@ from sfnode.engine import forward
 from sfnode.engine.estimator import estimates, quantise
 from sfnode.engine.head import HeadRows, rows_of
 from sfnode.engine.losses import EVALUATION_BATCH, scorer
-from sfnode.engine.making_bases import Made, Pairs
+from sfnode.engine.making_bases import Pairs
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
@@ -132,40 +132,22 @@ class SlopeSample(NamedTuple):
         return float(np.sqrt(np.mean(self.slopes**2))) if len(self.slopes) else 0.0
 
 
-class Trial(NamedTuple):
-    """The numbers that suit a run, and what they follow from."""
-
-    chosen: dict[str, float]
-    """Those by name."""
-    sample: SlopeSample
-    """Slopes at that epsilon, or at the run's own if it was given."""
-    seconds: float
-    updates: int = 0
-    """Updates by which the rate was found."""
-    epsilons: Mapping[str, float] = {}
-    """Those for half precision, by number format."""
-    costs: Mapping[str, float] = {}
-    """Updates that make up for one of exact slopes, by number format."""
-    answers: int = 0
-    """Answers that were written, of a reward run; `seconds` is the time of writing and scoring them."""
-    reward: float = 0.0
-    """Mean of all answers."""
-    apart: float = 0.0
-    """Share of prompts whose answers differ in reward."""
+Suited = tuple[dict[str, Any], SlopeSample]
+"""The numbers that suit a run, by name, and the slopes that they follow from."""
 
 
 class Prepared(NamedTuple):
     """A manifest, and what its numbers follow from."""
 
     manifest: Manifest
-    trial: Trial | str | None = None
-    """Or why there was none; None if it was not asked for."""
     sample: SlopeSample | None = None
-    """None if it was not asked for."""
-    basis: str = ""
-    """Kind of the bases that were made, or that could not be; empty if none were asked for."""
-    bases: Made | str | None = None
-    """Or why none were made; None if none were asked for."""
+    """None if nothing was measured, as of a first-order run."""
+    suited: Mapping[str, Any] = {}
+    """Numbers that were found in a trial, by name, whether taken or not."""
+    untried: str = ""
+    """Reason why there was no trial though one was due."""
+    no_bases: str = ""
+    """Likewise of bases."""
     example_forwards: int = 0
     """A backward pass counts as two forward passes."""
     seconds: float = 0.0

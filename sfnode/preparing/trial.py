@@ -30,7 +30,6 @@ model and task (docs/research-log.md, on a linear head).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
 from typing import Any
@@ -50,7 +49,7 @@ from sfnode.preparing.scalars import (
     UNITS,
     Advance,
     SlopeSample,
-    Trial,
+    Suited,
     as_numbers,
     as_scalars,
     head_rows,
@@ -128,21 +127,20 @@ def run(
     keep_epsilon: bool = False,
     forwards: int = FORWARDS,
     advance: Advance = lambda done, total: None,
-) -> Trial:
+) -> Suited:
     """Try a run's base model out, on a trainer of `scalars.any_trainer`.
 
     With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as
     `scalars.measure`.
     """
-    begun, manifest = time.monotonic(), trainer.manifest
-    weight, numbers = typical_weight(trainer.loaded), manifest.training
+    manifest, weight, numbers = trainer.manifest, typical_weight(trainer.loaded), trainer.manifest.training
     distances = distances_of(weight)
     told, loss, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
     found = {
         name: suitable_epsilon(distances, told, ROUNDINGS * torch.finfo(dtype).eps * loss)
         for name, dtype in FORMATS.items()
     }
-    used, left = trainer.epsilon if keep_epsilon else found[trainer.dtype][0], forwards - taken
+    used, left = trainer.epsilon if keep_epsilon else found[trainer.dtype], forwards - taken
     seeds, alphas, bends, more = three_points(
         trainer, used, left, lambda done, total: advance(taken + left * done // total, forwards)
     )
@@ -150,15 +148,9 @@ def run(
     shape = len(manifest.model.targets), numbers.rank
     rate = suitable_rate(np.array(seeds, np.uint64), alphas, bends, shape, numbers.batch_size)
     rate = (rate or cautious_rate(bends)) * (1.0 if manifest.organised.organiser else OPEN_SHARE)
-    chosen = {"epsilon": found["float32"][0], "scalar_delta": suitable_delta(numbers, sample.spread)}
-    return Trial(
-        chosen | {"learning_rate": as_rate(rate)},
-        sample,
-        time.monotonic() - begun,
-        len(seeds),
-        {name: epsilon for name, (epsilon, _) in found.items() if name != "float32"},
-        {name: cost for name, (_, cost) in found.items()},
-    )
+    chosen = {"epsilon": found.pop("float32")} | ({} if keep_epsilon else {"epsilons": found})
+    delta = suitable_delta(numbers, sample.spread)
+    return chosen | {"scalar_delta": delta, "learning_rate": as_rate(rate)}, sample
 
 
 def suitable_delta(training: Training, spread: float) -> float:
@@ -212,10 +204,8 @@ def distances_of(weight: float) -> list[float]:
     return [min(max(distance, LEAST_EPSILON), 1.0) for distance in tried]
 
 
-def suitable_epsilon(
-    distances: Sequence[float], slopes: Sequence[F64], rounding: float
-) -> tuple[float, float]:
-    """Return the distance to take, in two digits, and how many updates then make up for one of exact slopes.
+def suitable_epsilon(distances: Sequence[float], slopes: Sequence[F64], rounding: float) -> float:
+    """Return the distance to take, in two digits.
 
     From slopes (n,) of the same rows along the same directions at descending distances, for a format in which
     the difference of a row's losses at two points is off by `rounding`.
@@ -226,7 +216,7 @@ def suitable_epsilon(
     cost = np.exp(np.interp(np.log(ladder), there, np.log(truncation[::-1])))
     cost += (rounding / (2 * ladder * size)) ** 2
     best = int(np.flatnonzero(cost <= cost.min() + ENOUGH)[0])
-    return float(f"{ladder[best]:.1e}"), 1 + float(cost[best])
+    return float(f"{ladder[best]:.1e}")
 
 
 def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
@@ -326,11 +316,9 @@ CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
 """Numbers that are found, unless they are given."""
 
 
-def of_head(
-    trainer: Trainer, given: Container[str], advance: Advance
-) -> tuple[dict[str, Any], SlopeSample, int]:
-    """Return the numbers of a run that trains a head, but for those that are given; slopes with them on
-    HEAD_ROWS of its rows; and the example-forwards that they took.
+def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited:
+    """Return the numbers of a run that trains a head, but for those that are given, and slopes with them on
+    HEAD_ROWS of its rows.
 
     Raises UserError as `forward.states`, and LOSS_FLAT if the model reads all these rows alike, or no
     direction has a slope.
@@ -349,7 +337,7 @@ def of_head(
     slopes = np.nan_to_num([one.alpha for one in measured])
     require_slopes(slopes)
     taken = loaded.kept.forwards if loaded.kept else 0
-    return found, SlopeSample(slopes, typical_weight(loaded)), taken
+    return found, SlopeSample(slopes, typical_weight(loaded), example_forwards=taken)
 
 
 def _numbers(states: F64) -> dict[str, Any]:

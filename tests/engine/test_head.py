@@ -183,7 +183,7 @@ def test_features_make_a_basis_of_equal_spread_with_a_bias(tmp_path: Path) -> No
 def test_numbers_follow_from_the_features_but_for_those_that_are_given(tmp_path: Path) -> None:
     file = str(data_file(tmp_path))
     run = trainer(headed("llama", rows=file, epsilon=0.5), Path(file))
-    found, sample, _ = trial.of_head(run, {"epsilon"}, lambda done, total: None)
+    found, sample = trial.of_head(run, {"epsilon"}, lambda done, total: None)
     assert found.keys() == {"basis", "features", "learning_rate", "scalar_delta"}
     training = Training(**run.manifest.training.model_dump() | found)
     assert len(training.scales_and_means()) == 16

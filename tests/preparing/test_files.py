@@ -11,14 +11,13 @@ import pytest
 
 from sfnode import hub
 from sfnode.engine import forward
-from sfnode.engine.making_bases import Made
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole
 from sfnode.preparing import files, scalars
 from sfnode.preparing.manifest import build
 from sfnode.preparing.measuring import prepare
-from sfnode.preparing.scalars import PRIOR_ROWS, Advance, Means, Trial
+from sfnode.preparing.scalars import PRIOR_ROWS, Advance, Means
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
 
@@ -58,11 +57,12 @@ def test_a_run_is_prepared_within_its_example_forwards_and_they_are_counted(
         yield lambda done, total: told.append((done, total))
 
     found = prepare(run, {}, Means(bases=tmp_path), waiting, "errors")
-    assert isinstance(found.bases, Made)
-    assert isinstance(found.trial, Trial)
+    assert found.manifest.training.bases
+    assert found.suited.keys() >= {"epsilon", "scalar_delta", "learning_rate"}
     assert found.manifest.task.prior
+    assert found.sample
     assert found.example_forwards == sum(forwards) - LOADING
-    assert (930 if len(found.trial.sample.slopes) < scalars.SLOPES else 700) < sum(forwards) <= 1_000
+    assert (930 if len(found.sample.slopes) < scalars.SLOPES else 700) < sum(forwards) <= 1_000
     assert told == sorted(told)
     assert {done <= total for done, total in told} == {True}
 

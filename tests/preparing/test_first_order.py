@@ -145,7 +145,7 @@ def test_words_get_a_prior_and_bases_from_gradients(table: Path) -> None:
     assert (numbers.update_budget, numbers.epoch_updates) == (256, 8)
     assert (run.organised.subspace_epochs, run.organised.quota) == (32, 32)
     assert run.core_shape[1:] == (4, 4)
-    assert found.bases
+    assert numbers.bases
     assert found.example_forwards == 120 + 2 * 32 * 8 * 3
     assert found.seconds > 0
     with node(run, table.parent) as learner:

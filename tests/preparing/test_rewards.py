@@ -21,7 +21,7 @@ from sfnode.manifest.task import ANSWERS
 from sfnode.preparing import rewards
 from sfnode.preparing.manifest import build
 from sfnode.preparing.rewards import MOVE, run
-from sfnode.preparing.scalars import Trial, seeds_of
+from sfnode.preparing.scalars import seeds_of
 from sfprotocol.decisions import RATE_ONE
 from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_reward_objective import log_prob
@@ -69,25 +69,21 @@ def reward_run(tmp_path: Path) -> Any:
 def test_numbers_follow_from_answers_that_are_drawn(reward_run: Any, group: int) -> None:
     trainer = reward_run(group=group)
     far: list[tuple[int, int]] = []
-    found = run(trainer, advance=lambda done, total: far.append((done, total)))
-    assert isinstance(found, Trial)
+    chosen, sample = run(trainer, advance=lambda done, total: far.append((done, total)))
     assert far == sorted(far)
     assert far[-1][0] == far[-1][1] == len(far)
-    assert found.answers == UPDATES // (group or 1) * 4 * ANSWERS
-    assert 0 < found.reward < 1
-    assert 0 < found.apart <= 1
-    assert 8 <= found.sample.spread / found.chosen["scalar_delta"] <= 128
+    assert 8 <= sample.spread / chosen["scalar_delta"] <= 128
 
 
 def test_an_update_moves_what_the_model_writes_by_as_much_as_it_may(reward_run: Any) -> None:
     """By weights moved by hand: half the mean square of the changes of log-probabilities, which is the
     divergence of the answers that are read."""
     trainer = reward_run(group=UPDATES)
-    found, seeds = run(trainer), seeds_of(trainer, UPDATES)
+    (chosen, sample), seeds = run(trainer), seeds_of(trainer, UPDATES)
     objective = trainer.objective
     assert isinstance(objective, Rewards)
     drawn = objective.draw(trainer.mini_batch(seeds[0]), seeds[0])
-    steps = [-found.chosen["learning_rate"] * alpha for alpha in found.sample.slopes]
+    steps = [-chosen["learning_rate"] * alpha for alpha in sample.slopes]
     each = [written_directions(trainer, seed, 0) for seed in seeds]
     moves = [
         torch.stack([step * one for step, one in zip(steps, layer, strict=True)]).sum(0)
@@ -108,9 +104,9 @@ def test_an_update_moves_what_the_model_writes_by_as_much_as_it_may(reward_run: 
 
 def test_slopes_are_the_scalars_that_a_node_tells(reward_run: Any) -> None:
     trainer = reward_run(group=4)
-    found, seeds = run(trainer), seeds_of(trainer, UPDATES)
+    (_, sample), seeds = run(trainer), seeds_of(trainer, UPDATES)
     numbers = trainer.manifest.training
-    told = [quantise(one, numbers.scalar_delta, numbers.scalar_limit) for one in found.sample.slopes]
+    told = [quantise(one, numbers.scalar_delta, numbers.scalar_limit) for one in sample.slopes]
     assert trainer.step(seeds, 0).scalars == tuple(told)
 
 

@@ -16,7 +16,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.manifest.training import Training
 from sfnode.models.loader import matrix
 from sfnode.preparing import scalars, trial
-from sfnode.preparing.scalars import Trial, slopes_and_bends
+from sfnode.preparing.scalars import Suited, slopes_and_bends
 from sfnode.preparing.trial import (
     CAUTIOUS_SIGNAL,
     LEAST_SIGNAL,
@@ -54,16 +54,15 @@ def test_slopes_at_the_distance_that_is_found_cost_hardly_more_than_at_the_best_
 
     distances = [2e-2 / trial.FINER**n for n in range(trial.DISTANCES)]
     measured = [slopes(one, truncation, rounding) for one in distances]
-    best, told = suitable_epsilon(distances, measured, 2 * rounding * spacing)
+    best = suitable_epsilon(distances, measured, 2 * rounding * spacing)
     least = min(map(cost, np.geomspace(distances[0], distances[-1], 40)))
     assert cost(best) <= 1.4 * least + 0.1
-    assert told == pytest.approx(cost(best), rel=0.5)
 
 
 def test_points_that_are_the_same_in_a_format_are_not_taken_for_exact() -> None:
     distances = [2e-2 / trial.FINER**n for n in range(4)]
     told = [slopes(one, 10.0, 1e-4) for one in distances[:2]] + [np.zeros(64)] * 2
-    best, _ = suitable_epsilon(distances, told, 2e-4)
+    best = suitable_epsilon(distances, told, 2e-4)
     assert distances[0] >= best > distances[1]
 
 
@@ -83,49 +82,46 @@ def test_a_unit_that_is_fine_stays_and_others_become_a_power_of_two() -> None:
 
 
 @pytest.fixture
-def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trial]:
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Suited]:
     """A function that tries out a tiny model."""
     monkeypatch.setattr(scalars, "SLOPES", 8)
     file = data_file(tmp_path)
     file.write_text(file.read_text() + "".join(file.read_text().splitlines(True)[1:]) * 12)
 
-    def run(learning_rate: float, **training: Any) -> Trial:
+    def run(learning_rate: float, **training: Any) -> Suited:
         with trainer(manifest("opt", learning_rate=learning_rate, **training), file) as measured:
-            found = trial.run(measured)
-        assert isinstance(found, Trial)
-        return found
+            return trial.run(measured)
 
     return run
 
 
 def test_the_rate_that_is_found_does_not_depend_on_the_one_it_begins_with(
-    tried: Callable[..., Trial],
+    tried: Callable[..., Suited],
 ) -> None:
-    found = [tried(rate) for rate in (1e-5, 1e-1)]
-    one, other = (each.chosen for each in found)
+    (one, _), (other, _) = (tried(rate) for rate in (1e-5, 1e-1))
     assert 1 / 20 <= one["learning_rate"] / other["learning_rate"] <= 20
     assert 1 / 5 <= one["epsilon"] / other["epsilon"] <= 5  # distances are a factor of 4 apart
-    halves = found[0].epsilons
+    halves = one["epsilons"]
     assert one["epsilon"] <= halves["float16"] <= halves["bfloat16"]
 
 
 def test_a_run_with_groups_is_tried_out_with_the_scalars_that_it_will_have(
-    tried: Callable[..., Trial],
+    tried: Callable[..., Suited],
 ) -> None:
-    pairs, groups = (tried(1e-3, group=m) for m in (0, 5))
-    assert groups.chosen["learning_rate"] > 0
-    assert len(groups.sample.slopes) == len(pairs.sample.slopes) == 8
-    assert 1 / 4 <= groups.sample.spread / pairs.sample.spread <= 4
+    (_, pairs), (chosen, groups) = (tried(1e-3, group=m) for m in (0, 5))
+    assert chosen["learning_rate"] > 0
+    assert len(groups.slopes) == len(pairs.slopes) == 8
+    assert 1 / 4 <= groups.spread / pairs.spread <= 4
 
 
 def test_where_the_loss_does_not_evidently_bend_the_rate_is_a_cautious_one(
-    tried: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+    tried: Callable[..., Suited], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "EVIDENCE", math.inf)
-    found = tried(1e-3, rank=1)
+    found, _ = tried(1e-3, rank=1)
     monkeypatch.setattr(trial, "CAUTION", 200.0)
-    slower = tried(1e-3, rank=1)
-    assert slower.chosen["learning_rate"] < found.chosen["learning_rate"] / 10
+    slower, _ = tried(1e-3, rank=1)
+    assert slower["learning_rate"] < found["learning_rate"] / 10
 
 
 # -- the rate that suits a subspace follows from slopes and bends alone ---------------------------------
