@@ -69,7 +69,7 @@ OWN = {
     ),
 }
 LENGTH = 'kind = "sum"\n' + "".join(
-    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {2 * n} }}\n' for n in range(1, 9)
+    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
 )
 """A verifier that likes longer answers better."""
 
